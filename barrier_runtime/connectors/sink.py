@@ -6,9 +6,9 @@ idempotent; committing what was aborted is a hard error.
 """
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -143,3 +143,18 @@ class TwoPhaseCommitSink:
 
     def close(self) -> None:
         """Release local resources only."""
+
+
+@runtime_checkable
+class ReadsBack(Protocol):
+    """A sink whose visible rows can be read again and told apart by checkpoint, so that a replay can be compared with
+    them. Asked of one that was not opened."""
+
+    def committed_rows(self, job: str, sink: str, after: int, until: int) -> Iterator[str]:
+        """A text for each row of the checkpoints behind `after`, up to `until`. Raises `ObjectNotFound` when some of
+        it was removed since."""
+        ...
+
+    def texts_of(self, batches: Sequence[pa.RecordBatch]) -> Iterator[str]:
+        """A text for each of these rows, as it would be read back. Equal rows have equal texts."""
+        ...

@@ -208,6 +208,16 @@ class GrowingSource(Source, Protocol):
     grows: bool
 
 
+@runtime_checkable
+class RetainingSource(Source, Protocol):
+    """A source whose system drops old rows by itself, and can be asked what is still there."""
+
+    def no_longer_there(self, positions: Mapping[str, bytes | None]) -> Sequence[str]:
+        """`positions`: by split id, that of its reader; None: its beginning. A line for people for each split that has
+        lost rows behind it. In the driver; may block, and raise `Unavailable`."""
+        ...
+
+
 @dataclass(frozen=True)
 class DeduplicateBy:
     """`column` tells rows that are given again. `within`: how long a value of it is kept; None: for ever."""

@@ -9,6 +9,7 @@ from typing import Literal
 
 import pyarrow as pa
 
+from barrier_runtime.connectors.read_range import ReadRange
 from barrier_runtime.connectors.source import Source, Split
 from barrier_runtime.coordinator.wire.messages import ChainSpec
 from barrier_runtime.data.event_time import Detail
@@ -48,6 +49,7 @@ class SourceSpec:
     max_rows_per_batch: int = 65_536
     detail: Detail = "none"  # how closely operators below follow event time
     watermark_interval_ms: int = 0  # not more often are they told of watermarks
+    range: ReadRange | None = None  # of a replay: no further is it read
 
 
 @dataclass(frozen=True)

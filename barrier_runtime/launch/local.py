@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from barrier_runtime.connectors.batch_function.caller import arrow_table
 from barrier_runtime.coordinator.server.runner import JobRunner
@@ -31,6 +31,7 @@ from barrier_runtime.graph.logical import Plan
 from barrier_runtime.launch.options import JobOptions, StorageOfRun
 from barrier_runtime.launch.prepare import PreparedJob
 from barrier_runtime.launch.result import JobResult, raise_unless_ended_well
+from barrier_runtime.runtime.host.clock import SYSTEM_CLOCK, Clock
 from barrier_runtime.runtime.host.starved import starved_s
 from barrier_runtime.runtime.host.workers import Workers
 from barrier_runtime.runtime.network.channels import InputChannel, LocalOutput, OutputChannel
@@ -43,6 +44,8 @@ from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
+
+T = TypeVar("T")
 
 wire_by_default = False  # what `run_local` and `run_graph` do unless they are told; tests set it
 _LAST_CHECKPOINT_S = 8.0  # containers are killed ten seconds after they were asked to end
@@ -183,7 +186,7 @@ def _run(
             job.begin_with_savepoint(store)
         job.stage(storage_url)
         with job.batch_functions(store, arrow_table) as functions:
-            status = _run_to_its_end(functions.watched(run(job.graph, job.spec, store, options)))
+            status = run_to_its_end(functions.watched(run(job.graph, job.spec, store, options)))
         if status.outcome == "finished":
             job.unstage(storage_url)
     raise_unless_ended_well(status, troubles)
@@ -273,13 +276,13 @@ def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _run_to_its_end(main: Coroutine[Any, Any, JobStatus]) -> JobStatus:
+def run_to_its_end(main: Coroutine[Any, Any, T]) -> T:
     """On a loop of its own; in another thread where this one has a loop already, as in a notebook."""
     if not _in_a_loop():
         return asyncio.run(main)
-    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[JobStatus]]] = Future()
+    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = Future()
 
-    async def announced() -> JobStatus:
+    async def announced() -> T:
         task = asyncio.create_task(main)
         started.set_result((asyncio.get_running_loop(), task))
         return await task
@@ -315,9 +318,10 @@ async def run_graph(
     runner: JobRunner | None = None,
     wire: bool | None = None,
     troubles: list[BaseException] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> JobStatus:
     """Run coordinator and slots on this loop until the job ended; its last status. `runner`: of a caller who follows or
-    stops the job; it is run here. `wire`: see the module; None: `wire_by_default`.
+    stops the job; it is run here. `wire`: see the module; None: `wire_by_default`. `clock`: of the slots.
     `troubles` gets what slots raised last, for the program that runs the job to look at."""
     wire = wire_by_default if wire is None else wire
     output = WireOutput if wire else LocalOutput
@@ -331,9 +335,8 @@ async def run_graph(
 
     def start(index: int) -> None:
         link = _Link(runner, loop, wire)
-        slot = _slot(
-            graph, spec, index, len(slots), directory, workers, LocalDataPlane(mesh, output), store, options, output
-        )
+        plane = LocalDataPlane(mesh, output)
+        slot = _slot(graph, spec, index, len(slots), directory, workers, plane, store, options, output, clock)
         slot.link, link.slot = link, slot
         slots.append(slot)
         slot.connected()
@@ -391,6 +394,7 @@ def _slot(
     store: ObjectStore,
     options: JobOptions,
     output: type[LocalOutput],
+    clock: Clock,
 ) -> Slot:
     slot_uuid = uuid.uuid4().hex
     resources = SlotResources(
@@ -409,6 +413,7 @@ def _slot(
         trim_memory=_leave_the_heap,
         local_output=output,
         starved_s=starved_s,
+        clock=clock,
     )
     identity = SlotIdentity(index, slot_uuid, os.getpid(), socket.gethostname(), attempt, "local", 0)
     return Slot(graph, spec.checkpoints.mode, identity, resources, plane)

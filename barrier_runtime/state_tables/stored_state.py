@@ -23,28 +23,22 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from barrier_runtime.coordinator.log.decision_log import complete_of
-from barrier_runtime.coordinator.log.manifest import Manifest, verified_manifest
-from barrier_runtime.coordinator.log.reader import read_log
-from barrier_runtime.coordinator.savepoints.files import find_savepoint
+from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.runtime.sources.progress import SPLITS_VALUE, SourceProgress
 from barrier_runtime.state.backend.stored_part import StoredPart
 from barrier_runtime.state.columns.segment import Segment, as_binary
 from barrier_runtime.state.columns.wide_columns import is_wide
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.file_links import segment_number
-from barrier_runtime.state.ids import check_job_id
 from barrier_runtime.state.keys.key_codec import decode_key
 from barrier_runtime.state.keys.key_groups import key_group
 from barrier_runtime.state.kv.shard import PREFIX_BYTES
 from barrier_runtime.state.snapshots.snapshot import KEYS, ONE_VALUE, OperatorSnapshot, StateDescription
 from barrier_runtime.state.snapshots.stored_values import with_values
 from barrier_runtime.state.store.object_store import ObjectStore
-from barrier_runtime.state.store.open import open_existing_store
-from barrier_runtime.state.store.paths import Paths
-from barrier_runtime.state.store.urls import shown
 from barrier_runtime.state.values.entry_table import is_number
 from barrier_runtime.state_tables.columns_of_values import ValueColumn, column_of, decoded, without_marks
+from barrier_runtime.state_tables.finding import find_checkpoint
 
 _BATCH_ROWS = 16_384
 _GROUP_BYTES = 2
@@ -74,22 +68,8 @@ def open_checkpoint(url: str, job: str = "", checkpoint: int | None = None) -> "
 
     Raises `InvalidJob` when there is none, `Corrupt` when it is damaged. A running job drops old checkpoints: what is
     read slowly should be a savepoint."""
-    store = open_existing_store(url)
-    if not job:
-        savepoint = find_savepoint(url)
-        if savepoint is None:
-            raise InvalidJob(f"{shown(url)} is no savepoint: for a checkpoint give the job's name as well")
-        return StoredState(store, savepoint.taken, f"savepoint {shown(url)}")
-    paths = Paths(check_job_id(job))
-    view = read_log(store, paths.log_record, completes=1, restore=checkpoint, run_id="")
-    found = [complete_of(entry) for entry in view.completes]
-    record = next((each for each in found if checkpoint in (None, each.checkpoint)), None)
-    if record is None:
-        newest = f"; its newest is {found[0].checkpoint}" if found else ""
-        wanted = "" if checkpoint is None else f" {checkpoint}"
-        raise InvalidJob(f"job {job} has no completed checkpoint{wanted} in {shown(url)}{newest}")
-    manifest = verified_manifest(record.manifest, store.get(record.manifest), record.sha256)
-    return StoredState(store, manifest, f"checkpoint {record.checkpoint} of job {job}")
+    found = find_checkpoint(url, job, checkpoint)
+    return StoredState(found.store, found.manifest, found.what)
 
 
 class StoredState:
@@ -121,6 +101,19 @@ class StoredState:
         return self._manifest.job
 
     @property
+    def store(self) -> ObjectStore:
+        return self._store
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._manifest
+
+    def folder(self) -> Path:
+        """A fresh one, which is gone after `close`."""
+        self._opened += 1
+        return Path(self._folder.name) / str(self._opened)
+
+    @property
     def checkpoint(self) -> int:
         return self._manifest.checkpoint
 
@@ -131,7 +124,7 @@ class StoredState:
         for snapshot in self._manifest.operators:
             sizes[snapshot.operator] = sizes.get(snapshot.operator, 0) + sum(ref.size for ref in snapshot.files)
         for snapshot in self._manifest.operators:
-            for name, what in _states_of(snapshot).items():
+            for name, what in states_of(snapshot).items():
                 found[snapshot.operator, name] = StateTableInfo(
                     snapshot.operator,
                     name,
@@ -157,7 +150,7 @@ class StoredState:
         groups = keys.groups(self._manifest.max_parallelism)
         if groups is not None:
             parts = [each for each in parts if each.keyed is not None and _has(each, groups)]
-        what = next((_states_of(each)[state] for each in parts), ONE_VALUE)
+        what = next((states_of(each)[state] for each in parts), ONE_VALUE)
         batches = self._batches(parts, state, what, keys, groups)
         first = next(batches, None)
         if first is None:
@@ -182,7 +175,7 @@ class StoredState:
     # ------------------------------------------------------------ inside
 
     def _parts(self, operator: str, state: str) -> list[OperatorSnapshot]:
-        parts = [each for each in self._manifest.operators if each.operator == operator and state in _states_of(each)]
+        parts = [each for each in self._manifest.operators if each.operator == operator and state in states_of(each)]
         if not parts:
             known = ", ".join(f"{each.operator}.{each.state}" for each in self.tables()) or "none"
             raise InvalidJob(f"{self._what} has no state {state!r} of operator {operator!r}; it has: {known}")
@@ -199,8 +192,7 @@ class StoredState:
         schema: pa.Schema | None = None
         for part in parts:
             assert part.keyed is not None
-            self._opened += 1
-            with StoredPart(part.keyed, self._store, Path(self._folder.name) / str(self._opened)) as opened:
+            with StoredPart(part.keyed, self._store, self.folder()) as opened:
                 for segment in opened.segments(state):
                     yield from _of_segment(segment, keys, self._manifest.max_parallelism)
                 entries = opened.entries(state) if groups is None else opened.entries(state, *groups)
@@ -210,7 +202,7 @@ class StoredState:
                     yield batch
 
 
-def _states_of(snapshot: OperatorSnapshot) -> dict[str, StateDescription]:
+def states_of(snapshot: OperatorSnapshot) -> dict[str, StateDescription]:
     keyed = snapshot.keyed
     if keyed is None:
         return {}
@@ -234,7 +226,7 @@ class _Keys:
 
     def __init__(self, told: str, wanted: Mapping[str, Any], where: str) -> None:
         self.where = where
-        self.fields = [_field(each) for each in told.split(", ")] if told else []
+        self.fields = key_fields(told)
         self.names = [name for name, _ in self.fields]
         for name in wanted:
             if self.names and name not in self.names:
@@ -276,6 +268,11 @@ class _Keys:
         between = {"list": [("position", pa.int64())], "map": [("entry", pa.string())]}.get(what.kind, [])
         value = [] if what.kind == "columns" else [("value", column_of(what.type).type)]
         return pa.schema([*columns, *between, *value])
+
+
+def key_fields(told: str) -> list[tuple[str, pa.DataType | None]]:
+    """Names and types of a key's columns, from what a snapshot tells of them; None: a type that has no short name."""
+    return [_field(each) for each in told.split(", ")] if told else []
 
 
 def _field(told: str) -> tuple[str, pa.DataType | None]:

@@ -19,7 +19,8 @@ The job goes on from that checkpoint as from any of its own.
 import socket
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -77,13 +78,30 @@ def begin_with_savepoint(
     check_whole(url, savepoint)
     if mode == "claim":
         claim(url, spec.job)
-    importing = _Importing(store, url, spec, savepoint, now_ms, sleep)
+    done = import_savepoint(
+        store, spec, savepoint, partial(copy_objects, open_existing_store(url), store), now_ms=now_ms, sleep=sleep
+    )
+    if mode == "claim":
+        delete_savepoint(url, keep_claim=True)
+    return f"{what}: {done}"
+
+
+def import_savepoint(
+    store: ObjectStore,
+    spec: JobSpec,
+    savepoint: Savepoint,
+    bring: Callable[[Mapping[str, str]], None],
+    *,
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    sleep: Callable[[float], None] = time.sleep,
+) -> str:
+    """The same for a savepoint that was read and checked. `bring`: makes the savepoint's files objects of `store`; it
+    gets a key there for each key of theirs."""
+    importing = _Importing(store, spec, savepoint, bring, now_ms, sleep)
     for _ in range(_LOST_RACES):
         done = importing.attempt()
         if done:
-            if mode == "claim":
-                delete_savepoint(url, keep_claim=True)
-            return f"{what}: {done}"
+            return done
     raise InvalidJob(
         f"job {spec.job}: others took the log's head {_LOST_RACES} times in a row: stop the other runs of this job, "
         "then start again"
@@ -99,14 +117,14 @@ class _Importing:
     def __init__(
         self,
         store: ObjectStore,
-        url: str,
         spec: JobSpec,
         savepoint: Savepoint,
+        bring: Callable[[Mapping[str, str]], None],
         now_ms: Callable[[], int],
         sleep: Callable[[float], None],
     ) -> None:
         self._store = store
-        self._url = url
+        self._bring = bring
         self._job = spec
         self._savepoint = savepoint
         self._now_ms = now_ms
@@ -142,7 +160,7 @@ class _Importing:
     def _copied(self, choice: Import, token: int, lineage: str) -> ManifestRef:
         keys = sorted(object_sizes(self._savepoint.taken))
         objects = {key: self._paths.data_file(token, "savepoint", str(n)) for n, key in enumerate(keys, 1)}
-        copy_objects(open_existing_store(self._url), self._store, objects)
+        self._bring(objects)
         manifest = imported(self._savepoint, objects, self._spec.job, choice.checkpoint, token, lineage, self._now_ms())
         data, key = encode_manifest(manifest), self._paths.manifest(choice.checkpoint, token)
         self._store.put(key, data)

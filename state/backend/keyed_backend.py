@@ -18,7 +18,7 @@ was aborted, subsumed or closed meanwhile raises `SnapshotDropped`, for the call
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -346,6 +346,31 @@ class KeyedBackend:
         self._copies.aborted(self._shard.operator, self._shard.subtask, checkpoint)
 
     # ---- the rest
+
+    def contents(self) -> Iterator[tuple[str, tuple[Any, ...], tuple[Any, ...], Any]]:
+        """Every entry of every table as (state, key, what is beside the key, value), for those who look at little
+        state: reads all of it. Beside the key: the entry's key in lists and maps, the time (ms) of a timer, a
+        namespace. The value of columns is a dict. Nothing is changed."""
+        for name, table in self._tables.items():
+            if isinstance(table, ColumnTable):
+                row_ids, width = table.load_all(), table.key_width
+                for key, row_id in zip(table.keys_of(row_ids), row_ids, strict=True):
+                    row = {column: values[row_id] for column, values in table.columns.items()}
+                    yield name, key[:width], key[width:], row
+            elif isinstance(table, TimerTable):
+                for (at_ms, key), _ in table.scan():
+                    yield name, key, (at_ms,), True
+            else:
+                width, of_entries = table.key_width, isinstance(table, EntryTable)
+                for key, value in table.scan():
+                    if not of_entries:
+                        yield name, key[:width], key[width:], value
+                    elif len(key) == width + 2:  # else it is how many entries there are
+                        yield name, key[:width], key[width + 1 :], value
+
+    def description(self, name: str) -> StateDescription:
+        """What the state `name` is, as snapshots will say it."""
+        return self._described.get(name, ONE_VALUE)
 
     def memory_bytes(self) -> int:
         """Approximate, without what the slot's databases share."""

@@ -267,3 +267,14 @@ def copy_segments(sources: Iterable[SegmentsOf], target: Path, max_parallelism: 
     number = 1
     for parts in found.values():
         number += len(_written(target, number, merged(parts, max_parallelism, base=True), BOTTOM))
+
+
+class SegmentsWritten:
+    """Bases written into the fresh folder `directory`, one per state."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._next = 1
+
+    def add(self, segment: Segment) -> None:
+        self._next += len(_written(self._directory, self._next, segment, BOTTOM))

@@ -21,6 +21,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "barrier_runtime": (
         ("tools",),
         ("api",),
+        ("replay",),
         ("launch",),
         ("spark", "testing"),
         ("inspect", "state_tables"),

@@ -84,6 +84,10 @@ class SinkOperator(Operator):
         self._make_sink = make_sink
         self._closed = False
 
+    def fresh_sink(self) -> TwoPhaseCommitSink:
+        """One more of the sink that this operator runs, unopened."""
+        return self._make_sink()
+
     def open(self, context: OperatorContext) -> None:
         """Check the target, then finish what the restored checkpoint decided. A target that is only out of reach does
         not stop the job here: commits go on being tried, in order, before anything newer is committed. Except after

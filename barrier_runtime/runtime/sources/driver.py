@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.connectors.name_set import UNMARKED
+from barrier_runtime.connectors.read_range import ReadRange
 from barrier_runtime.connectors.source import (
     DiscoveringSource,
     Discovery,
@@ -99,11 +100,13 @@ class SourceDriver:
         self._max_drift_ms: int | None = None
         self._ahead_ms = WATERMARK_MAX  # splits whose event time is above this wait for slower ones
         self._polled_ns = 0
+        self._range: ReadRange | None = None
 
     def open(self, context: OperatorContext, spec: SourceSpec) -> None:
         """Open readers at their restored positions. `context.restored` should hold the snapshots of *all* subtasks of
         this source: a changed list of splits moves splits between subtasks."""
         self._spec = spec
+        self._range = spec.range
         self._context = context
         self._where = f"source {spec.name!r}, subtask {context.subtask}"
         if spec.event_time is not None:
@@ -216,6 +219,10 @@ class SourceDriver:
             return None
         if split.rests(now_ns):
             return None
+        if self._range is not None:
+            limit = min(limit, self._range.left(split.id, split.rows))
+            if limit <= 0:
+                return None
         self._latest = reached = None
         if not split.asked:
             split.asked = True
@@ -229,6 +236,8 @@ class SourceDriver:
             self._turn += 1
             split.had_rows(count, self._turn, now_ns)
             self._kept_rows += count
+            if self._range is not None:
+                self._range.has_read(split.id, split.rows)
             self._latest = split, count
             reached = self._observe(split, batch, taken[:-1], now_ns // 1_000_000)
         if reader.finished:
@@ -303,7 +312,8 @@ class SourceDriver:
 
     @property
     def finished(self) -> bool:
-        return self._ended_early or (not self._queue and self._discovery is None)
+        ends = self._range is None or self._range.ends(self._context.subtask)
+        return self._ended_early or (not self._queue and self._discovery is None and ends)
 
     def end(self) -> None:
         """Read nothing more. Snapshots tell of the splits as they are, so that another job may go on with them."""
@@ -441,6 +451,8 @@ class SourceDriver:
 
     def _finish(self, split: OpenSplit) -> None:
         split.finished = True
+        if self._range is not None and not self._grows:
+            self._range.has_finished()
         self._open.discard(split.id)
         del self._kept[split.id]
         self._done_ms = max(self._done_ms, split.greatest_ms)
@@ -489,7 +501,7 @@ class SourceDriver:
             return
         for split in found:
             owner = self._discovering.owner(split.id, self._context.parallelism)
-            if owner != self._context.subtask:
+            if owner != self._context.subtask or not (self._range is None or self._range.knows(split.id)):
                 continue
             if has_finished(split, self._finished, self._where):
                 continue

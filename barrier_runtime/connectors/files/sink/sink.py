@@ -6,13 +6,15 @@ memory. When all subtasks have published, the global committer names the files i
 step: a reader of that log (`committed_files`) sees whole checkpoints, one that lists the folder sees whole files.
 """
 
-from collections.abc import Callable, Sequence
+import csv
+import io
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.files.sink.commit_log import CommitLog, CommittedFile
+from barrier_runtime.connectors.files.sink.commit_log import CommitLog, CommittedFile, read_commit_log
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_bases import encoders
 from barrier_runtime.connectors.sink_bases.file_committable import (
@@ -21,12 +23,14 @@ from barrier_runtime.connectors.sink_bases.file_committable import (
     decode_committable,
     encode_committable,
     origin_of,
+    origin_of_name,
 )
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
 from barrier_runtime.connectors.sink_bases.staging import StagingKind, check_staging, make_staging, names_of
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.store.open import open_existing_store
 from barrier_runtime.state.store.urls import shown, without_credentials
 
 
@@ -85,6 +89,26 @@ class FileSink(TwoPhaseCommitSink):
     def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
         """The bytes of one file, rows in order. Runs off the loop."""
         raise NotImplementedError
+
+    # ------------------------------------------------------------ what was committed, for who compares
+
+    def committed_rows(self, job: str, sink: str, after: int, until: int) -> Iterator[str]:
+        """A text for each row of the checkpoints behind `after`, up to `until`, that readers see. A file that was
+        removed since raises `ObjectNotFound`."""
+        store = open_existing_store(self.url)
+        for record in read_commit_log(store, job, sink):
+            for file in record.files:
+                named = origin_of_name(file.name)
+                if named is not None and after < named[1][1] <= until:
+                    yield from self.texts(store.get(file.name))
+
+    def texts(self, data: bytes) -> Iterator[str]:
+        """A text for each row of a file of this sink. Equal rows have equal texts."""
+        yield from data.decode().splitlines()
+
+    def texts_of(self, batches: Sequence[pa.RecordBatch]) -> Iterator[str]:
+        """The same for rows, as they would be read back."""
+        yield from self.texts(self.encode(batches))
 
     # ------------------------------------------------------------ staging
 
@@ -176,6 +200,12 @@ class ParquetSink(FileSink):
     def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
         return encoders.parquet(batches)
 
+    def texts(self, data: bytes) -> Iterator[str]:
+        import pyarrow.parquet as pq
+
+        for row in pq.read_table(pa.BufferReader(data)).to_pylist():
+            yield str(row)
+
 
 class JsonlSink(FileSink):
     """JSON lines: times as ISO 8601, binary as base64, NaN as null."""
@@ -203,3 +233,8 @@ class CsvSink(FileSink):
 
     def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
         return encoders.csv(batches)
+
+    def texts(self, data: bytes) -> Iterator[str]:
+        lines = csv.reader(io.StringIO(data.decode()))
+        next(lines, None)  # the header
+        yield from map(repr, lines)

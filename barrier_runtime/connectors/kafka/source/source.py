@@ -21,7 +21,7 @@ from barrier_runtime.connectors.discovery import ListingThread
 from barrier_runtime.connectors.kafka.source.client import EARLIEST, LATEST, Cluster, KafkaClient, Partition, Settings
 from barrier_runtime.connectors.kafka.source.decoders import FormatName, format_of
 from barrier_runtime.connectors.kafka.source.fetcher_pool import FetcherPool
-from barrier_runtime.connectors.kafka.source.position import SPLIT, KafkaSplit, owner, split_id, where_of
+from barrier_runtime.connectors.kafka.source.position import POSITION, SPLIT, KafkaSplit, owner, split_id, where_of
 from barrier_runtime.connectors.kafka.source.reader import KafkaReader
 from barrier_runtime.connectors.kafka.source.records import (
     DEAD_LETTER,
@@ -222,6 +222,22 @@ class KafkaTopics:
                     'start="earliest" if you accept that, or another group='
                 )
         return {**earliest, **committed}
+
+    def no_longer_there(self, positions: Mapping[str, bytes | None]) -> Sequence[str]:
+        """Partitions whose retention has passed a position."""
+        offsets = {split: POSITION.decode(at).offset for split, at in positions.items() if at is not None}
+        with Cluster(self._client) as cluster:
+            partitions = cluster.partitions(self._topics.names, self._topics.pattern)
+            earliest = cluster.offsets(partitions, EARLIEST)
+        gone = []
+        for topic, number in partitions:
+            offset = offsets.get(split_id(topic, number))
+            if offset is not None and offset < earliest[topic, number]:
+                gone.append(
+                    f"topic {topic!r}, partition {number}: offsets {offset} to {earliest[topic, number] - 1} are no "
+                    "longer retained"
+                )
+        return gone
 
     # ------------------------------------------------------------ slot
 

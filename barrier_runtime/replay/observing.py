@@ -1,0 +1,251 @@
+"""One operator of a replay, looked at row by row: what it had in state for the key, what it made of the row.
+
+The operator itself is the job's. What is watched are its calls: a batch is handed over one row at a time, which no
+operator can tell from another cut, and only rows of the wanted key are handed over at all.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
+from barrier_runtime.data.rows import rows_of
+from barrier_runtime.operators.base import Emit, Operator
+from barrier_runtime.operators.keyed_life import KeyedLife
+from barrier_runtime.replay.masking import masked
+
+T = TypeVar("T")
+State = dict[str, Any]  # by name: a value, {entry: value}, [element, …], [time, …], or {namespace: {column: value}}
+
+
+@dataclass(frozen=True)
+class ReplayedRow:
+    """`row`: as it came to the operator, at input `port`; None: nothing came but time, as for a timer. `reached_ms`:
+    event time at the row, or the one that came; None: unknown. `before`, `after`: the key's state by name. `emitted`:
+    rows of the main output, `side` those of side outputs by name. `error`: what it raised; empty: nothing."""
+
+    number: int  # from 0
+    row: dict[str, Any] | None
+    reached_ms: int | None
+    before: State
+    after: State
+    emitted: list[dict[str, Any]]
+    side: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    port: int = 0
+    error: str = ""
+
+    def redacted(self, columns: Sequence[str]) -> "ReplayedRow":
+        """With the values under these names hidden."""
+        return ReplayedRow(
+            self.number,
+            masked(self.row, columns),
+            self.reached_ms,
+            masked(self.before, columns),
+            masked(self.after, columns),
+            masked(self.emitted, columns),
+            masked(self.side, columns),
+            self.port,
+            f"{self.error.partition(':')[0]} (the rest is hidden)" if self.error and columns else self.error,
+        )
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which rows: by input port, the values that columns have. Ports that are not named take all rows."""
+
+    by_port: Mapping[int, Mapping[str, Any]]
+    only_now: Callable[[], bool] = lambda: True  # asked when a batch comes
+
+    def mask(self, rows: pa.RecordBatch, port: int) -> pa.BooleanArray | None:
+        """None: all."""
+        if not self.only_now():
+            return pa.array([False] * rows.num_rows)
+        chosen: pa.BooleanArray | None = None
+        for column, value in self.by_port.get(port, {}).items():
+            array = rows.column(column)
+            same = pc.is_null(array) if value is None else pc.equal(array, pa.scalar(value).cast(array.type))
+            same = pc.fill_null(same, False)
+            chosen = same if chosen is None else pc.and_(chosen, same)
+        return chosen
+
+
+class _Collecting(Emit):
+    """Passes on, and keeps what went out since it was asked last."""
+
+    __slots__ = ("_emitted", "_onward", "_side_rows")
+
+    def __init__(self, onward: Emit) -> None:
+        super().__init__(onward)
+        self._onward = onward
+        self._emitted: list[dict[str, Any]] = []
+        self._side_rows: dict[str, list[dict[str, Any]]] = {}
+
+    def __call__(self, batch: Batch) -> None:
+        self._emitted += rows_of(batch.rows)
+        self._onward(batch)
+
+    def to(self, tag: str, batch: Batch) -> bool:
+        self._side_rows.setdefault(tag, []).extend(rows_of(batch.rows))
+        self._onward.to(tag, batch)
+        return True
+
+    def taken(self) -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
+        taken = self._emitted, {tag: rows for tag, rows in self._side_rows.items() if rows}
+        self._emitted, self._side_rows = [], {}
+        return taken
+
+
+@dataclass(frozen=True)
+class Coming:
+    """A row that is about to be processed, and the key's state."""
+
+    number: int
+    row: dict[str, Any]
+    before: State
+
+
+class Observer:
+    """`told`: each row, as soon as it was processed. `call`: has the operator process one row, by `work`; it hears of
+    the row and the key's state before, so that a debugger may step in."""
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        told: Callable[[ReplayedRow], None],
+        call: Callable[[Operator, "Coming", Callable[[], None]], None] = lambda operator, coming, work: work(),
+    ) -> None:
+        self.wanted = wanted
+        self._told = told
+        self._call = call
+        self._number = 0
+
+    def watch(self, operator: Operator) -> Operator:
+        """The same operator; from now on it is looked at."""
+        watched = _Watched(self, operator)
+        for name, method in watched.methods().items():
+            setattr(operator, name, method)
+        return operator
+
+    def call(self, operator: Operator, row: dict[str, Any], before: State, work: Callable[[], None]) -> None:
+        self._call(operator, Coming(self._number, row, before), work)
+
+    def tell(self, **of_row: Any) -> None:
+        number, self._number = self._number, self._number + 1
+        self._told(ReplayedRow(number=number, **of_row))
+
+
+class _Watched:
+    """The methods of one operator of one subtask that are called in place of its own."""
+
+    def __init__(self, observer: Observer, operator: Operator) -> None:
+        self._observer = observer
+        self._operator = operator
+        self._process, self._toward = operator.process, operator.toward
+        self._wall, self._end = operator.on_wall_clock, operator.on_end
+        self._state: State | None = None  # as it was when it was looked at last
+        self._in_row = False
+
+    def methods(self) -> dict[str, Any]:
+        return {"process": self.process, "toward": self.toward, "on_wall_clock": self.wall, "on_end": self.end}
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        mask = self._observer.wanted.mask(batch.rows, port)
+        if mask is not None:
+            batch = batch.only(batch.rows.filter(mask), mask)
+        self._operator.stops = False  # a row is handed over once, with all that is due before it
+        for at in range(len(batch)):
+            self._row(batch.slice(at, 1), emit, port)
+
+    def _row(self, batch: Batch, emit: Emit, port: int) -> None:
+        row, reached = rows_of(batch.rows)[0], batch.reached
+        before, collecting, error = self._before(), _Collecting(emit), ""
+        self._in_row = True
+        try:
+            self._observer.call(self._operator, row, before, lambda: self._process(batch, collecting, port))
+        except Exception as failure:
+            error = str(failure)
+            raise
+        finally:
+            self._in_row = False
+            emitted, side = collecting.taken()
+            self._state = state_of(self._operator)
+            self._observer.tell(
+                row=row,
+                reached_ms=None if reached is None else _known(int(reached[0])),
+                before=before,
+                after=self._state,
+                emitted=emitted,
+                side=side,
+                port=port,
+                error=error,
+            )
+
+    def toward(self, watermark_ms: int, emit: Emit) -> bool:
+        return self._timed(lambda to: self._toward(watermark_ms, to), emit, watermark_ms, True)
+
+    def wall(self, emit: Emit, last: bool = False) -> bool:
+        return self._timed(lambda to: self._wall(to, last), emit, None, False)
+
+    def end(self, emit: Emit) -> None:
+        self._timed(self._end, emit, None, True)
+
+    def _timed(self, work: Callable[[Emit], T], emit: Emit, reached_ms: int | None, look: bool) -> T:
+        """Nothing came but time: told only if something came of it. `look`: also where nothing says so."""
+        if self._in_row:  # it is a part of what the row brings about
+            return work(emit)
+        before, collecting = self._before(), _Collecting(emit)
+        result = work(collecting)
+        emitted, side = collecting.taken()
+        if look or result or emitted or side:
+            self._state = state_of(self._operator)
+            if emitted or side or self._state != before:
+                at_ms, after = _known(reached_ms), self._state
+                self._observer.tell(row=None, reached_ms=at_ms, before=before, after=after, emitted=emitted, side=side)
+        return result
+
+    def _before(self) -> State:
+        if self._state is None:
+            self._state = state_of(self._operator)
+        return self._state
+
+
+def _known(ms: int | None) -> int | None:
+    return None if ms in (None, WATERMARK_MIN, WATERMARK_MAX) else ms
+
+
+def state_of(operator: Operator) -> State:
+    """Of an operator that holds the entries of one key: a copy, as plain data."""
+    if not isinstance(operator, KeyedLife) or not hasattr(operator, "backend"):
+        return {}
+    found: State = {}
+    for name, _, beside, value in operator.backend.contents():
+        what = operator.backend.description(name)
+        plain = _plain(value[1] if what.ttl is not None and isinstance(value, tuple) else value)
+        if what.kind == "timers":
+            found.setdefault(name, []).append(beside[0])
+        elif what.kind == "map" or what.kind == "list":
+            found.setdefault(name, {})[beside[0]] = plain
+        elif beside:
+            found.setdefault(name, {})[", ".join(map(str, beside))] = plain
+        else:
+            found[name] = plain
+    for name, value in found.items():
+        kind = operator.backend.description(name).kind
+        if kind == "timers":
+            found[name] = sorted(value)
+        elif kind == "list":
+            found[name] = [value[at] for at in sorted(value)]
+    return dict(sorted(found.items()))
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.to_builtins(value.item() if isinstance(value, np.generic) else value, enc_hook=_of_numpy)
+
+
+def _of_numpy(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else repr(value)

@@ -1,0 +1,255 @@
+"""`replay`: what one operator made of the rows of one key between two checkpoints, row by row.
+
+The operator gets only that key's state and rows; what stands before it in the flow runs whole, with its state, because
+any row of it may become one of the key's. What stands behind it, and every sink, is not run.
+"""
+
+import pdb as debuggers
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from barrier_runtime.connectors.read_range import ReadRange, RowAt
+from barrier_runtime.graph.compiler import compile_plan
+from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.graph.logical import Plan, StepNode
+from barrier_runtime.launch.local import run_to_its_end
+from barrier_runtime.launch.options import JobOptions, job_spec, usable_locally
+from barrier_runtime.launch.patient_listing import patient_listing
+from barrier_runtime.replay.graphs import ReplayTarget, find_target, reading, up_to
+from barrier_runtime.replay.observing import Observer, ReplayedRow, Wanted
+from barrier_runtime.replay.ranges import read_ranges
+from barrier_runtime.replay.running import ReplayEnded, run_replay
+from barrier_runtime.replay.starting import OneKey, begin, state_key
+from barrier_runtime.replay.stopping import Stops
+from barrier_runtime.state.errors import InvalidJob, UserCodeError
+from barrier_runtime.state.store.local import LocalStore
+from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.store.read_only import LinkedStore
+from barrier_runtime.state_tables.finding import StoredCheckpoint, find_checkpoint
+
+_NEVER_S = 365 * 86_400.0
+
+
+class ReplayedFlow(Protocol):
+    """A `Dataflow`."""
+
+    plan: Plan
+
+    @property
+    def options(self) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """`error`: what a function raised, with which the replay ended; empty: none did. `read`: rows read from sources."""
+
+    rows: tuple[ReplayedRow, ...]
+    error: str
+    read: int
+
+    @property
+    def emitted(self) -> list[dict[str, Any]]:
+        """All rows that the operator gave."""
+        return [row for each in self.rows for row in each.emitted]
+
+
+@dataclass
+class Stretch:
+    """Between which checkpoints, of which flow. `after` 0: from the first row on, without state. `until` None: as far
+    as there are rows."""
+
+    flow: ReplayedFlow
+    url: str
+    after: int | str
+    until: int | str | None
+    before: StoredCheckpoint | None = field(init=False)
+    reached: StoredCheckpoint | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.before = None if self.after == 0 else self._found(self.after)
+        self.reached = None if self.until is None else self._found(self.until)
+        if self.before is None and self.reached is None:
+            return
+        one, other = self.before, self.reached
+        if one is not None and other is not None and one.manifest.max_parallelism != other.manifest.max_parallelism:
+            raise InvalidJob(f"{one.what} and {other.what} have other key groups: they are of no one job")
+
+    def _found(self, at: int | str) -> StoredCheckpoint:
+        if isinstance(at, str) and not at.isdigit():
+            return find_checkpoint(at)
+        if not self.url:
+            raise InvalidJob("where are the job's checkpoints? give checkpoints=, the folder or URL that the job has")
+        return find_checkpoint(self.url, self.flow.plan.name, int(at))
+
+    def options(self) -> JobOptions:
+        known = self.before or self.reached
+        given: dict[str, object] = {
+            **usable_locally(dict(self.flow.options)),
+            "checkpoint_interval": _NEVER_S,
+            "restart": "none",
+            "allow_non_restored": True,
+            "check_state": False,
+            "on_cancel": "retain",
+            "restore": "latest",
+        }
+        dropped = ("checkpoints", "max_drift", "restore_mode", "unaligned", "aligned_timeout", "progress_timeout")
+        for name in [*dropped, *[name for name in given if name.startswith("restart_")]]:
+            given.pop(name, None)
+        if known is not None:
+            given["parallelism"] = known.manifest.parallelism
+            given["max_parallelism"] = known.manifest.max_parallelism
+        return JobOptions.for_local_run(given)
+
+    def graph(self, options: JobOptions) -> JobGraph:
+        """Of the whole flow."""
+        return compile_plan(
+            self.flow.plan,
+            options.parallelism,
+            options.max_parallelism,
+            mode=options.mode,
+            list_splits=patient_listing(options),
+        )
+
+    @property
+    def sinks(self) -> set[str]:
+        return {node.name or "" for node in self.flow.plan.nodes if isinstance(node, StepNode) and node.is_sink}
+
+    @property
+    def wall_ms(self) -> int | None:
+        """The later checkpoint's time."""
+        return None if self.reached is None else self.reached.manifest.created_wall_ms
+
+
+def url_of(flow: ReplayedFlow, checkpoints: str | None) -> str:
+    return str(checkpoints or dict(flow.options).get("checkpoints") or "")
+
+
+def replay(
+    flow: ReplayedFlow,
+    operator: str,
+    key: Any = None,
+    *,
+    after: int | str,
+    until: int | str | None = None,
+    checkpoints: str | None = None,
+    row: str | None = None,
+    stop: bool | debuggers.Pdb = False,
+    redact: Sequence[str] = (),
+    told: Callable[[ReplayedRow], None] = lambda row: None,
+) -> Replayed:
+    """Run `flow` again in this process, from checkpoint `after` to checkpoint `until`, and look at what `operator`
+    makes of the rows of `key`.
+
+    `key`: the value of the column of `key_by`, of several columns a tuple; or a dict, column to value, for a step that
+    does not come right behind `key_by`. None: all rows. `after`, `until`: numbers of completed checkpoints that are
+    still there, or URLs of savepoints; `after` 0: from the first row on; `until` None: until a function raises, or
+    nothing comes any more. `checkpoints`: the folder or URL of the job's checkpoints. `row`: only "split:number" of a
+    source (from 0), for a step that is in one chain with it. `stop`: at the first line of the step's function, in
+    Python's debugger. `redact`: columns whose values are hidden. `told` gets each row as soon as it is processed.
+
+    Sinks are not run, nothing is written to the job's store, and the wall clock stands at the time of `until`. Raises
+    `InvalidJob` for what is not there, and when rows cannot be read again."""
+    stretch = Stretch(flow, url_of(flow, checkpoints), after, until)
+    options = stretch.options()
+    whole = stretch.graph(options)
+    target = find_target(whole, operator)
+    by_port = _columns(target, key, operator)
+    at_row = None if row is None else _row_at(row)
+    rows: list[ReplayedRow] = []
+
+    def took(found: ReplayedRow) -> None:
+        rows.append(found.redacted(redact))
+        told(rows[-1])
+
+    wanted = Wanted(by_port, lambda: True if at_row is None else at_row.came())
+    if stop:
+        stops = Stops(stop if isinstance(stop, debuggers.Pdb) else None, redact)
+        observer = Observer(wanted, took, stops.call)
+    else:
+        observer = Observer(wanted, took)
+    graph = up_to(whole, target, observer.watch)
+    needed = {chain.source.name for chain in graph.chains if chain.source is not None}
+    ranges = read_ranges(whole, stretch.before, stretch.reached, needed)
+    for each in ranges.values():
+        each.row_at = at_row
+    only = _one_key(stretch.before, operator, target, by_port)
+    with scratch() as store:
+        ended, _ = run_stretch(stretch, reading(graph, ranges), options, ranges, store, only)
+    if ended.trouble is None and ended.status.outcome not in ("cancelled", "finished"):
+        raise InvalidJob(f"the replay ended ({ended.status.outcome}): {ended.status.error or ended.status.reason}")
+    if ended.trouble is not None and not isinstance(ended.trouble, UserCodeError):
+        raise ended.trouble
+    error = "" if ended.trouble is None else "hidden, because columns are" if redact else str(ended.trouble)
+    return Replayed(tuple(rows), error, sum(each.total for each in ranges.values()))
+
+
+@contextmanager
+def scratch() -> Iterator[ObjectStore]:
+    """A store that is gone at the end."""
+    with tempfile.TemporaryDirectory(prefix="barrier-replay-") as folder:
+        yield LocalStore(Path(folder))
+
+
+def run_stretch(
+    stretch: Stretch,
+    graph: JobGraph,
+    options: JobOptions,
+    ranges: Mapping[str, ReadRange],
+    own: ObjectStore,
+    only: OneKey | None = None,
+) -> tuple[ReplayEnded, ObjectStore]:
+    """Run `graph`, which reads `ranges`, on the state of the stretch's first checkpoint. Its log and what it stores are
+    in `own`; the store that has both, what it began with and what it wrote, is returned as well."""
+    spec, before = job_spec(graph, options), stretch.before
+    source = before.store if before is not None else own
+    store = LinkedStore(own, source)
+    if before is not None:
+        begin(store, before, spec, stretch.sinks, only)
+    ended = run_to_its_end(run_replay(graph, spec, store, options, ranges, stretch.wall_ms))
+    return ended, store
+
+
+def _columns(target: ReplayTarget, key: Any, operator: str) -> dict[int, dict[str, Any]]:
+    """By input port, what columns of a wanted row are."""
+    if key is None:
+        return {}
+    if isinstance(key, Mapping):
+        ports = target.keys or {0: ()}
+        return {port: dict(key) for port in ports}
+    if not target.keys:
+        raise InvalidJob(
+            f"step {operator!r} does not come right behind key_by: give the key as column and value, such as "
+            "key={'user': 'ann'} (on the command line --key user=ann)"
+        )
+    values = key if isinstance(key, tuple) else (key,)
+    for columns in target.keys.values():
+        if len(columns) != len(values):
+            raise InvalidJob(
+                f"the key of step {operator!r} has the columns {', '.join(columns)}: give a value for each"
+            )
+    return {port: dict(zip(columns, values, strict=True)) for port, columns in target.keys.items()}
+
+
+def _one_key(
+    before: StoredCheckpoint | None, operator: str, target: ReplayTarget, by_port: Mapping[int, Mapping[str, Any]]
+) -> OneKey | None:
+    """What is to be restored of the operator alone; None: all of it."""
+    if before is None or not target.keys or not by_port:
+        return None
+    for port, columns in target.keys.items():
+        if set(by_port[port]) != set(columns):
+            return None
+    port, columns = next(iter(target.keys.items()))
+    key = state_key(before.manifest, operator, {column: by_port[port][column] for column in columns})
+    return None if key is None else OneKey(operator, key)
+
+
+def _row_at(told: str) -> RowAt:
+    split, colon, number = told.rpartition(":")
+    if not colon or not number.isdigit():
+        raise InvalidJob(f"row {told!r}: write it as split:number, with the number counted from 0")
+    return RowAt(split, int(number))

@@ -1,0 +1,240 @@
+"""`verify`: does the flow, run again between two checkpoints, come to the same state and the same rows?
+
+What is compared          with
+  keyed state             that of the later checkpoint, entry by entry; not the times at which entries were written
+  rows to a sink          what it made visible between the two, where that can be read back (`ReadsBack`);
+                          else those of another replay: what does not depend on the run is then the same
+
+A difference is hidden non-determinism: a clock, a random number, the order of a set, a service that was asked, or rows
+of several channels whose order mattered, which no checkpoint records.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from barrier_runtime.connectors.sink import ReadsBack
+from barrier_runtime.coordinator.log.decision_log import complete_of
+from barrier_runtime.coordinator.log.manifest import Manifest, verified_manifest
+from barrier_runtime.coordinator.log.reader import read_log
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.launch.options import JobOptions
+from barrier_runtime.replay.graphs import reading, without_sinks
+from barrier_runtime.replay.masking import masked
+from barrier_runtime.replay.ranges import read_ranges
+from barrier_runtime.replay.replaying import ReplayedFlow, Stretch, run_stretch, scratch, url_of
+from barrier_runtime.runtime.sinks.operator import SinkOperator
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
+from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state_tables.differences import StateDifference, diff
+from barrier_runtime.state_tables.finding import StoredCheckpoint, find_checkpoint
+from barrier_runtime.state_tables.stored_state import StoredState
+
+_MOST = 10  # differences that are kept
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """`operator`: a step with state, or a sink. `what`: state and key, or the row, as text. `committed`, `replayed`:
+    the value on either side; of a row how often it is there."""
+
+    operator: str
+    what: str
+    committed: str
+    replayed: str
+
+    def __str__(self) -> str:
+        return f"{self.operator}: {self.what}: committed {self.committed}, replayed {self.replayed}"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """`differences`: the first ones, those of steps that stand first in the flow before others; none: all is the same.
+    `read_back`: sinks whose visible rows were compared; `repeated`: those of which two replays were."""
+
+    after: int
+    until: int
+    read: int
+    states: int
+    read_back: tuple[str, ...]
+    repeated: tuple[str, ...]
+    differences: tuple[Divergence, ...]
+
+    @property
+    def same(self) -> bool:
+        return not self.differences
+
+    def __str__(self) -> str:
+        what = f"checkpoint {self.after} to {self.until}, {self.read:,} rows read"
+        if self.differences:
+            return f"{what}: it differs, first in {self.differences[0]}"
+        sinks = f"{len(self.read_back)} sinks read back, {len(self.repeated)} replayed twice"
+        return f"{what}: the same ({self.states} states, {sinks})"
+
+
+def verify(
+    flow: ReplayedFlow,
+    *,
+    after: int | str,
+    until: int | str | None = None,
+    checkpoints: str | None = None,
+    redact: Sequence[str] = (),
+) -> Verified:
+    """Run all of `flow` again in this process from checkpoint `after` to checkpoint `until` (None: the newest), and
+    compare. `checkpoints`: the folder or URL of the job's checkpoints. `redact`: columns whose values are hidden.
+
+    No sink is run and nothing is written to the job's store. Raises `InvalidJob` for what is not there, for rows that
+    cannot be read again, and for an unaligned checkpoint with rows in flight as `until`."""
+    url = url_of(flow, checkpoints)
+    if until is None:
+        until = find_checkpoint(url, flow.plan.name).manifest.checkpoint
+    stretch = Stretch(flow, url, after, until)
+    _check(stretch)
+    return _Verifying(stretch, redact).verified()
+
+
+def _check(stretch: Stretch) -> None:
+    assert stretch.reached is not None
+    reached = stretch.reached
+    if stretch.before is not None and reached.manifest.checkpoint <= stretch.before.manifest.checkpoint:
+        raise InvalidJob(f"{reached.what} is not behind {stretch.before.what}: give the earlier one first")
+    if any(each.in_flight for each in reached.manifest.operators):
+        raise InvalidJob(
+            f"{reached.what} has rows in flight, so its state is of no one position of the sources: verify up to an "
+            "aligned one (aligned_timeout=, or the one that the job was stopped with)"
+        )
+    if stretch.before is not None and stretch.before.manifest.parallelism != reached.manifest.parallelism:
+        raise InvalidJob(
+            f"the job was rescaled between {stretch.before.what} and {reached.what}: verify up to or from the rescale"
+        )
+
+
+class _Rows:
+    """What came to the sinks of one replay, as texts."""
+
+    def __init__(self, sinks: dict[str, ReadsBack | None], redact: Sequence[str]) -> None:
+        self._sinks = sinks
+        self._redact = redact
+        self.by_sink: dict[str, Counter[str]] = {name: Counter() for name in sinks}
+
+    def came(self, sink: str, batch: Batch) -> None:
+        reads = self._sinks[sink]
+        texts = map(str, batch.rows.to_pylist()) if reads is None else reads.texts_of([batch.rows])
+        self.by_sink[sink].update(texts)
+
+
+class _Verifying:
+    def __init__(self, stretch: Stretch, redact: Sequence[str]) -> None:
+        assert stretch.reached is not None
+        self._stretch = stretch
+        self._reached = stretch.reached
+        self._redact = redact
+        self._options = stretch.options()
+        self._graph = stretch.graph(self._options)
+        self._sinks = {
+            spec.name: _reads_back(spec.make())
+            for chain in self._graph.chains
+            for spec in chain.operators
+            if spec.is_sink
+        }
+        self._states = 0
+
+    def verified(self) -> Verified:
+        found: list[Divergence] = []
+        rows = _Rows(self._sinks, self._redact)
+        with scratch() as own:
+            read, manifest = self._replayed(rows, own)
+            found += self._states_differ(own, manifest)
+        read_back, repeated = [], []
+        for sink, reads in self._sinks.items():
+            committed = None if reads is None else self._committed(sink, reads)
+            if committed is None:
+                repeated.append(sink)
+            else:
+                read_back.append(sink)
+                found += self._rows_differ(sink, committed, rows.by_sink[sink])
+        if repeated:
+            again = _Rows(self._sinks, self._redact)
+            with scratch() as own:
+                self._replayed(again, own)
+            for sink in repeated:
+                found += self._rows_differ(sink, again.by_sink[sink], rows.by_sink[sink])
+        before = self._stretch.before
+        return Verified(
+            0 if before is None else before.manifest.checkpoint,
+            self._reached.manifest.checkpoint,
+            read,
+            self._states,
+            tuple(read_back),
+            tuple(repeated),
+            tuple(found[:_MOST]),
+        )
+
+    def _replayed(self, rows: _Rows, own: ObjectStore) -> tuple[int, Manifest]:
+        """Rows read, and the manifest of the state that the replay has come to."""
+        stretch = self._stretch
+        ranges = read_ranges(self._graph, stretch.before, self._reached)
+        graph: JobGraph = reading(without_sinks(self._graph, rows.came), ranges)
+        options: JobOptions = self._options
+        ended, store = run_stretch(stretch, graph, options, ranges, own)
+        if ended.trouble is not None:
+            raise ended.trouble
+        if ended.status.outcome not in ("cancelled", "finished"):
+            raise InvalidJob(f"the replay ended ({ended.status.outcome}): {ended.status.error or ended.status.reason}")
+        view = read_log(store, Paths(graph.name).log_record, completes=1, restore=None, run_id="")
+        record = complete_of(view.completes[0])
+        manifest = verified_manifest(record.manifest, store.get(record.manifest), record.sha256)
+        self._store = store
+        return sum(each.total for each in ranges.values()), manifest
+
+    def _states_differ(self, own: ObjectStore, manifest: Manifest) -> Iterator[Divergence]:
+        order = [spec.name for chain in self._graph.chains for spec in chain.operators if not spec.is_sink]
+        reached = self._reached
+        with (
+            StoredState(reached.store, _without(reached, set(self._sinks)), reached.what) as committed,
+            StoredState(self._store, manifest, "the replay") as replayed,
+        ):
+            self._states = len(committed.tables())
+            for operator in order:
+                for number, each in enumerate(diff(committed, replayed, operator)):
+                    if number == _MOST:
+                        break
+                    yield self._divergence(each)
+
+    def _divergence(self, found: StateDifference) -> Divergence:
+        shown = masked({"key": found.key, "before": found.before, "after": found.after}, self._redact)
+        beside = "" if found.beside is None else f", {found.beside}"
+        key = ", ".join(f"{name}={value!r}" for name, value in shown["key"].items())
+        values = ["nothing" if value is None else repr(value) for value in (shown["before"], shown["after"])]
+        if found.state in self._redact:
+            values = ["***", "***"]
+        return Divergence(found.operator, f"state {found.state!r} of key {key}{beside}", *values)
+
+    def _committed(self, sink: str, reads: ReadsBack) -> Counter[str] | None:
+        """None: it cannot be read back any more."""
+        before = self._stretch.before
+        after, until = 0 if before is None else before.manifest.checkpoint, self._reached.manifest.checkpoint
+        try:
+            return Counter(reads.committed_rows(self._graph.name, sink, after, until))
+        except ObjectNotFound:
+            return None
+
+    def _rows_differ(self, sink: str, committed: Counter[str], replayed: Counter[str]) -> Iterator[Divergence]:
+        for row in [*replayed, *[each for each in committed if each not in replayed]]:
+            if committed[row] != replayed[row]:
+                shown = "row (hidden)" if self._redact else f"row {row}"
+                yield Divergence(sink, shown, f"{committed[row]} times", f"{replayed[row]} times")
+
+
+def _reads_back(operator: object) -> ReadsBack | None:
+    sink = operator.fresh_sink() if isinstance(operator, SinkOperator) else None
+    return sink if isinstance(sink, ReadsBack) else None
+
+
+def _without(at: StoredCheckpoint, sinks: set[str]) -> Manifest:
+    operators = tuple(each for each in at.manifest.operators if each.operator not in sinks)
+    return msgspec.structs.replace(at.manifest, operators=operators)

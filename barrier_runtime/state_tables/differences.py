@@ -1,0 +1,207 @@
+"""What differs between two checkpoints of one job (or savepoints of one flow): entries inserted, changed, deleted.
+
+Both sides are read in the order of their keys, side by side, so memory does not grow with the state; columns are held
+for one subtask at a time. Subtasks whose files are the same in both are not read at all: what it costs follows what has
+changed. Numbers, places and names of files do not matter, nor does the parallelism of either.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from barrier_runtime.state.backend.stored_part import StoredPart
+from barrier_runtime.state.columns.segment import Segment, as_binary
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.keys.key_codec import decode_key
+from barrier_runtime.state.kv.shard import PREFIX_BYTES
+from barrier_runtime.state.snapshots.snapshot import KEYS, ONE_VALUE, KeyedSnapshot, OperatorSnapshot, StateDescription
+from barrier_runtime.state.values.entry_table import is_number
+from barrier_runtime.state_tables.columns_of_values import column_of, decoded, without_marks
+from barrier_runtime.state_tables.stored_state import StoredState, key_fields, states_of
+
+_GROUP_BYTES = 2
+Change: TypeAlias = Literal["inserted", "changed", "deleted"]
+
+
+@dataclass(frozen=True)
+class StateDifference:
+    """`key`: by the names of its columns; what is beside it (a map's entry, a list's position, a window) is `beside`.
+    `before`, `after`: the value; None: there is none. Of columns, a dict."""
+
+    operator: str
+    state: str
+    change: Change
+    key: dict[str, Any]
+    beside: Any
+    before: Any
+    after: Any
+
+
+def diff(before: StoredState, after: StoredState, operator: str = "", state: str = "") -> Iterator[StateDifference]:
+    """From `before` to `after`, by operator, state and key group. Only of `operator`, or of one `state` of it. Raises
+    `InvalidJob` when they have other key groups."""
+    one, other = before.manifest, after.manifest
+    if one.max_parallelism != other.max_parallelism:
+        raise InvalidJob(
+            f"{before!r} has {one.max_parallelism} key groups and {after!r} has {other.max_parallelism}: only "
+            "checkpoints of one job, or what was forked from it, can be compared"
+        )
+    every = (*one.operators, *other.operators)
+    for name in sorted({each.operator for each in every if each.keyed is not None}):
+        if operator in ("", name):
+            yield from _Operator(name, before, after).differences(state)
+
+
+class _Operator:
+    def __init__(self, name: str, before: StoredState, after: StoredState) -> None:
+        self._name = name
+        self._sides = (_Side(name, before), _Side(name, after))
+
+    def differences(self, state: str) -> Iterator[StateDifference]:
+        one, other = self._sides
+        same = one.unchanged(other)
+        for name in sorted({*one.described, *other.described}):
+            if state in ("", name):
+                what = other.described.get(name) or one.described[name]
+                yield from self._of_entries(name, what, same)
+                yield from self._of_columns(name, same)
+
+    def _of_entries(
+        self, state: str, what: StateDescription, same: frozenset[tuple[int, int]]
+    ) -> Iterator[StateDifference]:
+        if what.kind == "columns" and not any(side.has_entries(state) for side in self._sides):
+            return
+        one, other = (side.entries(state, same) for side in self._sides)
+        for key, before, after in _side_by_side(one, other):
+            if before == after:
+                continue
+            found = self._entry(state, what, key, before, after)
+            if found is not None:
+                yield found
+
+    def _entry(
+        self, state: str, what: StateDescription, key: bytes, before: bytes | None, after: bytes | None
+    ) -> StateDifference | None:
+        fields = decode_key(key, PREFIX_BYTES)
+        own: tuple[Any, ...] = fields
+        beside: Any = None
+        if what.kind == "timers" and what != ONE_VALUE:
+            own, beside = fields[1:], fields[0]
+        elif what.kind in ("list", "map"):
+            if fields[-1] is True and is_number(after or before or b""):
+                return None  # how many entries there are
+            own, beside = fields[:-2], fields[-1]
+        values = (self._value(state, what, before), self._value(state, what, after))
+        if before is not None and after is not None and values[0] == values[1]:
+            return None  # only the time of writing
+        return self._difference(state, own, beside, *values, before is not None, after is not None)
+
+    def _value(self, state: str, what: StateDescription, data: bytes | None) -> Any:
+        if data is None or what.kind == "timers":
+            return None
+        if what.kind == "columns":
+            return data.hex()
+        _, own = without_marks(data)
+        value = decoded(own, what.type is not None and what.type.kind == "pickle", f"{self._name}.{state}")
+        return None if value is None else column_of(what.type).of(value)
+
+    def _of_columns(self, state: str, same: frozenset[tuple[int, int]]) -> Iterator[StateDifference]:
+        one, other = (side.rows(state, same) for side in self._sides)
+        for key in sorted({*one, *other}):
+            before, after = one.get(key), other.get(key)
+            if before != after and repr(before) != repr(after):  # nan is nan
+                fields = decode_key(key, _GROUP_BYTES)
+                yield self._difference(state, fields, None, before, after, before is not None, after is not None)
+
+    def _difference(
+        self, state: str, fields: tuple[Any, ...], beside: Any, before: Any, after: Any, was: bool, is_: bool
+    ) -> StateDifference:
+        names = self._sides[1].key or self._sides[0].key or [f"key_{at}" for at in range(1, len(fields) + 1)]
+        key, more = dict(zip(names, fields, strict=False)), fields[len(names) :]
+        if more and beside is None:
+            beside = more[0] if len(more) == 1 else more
+        change: Change = "changed" if was and is_ else "deleted" if was else "inserted"
+        return StateDifference(self._name, state, change, key, beside, before, after)
+
+
+class _Side:
+    """One operator in one of the two."""
+
+    def __init__(self, operator: str, stored: StoredState) -> None:
+        self._stored = stored
+        self._parts = sorted(
+            (each for each in stored.manifest.operators if each.operator == operator and each.keyed is not None),
+            key=lambda each: _keyed(each).key_group_first,
+        )
+        self.described = {name: what for each in self._parts for name, what in states_of(each).items()}
+        told = next((each.values[KEYS].decode() for each in self._parts if KEYS in each.values), "")
+        self.key = [name for name, _ in key_fields(told)]
+
+    def unchanged(self, other: "_Side") -> frozenset[tuple[int, int]]:
+        """Ranges of key groups whose files are the same in both."""
+
+        def files(side: "_Side") -> dict[tuple[int, int], tuple[object, ...]]:
+            return {
+                _range(each): (_keyed(each).states, sorted((ref.name, ref.sha256) for ref in _keyed(each).files))
+                for each in side._parts
+            }
+
+        mine, others = files(self), files(other)
+        return frozenset(place for place, found in mine.items() if others.get(place) == found)
+
+    def has_entries(self, state: str) -> bool:
+        return next(self.entries(state, frozenset()), None) is not None
+
+    def entries(self, state: str, without: frozenset[tuple[int, int]]) -> Iterator[tuple[bytes, bytes]]:
+        """(key, data) in the order of keys; of the key's state id nothing is left."""
+        for part in self._read(without):
+            keyed = _keyed(part)
+            if state in keyed.states:
+                with StoredPart(keyed, self._stored.store, self._stored.folder()) as opened:
+                    for key, data in opened.entries(state):
+                        yield key[:_GROUP_BYTES] + bytes(PREFIX_BYTES - _GROUP_BYTES) + key[PREFIX_BYTES:], data
+
+    def rows(self, state: str, without: frozenset[tuple[int, int]]) -> dict[bytes, dict[str, Any]]:
+        found: dict[bytes, dict[str, Any]] = {}
+        for part in self._read(without):
+            with StoredPart(_keyed(part), self._stored.store, self._stored.folder()) as opened:
+                for segment in opened.segments(state) if state in _keyed(part).states else ():
+                    found.update(_rows(segment, self._stored.manifest.max_parallelism))
+        return found
+
+    def _read(self, without: frozenset[tuple[int, int]]) -> Sequence[OperatorSnapshot]:
+        return [each for each in self._parts if _range(each) not in without]
+
+
+def _keyed(part: OperatorSnapshot) -> KeyedSnapshot:
+    assert part.keyed is not None
+    return part.keyed
+
+
+def _range(part: OperatorSnapshot) -> tuple[int, int]:
+    return _keyed(part).key_group_first, _keyed(part).key_group_last
+
+
+def _rows(segment: Segment, max_parallelism: int) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    keys = as_binary(segment.keys, segment.key_width, max_parallelism).to_pylist()
+    columns = {name: column.tolist() for name, column in segment.columns.items()}
+    for at, key in enumerate(keys):
+        yield key, {name: values[at] for name, values in columns.items()}
+
+
+def _side_by_side(
+    one: Iterator[tuple[bytes, bytes]], other: Iterator[tuple[bytes, bytes]]
+) -> Iterator[tuple[bytes, bytes | None, bytes | None]]:
+    """(key, data of `one`, data of `other`) of two in the order of their keys."""
+    left, right = next(one, None), next(other, None)
+    while left is not None or right is not None:
+        if right is None or (left is not None and left[0] < right[0]):
+            assert left is not None
+            yield left[0], left[1], None
+            left = next(one, None)
+        elif left is None or right[0] < left[0]:
+            yield right[0], None, right[1]
+            right = next(other, None)
+        else:
+            yield left[0], left[1], right[1]
+            left, right = next(one, None), next(other, None)

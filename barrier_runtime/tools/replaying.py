@@ -1,0 +1,117 @@
+"""The commands `replay` and `verify`: what they print."""
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from barrier_runtime.replay import ReplayedRow, Verified, replay, verify
+from barrier_runtime.state.errors import InvalidJob
+
+if TYPE_CHECKING:
+    from barrier_runtime.api.dataflow import Dataflow
+
+
+def replayed(
+    flow: "Dataflow",
+    operator: str,
+    keys: Sequence[str],
+    after: str,
+    until: str | None,
+    checkpoints: str | None,
+    *,
+    row: str | None,
+    stop: bool,
+    redact: Sequence[str],
+) -> int:
+    """Prints each row as it comes. Returns the exit code: 1 when a function raised."""
+    key = _key(flow, operator, keys)
+    done = replay(
+        flow,
+        operator,
+        key,
+        after=_number(after),
+        until=None if until is None else _number(until),
+        checkpoints=checkpoints,
+        row=row,
+        stop=stop,
+        redact=redact,
+        told=lambda each: print("\n".join(lines(each)), flush=True),
+    )
+    print(f"{len(done.rows):,} rows looked at, {done.read:,} rows read from sources")
+    if done.error:
+        print(f"the replay ended with an error, as the job did:\n{done.error}")
+        return 1
+    return 0
+
+
+def lines(row: ReplayedRow) -> list[str]:
+    """What is printed of a row."""
+    at = "" if row.reached_ms is None else f", event time {row.reached_ms} ms"
+    came = "time alone" if row.row is None else _json(row.row)
+    told = [f"row {row.number}{f', input {row.port}' if row.port else ''}{at}: {came}"]
+    for name in sorted({*row.before, *row.after}):
+        before, after = row.before.get(name), row.after.get(name)
+        changed = _json(after) if before == after else f"{_json(before)} -> {_json(after)}"
+        told.append(f"  state {name}: {changed}")
+    told += [f"  emitted: {_json(each)}" for each in row.emitted]
+    told += [f"  emitted to {tag}: {_json(each)}" for tag, rows in row.side.items() for each in rows]
+    if row.error:
+        told.append(f"  raised: {row.error.strip().splitlines()[-1]}")
+    return told
+
+
+def verified(
+    flow: "Dataflow", after: str, until: str | None, checkpoints: str | None, redact: Sequence[str]
+) -> tuple[str, bool]:
+    """What to print, and whether nothing differs."""
+    found: Verified = verify(
+        flow,
+        after=_number(after),
+        until=None if until is None else _number(until),
+        checkpoints=checkpoints,
+        redact=redact,
+    )
+    more = [f"  {each}" for each in found.differences]
+    return "\n".join([str(found), *more[1:]]), found.same
+
+
+def _number(told: str) -> int | str:
+    return int(told) if told.isdigit() else told
+
+
+def _key(flow: "Dataflow", operator: str, told: Sequence[str]) -> Any:
+    """One value for a key of one column, or column=value for each. Values are JSON where they are some and the column
+    is not known to be text."""
+    if not told:
+        return None
+    if len(told) == 1 and "=" not in told[0]:
+        return _value(told[0], _types(flow, operator).get("", ""))
+    found: dict[str, Any] = {}
+    types = _types(flow, operator)
+    for each in told:
+        column, equals, text = each.partition("=")
+        if not equals:
+            raise InvalidJob(f"--key {each!r}: of several columns write each as column=value")
+        found[column] = _value(text, types.get(column, ""))
+    return found
+
+
+def _types(flow: "Dataflow", operator: str) -> dict[str, str]:
+    """Types of the key's columns by name; under "" that of a single one."""
+    told = next((node.keys for node in flow.plan.nodes if node.name == operator and hasattr(node, "keys")), "")
+    pairs = [each.rpartition(": ")[::2] for each in told.split(", ")] if told else []
+    types = dict(pairs)
+    return types if len(pairs) != 1 else {**types, "": pairs[0][1]}
+
+
+def _value(text: str, kind: str) -> Any:
+    if kind in ("string", "large_string"):
+        return text
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, default=str, ensure_ascii=False)

@@ -1,0 +1,97 @@
+"""The keyed state of one subtask written as a snapshot, without an operator or a job: the counterpart of `stored_part`.
+
+For who makes a snapshot of entries that come from elsewhere: a DataFrame, or a part of another snapshot. Blocking.
+"""
+
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from barrier_runtime.state.backend.restore import BACKENDS
+from barrier_runtime.state.columns.segment import Segment
+from barrier_runtime.state.columns.segment_set import SegmentsWritten
+from barrier_runtime.state.kv.rocksdb import SlotMemory
+from barrier_runtime.state.kv.store import Entry
+from barrier_runtime.state.snapshots.plan import Thresholds, plan_snapshot
+from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot, StateDescription
+from barrier_runtime.state.snapshots.transfer import local_files, upload
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.object_store import ObjectStore
+
+_WRITE_BYTES = 64 << 20
+
+
+class WrittenPart:
+    """`directory`: fresh, and removed at the end. Use as a context manager. `backend`: "rocksdb", or "memory" for what
+    is small. `states`: name -> id, which is a part of each entry's key."""
+
+    def __init__(
+        self,
+        directory: Path,
+        backend: str,
+        max_parallelism: int,
+        key_groups: tuple[int, int],
+        states: Mapping[str, int],
+        described: Mapping[str, StateDescription],
+    ) -> None:
+        self._directory = directory
+        self._backend = backend
+        self._max_parallelism = max_parallelism
+        self._groups = key_groups
+        self._states = dict(states)
+        self._described = dict(described)
+        self._segments = SegmentsWritten(directory / "files")
+
+    def __enter__(self) -> "WrittenPart":
+        self._directory.mkdir(parents=True, mode=0o700)
+        self._kv = BACKENDS[self._backend].fresh(self._directory / "db", SlotMemory(_WRITE_BYTES))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._kv.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        """(whole key, data) as the store has them; of keys in this part's key groups."""
+        self._kv.write(entries)
+
+    def add(self, segment: Segment) -> None:
+        """All entries of one columnar state: a base."""
+        self._segments.add(segment)
+
+    def inline(self) -> KeyedSnapshot:
+        """What was written, as a snapshot that has it inside. For what is small."""
+        return self._uploaded(None, lambda: "", Thresholds(sys.maxsize, sys.maxsize))
+
+    def uploaded(self, store: ObjectStore, new_key: Callable[[], str]) -> KeyedSnapshot:
+        """What was written, as a snapshot with its files in `store`."""
+        return self._uploaded(store, new_key, None)
+
+    def _uploaded(
+        self, store: ObjectStore | None, new_key: Callable[[], str], thresholds: Thresholds | None
+    ) -> KeyedSnapshot:
+        self._kv.flush()
+        files = self._directory / "files"
+        linked = self._directory / "linked"
+        self._kv.checkpoint(linked)
+        for path in files.iterdir() if files.is_dir() else ():
+            path.rename(linked / path.name)
+        plan = plan_snapshot(local_files(linked), {}, thresholds)
+        done = upload(store or MemoryStore(), plan, linked, new_key, lambda: None)
+        first, last = self._groups
+        size = sum(ref.size for ref in done.files)
+        return KeyedSnapshot(
+            backend=self._backend,
+            max_parallelism=self._max_parallelism,
+            key_group_first=first,
+            key_group_last=last,
+            states=self._states,
+            files=done.files,
+            full_bytes=size,
+            new_bytes=size,
+            described=self._described,
+        )
