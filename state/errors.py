@@ -4,6 +4,8 @@ A new kind is added only when a caller would *act* differently. Every message na
 object concerned and ends with what to do.
 """
 
+from typing import Any
+
 import msgspec
 
 
@@ -43,6 +45,8 @@ class UserCodeError(InvalidJob):
     def __init__(self, message: str, user_traceback: str = "") -> None:
         super().__init__(message)
         self.user_traceback = user_traceback
+        self.raised_in = ""  # the operator; where the row was processed, and no further
+        self.key: tuple[Any, ...] = ()  # that of the row, alone in a tuple; empty: it has none
 
     def __str__(self) -> str:
         message = str(self.args[0])

@@ -100,23 +100,24 @@ class OpenRange(ReadRange):
 
 
 class RowAt:
-    """One row of a source: split `split`, row `number` (from 0). Ranges that join it give that row alone, and say when
-    it has just come."""
+    """Rows of a source: of split `split`, those from `first` to `last` (from 0). A range that has it gives none of them
+    in one batch with others."""
 
-    def __init__(self, split: str, number: int) -> None:
+    def __init__(self, split: str, first: int, last: int) -> None:
         self.split = split
-        self.number = number
+        self.first = first
+        self.last = last
         self._came = False
 
     def came(self) -> bool:
-        """Whether it is the row that was given last."""
+        """Whether the rows that were given last are among them."""
         return self._came
 
     def most(self, split_id: str, rows: int) -> int:
         """How many rows the split may give at once, of which `rows` were read."""
-        if split_id != self.split or rows > self.number:
+        if split_id != self.split or rows > self.last:
             return ENDLESS
-        return self.number - rows or 1
+        return self.first - rows if rows < self.first else self.last + 1 - rows
 
     def has_read(self, split_id: str, rows: int) -> None:
-        self._came = split_id == self.split and rows == self.number + 1
+        self._came = split_id == self.split and self.first < rows <= self.last + 1

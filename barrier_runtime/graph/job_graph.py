@@ -89,6 +89,7 @@ class JobGraph:
     max_parallelism: int
     chains: tuple[Chain, ...]
     edges: tuple[Edge, ...]
+    replay: str = ""  # how the command begins that meets a row again; empty: it cannot be met
 
     def inputs(self, chain: int) -> tuple[Edge, ...]:
         return tuple(edge for edge in self.edges if edge.target_chain == chain)

@@ -70,6 +70,7 @@ class Plan:
 
     def __init__(self, name: str) -> None:
         self.name = check_job_id(name)
+        self.program = ""  # the file and the name of the flow in it, app.py:flow, where that is known
         self.nodes: list[Node] = []
         self._kinds: dict[str, str] = {}  # by name
 

@@ -13,6 +13,9 @@ Blocking; for the driver.
 """
 
 import logging
+import shlex
+import sys
+from dataclasses import replace
 
 from barrier_runtime.connectors.batch_function.caller import MakeFrame
 from barrier_runtime.coordinator.savepoints.importing import begin_with_savepoint
@@ -28,6 +31,7 @@ from barrier_runtime.launch.savepoints import is_savepoint_url
 from barrier_runtime.launch.staged_sources import stage_sources, unstage_sources
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.probe import probe_conditional_put
+from barrier_runtime.state.store.urls import shown
 
 log = logging.getLogger("barrier_runtime.launch")
 
@@ -71,10 +75,30 @@ class PreparedJob:
 
     def _compiled(self) -> JobGraph:
         options = self._options
-        return compile_plan(
+        graph = compile_plan(
             self._plan,
             options.parallelism,
             options.max_parallelism,
             mode=options.mode,
             list_splits=self._list_splits,
         )
+        return replace(graph, replay=_replay_begins(self._plan, options))
+
+
+def _replay_begins(plan: Plan, options: JobOptions) -> str:
+    """How the command begins that meets a row of this job again; empty: its checkpoints will be gone."""
+    if options.checkpoints is None:
+        return ""
+    program, url = shlex.quote(program_of(plan)), shlex.quote(shown(options.checkpoints))
+    return f"barrier-runtime replay {program} --checkpoints {url}"
+
+
+def program_of(plan: Plan) -> str:
+    """The file and the name in it, by which the command line finds the flow; "app.py:flow" where nobody knows."""
+    if plan.program:
+        return plan.program
+    main = sys.modules.get("__main__")
+    file = getattr(main, "__file__", None)
+    named = (name for name, value in list(vars(main).items()) if getattr(value, "plan", None) is plan)
+    name = next(named, None) if file else None
+    return "app.py:flow" if name is None else f"{file}:{name}"

@@ -71,6 +71,10 @@ def _not_a_sink(report: CommitReport) -> None:
     raise ProtocolViolation(f"only a sink reports commits: {report}")
 
 
+def _not_replayed(*key: Any) -> str:
+    return ""
+
+
 def _no_threads() -> Any:
     raise ProtocolViolation("this operator was opened without threads of its own: run it in a slot")
 
@@ -111,6 +115,7 @@ class OperatorContext:
     report_commit: Callable[[CommitReport], None] = _not_a_sink  # on the loop
     wake_from_thread: Callable[[], None] = _no_threads  # as `wake`, from any thread
     new_executor: Callable[[], SequentialExecutor] = _no_threads  # one more as `executor`, beside it
+    replay: Callable[..., str] = _not_replayed  # the command that meets the row at hand (of a key) again
 
     def opened(self) -> None:
         """The operator is open: what it was restored from, which may be large, is not kept any longer."""

@@ -35,14 +35,16 @@ ERROR_SCHEMA = pa.schema(
         ("row", pa.string()),  # JSON, as it came to the step; null of a timer
         ("key", pa.string()),  # JSON; null in steps without keys
         ("event_time", pa.timestamp("ms", "UTC")),  # of the row or timer, where the step knows it
+        ("replay", pa.string()),  # the command that meets the row again; null where it cannot be
     ]
 )
 
 
 class Failures:
-    """Of one step. `metrics` is set when it is opened, `begin` is told each batch."""
+    """Of one step. `metrics` and `replay` are set when it is opened, `begin` is told each batch."""
 
     metrics: MetricGroup
+    replay: Callable[..., str] = staticmethod(lambda *key: "")  # see `OperatorContext`
 
     def __init__(self, on_error: OnError, operator: str, function: str) -> None:
         self._operator = operator
@@ -88,6 +90,7 @@ class Failures:
                 "row": _json(rows[0]) if rows else None,
                 "key": None if key is _NO_KEY else _json(key),
                 "event_time": event_time_ms,
+                "replay": (self.replay() if key is _NO_KEY else self.replay(key)) or None,
             },
             reached_ms,
         )

@@ -41,6 +41,7 @@ class RowwiseOperator(Operator):
         self._subtask = context.subtask
         if self._failures is not None:
             self._failures.metrics = context.metrics
+            self._failures.replay = context.replay
 
     def _tried(self, failures: Failures, batch: Batch, call: Callable[[Row], Any], failed: Any) -> Iterator[Any]:
         """What `call` gives for each row; `failed` for one at which it raises."""

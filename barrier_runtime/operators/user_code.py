@@ -55,17 +55,28 @@ def user_error(
         message += f"\n  batch: {batch.num_rows} rows of {', '.join(batch.schema.names)}"
         if batch.num_rows:
             message += f"\n  its first record: {preview(batch, 0)}"
-    if wrong:
-        return WrongUse(message, _user_frames(error))
-    return UserCodeError(message + _REMEDY, user_traceback(error))
+    found = WrongUse(message, _user_frames(error)) if wrong else UserCodeError(message + _REMEDY, user_traceback(error))
+    found.raised_in = operator
+    if key is not _NOTHING:
+        found.key = (key,)
+    return found
 
 
 def add_position(error: UserCodeError, position: str) -> None:
     """Say where the source was, above the remedy. Nothing is said of an empty `position`."""
-    if position:
+    _add(error, "position", position)
+
+
+def add_replay(error: UserCodeError, command: str) -> None:
+    """Say by which command the row is met again. Nothing is said of an empty `command`."""
+    _add(error, "to see it again", command)
+
+
+def _add(error: UserCodeError, what: str, told: str) -> None:
+    if told:
         message = str(error.args[0])
         body = message.removesuffix(_REMEDY)
-        error.args = (f"{body}\n  position: {position}{message[len(body) :]}",)
+        error.args = (f"{body}\n  {what}: {told}{message[len(body) :]}",)
 
 
 def said(error: BaseException) -> str:

@@ -110,7 +110,7 @@ class Stretch:
             self.flow.plan,
             options.parallelism,
             options.max_parallelism,
-            mode=options.mode,
+            mode="at_least_once",  # no sink is run, so none is to be exactly once
             list_splits=patient_listing(options),
         )
 
@@ -144,12 +144,12 @@ def replay(
     """Run `flow` again in this process, from checkpoint `after` to checkpoint `until`, and look at what `operator`
     makes of the rows of `key`.
 
-    `key`: the value of the column of `key_by`, of several columns a tuple; or a dict, column to value, for a step that
-    does not come right behind `key_by`. None: all rows. `after`, `until`: numbers of completed checkpoints that are
-    still there, or URLs of savepoints; `after` 0: from the first row on; `until` None: until a function raises, or
-    nothing comes any more. `checkpoints`: the folder or URL of the job's checkpoints. `row`: only "split:number" of a
-    source (from 0), for a step that is in one chain with it. `stop`: at the first line of the step's function, in
-    Python's debugger. `redact`: columns whose values are hidden. `told` gets each row as soon as it is processed.
+    `key`: the value of the column of `key_by`, of several columns a tuple; or a dict, column to value. None: all rows.
+    `after`, `until`: numbers of completed checkpoints that are still there, or URLs of savepoints; `after` 0: from the
+    first row on; `until` None: until a function raises, or nothing comes any more. `checkpoints`: the folder or URL of
+    the job's checkpoints. `row`: only "split:number" of a source (from 0), or "split:first-last", for a step that is in
+    one chain with it. `stop`: at the first line of the step's function, in Python's debugger. `redact`: columns whose
+    values are hidden. `told` gets each row as soon as it is processed.
 
     Sinks are not run, nothing is written to the job's store, and the wall clock stands at the time of `until`. Raises
     `InvalidJob` for what is not there, and when rows cannot be read again."""
@@ -218,8 +218,10 @@ def _columns(target: ReplayTarget, key: Any, operator: str) -> dict[int, dict[st
     if key is None:
         return {}
     if isinstance(key, Mapping):
-        ports = target.keys or {0: ()}
-        return {port: dict(key) for port in ports}
+        names = next((columns for columns in target.keys.values() if set(columns) == set(key)), None)
+        if names is None:
+            return {port: dict(key) for port in target.keys or (0,)}
+        key = tuple(key[name] for name in names)
     if not target.keys:
         raise InvalidJob(
             f"step {operator!r} does not come right behind key_by: give the key as column and value, such as "
@@ -249,7 +251,8 @@ def _one_key(
 
 
 def _row_at(told: str) -> RowAt:
-    split, colon, number = told.rpartition(":")
-    if not colon or not number.isdigit():
-        raise InvalidJob(f"row {told!r}: write it as split:number, with the number counted from 0")
-    return RowAt(split, int(number))
+    split, colon, numbers = told.rpartition(":")
+    first, _, last = numbers.partition("-")
+    if not colon or not first.isdigit() or not (last or first).isdigit():
+        raise InvalidJob(f"row {told!r}: write it as split:number or split:first-last, counted from 0")
+    return RowAt(split, int(first), int(last or first))

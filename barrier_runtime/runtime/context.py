@@ -88,7 +88,9 @@ class OperatorContexts:
         call_later: Callable[[float, Callable[[], None]], None],
         wake: Callable[[], None],
         wake_from_thread: Callable[[], None],
+        replay: Callable[..., str],
     ) -> None:
+        self._replay = replay
         self._graph = graph
         self._mode = mode
         self._token = deploy.token
@@ -161,6 +163,7 @@ class OperatorContexts:
             report_commit=partial(self._report_commit, operator),
             wake_from_thread=self._wake_from_thread,
             new_executor=self._executors.add_further,
+            replay=partial(self._replay, chain, operator),
         )
 
     def remove_folder(self, operator: str) -> None:

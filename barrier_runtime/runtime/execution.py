@@ -28,7 +28,7 @@ from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Barrier
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.operators.base import Capture, Operator
 from barrier_runtime.operators.metrics import MetricRegistry
-from barrier_runtime.operators.user_code import add_position
+from barrier_runtime.operators.user_code import add_position, add_replay
 from barrier_runtime.runtime.alignment.aligner import Aligner
 from barrier_runtime.runtime.alignment.tracker import BarrierTracker
 from barrier_runtime.runtime.checkpointing import Checkpointing
@@ -42,6 +42,7 @@ from barrier_runtime.runtime.network.channels import PeerLost
 from barrier_runtime.runtime.network.tcp import ChannelId, DataPlane
 from barrier_runtime.runtime.network.wiring import Wiring
 from barrier_runtime.runtime.opening import OpenChains
+from barrier_runtime.runtime.replay_command import NO_KEY, replay_command
 from barrier_runtime.runtime.reporting import CommitReporter, ExecutionEvents
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.scheduler import Scheduler
@@ -73,6 +74,7 @@ class Execution:
         self._mode = mode
         self._res = resources
         self._events = events
+        self._completed = deploy.checkpoint or 0  # the newest checkpoint that is
         self._cancelled = False
         self.closed: asyncio.Future[None] = resources.loop.create_future()  # cancelled, and every operator let go
         self._wall_ns = resources.clock.wall_ns
@@ -97,6 +99,7 @@ class Execution:
             self._call_later,
             wake,
             self._wake_from_thread,
+            self._replay_command,
         )
         self._chains = OpenChains(graph, resources, contexts, executors, events.waiting)
         self._wiring = Wiring(graph, deploy.token, slot, plane, wake, resources.window_bytes, resources.local_output)
@@ -203,6 +206,7 @@ class Execution:
         self.scheduler.wake()
 
     def complete(self, checkpoint: int) -> None:
+        self._completed = max(self._completed, checkpoint)
         try:
             self._checkpointing.tell_stored(checkpoint)
         except Exception as error:
@@ -303,7 +307,16 @@ class Execution:
         operator = getattr(error, "operator", "") or self._graph.chains[subtask.id.chain].name
         if isinstance(error, UserCodeError) and subtask.source is not None:
             add_position(error, subtask.source[1].last_read())
+        if isinstance(error, UserCodeError) and error.raised_in:
+            add_replay(error, self._replay_command(subtask.id.chain, error.raised_in, *error.key))
         self._fail(subtask.id, operator, error)
+
+    def _replay_command(self, chain: int, operator: str, key: object = NO_KEY) -> str:
+        """By which the row at hand of that operator, of this key, is met again."""
+        columns = next((edge.keys for edge in self._graph.inputs(chain) if edge.partitioning == "hash"), ())
+        source = self._chains.sources.get(chain)
+        rows = None if source is None else source[1].last_rows()
+        return replay_command(self._graph.replay, self._completed, operator, columns, key, rows)
 
     def _channel_broken(self, channel: ChannelId, reason: str) -> None:
         other = channel.source_slot if channel.target_slot == self._res.slot else channel.target_slot

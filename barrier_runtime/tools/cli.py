@@ -77,6 +77,7 @@ def load_flow(target: str) -> "Dataflow":
     if not isinstance(flow, Dataflow):
         have = [key for key, value in vars(module).items() if isinstance(value, Dataflow)]
         raise InvalidJob(f"{file} has no Dataflow called {name!r}; it has: {', '.join(have) or 'none'}")
+    flow.plan.program = target
     return flow
 
 

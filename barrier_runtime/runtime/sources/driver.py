@@ -326,14 +326,22 @@ class SourceDriver:
             return self._discovery is not None
         return self._spec.idle_timeout_ms is not None and not any(True for _ in self._counted())
 
+    def last_rows(self) -> tuple[str, int, int] | None:
+        """Split, first and last row (from 0) of the batch that `poll` returned last; None when that call returned
+        none."""
+        if self._latest is None:
+            return None
+        split, rows = self._latest
+        return split.id, split.rows - rows, split.rows - 1
+
     def last_read(self) -> str:
         """Where the batch came from that `poll` returned last, for messages. Empty when that call returned none."""
-        if self._latest is None:
+        latest = self.last_rows()
+        if latest is None:
             return ""
-        split, rows = self._latest
+        split, first, last = latest
         return (
-            f"source {self._spec.name!r}, split {split.id!r}, rows {split.rows - rows} to {split.rows - 1} "
-            "(the batch it was in; counted from 0)"
+            f"source {self._spec.name!r}, split {split!r}, rows {first} to {last} (the batch it was in; counted from 0)"
         )
 
     @property

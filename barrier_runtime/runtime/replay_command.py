@@ -1,0 +1,37 @@
+"""The command line that meets a row again: for failure reports and for rows of side outputs of errors. Pure."""
+
+import datetime
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+NO_KEY = object()
+
+
+def replay_command(
+    begin: str, checkpoint: int, operator: str, columns: Sequence[str], key: Any, rows: tuple[str, int, int] | None
+) -> str:
+    """`begin`: what the launcher knows of it, program and checkpoints; empty: it cannot be replayed. `checkpoint`: the
+    newest completed one; 0: none. `columns`: of the key; `rows`: split, first and last row (from 0) of the batch that
+    it is in, where the step is in one chain with the source."""
+    if not begin:
+        return ""
+    words = [begin, f"--from {checkpoint} --operator {operator}"]
+    if key is not NO_KEY and columns:
+        values = key if isinstance(key, tuple) else (key,)
+        if len(values) == len(columns):
+            words += [f"--key {shlex.quote(f'{c}={_text(v)}')}" for c, v in zip(columns, values, strict=True)]
+    elif rows is not None:
+        split, first, last = rows
+        words.append(f"--row {shlex.quote(f'{split}:{first}' if first == last else f'{split}:{first}-{last}')}")
+    return " ".join(words)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, datetime.date):  # also of a time
+        return value.isoformat()
+    return msgspec.json.encode(value, enc_hook=str).decode()
