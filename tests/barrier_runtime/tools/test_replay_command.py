@@ -1,7 +1,6 @@
 """The commands `replay` and `verify` as a user meets them: a program in a file, a process, what it prints."""
 
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -22,7 +21,8 @@ APP = """
     rows = [{"user": "ab"[n % 2], "n": n} for n in range(UPTO)]
     flow = Dataflow("told")
     read = flow.from_iterator("rows", lambda index, of: iter(rows), schema={"user": str, "n": int}, splits=1)
-    read.key_by("user").process("totals", Total, schema={"user": str, "total": int}).sink("out", ParquetSink("FOLDER/out"))
+    totals = read.key_by("user").process("totals", Total, schema={"user": str, "total": int})
+    totals.sink("out", ParquetSink("FOLDER/out"))
 """
 
 
