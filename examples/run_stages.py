@@ -15,6 +15,7 @@ from examples import kafka_to_kafka, kafka_to_postgres, rabbitmq_to_delta
 from examples.bids_stage import Bids
 from examples.flights_data import load_flights, prepare
 from examples.fraud_stage import Fraud
+from examples.orders_stage import OrdersToIceberg
 from examples.run_check import Key, Verdict, batch_answer, compare_windows
 from examples.run_feeds import KafkaFeed, RabbitFeed, as_json
 from examples.run_stage import Stage
@@ -173,6 +174,7 @@ STAGES: dict[str, type[Stage]] = {
     "fraud": Fraud,
     "kafka_to_kafka": KafkaToKafka,
     "kafka_to_postgres": KafkaToPostgres,
+    "orders_to_iceberg": OrdersToIceberg,
     "rabbitmq_to_delta": RabbitToDelta,
 }
 

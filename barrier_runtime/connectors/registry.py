@@ -103,7 +103,7 @@ CONNECTORS = (
     ),
     Connector(
         "iceberg",
-        library=ClientLibrary("pyiceberg", "iceberg", "table.py"),
+        library=ClientLibrary("pyiceberg", "iceberg", ""),
         sinks=(
             Sinks(
                 (PublicClass("iceberg.sink", "IcebergSink", "iceberg"),),

@@ -1,6 +1,9 @@
 """Iceberg tables in an SQL catalog: one snapshot per checkpoint, whoever makes it and however often."""
 
 import json
+from collections.abc import Sequence
+from datetime import date
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,32 +105,32 @@ def test_a_zombie_that_looked_before_its_successor_appended_appends_nothing(
     """The client library would append to what it finds then."""
     zombie, successor = (IcebergTable(NAME, "default", properties, "here") for _ in range(2))
     rows = pa.RecordBatch.from_pydict({"n": [1]}, schema=SCHEMA)
-    zombie.append("other/out/lineage", 1, SCHEMA, iter([rows]))
+    zombie.append("other/out/lineage", 1, [zombie.write([rows], SCHEMA)])
 
     def late_rows() -> Any:
-        """Read after the zombie has looked at the table, before it commits."""
-        successor.append("job/out/lineage", 1, SCHEMA, iter([rows]))
-        yield rows
+        """Written after the zombie has looked at the table, before it commits."""
+        successor.append("job/out/lineage", 1, [successor.write([rows], SCHEMA)])
+        yield zombie.write([rows], SCHEMA)
 
     with pytest.raises(Unavailable, match="another writer has changed the table"):
-        zombie.append("job/out/lineage", 1, SCHEMA, late_rows())
+        zombie.append("job/out/lineage", 1, late_rows())
     assert numbers(properties) == [1, 1]
-    zombie.append("job/out/lineage", 1, SCHEMA, iter([rows]))
+    zombie.append("job/out/lineage", 1, [zombie.write([rows], SCHEMA)])
     assert numbers(properties) == [1, 1]
 
 
 def test_another_writer_delays_an_append_and_does_not_lose_it(properties: dict[str, str]) -> None:
     ours = IcebergTable(NAME, "default", properties, "here")
     rows = pa.RecordBatch.from_pydict({"n": [1]}, schema=SCHEMA)
-    ours.append("job/out/lineage", 1, SCHEMA, iter([rows]))
+    ours.append("job/out/lineage", 1, [ours.write([rows], SCHEMA)])
 
     def late_rows() -> Any:
         table(properties).append(pa.table({"n": [100]}))
-        yield rows
+        yield ours.write([rows], SCHEMA)
 
     with pytest.raises(Unavailable):
-        ours.append("job/out/lineage", 2, SCHEMA, late_rows())
-    ours.append("job/out/lineage", 2, SCHEMA, iter([rows]))
+        ours.append("job/out/lineage", 2, late_rows())
+    ours.append("job/out/lineage", 2, [ours.write([rows], SCHEMA)])
     assert numbers(properties) == [1, 1, 100]
 
 
@@ -203,6 +206,72 @@ def test_a_local_job_fills_a_table(properties: dict[str, str]) -> None:
 def test_a_catalog_that_does_not_answer_is_waited_for() -> None:
     with pytest.raises(Unavailable, match="catalog 'default' does not answer"):
         opened({"type": "rest", "uri": "http://127.0.0.1:1"})
+
+
+def test_each_subtask_writes_its_own_files_and_one_snapshot_has_them(properties: dict[str, str]) -> None:
+    store = MemoryStore()
+    subtasks = []
+    for subtask in range(3):
+        sink = IcebergSink(NAME, properties=properties)
+        sink.open(SinkContext("job", "out", 1, subtask, 3, lambda url: store, store, "lineage"))
+        subtasks.append(sink)
+    committables = [pre_committed(sink, 1, [at]) for at, sink in enumerate(subtasks)]
+    staged = sum(len(store.get(info.key)) for info in store.list(""))
+    written = list(Path(properties["warehouse"].removeprefix("file://")).rglob("*.parquet"))
+    assert len(written) == 3, "rows wait for one slot to write them"
+    assert table(properties).current_snapshot() is None
+    subtasks[0].commit_globally(1, committables)
+    assert numbers(properties) == [0, 1, 2]
+    assert len(table(properties).snapshots()) == 1
+    assert staged < 100_000
+    assert list(store.list("")) == []
+
+
+def test_files_of_a_checkpoint_that_was_given_up_are_deleted(sink: IcebergSink, properties: dict[str, str]) -> None:
+    sink.abort(pre_committed(sink, 1, [1]))
+    assert list(Path(properties["warehouse"].removeprefix("file://")).rglob("*.parquet")) == []
+
+
+def test_decided_files_that_are_gone_are_an_error_and_not_a_broken_table(
+    sink: IcebergSink, properties: dict[str, str]
+) -> None:
+    one = pre_committed(sink, 1, [1])
+    (file,) = Path(properties["warehouse"].removeprefix("file://")).rglob("*.parquet")
+    file.unlink()
+    with pytest.raises(Corrupt, match=r"1 decided data files of the table .* are gone"):
+        sink.commit_globally(1, [one])
+    assert table(properties).current_snapshot() is None
+
+
+def test_rows_that_an_earlier_release_has_staged_are_appended(properties: dict[str, str]) -> None:
+    """It staged the rows themselves."""
+    store = MemoryStore()
+    rows = pa.RecordBatch.from_pydict({"n": [1, 2]}, schema=SCHEMA)
+
+    class Earlier(IcebergSink):
+        def prepare(self, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
+            return batches
+
+    earlier = Earlier(NAME, properties=properties)
+    earlier.open(SinkContext("job", "out", 1, 0, 1, lambda url: store, store, "lineage"))
+    one = pre_committed(earlier, 1, rows)
+    opened(properties, store, token=2).commit_globally(1, [one])
+    assert numbers(properties) == [1, 2]
+
+
+def test_partitions_of_every_kind_come_back_from_what_is_staged(properties: dict[str, str]) -> None:
+    catalog = load_catalog("default", **properties)
+    catalog.create_namespace("db")
+    columns = {"n": [1, 2], "d": [Decimal("1.5"), Decimal("2.5")], "on": [date(2024, 1, 1), None], "b": [b"x", b"y"]}
+    rows = pa.RecordBatch.from_pydict(columns)
+    made = catalog.create_table(NAME, rows.schema)
+    with made.update_spec() as update:
+        for column in ("d", "on", "b"):
+            update.add_identity(column)
+    sink = opened(properties)
+    sink.commit_globally(1, [pre_committed(sink, 1, rows)])
+    assert sorted(table(properties).scan().to_arrow().to_pylist(), key=lambda row: row["n"]) == rows.to_pylist()
+    assert table(properties).scan("d = 2.5").to_arrow()["n"].to_pylist() == [2]
 
 
 @pytest.mark.slow

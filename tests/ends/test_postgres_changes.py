@@ -209,6 +209,8 @@ def test_only_what_a_completed_checkpoint_covers_is_confirmed(tables: ChangedTab
         tables.execute(f"insert into {table} values (3, 'c')")
         rows_from(reader, 2)
         reader.snapshotted(2)  # never completed
+        assert reader._feed is not None
+        assert reader._feed._confirmed <= begun, "the server will be told of it"
         assert tables.confirmed(source) <= begun
         reader.poll(1, 0)
         reader.snapshotted(3)

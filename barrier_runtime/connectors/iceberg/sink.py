@@ -1,20 +1,27 @@
 """Exactly-once into an Iceberg table: one snapshot per checkpoint, over all subtasks.
 
-Rows wait in the job's storage until the checkpoint is decided; then subtask 0 appends them in one commit that carries
-the checkpoint (`iceberg/table`), so the table itself tells whether it was made: by us, by a zombie, or by nobody. No
-file is below the table's location before it belongs to a snapshot, so there is nothing for its maintenance to find.
+Before a checkpoint is decided every subtask writes its rows as data files of the table, which no snapshot has yet, and
+stages a description of them in the job's storage (`iceberg/data_files`). Then subtask 0 appends all of them in one
+commit that carries the checkpoint (`iceberg/table`), so the table itself tells whether it was made: by us, by a zombie,
+or by nobody. No slot holds more rows than it has written itself.
+
+Files of a checkpoint that was given up are deleted; those of a process that died between writing and staging stay as
+orphans, which the table's maintenance removes. It must leave alone what is younger than the longest outage of the job.
 Compaction and the expiry of snapshots are the user's business.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from barrier_runtime.connectors.iceberg.columns import as_stored, check_fits, stored_schema
+from barrier_runtime.connectors.iceberg.data_files import WrittenFiles, as_rows, from_rows
 from barrier_runtime.connectors.iceberg.table import IcebergTable
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
+from barrier_runtime.connectors.sink_bases.write_ahead_committable import StagedRows
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound
 from barrier_runtime.state.store.urls import without_credentials
@@ -28,8 +35,8 @@ class IcebergSink(BatchingSink):
 
     `catalog`: its name; `properties`: what pyiceberg is to know of it (`type`, `uri`, `warehouse`), over what it finds
     under that name in the environment (`PYICEBERG_CATALOG__<NAME>__…`), where secrets belong.
-    `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask before they are staged early. The rows of
-    one checkpoint must fit into the memory of one slot.
+    `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask before they are written early, as a data
+    file of their own.
     """
 
     kind = "iceberg"
@@ -80,23 +87,41 @@ class IcebergSink(BatchingSink):
             check_fits(stored, self._there, self._where, self.table)
 
     def prepare(self, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
+        return [as_rows(self._written(batches))]
+
+    def _written(self, batches: Sequence[pa.RecordBatch]) -> WrittenFiles:
         stored = stored_schema(batches[0].schema, self._where)
         try:
-            return [as_stored(batch, stored, self._required, self._where) for batch in batches]
+            rows = [as_stored(batch, stored, self._required, self._where) for batch in batches]
         except pa.ArrowInvalid as error:
             raise InvalidJob(f"{self._where}: rows cannot be kept as {stored}: {error}") from error
+        return self._table.write(rows, stored)
 
     def deliver_batch(self, batch: DecidedBatch) -> None:
         if self._table.has(batch.application, batch.checkpoint):
             return
         try:
-            rows = [each for staged in batch.objects for each in self._read(staged)]
+            written = [each for staged in batch.objects for each in self._files_of(staged)]
         except ObjectNotFound as error:
             if self._table.has(batch.application, batch.checkpoint):
                 return
             raise Corrupt(
-                f"{self._where}: {batch.rows} decided rows of checkpoint {batch.checkpoint} are gone, and the table "
-                f"{self.table} does not have them ({error}). Were they aborted, moved or deleted? Restore the object "
-                "from a backup; the commit is tried again"
+                f"{self._where}: the description of {batch.rows} decided data files of checkpoint {batch.checkpoint} "
+                f"is gone, and the table {self.table} does not have them ({error}). Were they aborted, moved or "
+                "deleted? Restore the object from a backup; the commit is tried again"
             ) from error
-        self._table.append(batch.application, batch.checkpoint, rows[0].schema, iter(rows))
+        self._table.append(batch.application, batch.checkpoint, written)
+
+    def _files_of(self, staged: StagedRows) -> list[WrittenFiles]:
+        """Rows that an earlier release has staged are written now."""
+        rows = self._read(staged)
+        found = from_rows(rows)
+        return [self._table.write(rows, rows[0].schema)] if found is None else found
+
+    def abort(self, committable: bytes) -> None:
+        written: list[WrittenFiles] = []
+        for staged in self._decoded(committable).objects:
+            with contextlib.suppress(ObjectNotFound):
+                written += from_rows(self._read(staged)) or ()
+        super().abort(committable)
+        self._table.drop(written)

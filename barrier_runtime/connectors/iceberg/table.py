@@ -18,7 +18,9 @@ copy in memory says none; the table's own is not touched.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -37,10 +39,12 @@ from pyiceberg.exceptions import (
 from pyiceberg.table import Table
 
 from barrier_runtime.connectors.iceberg.columns import check_fits
-from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.connectors.iceberg.data_files import WrittenFiles, data_files, paths_of, write_files
+from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 
 APPLICATION = "barrier-runtime.application"  # in a snapshot's summary
 CHECKPOINT = "barrier-runtime.checkpoint"
+_KNOWN_S = 60.0  # credentials that a catalog gives with a table are good for longer
 _LIBRARY_RETRIES = "commit.retry.num-retries"
 _NO_ANSWER = (OSError, ServerError, ServiceUnavailableError, TooManyRequestsError)
 
@@ -52,9 +56,10 @@ class IcebergTable:
     def __init__(self, name: str, catalog: str, properties: Mapping[str, str], where: str) -> None:
         self._name = name
         self._where = where
+        self._last: tuple[float, Table] | None = None  # when it was asked for, for writing
         try:
             self._catalog = _opened(catalog, properties)
-        except _NO_ANSWER as error:
+        except (*_NO_ANSWER, *_database_errors()) as error:
             raise Unavailable(f"{where}: the Iceberg catalog {catalog!r} does not answer: {error}") from error
         except Exception as error:  # of the catalog's own client: many kinds
             raise InvalidJob(
@@ -67,44 +72,96 @@ class IcebergTable:
         table = self._loaded()
         return None if table is None else table.schema().as_arrow()
 
-    def append(self, application: str, checkpoint: int, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-        """Append the rows as one snapshot unless that was done. Raises `Unavailable` when it is to be tried again."""
-        table = self._loaded() or self._created(schema)
+    def write(self, batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> WrittenFiles:
+        """Write the rows as data files of no snapshot; the table is made with their columns when there is none. Raises
+        `Unavailable` when it is to be tried again; what was written then stays as an orphan."""
+        table = self._known()
+        if table is None:
+            table = self._created(schema)
+            self._last = time.monotonic(), table
+        check_fits(schema, table.schema().as_arrow(), self._where, self._name)
+        try:
+            return write_files(table, batches, schema)
+        except OSError as error:
+            raise Unavailable(
+                f"{self._where}: a data file of the table {self._name} cannot be written: {error}"
+            ) from error
+
+    def append(self, application: str, checkpoint: int, written: Iterable[WrittenFiles]) -> None:
+        """Append the files as one snapshot unless that was done. Raises `Unavailable` when it is to be tried again,
+        `Corrupt` when a file is gone."""
+        table = self._loaded()
+        if table is None:
+            raise Unavailable(
+                f"{self._where}: the table {self._name} is gone, and decided rows are to be appended: restore it"
+            )
         if has(table, application, checkpoint):
             return
-        there = table.schema().as_arrow()
-        check_fits(schema, there, self._where, self._name)
         table.metadata.properties[_LIBRARY_RETRIES] = "0"
-        rows = pa.Table.from_batches(list(batches), schema=schema)
         summary = {APPLICATION: application, CHECKPOINT: str(checkpoint)}
         try:
+            files = [file for each in written for file in data_files(each)]
+            gone = [file.file_path for file in files if not table.io.new_input(file.file_path).exists()]
+            if gone:
+                raise Corrupt(
+                    f"{self._where}: {len(gone)} decided data files of the table {self._name} are gone, such as "
+                    f"{gone[0]} (removed as orphans?): restore them from a backup; the commit is tried again"
+                )
             with table.transaction() as transaction:
-                transaction.append(rows, snapshot_properties=summary)
+                with transaction._append_snapshot_producer(summary) as producer:
+                    for file in files:
+                        producer.append_data_file(file)
                 transaction.set_properties({_property(application): str(checkpoint)})
-        except (CommitFailedException, CommitStateUnknownException) as error:
+        except (CommitFailedException, CommitStateUnknownException, *_NO_ANSWER, *_database_errors()) as error:
             raise Unavailable(
                 f"{self._where}: another writer has changed the table {self._name}, or the catalog has not answered "
                 f"({error}): it is looked at again"
             ) from error
+
+    def drop(self, written: Sequence[WrittenFiles]) -> None:
+        """Delete files that will never be in a snapshot. Those that stay are orphans for the table's maintenance."""
+        table = self._loaded()
+        if table is None:
+            return
+        for path in paths_of(written):
+            with contextlib.suppress(OSError):
+                table.io.delete(path)
 
     def has(self, application: str, checkpoint: int) -> bool:
         """Was this checkpoint, or a later one, appended?"""
         table = self._loaded()
         return table is not None and has(table, application, checkpoint)
 
+    def _known(self) -> Table | None:
+        """As it was not long ago, which is good for writing files: their schema and partitions stay known to it."""
+        if self._last is None or time.monotonic() - self._last[0] > _KNOWN_S:
+            table = self._loaded()
+            self._last = None if table is None else (time.monotonic(), table)
+        return None if self._last is None else self._last[1]
+
     def _loaded(self) -> Table | None:
         try:
             return self._catalog.load_table(self._name)
         except NoSuchTableError:
             return None
-        except (OSError, RESTError) as error:
+        except (OSError, RESTError, *_database_errors()) as error:
             raise Unavailable(f"{self._where}: the catalog does not tell of the table {self._name}: {error}") from error
 
     def _created(self, schema: pa.Schema) -> Table:
-        """Of two that create it one wins, and both append."""
-        with contextlib.suppress(NamespaceAlreadyExistsError):
-            self._catalog.create_namespace(self._name.rpartition(".")[0])
+        """Of two that create it one wins, and both append. Of two that create the namespace in an SQL catalog, too: the
+        other one is told of it by its database."""
+        for last in (False, True):
+            try:
+                return self._made(schema)
+            except (OSError, RESTError, CommitFailedException, *_database_errors()) as error:
+                if last:
+                    raise Unavailable(f"{self._where}: the table {self._name} cannot be made now: {error}") from error
+        raise AssertionError("it was made, or that was told")
+
+    def _made(self, schema: pa.Schema) -> Table:
         try:
+            with contextlib.suppress(NamespaceAlreadyExistsError):
+                self._catalog.create_namespace(self._name.rpartition(".")[0])
             return self._catalog.create_table(self._name, schema)
         except TableAlreadyExistsError:
             return self._catalog.load_table(self._name)
@@ -122,6 +179,15 @@ def _is_of(summary: Any, application: str, checkpoint: int) -> bool:
         return False
     said: Mapping[str, str] = summary.additional_properties
     return said.get(APPLICATION) == application and int(said.get(CHECKPOINT, "0")) >= checkpoint
+
+
+def _database_errors() -> tuple[type[Exception], ...]:
+    """Of an SQL catalog whose database does not answer. The library is there when there is such a catalog."""
+    if "sqlalchemy" not in sys.modules:
+        return ()
+    from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
+
+    return OperationalError, InterfaceError, IntegrityError
 
 
 def _property(application: str) -> str:

@@ -189,6 +189,12 @@ def end_older_session(connection: Any, pid: int, name: str, slot: str, where: st
     )
 
 
+def server_time_us(connection: Any) -> int:
+    """Since 1970, of the clock that the times of commits are of."""
+    (now,) = connection.execute("select (extract(epoch from clock_timestamp()) * 1000000)::bigint").fetchone()
+    return int(now)
+
+
 def drop_slot(connection: Any, slot: str) -> None:
     connection.execute(
         "select pg_drop_replication_slot(slot_name) from pg_replication_slots where slot_name = %s", (slot,)

@@ -14,7 +14,6 @@ tables into Parquet objects before the job starts, and they are read from there,
 """
 
 import io
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -43,8 +42,8 @@ class StagedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SnapshotStaging(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`lsn`: where the slot's log begins. `end`: where reading ends, if it does. `prefix`: of the keys of its
-    objects."""
+    """`taken_us`: by the server clock, before what is in the log. `lsn`: where the slot's log begins. `end`: where
+    reading ends, if it does. `prefix`: of the keys of its objects."""
 
     id: str
     system: str
@@ -173,7 +172,3 @@ def _parsed(text: bytes, table: ChangedTable, where: str) -> pa.RecordBatch:
     where = f"{where}, table {table.name}"
     columns = [from_text(rows.column(column.name).combine_chunks(), column, where) for column in table.columns]
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema([(c.name, c.type) for c in table.columns]))
-
-
-def now_us() -> int:
-    return time.time_ns() // 1000

@@ -33,6 +33,7 @@ from barrier_runtime.connectors.postgres.changes.server import (
     look_at_slot,
     make_publication,
     read_table,
+    server_time_us,
 )
 from barrier_runtime.connectors.postgres.committable import digest
 from barrier_runtime.connectors.postgres.session import load_psycopg, parameters_of, shown_server, translated
@@ -198,10 +199,11 @@ class PostgresChanges:
         try:
             with self._connected(replication=True) as replication:
                 system, _ = identify(replication)
+                taken_us = self._asked("asking for the time", server_time_us)
                 lsn, name = self._made_slot(replication, slot)
                 made = name is not None
                 tables = [snapshot.StagedTable(table.name, 0, 0) for table in self.tables]
-                taken_us, end = snapshot.now_us(), None
+                end = None
                 with self._connected(replication=False) as connection:
                     if name is not None and self._given.snapshot:
                         where = self._where

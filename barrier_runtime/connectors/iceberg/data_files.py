@@ -1,0 +1,154 @@
+"""Data files of an Iceberg table that belong to no snapshot yet, and what a later process needs to append them.
+
+A slot writes files where the table's own writers would, and describes them by Iceberg's own *manifest*, as bytes: it
+has all that a commit needs (paths, partitions, counts, bounds), in a format whose readers stay. Until they are appended
+they are orphans to the table's maintenance, which leaves young ones alone (three days by default).
+"""
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
+from pyiceberg.io.pyarrow import _dataframe_to_data_files
+from pyiceberg.manifest import (
+    DataFile,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    write_manifest,
+)
+from pyiceberg.table import Table
+
+_VERSION = 2  # of manifests; those of any version hold files of tables of any version
+_NO_SNAPSHOT = -1
+_COLUMNS = pa.schema(
+    [("manifest", pa.binary()), ("spec", pa.int32()), ("files", pa.int64()), ("rows", pa.int64())],
+    metadata={"barrier-runtime.iceberg": "data-files"},
+)
+
+
+@dataclass(frozen=True)
+class WrittenFiles:
+    """`spec`: number of the partition spec that they are written by."""
+
+    manifest: bytes
+    spec: int
+    files: int
+    rows: int
+
+
+def write_files(table: Table, batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> WrittenFiles:
+    """As many files as the rows have partitions, at least. Raises `OSError` of the storage."""
+    rows = pa.Table.from_batches(batches, schema=schema)
+    files = list(_dataframe_to_data_files(table.metadata, rows, table.io, uuid.uuid4()))
+    spec = table.metadata.spec()
+    output = _Memory()
+    with write_manifest(_VERSION, spec, table.metadata.schema(), output, _NO_SNAPSHOT, "null") as writer:
+        for file in files:
+            entry = ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, snapshot_id=None, data_file=file)
+            writer.add_entry(entry)
+    return WrittenFiles(output.content, spec.spec_id, len(files), rows.num_rows)
+
+
+def data_files(written: WrittenFiles) -> list[DataFile]:
+    manifest = ManifestFile.from_args(
+        manifest_path="memory",
+        manifest_length=len(written.manifest),
+        partition_spec_id=written.spec,
+        content=ManifestContent.DATA,
+        sequence_number=0,
+        min_sequence_number=0,
+        added_snapshot_id=_NO_SNAPSHOT,
+    )
+    return [entry.data_file for entry in manifest.fetch_manifest_entry(_MemoryIO(written.manifest))]
+
+
+def as_rows(written: WrittenFiles) -> pa.RecordBatch:
+    """What is staged in place of the rows themselves."""
+    values = [[written.manifest], [written.spec], [written.files], [written.rows]]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(each, field.type) for each, field in zip(values, _COLUMNS, strict=True)], schema=_COLUMNS
+    )
+
+
+def from_rows(batches: Sequence[pa.RecordBatch]) -> list[WrittenFiles] | None:
+    """None: these are rows themselves, as releases before this one have staged them."""
+    if not batches or (batches[0].schema.metadata or {}) != _COLUMNS.metadata:
+        return None
+    return [WrittenFiles(**row) for batch in batches for row in batch.to_pylist()]
+
+
+class _Memory(OutputFile):  # type: ignore[misc]  # the library is not typed
+    """`content`: what was written, once its stream is closed."""
+
+    def __init__(self) -> None:
+        super().__init__("memory")
+        self._stream = _Kept()
+
+    @property
+    def content(self) -> bytes:
+        return self._stream.content
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+    def exists(self) -> bool:
+        return bool(self.content)
+
+    def to_input_file(self) -> InputFile:
+        return _MemoryInput(self.content)
+
+    def create(self, overwrite: bool = False) -> OutputStream:
+        return self._stream
+
+
+class _Kept(BytesIO):
+    content = b""
+
+    def close(self) -> None:
+        if not self.closed:
+            self.content = self.getvalue()
+        super().close()
+
+
+class _MemoryInput(InputFile):  # type: ignore[misc]
+    def __init__(self, content: bytes) -> None:
+        super().__init__("memory")
+        self._content = content
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def exists(self) -> bool:
+        return True
+
+    def open(self, seekable: bool = True) -> InputStream:
+        return BytesIO(self._content)
+
+
+class _MemoryIO(FileIO):  # type: ignore[misc]
+    """Reads one file, whatever it is called."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__()
+        self._content = content
+
+    def new_input(self, location: str) -> InputFile:
+        return _MemoryInput(self._content)
+
+    def new_output(self, location: str) -> OutputFile:
+        raise NotImplementedError("only read")
+
+    def delete(self, location: Any) -> None:
+        raise NotImplementedError("only read")
+
+
+def paths_of(written: Sequence[WrittenFiles]) -> Iterator[str]:
+    for each in written:
+        for file in data_files(each):
+            yield file.file_path

@@ -1,0 +1,51 @@
+"""Orders with the city that their customer had when they were placed: two tables of PostgreSQL into an Iceberg table.
+
+barrier-runtime run examples/orders_to_iceberg.py:flow --master 'local[4,16]' --checkpoints build/checkpoints
+
+Both tables are read through one slot: the rows that are there, then every change, in the order of commits. The time of
+a commit is the event time, so each order gets what the table of customers had at that moment, however late the job
+reads it, and SQL on the source computes the same (`orders_stage`). Exactly once.
+"""
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from barrier_runtime import Dataflow, IcebergSink
+
+ORDERS = "shop.orders"
+# Commits may take their times a moment before they stand in the log, one before the other.
+MAX_OUT_OF_ORDERNESS = timedelta(milliseconds=200)
+
+
+def build(database: str, catalog: Mapping[str, str], **reading: Any) -> Dataflow:
+    """`catalog`: properties of an Iceberg catalog, in which the table `shop.orders` is made. `reading`: more arguments
+    of `read_postgres_changes`."""
+    flow = Dataflow("orders-to-iceberg")
+    orders, customers = flow.read_postgres_changes(
+        "shop",
+        database,
+        ["orders", "customers"],
+        form="upsert",
+        event_time="changed_at",
+        max_out_of_orderness=MAX_OUT_OF_ORDERNESS,
+        **reading,
+    )
+    placed = orders.select({"id": "id", "customer": "customer", "cents": "cents", "changed_at": "changed_at"})
+    named = customers.select({"id": "id", "city": "city", "deleted": "deleted", "changed_at": "changed_at"})
+    joined = placed.key_by("customer").table_join(
+        "city", named.key_by("id"), event_time="changed_at", deleted="deleted"
+    )
+    found = joined.select(["id", "customer", "cents", "city"])
+    found.sink("orders", IcebergSink(ORDERS, properties=catalog))
+    return flow
+
+
+def __getattr__(name: str) -> Dataflow:
+    """`flow`, made when it is asked for: for the command line."""
+    if name != "flow":
+        raise AttributeError(name)
+    return build(
+        os.environ["POSTGRES"], {"type": "sql", "uri": os.environ["CATALOG"], "warehouse": os.environ["WAREHOUSE"]}
+    )
