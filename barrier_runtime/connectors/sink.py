@@ -5,8 +5,9 @@ any process, at any later time, can commit or abort. `commit` is idempotent and 
 idempotent; committing what was aborted is a hard error.
 """
 
+import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -35,6 +36,7 @@ class SinkContext:
     job_store: ObjectStore  # where the job's checkpoints are
     lineage: str
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex  # never the same twice, also in other processes
+    wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
 
 
 def check_methods(sink: Any, where: str) -> None:
@@ -72,6 +74,7 @@ class TwoPhaseCommitSink:
     guarantee: Guarantee = "exactly_once"
     global_committer: bool = False  # True: `commit` shows nothing, `commit_globally` shows the parts of all subtasks
     commits_together: bool = False  # True: `commit_together` costs less than one `commit` after the other
+    keeps_rows: bool = False  # True: rows may stay in the sink past the checkpoint that they came before, see `kept`
     most_decided: int | None = None  # set in `open`: how many transactions the target can hold between their decision
     # and their commit; while there are so many the sink is given no rows
     transaction_timeout_ms: int | None = None  # set in `open`: how long the target remembers what is pre-committed and
@@ -129,6 +132,26 @@ class TwoPhaseCommitSink:
     def abort(self, committable: bytes) -> None:
         """Drop it. Idempotent."""
         raise NotImplementedError
+
+    def kept(self, stored: Container[str]) -> Mapping[str, bytes]:
+        """Only with `keeps_rows`, behind each `pre_commit` and on its thread: the rows that are in no committable yet,
+        as named values for the snapshot. A name means the same bytes for ever; those of names in `stored` are in an
+        older snapshot already, and are left out."""
+        return {}
+
+    def kept_names(self) -> frozenset[str]:
+        """Only with `keeps_rows`: of the values that the last `kept` needs, those that later ones may need again. On
+        the loop."""
+        return frozenset()
+
+    def restore_kept(self, kept: Sequence[Mapping[str, bytes]], *, moved: bool) -> None:
+        """Only with `keeps_rows`, between `open` and `recover`: what the restored snapshot has of each subtask that
+        this one follows, all values of all names that `kept` needed. `moved`: at another parallelism, so that newer
+        rows of the same keys may come to other subtasks: show these before any newer ones."""
+        raise NotImplementedError
+
+    def end_of_input(self) -> None:
+        """No rows come any more: the next `pre_commit` keeps none. On the loop."""
 
     def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
         """Only with `global_committer`, and only in subtask 0: every subtask has committed its part up to `checkpoint`;

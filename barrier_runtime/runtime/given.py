@@ -8,7 +8,7 @@ from barrier_runtime.coordinator.log.restore_choice import snapshots_for_slot
 from barrier_runtime.coordinator.wire.messages import CommitGlobally, ManifestRef
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.state.errors import Corrupt
-from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, without_own
 from barrier_runtime.state.snapshots.stored_values import with_values
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
 from barrier_runtime.state.store.paths import Paths
@@ -48,5 +48,5 @@ def committables(store: ObjectStore, paths: Paths, at_once: int, order: CommitGl
     snapshots = order.snapshots
     if order.manifest is not None:
         found = snapshots_in(store, paths, order.manifest, order.checkpoint)
-        snapshots = tuple(each for each in found if each.operator == order.operator)
+        snapshots = tuple(without_own(each) for each in found if each.operator == order.operator)
     return with_values(store, snapshots, at_once)

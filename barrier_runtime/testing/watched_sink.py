@@ -3,12 +3,13 @@
 It also knows which calls returned: from then on a reader must see the rows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
+from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.testing.judge import Written
 from barrier_runtime.testing.kill_lines import Lines
 
@@ -48,6 +49,7 @@ class WatchedSink(TwoPhaseCommitSink):
         self.guarantee = sink.guarantee
         self.global_committer = sink.global_committer
         self.commits_together = sink.commits_together
+        self.keeps_rows = sink.keeps_rows
         self._watcher = watcher
         self._subtask = subtask
 
@@ -85,6 +87,21 @@ class WatchedSink(TwoPhaseCommitSink):
             transaction.written.committable = self.sink.pre_commit(transaction.transaction, checkpoint)
         transaction.written.checkpoint = checkpoint
         return transaction.written.committable
+
+    def kept(self, stored: Container[str]) -> Mapping[str, bytes]:
+        kept = self.sink.kept(stored)
+        if kept:
+            raise InvalidJob(
+                "certify judges sinks that show the rows of a checkpoint when it is decided, and this one keeps rows "
+                "for later ones: certify it without roll_bytes and roll_age"
+            )
+        return kept
+
+    def kept_names(self) -> frozenset[str]:
+        return self.sink.kept_names()
+
+    def end_of_input(self) -> None:
+        self.sink.end_of_input()
 
     def commit(self, committable: bytes) -> None:
         self._call(f"commit of {self._watcher.named(committable)}")

@@ -22,7 +22,7 @@ from barrier_runtime.coordinator.wire.messages import (
     ManifestRef,
     sink_key,
 )
-from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, without_own
 
 _DECIDED_KEPT = 16  # decided manifests' lists of committables
 MAX_BEHIND = 64  # completed checkpoints that a sink may be behind before no more are taken: pending sets would outgrow
@@ -129,6 +129,7 @@ class CommitTracker:
     def decided(self, checkpoint: int, operators: tuple[OperatorSnapshot, ...], manifest: ManifestRef) -> None:
         """`checkpoint` is complete with this manifest: keep what global committers will need of it."""
         self._newest = checkpoint
+        operators = tuple(without_own(each) for each in operators)  # rows that are not to be committed yet
         self._pending_bytes = sum(_value_bytes(each) for each in operators if each.operator in self._sinks)
         if self._global_sinks:
             self._decided[checkpoint] = self._decision(operators, manifest)

@@ -16,7 +16,14 @@ from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.snapshots.continued_aggregates import COME_AND_GO, added_aggregates, check_aggregates
 from barrier_runtime.state.snapshots.continued_state import continued
-from barrier_runtime.state.snapshots.snapshot import DEFINITION, KEYS, ONE_VALUE, SHARED, OperatorSnapshot
+from barrier_runtime.state.snapshots.snapshot import (
+    DEFINITION,
+    KEYS,
+    ONE_VALUE,
+    SHARED,
+    OperatorSnapshot,
+    without_own,
+)
 from barrier_runtime.state.store.paths import Paths
 
 
@@ -181,9 +188,10 @@ def snapshots_for_slot(
 ) -> tuple[OperatorSnapshot, ...]:
     """Its own snapshots when the parallelism is what it was, all of them when it changed; and of small state
     (positions of sources, committables) always all, because a changed list of splits moves splits. Of other subtasks
-    with keyed state what they have to share (`SHARED`)."""
+    with keyed state what they have to share (`SHARED`), and what one alone goes on with (`OWN`) of no others."""
     wanted: list[OperatorSnapshot] = []
-    for snapshot in snapshots:
+    for each in snapshots:
+        snapshot = each if each.subtask % parallelism == slot else without_own(each)
         if snapshot.parallelism != parallelism or snapshot.subtask == slot:
             wanted.append(snapshot)
         elif snapshot.keyed is None and (snapshot.values or snapshot.objects):

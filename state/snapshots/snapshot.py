@@ -14,6 +14,7 @@ from barrier_runtime.state.versioned import Format
 DEFINITION = "definition"  # what its state is a state of
 KEYS = "keys"  # the columns of its keys, with their types
 SHARED = "shared-"  # names of values begin so that every subtask is given at a restore, whoever has written them
+OWN = "own-"  # names of values begin so that one subtask alone is given: with subtask i of P go on those of i % P
 
 
 def value_format(subject: str, version: int = 1) -> Format:
@@ -95,6 +96,17 @@ class OperatorSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Every file that a restore of it needs."""
         keyed = () if self.keyed is None else self.keyed.files
         return (*keyed, *(each.file for each in self.in_flight), *self.objects.values())
+
+
+def without_own(snapshot: OperatorSnapshot) -> OperatorSnapshot:
+    """The same for others than the subtask that goes on with it."""
+    if not any(name.startswith(OWN) for name in (*snapshot.values, *snapshot.objects)):
+        return snapshot
+    return msgspec.structs.replace(
+        snapshot,
+        values={name: value for name, value in snapshot.values.items() if not name.startswith(OWN)},
+        objects={name: ref for name, ref in snapshot.objects.items() if not name.startswith(OWN)},
+    )
 
 
 class SnapshotTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

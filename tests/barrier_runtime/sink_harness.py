@@ -23,7 +23,7 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.operators.base import CommitReport, OperatorContext
 from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.runtime.sinks.operator import SinkOperator
-from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+from barrier_runtime.state.snapshots.snapshot import OWN, FileRef, OperatorSnapshot
 from barrier_runtime.state.store.object_store import ObjectInfo, ObjectStore, PutOutcome
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -143,6 +143,7 @@ class Subtask:
         restored: tuple[OperatorSnapshot, ...] = (),
         subtask: int = 0,
         parallelism: int = 1,
+        wall_ms: Callable[[], int] = lambda: 0,
     ) -> None:
         self.executor = HandExecutor()
         self.snapshot_executor = HandExecutor()
@@ -151,6 +152,8 @@ class Subtask:
         self.metrics = MetricGroup(lambda: NOW_NS)
         self.later: list[tuple[float, Callable[[], None]]] = []
         self.manifests: dict[int, OperatorSnapshot] = {}
+        self.objects: dict[str, bytes] = {}  # what decided checkpoints have stored of large values, by key
+        self.on_stored: dict[int, Callable[[dict[str, FileRef]], None]] = {}
         self.subtask = subtask
         self.parallelism = parallelism
         self.operator = SinkOperator("out", make_sink)
@@ -171,6 +174,7 @@ class Subtask:
                 make_store=lambda url: store,
                 job_store=store,
                 lineage="lineage",
+                wall_ms=wall_ms,
                 call_later=lambda seconds, call: self.later.append((seconds, call)),
                 wake=self._wake,
                 report_commit=self.reports.append,
@@ -189,7 +193,12 @@ class Subtask:
         def finish() -> OperatorSnapshot:
             assert capture.blocking is not None
             self.snapshot_executor.run()
-            values = {**capture.values, **capture.blocking()}
+            found = capture.blocking()
+            assert not found.keys() & capture.stored.keys()
+            stored = {name: self.objects[ref.key] for name, ref in capture.stored.items()}
+            values = {**capture.values, **found, **stored}
+            if capture.on_stored is not None:
+                self.on_stored[checkpoint] = capture.on_stored
             self.manifests[checkpoint] = OperatorSnapshot("out", self.subtask, self.parallelism, values)
             return self.manifests[checkpoint]
 
@@ -218,8 +227,18 @@ class Subtask:
     def _visible(self) -> int:
         return self.reports.committed_globally_through
 
-    def complete(self, checkpoint: int) -> None:
+    def decided(self, checkpoint: int) -> None:
+        """As the slot tells it: values that only one subtask goes on with count as large ones."""
+        values = self.manifests[checkpoint].values if checkpoint in self.manifests else {}
+        large = {name: value for name, value in values.items() if name.startswith(OWN)}
+        self.objects.update({f"{checkpoint}/{name}": value for name, value in large.items()})
+        refs = {name: FileRef(name, len(value), "", f"{checkpoint}/{name}") for name, value in large.items()}
+        if checkpoint in self.on_stored:
+            self.on_stored.pop(checkpoint)(refs)
         self.operator.on_complete(checkpoint)
+
+    def complete(self, checkpoint: int) -> None:
+        self.decided(checkpoint)
         self.settle()
 
     def pass_time(self) -> None:
@@ -241,6 +260,7 @@ class Job:
     decided: list[tuple[int, int, OperatorSnapshot]] = field(default_factory=list)  # checkpoint, position, snapshot
     next_checkpoint: int = 1
     late_commits: bool = False
+    ends: bool = False  # the input ends behind the last row, with one checkpoint more
 
     def run(self, store: ObjectStore) -> None:
         """One generation, until the end or a `Crash`."""
@@ -259,9 +279,13 @@ class Job:
             position = end
             checkpoint, self.next_checkpoint = self.next_checkpoint, self.next_checkpoint + 1
             self.decided.append((checkpoint, position, subtask.barrier(checkpoint)()))
-            subtask.operator.on_complete(checkpoint)
+            subtask.decided(checkpoint)
             if not self.late_commits:
                 subtask.settle()
+        if self.ends:
+            subtask.operator.on_end(lambda batch: None)
+            checkpoint, self.next_checkpoint = self.next_checkpoint, self.next_checkpoint + 1
+            self.decided.append((checkpoint, position, subtask.barrier(checkpoint)()))
         if self.decided:
             subtask.operator.on_complete(self.decided[-1][0])  # also where nothing came after a restore
         subtask.settle()

@@ -218,6 +218,8 @@ class NothingLost(Checker):
             }
             if not expected_all and self.facts.decisions:
                 last.update(self.facts.decisions[-1].positions)
+            if sink == "out" and not expected_all and self.facts.decisions:
+                seen = seen | self.facts.decisions[-1].kept
             for (source, split), count in last.items():
                 lost = [(seq, leg) for seq in range(count) for leg in (0, 1) if (source, split, seq, leg) not in seen]
                 if lost:
@@ -244,7 +246,7 @@ class SavepointsAreVisible(Checker):
         decision = decisions[-1]
         came = {(*split, seq, leg) for split, n in decision.positions.items() for seq in range(n) for leg in (0, 1)}
         for sink in self.workload.sinks:
-            lacking = came - decision.in_flight - self._shown[sink]
+            lacking = came - decision.not_shown(sink) - self._shown[sink]
             if lacking:
                 self.wrong(f"{what} was written, but sink {sink} shows {len(lacking)} of its rows not yet")
         for snapshot in taken.operators:
@@ -351,7 +353,7 @@ class OneCut(Checker):
         decision = next((each for each in reversed(self.facts.decisions) if each.record.checkpoint == checkpoint), None)
         if decision is None:
             self.wrong(f"what is visible is said to be checkpoint {checkpoint}, which is not complete")
-        elif decision.in_flight:
+        elif decision.not_shown("out"):
             self._judge_with_in_flight(decision)
         else:
             self._judge_whole(decision)
@@ -380,10 +382,11 @@ class OneCut(Checker):
             for seq in range(position)
             for leg in (0, 1)
         }
+        not_shown = decision.not_shown("out")
         for what, wrong in (
-            ("neither visible nor in flight", read - self._shown - decision.in_flight),
-            ("visible and in flight", self._shown & decision.in_flight),
-            ("visible or in flight, and not read", (self._shown | decision.in_flight) - read),
+            ("neither visible nor in flight", read - self._shown - not_shown),
+            ("visible and in flight", self._shown & not_shown),
+            ("visible or in flight, and not read", (self._shown | not_shown) - read),
         ):
             if wrong:
                 self.wrong(
@@ -401,7 +404,7 @@ class OnlyReadIsVisible(Checker):
         for row in rows:
             if row.seq >= positions.get((row.source, row.split), 0):
                 self.wrong(f"sink {sink} shows {row}, which no completed checkpoint covers")
-            elif last is not None and (row.source, row.split, row.seq, row.leg) in last.in_flight:
+            elif last is not None and (row.source, row.split, row.seq, row.leg) in last.not_shown(sink):
                 self.wrong(f"sink {sink} shows {row}, which checkpoint {last.record.checkpoint} has in flight")
 
 

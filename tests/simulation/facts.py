@@ -12,6 +12,7 @@ import msgspec
 import pyarrow as pa
 from workload import RULES
 
+from barrier_runtime.connectors.files.sink.open_files import restored
 from barrier_runtime.connectors.name_set import NameSet, merged
 from barrier_runtime.coordinator.log.manifest import Manifest, decode_manifest
 from barrier_runtime.coordinator.log.records import Complete, Fence, Finish, Record, decode_record
@@ -20,6 +21,7 @@ from barrier_runtime.operators.keyed_progress import VALUE as PROGRESS_VALUE
 from barrier_runtime.operators.keyed_progress import Progress
 from barrier_runtime.operators.lookups.held_rows import HELD_VALUE, decode_held
 from barrier_runtime.runtime.network.frames import FrameReader
+from barrier_runtime.runtime.sinks.kept_rows import KEPT
 from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, PendingSet
 from barrier_runtime.runtime.sources.progress import FINISHED_VALUE, RUN_VALUE, SPLITS_VALUE, SourceProgress
 from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
@@ -37,7 +39,12 @@ class Decision:
     committables: frozenset[bytes]  # of all sinks, whole committables as the manifest lists them
     files: frozenset[str]  # keys of snapshot files
     in_flight: frozenset[tuple[str, int, int, int]]  # (source, split, seq, leg) that wait to be worked off
+    kept: frozenset[tuple[str, int, int, int]]  # the same, of what is in open files of the sink "out"
     apart_ms: int  # how far the event times of one operator's subtasks are apart, at most
+
+    def not_shown(self, sink: str) -> frozenset[tuple[str, int, int, int]]:
+        """Rows that this sink is to show later."""
+        return self.in_flight | self.kept if sink == "out" else self.in_flight
 
 
 @dataclass
@@ -83,6 +90,7 @@ class Facts:
         committables: set[bytes] = set()
         files: set[str] = set()
         in_flight: set[tuple[str, int, int, int]] = set()
+        kept: set[tuple[str, int, int, int]] = set()
         reached: dict[str, list[int]] = {}
         for snapshot in manifest.operators:
             values = _values_of(snapshot, read)
@@ -110,6 +118,10 @@ class Facts:
             files.update(ref.key for ref in snapshot.files if ref.key is not None)
             for each in snapshot.in_flight:
                 in_flight.update(_legs_in(each.file, read))
+            open_files = {n.removeprefix(KEPT): value for n, value in values.items() if n.startswith(KEPT)}
+            if open_files:
+                for _, table in restored("", [open_files], snapshot.operator).grown({}, 0, None)[1]:
+                    kept.update(leg for batch in table.to_batches() for leg in _legs_of(batch))
             if HELD_VALUE in values:
                 for _, rows in decode_held(values[HELD_VALUE], snapshot.operator):
                     in_flight.update(_legs_of(rows))
@@ -122,6 +134,7 @@ class Facts:
             frozenset(committables),
             frozenset(files),
             frozenset(in_flight),
+            frozenset(kept),
             apart_ms,
         )
         self.decisions.append(decision)

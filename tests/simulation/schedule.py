@@ -106,6 +106,7 @@ class Schedule:
     # (Redis), staged (PostgreSQL)
     queue: bool = False  # the bank's transfers are messages of RabbitMQ
     twins: bool = False  # two jobs of one name, each with checkpoints of its own, write into one target
+    rolls: bool = False  # files of the sink "out" grow over checkpoints, where its target is files
     hang: Hang | None = None  # of a source or sink
     events: EventTimes | None = None  # the job is one in event time; else it is the bank
     joined: Joined | None = None  # which joins two streams of events
@@ -258,6 +259,7 @@ def _draw_bank(seed: int) -> Schedule:
         standby=rng.random() < 0.35,
         aggregated=random.Random(f"state {seed}").random() < 0.5,
         collected=random.Random(f"collections {seed}").random() < 0.5,
+        rolls=random.Random(f"rolling files {seed}").random() < 0.35,
         unaligned=unaligned,
         aligned_timeout_ms=alignment.choice((0, 0, 0, 5, 50)),
         turn_ms=alignment.choice((0, 2, 5, 10)) if unaligned else 0,

@@ -28,6 +28,8 @@ _STORIES: dict[str, str] = {  # mutant -> the kind of job that has to find it
     "permit-ignores-lead": "bank",
     "checkpoint-ids-are-used-again": "bank",
     "commit-log-forgets-names": "bank",
+    "rolled-rows-stay-open": "bank",
+    "moved-rows-wait": "bank",
     "dropped-files-go-at-once": "bank",
     "sweep-forgets-dropped": "bank",
     "few-rows-go-astray": "bank",

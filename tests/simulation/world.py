@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -219,6 +220,8 @@ class World(SimCluster):
             return self.postgres.sink()
         if self.hanging is not None:
             return HangingJsonlSink("sim://target", self.hanging.opening)
+        if self.schedule.rolls and self.schedule.events is None:
+            return TogetherJsonlSink("sim://target", roll_bytes=4_000, roll_age=timedelta(seconds=2))
         return TogetherJsonlSink("sim://target")
 
     # ------------------------------------------------------------ the run

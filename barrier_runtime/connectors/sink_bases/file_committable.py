@@ -44,13 +44,15 @@ _STAGED = re.compile(
     re.ASCII,
 )
 _FINAL = re.compile(
-    r"part-(?P<checkpoint>\d{8,})-(?P<subtask>\d+)-(?P<token>\d+)-(?P<incarnation>[0-9a-f]+)-\d+\.[a-z]+", re.ASCII
+    r"(?:[^/=]+=[^/]*/)*"  # folders of `partition_by`
+    r"part-(?P<checkpoint>\d{8,})-(?P<subtask>\d+)-(?P<token>\d+)-(?P<incarnation>[0-9a-f]+)-\d+\.[a-z]+",
+    re.ASCII,
 )
 
 
 class StagedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     staged: str  # key of the hidden file; empty for an upload
-    final: str  # key that readers see; empty until the transaction's checkpoint is known
+    final: str  # key that readers see; until the transaction's checkpoint is known its folder alone, with a slash
     sha256: str  # hex, of the whole file
     rows: int
     size: int = 0  # bytes; 0: not noted
@@ -77,6 +79,7 @@ class FileNames:
     owner: str
     random: str
     suffix: str
+    folders: bool = False  # final names may be in folders
 
     @property
     def incarnation(self) -> str:
@@ -88,16 +91,16 @@ class FileNames:
 
     @property
     def finals(self) -> str:
-        """What all final names begin with, those of other jobs too."""
-        return "part-"
+        """What all its final names begin with, those of other jobs too."""
+        return "" if self.folders else "part-"
 
     def staged(self, number: int) -> str:
         """`number` counts the staged files of this incarnation."""
         return f"{self.staging}{self.token}/{self.subtask}-{self.incarnation}-{number}.{self.suffix}"
 
-    def final(self, checkpoint: int, part: int) -> str:
-        """Sorts by checkpoint; `part` counts the files of one transaction."""
-        return f"part-{checkpoint:08d}-{self.subtask}-{self.token}-{self.incarnation}-{part}.{self.suffix}"
+    def final(self, checkpoint: int, part: int, folder: str = "") -> str:
+        """Sorts by checkpoint; `part` counts the files of one transaction. `folder`: with a slash at its end."""
+        return f"{folder}part-{checkpoint:08d}-{self.subtask}-{self.token}-{self.incarnation}-{part}.{self.suffix}"
 
     def probe(self) -> str:
         """Written and deleted when the sink opens; like a staged file, so that a leftover one is swept with them."""

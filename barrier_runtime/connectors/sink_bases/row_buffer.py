@@ -93,6 +93,11 @@ class RowBuffer(Generic[_Staged]):
             self._full.append(self._current)
             self._current = _Part()
 
+    def rest(self) -> Sequence[pa.RecordBatch]:
+        """What is not full, when nobody writes to it any more. May be asked for again."""
+        self._write_gathered()
+        return tuple(self._current.batches)
+
     def stage(self, make: Callable[[Sequence[pa.RecordBatch]], _Staged]) -> list[_Staged]:
         """Make durable, by `make`, whatever is full and is not yet. May be called again after it raised."""
         with self._staging:

@@ -42,12 +42,11 @@ def check_staging(staging: str, url: str) -> StagingKind:
     return staging  # type: ignore[return-value]
 
 
-def names_of(context: SinkContext, suffix: str) -> FileNames:
+def names_of(context: SinkContext, suffix: str, *, folders: bool = False) -> FileNames:
     """For this incarnation of a sink. Asks the job's store; raises what that raises."""
     owner = log_tag(log_id(context), context.job_store.url)
-    return FileNames(
-        context.job, context.sink, context.token, context.subtask, owner, context.new_id()[:RANDOM_DIGITS], suffix
-    )
+    random = context.new_id()[:RANDOM_DIGITS]
+    return FileNames(context.job, context.sink, context.token, context.subtask, owner, random, suffix, folders)
 
 
 def make_staging(kind: StagingKind, store: ObjectStore, names: FileNames, where: str) -> "Staging":
@@ -66,16 +65,17 @@ class Staging:
         self._counting = threading.Lock()
         self._multipart: MultipartUploads | None = None
 
-    def stage(self, data: bytes, rows: int, earliest: int) -> StagedFile:
-        """Make the bytes durable. `earliest`: the first checkpoint that can close their transaction."""
+    def stage(self, data: bytes, rows: int, earliest: int, folder: str = "") -> StagedFile:
+        """Make the bytes durable. `earliest`: the first checkpoint that can close their transaction. `folder`: of the
+        final file, with a slash at its end."""
         key = self._names.staged(self._next_number())
         self._store.put(key, data)
-        return StagedFile(key, "", hashlib.sha256(data).hexdigest(), rows, len(data))
+        return StagedFile(key, folder, hashlib.sha256(data).hexdigest(), rows, len(data))
 
     def closed(self, files: Iterable[StagedFile], checkpoint: int) -> tuple[StagedFile, ...]:
         """The files of one transaction with their final names, now that its checkpoint is known."""
         return tuple(
-            msgspec.structs.replace(file, final=self._names.final(checkpoint, number))
+            msgspec.structs.replace(file, final=self._names.final(checkpoint, number, file.final))
             for number, file in enumerate(files)
         )
 
@@ -157,8 +157,8 @@ class MultipartStaging(Staging):
                 "or restrict the rule to other prefixes"
             )
 
-    def stage(self, data: bytes, rows: int, earliest: int) -> StagedFile:
-        final = self._final_names.final(earliest, self._next_number())
+    def stage(self, data: bytes, rows: int, earliest: int, folder: str = "") -> StagedFile:
+        final = self._final_names.final(earliest, self._next_number(), folder)
         upload = self._uploads().upload(final, data)
         return StagedFile("", final, hashlib.sha256(data).hexdigest(), rows, len(data), upload)
 
@@ -170,6 +170,6 @@ class MultipartStaging(Staging):
         super().sweep(parallelism, decided)
         names, uploads = self._final_names, self._uploads()
         sweep = dataclasses.replace(self._sweep_of(parallelism, decided), owner=names.owner)
-        for key, upload_id in list(uploads.list(names.finals)):
+        for key, upload_id in list(uploads.list("")):  # in any folder, whatever the sink's folders were before
             if sweep.takes_upload(key):
                 uploads.abort(key, upload_id)

@@ -10,7 +10,7 @@ snapshot first makes up for every older transaction that is not durable yet.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Any
 
@@ -47,6 +47,7 @@ from barrier_runtime.runtime.sinks.global_committer import (
     ReportGlobally,
     entries_of_all,
 )
+from barrier_runtime.runtime.sinks.kept_rows import KeptRows
 from barrier_runtime.runtime.sinks.pending_set import (
     PENDING_VALUE,
     PendingEntry,
@@ -111,8 +112,11 @@ class SinkOperator(Operator):
                 context.job_store,
                 context.lineage,
                 context.new_id,
+                context.wall_ms,
             )
         )
+        self._kept = KeptRows(self._sink, where)
+        self._kept.restore(context.restored, context.subtask, context.parallelism)
         self._driver = SinkDriver(
             where,
             context.subtask,
@@ -169,9 +173,12 @@ class SinkOperator(Operator):
         listed = self._driver.pending
         unsealed = [self._staged[t.number] for t in listed if t.stage is Stage.SEALING]
         self._tell_transactions()
+        stored = self._kept.stored()
         return Capture(
             values={SINK_VALUE: self._description},
-            blocking=lambda: {PENDING_VALUE: self._seal(checkpoint, listed, unsealed)},
+            blocking=lambda: self._seal(checkpoint, listed, unsealed, stored),
+            stored=stored,
+            on_stored=self._kept.on_stored if self._sink.keeps_rows else None,
         )
 
     def on_complete(self, checkpoint: int) -> None:
@@ -195,6 +202,9 @@ class SinkOperator(Operator):
         if self._sink.most_decided is not None:
             self._context.wake()  # there may be room again
 
+    def on_end(self, emit: Emit) -> None:
+        self._sink.end_of_input()
+
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
         if self._recovered is not None:
             self._hear_of_recovery()
@@ -214,21 +224,25 @@ class SinkOperator(Operator):
 
     # ------------------------------------------------------------ pre-commit (off the loop)
 
-    def _seal(self, checkpoint: int, listed: tuple[Transaction, ...], unsealed: list[_Staged]) -> bytes:
-        """Make every closed transaction durable, oldest first; return the encoded pending set as of `checkpoint`."""
+    def _seal(
+        self, checkpoint: int, listed: tuple[Transaction, ...], unsealed: list[_Staged], stored: Container[str]
+    ) -> dict[str, bytes]:
+        """Make every closed transaction durable, oldest first; return the pending set as of `checkpoint`, and the rows
+        that the sink keeps, but what is `stored` of them."""
         with self._sealing:
             for staged in unsealed:
                 if not staged.sealed:
                     staged.committable = self._sink.pre_commit(staged.transaction, staged.checkpoint)
                     staged.transaction = None
                     staged.sealed = True
+            kept = self._kept.values(stored)
         entries = [entry for transaction in listed for entry in transaction.entries]
         entries += [
             PendingEntry(staged.checkpoint, self._context.subtask, staged.committable)
             for staged in unsealed
             if staged.committable is not None
         ]
-        return encode_pending(checkpoint, entries)
+        return {PENDING_VALUE: encode_pending(checkpoint, entries), **kept}
 
     def _look_for_sealed(self) -> None:
         """Tell the driver which pre-commits have finished. The sealing thread never calls into the loop."""

@@ -2,7 +2,7 @@
 and the crash points around each call of a sink.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -100,6 +100,7 @@ class CrashingSink(TwoPhaseCommitSink):
         self.guarantee = sink.guarantee
         self.global_committer = sink.global_committer
         self.commits_together = sink.commits_together
+        self.keeps_rows = sink.keeps_rows
         self._at = at
 
     def open(self, context: SinkContext) -> None:
@@ -138,6 +139,18 @@ class CrashingSink(TwoPhaseCommitSink):
         self._at("commit")
         self.sink.commit_globally(checkpoint, committables)
         self._at("committed")
+
+    def kept(self, stored: Container[str]) -> Mapping[str, bytes]:
+        return self.sink.kept(stored)
+
+    def kept_names(self) -> frozenset[str]:
+        return self.sink.kept_names()
+
+    def restore_kept(self, kept: Sequence[Mapping[str, bytes]], *, moved: bool) -> None:
+        self.sink.restore_kept(kept, moved=moved)
+
+    def end_of_input(self) -> None:
+        self.sink.end_of_input()
 
     def recover(self, decided: Sequence[bytes]) -> None:
         self._at("recover")

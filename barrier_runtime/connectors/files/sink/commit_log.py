@@ -14,7 +14,7 @@ successor) was faster. Names never repeat (see `file_committable`), so this also
 another life of the same job.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
 from urllib.parse import quote, unquote
@@ -236,16 +236,18 @@ def committed_files(url: str, job: str | None = None, sink: str | None = None) -
             f"{store.url} has no commit log of job {job or 'any'}, sink {sink or 'any'}; there are: {there}"
         )
     records = (record for each in wanted for record in read_commit_log(store, *each))
-    folder = _for_readers(store.url, url)
-    return tuple(f"{folder}/{file.name}" for record in records for file in record.files)
+    names = [file.name for record in records for file in record.files]
+    folder = _for_readers(store.url, url, names)
+    return tuple(f"{folder}/{name}" for name in names)
 
 
-def _for_readers(url: str, asked: str) -> str:
-    """A folder's URL as every reader takes it; names of our files need no quoting. `asked`: as the reader wrote it."""
+def _for_readers(url: str, asked: str, names: Iterable[str]) -> str:
+    """A folder's URL as every reader takes it. `asked`: as the reader wrote it; `names`: of the files below it."""
     if asked.startswith("s3a://"):
         return "s3a://" + url.removeprefix("s3://")
     path = unquote(url.removeprefix("file://"))
-    return path if url.startswith("file://") and quote(path) != path else url
+    plain = quote(path) == path and all(quote(name, safe="/=") == name for name in names)
+    return path if url.startswith("file://") and not plain else url
 
 
 def jobs_and_sinks(store: ObjectStore) -> tuple[tuple[str, str], ...]:

@@ -4,17 +4,24 @@ Pre-commit stages whole, durable, hidden objects; nothing about them can expire.
 name (atomic, idempotent, checked by hash). One file per subtask and checkpoint, more when a transaction outgrows
 memory. When all subtasks have published, the global committer names the files in the sink's commit log, in one atomic
 step: a reader of that log (`committed_files`) sees whole checkpoints, one that lists the folder sees whole files.
+
+With `roll_bytes` or `roll_age` a file grows over several checkpoints (see `open_files`): rows of files that are not
+done are in the job's snapshots, and a checkpoint shows the files that are. With `partition_by` there is a file per
+folder in place of one (see `hive`).
 """
 
 import csv
+import datetime
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 
+from barrier_runtime.connectors.files.hive import by_folder, check_partitions
 from barrier_runtime.connectors.files.sink.commit_log import CommitLog, CommittedFile, read_commit_log
+from barrier_runtime.connectors.files.sink.open_files import OpenFiles, Rolling, restored
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_bases import encoders
 from barrier_runtime.connectors.sink_bases.file_committable import (
@@ -28,10 +35,18 @@ from barrier_runtime.connectors.sink_bases.file_committable import (
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
 from barrier_runtime.connectors.sink_bases.staging import StagingKind, check_staging, make_staging, names_of
 from barrier_runtime.data.few_rows import FewRows
+from barrier_runtime.data.schemas import milliseconds
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_existing_store
 from barrier_runtime.state.store.urls import shown, without_credentials
+
+_Files: TypeAlias = tuple[StagedFile, ...]  # of one part of a transaction: one per folder
+
+_ROLL_BYTES = 128 << 20
+_ROLL_AGE_MS = 600_000
+_KEEP = Rolling(1 << 62, 1 << 62, 1 << 62)
+_MOST_FOLDERS = 10_000  # of the rows of one part of one transaction
 
 
 class FileSink(TwoPhaseCommitSink):
@@ -42,16 +57,48 @@ class FileSink(TwoPhaseCommitSink):
 
     `staging`: where rows wait for the decision, see `staging`. `"object"` works everywhere; `"multipart"` (S3 only)
     saves a copy per file and is refused in a bucket that aborts old uploads.
+
+    `partition_by`: columns (text, integers, booleans, dates) whose values stand in the path and not in the file, as
+    Hive and Spark do it: `day=2026-01-01/part-….parquet`.
+
+    `roll_bytes`, `roll_age`: a file is shown when it has rows of so many bytes in memory (a Parquet file has a third to
+    a tenth of that), or when its first row has been there for so long, whichever comes first; one that is not given is
+    128 MiB or 10 minutes. Without both, every checkpoint shows its rows. Rows wait in the job's checkpoints, at most
+    `max_bytes_in_memory` (or `roll_bytes`) per subtask: beyond that the largest files are shown earlier. At the end of
+    the input, and when the job is drained, all are shown.
     """
 
     global_committer = True
+    keeps_rows = True
     suffix: ClassVar[str]
     default_bytes_in_memory: ClassVar[int] = 32 << 20
 
-    def __init__(self, url: str, *, max_bytes_in_memory: int | None = None, staging: StagingKind = "object") -> None:
-        self.url = without_credentials(str(url), f"the location of {type(self).__name__}")
+    def __init__(
+        self,
+        url: str,
+        *,
+        partition_by: str | Sequence[str] = (),
+        roll_bytes: int | None = None,
+        roll_age: datetime.timedelta | None = None,
+        max_bytes_in_memory: int | None = None,
+        staging: StagingKind = "object",
+    ) -> None:
+        name = type(self).__name__
+        self.url = without_credentials(str(url), f"the location of {name}")
         self.max_bytes_in_memory = max_bytes_in_memory or self.default_bytes_in_memory
         self.staging = check_staging(staging, self.url)
+        self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        if len(set(self.partition_by)) != len(self.partition_by):
+            raise InvalidJob(f"{name}: partition_by={partition_by!r} names a column twice: leave one out")
+        if roll_bytes is not None and not roll_bytes > 0:
+            raise InvalidJob(f"{name}: roll_bytes={roll_bytes!r}: give bytes, above 0")
+        self.roll_bytes = roll_bytes
+        self._roll_age_ms = None if roll_age is None else milliseconds(roll_age, f"roll_age of {name}")
+        self._rolling: Rolling | None = None
+        if roll_bytes is not None or roll_age is not None:
+            size, age_ms = roll_bytes or _ROLL_BYTES, _ROLL_AGE_MS if roll_age is None else self._roll_age_ms
+            assert age_ms is not None
+            self._rolling = Rolling(size, age_ms, max(size, self.max_bytes_in_memory))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({shown(self.url)!r})"
@@ -64,8 +111,11 @@ class FileSink(TwoPhaseCommitSink):
     def open(self, context: SinkContext) -> None:
         self._context = context
         self._where = f"job {context.job!r}, sink {context.sink!r}, subtask {context.subtask}"
-        self._names = names_of(context, self.suffix)
+        self._names = names_of(context, self.suffix, folders=bool(self.partition_by))
         self._schema_checked = False
+        self._last = False  # no more rows come
+        self._open_files = OpenFiles(self._names.incarnation)
+        self._moved = False  # what is open came at another parallelism
         self._last_checkpoint = 0  # the highest that closed a transaction, as far as this incarnation knows
         self._store = self._checked_store(context)
         self._staging = make_staging(self.staging, self._store, self._names, self._where)
@@ -95,6 +145,11 @@ class FileSink(TwoPhaseCommitSink):
     def committed_rows(self, job: str, sink: str, after: int, until: int) -> Iterator[str]:
         """A text for each row of the checkpoints behind `after`, up to `until`, that readers see. A file that was
         removed since raises `ObjectNotFound`."""
+        if self._rolling is not None or self.partition_by:
+            raise InvalidJob(
+                f"sink {sink!r}: files with roll_bytes, roll_age or partition_by do not tell the rows of one checkpoint "
+                "apart, or lack columns: verify the flow with a sink without them"
+            )
         store = open_existing_store(self.url)
         for record in read_commit_log(store, job, sink):
             for file in record.files:
@@ -112,22 +167,25 @@ class FileSink(TwoPhaseCommitSink):
 
     # ------------------------------------------------------------ staging
 
-    def begin_transaction(self) -> RowBuffer[StagedFile]:
+    def begin_transaction(self) -> RowBuffer[_Files]:
         return RowBuffer()
 
-    def write(self, transaction: RowBuffer[StagedFile], rows: pa.RecordBatch) -> None:
+    def write(self, transaction: RowBuffer[_Files], rows: pa.RecordBatch) -> None:
         if not self._schema_checked:
-            self.check_schema(rows.schema)
-            self._schema_checked = True
+            self._check_schema(rows.schema)
         transaction.write(rows)
 
-    def write_few(self, transaction: RowBuffer[StagedFile], rows: FewRows) -> None:
+    def write_few(self, transaction: RowBuffer[_Files], rows: FewRows) -> None:
         if not self._schema_checked:
-            self.check_schema(rows.schema)
-            self._schema_checked = True
+            self._check_schema(rows.schema)
         transaction.write_few(rows)
 
-    def stage_early(self, transaction: RowBuffer[StagedFile]) -> Callable[[], None] | None:
+    def _check_schema(self, schema: pa.Schema) -> None:
+        check_partitions(schema, self.partition_by, self._where)
+        self.check_schema(pa.schema([field for field in schema if field.name not in self.partition_by]))
+        self._schema_checked = True
+
+    def stage_early(self, transaction: RowBuffer[_Files]) -> Callable[[], None] | None:
         if transaction.bytes_in_current < self.max_bytes_in_memory:
             return None
         transaction.fill_up()
@@ -137,17 +195,69 @@ class FileSink(TwoPhaseCommitSink):
 
         return early
 
-    def pre_commit(self, transaction: RowBuffer[StagedFile], checkpoint: int) -> bytes | None:
+    def pre_commit(self, transaction: RowBuffer[_Files], checkpoint: int) -> bytes | None:
         self._last_checkpoint = max(self._last_checkpoint, checkpoint)
-        transaction.fill_up()
-        files = self._staging.closed(self._stage(transaction, checkpoint), checkpoint)
+        if self._rolling is None and not self._open_files.parts:
+            transaction.fill_up()
+            staged = self._stage(transaction, checkpoint)
+        else:
+            staged = self._roll(transaction, checkpoint)
+        files = self._staging.closed(staged, checkpoint)
         return encode_committable(files) if files else None
 
-    def _stage(self, transaction: RowBuffer[StagedFile], earliest: int) -> list[StagedFile]:
-        def stage(batches: Sequence[pa.RecordBatch]) -> StagedFile:
-            return self._staging.stage(self.encode(batches), sum(each.num_rows for each in batches), earliest)
+    def _roll(self, transaction: RowBuffer[_Files], checkpoint: int) -> list[StagedFile]:
+        """What is done of the open files and of the rows of this transaction; the rest stays open.
 
-        return transaction.stage(stage)
+        The order in which a subtask's rows are shown is that in which they came. So what was staged early, which is
+        younger than what is open and older than the rest, has all of it shown. And what came before the job was
+        rescaled is shown before any newer rows, which may be with another subtask: those wait for the next checkpoint.
+        """
+        full = self._stage(transaction, checkpoint)
+        rest = transaction.rest()
+        rows, now_ms = self._by_folder(rest) if rest else {}, self._context.wall_ms()
+        files, rolling = self._open_files, self._rolling
+        rolled: list[tuple[str, pa.Table]] = []
+        if full or self._moved:
+            files, rolled = files.grown({}, now_ms, None)
+            rolling = None if full else _KEEP
+        files, done = files.grown(rows, now_ms, rolling, last=self._last)
+        staged = [*self._staged(rolled, checkpoint), *full, *self._staged(done, checkpoint)]
+        self._open_files, self._moved = files, False  # last: an attempt that failed has changed nothing
+        return staged
+
+    def _stage(self, transaction: RowBuffer[_Files], earliest: int) -> list[StagedFile]:
+        def stage(batches: Sequence[pa.RecordBatch]) -> _Files:
+            return tuple(self._staged(self._by_folder(batches).items(), earliest))
+
+        return [file for part in transaction.stage(stage) for file in part]
+
+    def _by_folder(self, batches: Sequence[pa.RecordBatch]) -> dict[str, pa.Table]:
+        found = by_folder(pa.Table.from_batches(batches), self.partition_by)
+        if len(found) > _MOST_FOLDERS:
+            raise InvalidJob(
+                f"{self._where}: partition_by {', '.join(self.partition_by)} makes {len(found)} folders of the rows of "
+                f"one checkpoint, {_MOST_FOLDERS} are allowed: partition by columns of fewer values"
+            )
+        return found
+
+    def _staged(self, rows: Iterable[tuple[str, pa.Table]], earliest: int) -> Iterator[StagedFile]:
+        for folder, table in rows:
+            yield self._staging.stage(self.encode(table.to_batches()), table.num_rows, earliest, folder)
+
+    # ------------------------------------------------------------ open files
+
+    def kept(self, stored: Container[str]) -> Mapping[str, bytes]:
+        return self._open_files.kept(stored)
+
+    def kept_names(self) -> frozenset[str]:
+        return self._open_files.names()
+
+    def restore_kept(self, kept: Sequence[Mapping[str, bytes]], *, moved: bool) -> None:
+        self._open_files = restored(self._names.incarnation, kept, self._where)
+        self._moved = moved
+
+    def end_of_input(self) -> None:
+        self._last = True
 
     # ------------------------------------------------------------ deciding
 
@@ -191,7 +301,7 @@ class FileSink(TwoPhaseCommitSink):
 
 
 class ParquetSink(FileSink):
-    """One Parquet file per checkpoint and subtask."""
+    """Parquet files: one per checkpoint and subtask, or as `roll_bytes`, `roll_age` and `partition_by` say."""
 
     kind = "parquet"
     suffix = "parquet"

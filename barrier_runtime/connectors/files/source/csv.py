@@ -16,9 +16,9 @@ import pyarrow.csv as pacsv
 from barrier_runtime.connectors.files.source.files import Files, OnChange
 from barrier_runtime.connectors.files.source.lines import BLOCK_BYTES, LinesReader, Parse, read_header, read_lines
 from barrier_runtime.connectors.files.source.listing import FoundFile
+from barrier_runtime.connectors.files.source.reader import FileReader
 from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.connectors.files.source.text import open_text, or_compressed
-from barrier_runtime.connectors.source import SplitReader
 from barrier_runtime.data.schemas import lines_parser
 from barrier_runtime.state.errors import InvalidJob
 
@@ -119,15 +119,16 @@ class CsvFiles(Files):
             where = f"{self.where}, file {file.url}"
             with closing(open_text(file, where, grows=self.grows)) as text:
                 header, _ = read_header(text, 1, where)
-            make_parser(header, where, schema=self.schema, form=self._form)
+            make_parser(header, where, schema=self.schema_in(file), form=self._form)
 
-    def file_reader(self, file: FoundFile, rows_per_second: float | None) -> SplitReader:
+    def file_reader(self, file: FoundFile, rows_per_second: float | None) -> FileReader:
+        schema = self.schema_in(file)
         return LinesReader(
             self.where,
             file,
-            self.schema,
+            schema,
             rows_per_second,
-            partial(make_parser, schema=self.schema, form=self._form),
+            partial(make_parser, schema=schema, form=self._form),
             header_lines=1,
             grows=self.grows,
         )

@@ -5,8 +5,10 @@ from typing import Literal
 
 import pyarrow as pa
 
+from barrier_runtime.connectors.files.hive import guess_columns, values_of
 from barrier_runtime.connectors.files.source import comparing
 from barrier_runtime.connectors.files.source.listing import FoundFile, find_arrivals, find_files
+from barrier_runtime.connectors.files.source.reader import FileReader
 from barrier_runtime.connectors.files.source.text import is_compressed
 from barrier_runtime.connectors.source import Split, SplitReader
 from barrier_runtime.state.errors import InvalidJob, Unavailable
@@ -22,6 +24,7 @@ class Files:
     """
 
     exactly_once = True
+    in_folders = True  # folders above a file, `day=2026-01-01/`, give columns
     may_grow = False  # a file that became longer can be read on
     kind: str
     suffixes: tuple[str, ...]
@@ -52,12 +55,30 @@ class Files:
         if schema is None:
             if not self.files:
                 raise InvalidJob(f"{self.where}: there is no file to guess types from yet: pass schema=")
-            schema = self.guess(self.files[0])
+            schema = self._guessed()
         self.schema = schema
 
     def __repr__(self) -> str:
         pace = f", {self._pace:g} rows/s" if self._pace else ""
         return f"{len(self.files)} {self.kind} files of {self.paths}{pace}"
+
+    def schema_in(self, file: FoundFile) -> pa.Schema:
+        """The columns that are in the file itself, and not in its path."""
+        values = values_of(file.folders) if self.in_folders else {}
+        schema = pa.schema([field for field in self.schema if field.name not in values])
+        if values and not len(schema):
+            raise InvalidJob(
+                f"{self.where}: schema= names columns of the folders alone ({', '.join(values)}): add a column that is "
+                "in the files"
+            )
+        return schema
+
+    def _guessed(self) -> pa.Schema:
+        schema = self.guess(self.files[0])
+        if not self.in_folders:
+            return schema
+        added = guess_columns((file.folders for file in self.files), self.where)
+        return pa.schema([*(field for field in schema if field.name not in added.names), *added])
 
     # ------------------------------------------------------------ the format
 
@@ -68,7 +89,8 @@ class Files:
     def check(self) -> None:
         """Raise `InvalidJob` for files that cannot be read with this schema, as far as that is seen quickly."""
 
-    def file_reader(self, file: FoundFile, rows_per_second: float | None) -> SplitReader:
+    def file_reader(self, file: FoundFile, rows_per_second: float | None) -> FileReader:
+        """Of the columns `schema_in(file)`."""
         raise NotImplementedError
 
     # ------------------------------------------------------------ Source
@@ -78,7 +100,12 @@ class Files:
         return [file.split() for file in self.files]
 
     def reader(self, split: Split) -> SplitReader:
-        return self.file_reader(FoundFile.of(split), self._pace / len(self.files) if self._pace else None)
+        file = FoundFile.of(split)
+        reader = self.file_reader(file, self._pace / len(self.files) if self._pace else None)
+        values = values_of(file.folders) if self.in_folders else {}
+        if any(name in values for name in self.schema.names):
+            reader.add_columns(self.schema, values)
+        return reader
 
     def renewed_marks(self, finished: Sequence[tuple[Split, int]]) -> Sequence[tuple[Split, int]]:
         changed = ((split, FoundFile.of(split), mark) for split, mark in finished)

@@ -9,9 +9,9 @@ import pyarrow as pa
 from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.lines import BLOCK_BYTES, LinesReader, Parse, read_header, read_lines
 from barrier_runtime.connectors.files.source.listing import FoundFile
+from barrier_runtime.connectors.files.source.reader import FileReader
 from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.connectors.files.source.text import open_text, or_compressed
-from barrier_runtime.connectors.source import SplitReader
 from barrier_runtime.data.json_lines import json_parser, json_table
 from barrier_runtime.state.errors import InvalidJob
 
@@ -33,11 +33,13 @@ class JsonlFiles(Files):
     may_grow = True
     suffixes = or_compressed((".jsonl", ".ndjson", ".json"))
 
-    def file_reader(self, file: FoundFile, rows_per_second: float | None) -> SplitReader:
-        def parser(header: bytes, where: str) -> Parse:
-            return json_parser(where, self.schema)
+    def file_reader(self, file: FoundFile, rows_per_second: float | None) -> FileReader:
+        schema = self.schema_in(file)
 
-        return LinesReader(self.where, file, self.schema, rows_per_second, parser, header_lines=0, grows=self.grows)
+        def parser(header: bytes, where: str) -> Parse:
+            return json_parser(where, schema)
+
+        return LinesReader(self.where, file, schema, rows_per_second, parser, header_lines=0, grows=self.grows)
 
     def guess(self, file: FoundFile) -> pa.Schema:
         where = f"{self.where}, file {file.url}"

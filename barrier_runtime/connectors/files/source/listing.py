@@ -15,18 +15,21 @@ import msgspec
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from barrier_runtime.connectors.files.hive import folders_of
 from barrier_runtime.connectors.source import Split
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.urls import shown, without_credentials
 
 
 class FoundFile(msgspec.Struct, frozen=True):
-    """One input file. `id` is stable when the folder it was found in moves; `size` in bytes shows a changed file."""
+    """One input file. `id` is stable when the folder it was found in moves; `size` in bytes shows a changed file.
+    `folders`: those above it that name columns, `day=2026-01-01`; below the folder that was listed, if one was."""
 
     id: str
     url: str
     size: int
     modified_ns: int = 0  # wall clock of the store; a hint for the order
+    folders: str = ""
 
     def split(self) -> Split:
         return Split(self.id, msgspec.json.encode(self), self.size)
@@ -97,7 +100,8 @@ def _files_of(
     if path.startswith("s3://"):
         return _in_s3(path, suffixes, where)
     named = _local(path, suffixes, where)
-    return _local_files(named if passed_over is None else (file for file in named if not passed_over(file[0])))
+    whole = os.path.isdir(_plain(path))
+    return _local_files(named if passed_over is None else (file for file in named if not passed_over(file[0])), whole)
 
 
 def _distinct(files: Sequence[FoundFile], where: str) -> list[FoundFile]:
@@ -115,9 +119,7 @@ def _distinct(files: Sequence[FoundFile], where: str) -> list[FoundFile]:
 
 def _local(path: str, suffixes: tuple[str, ...], where: str) -> Iterable[tuple[str, str]]:
     """Ids and paths."""
-    path = os.path.expanduser(path)
-    if path.startswith("file://"):
-        path = urlsplit(path).path
+    path = _plain(path)
     if os.path.isdir(path):
         root = os.path.join(os.path.abspath(path), "")
         return ((file[len(root) :], file) for file in _below(root, suffixes))
@@ -128,19 +130,26 @@ def _local(path: str, suffixes: tuple[str, ...], where: str) -> Iterable[tuple[s
     raise Unavailable(f"{where}: there is no file or folder {path}: check the path")
 
 
+def _plain(path: str) -> str:
+    path = os.path.expanduser(path)
+    return urlsplit(path).path if path.startswith("file://") else path
+
+
 def _below(folder: str, suffixes: tuple[str, ...]) -> Iterator[str]:
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not _hidden(name)]
         yield from (os.path.join(parent, name) for name in names if _counts(name, suffixes))
 
 
-def _local_files(named: Iterable[tuple[str, str]]) -> list[FoundFile]:
+def _local_files(named: Iterable[tuple[str, str]], whole: bool) -> list[FoundFile]:
+    """`whole`: ids are paths below the folder that was listed, and what is above it names no columns."""
     files = []
     for id, path in named:
         with contextlib.suppress(FileNotFoundError):  # removed since it was listed
             about = os.stat(path)
             if stat.S_ISREG(about.st_mode):
-                files.append(FoundFile(id, path, about.st_size, about.st_mtime_ns))
+                folders = folders_of(id if whole else path)
+                files.append(FoundFile(id, path, about.st_size, about.st_mtime_ns, folders))
     return files
 
 
@@ -165,7 +174,7 @@ def _in_s3(url: str, suffixes: tuple[str, ...], where: str) -> list[FoundFile]:
     try:
         info = system.get_file_info(base)
         if info.type == pafs.FileType.File:
-            return [FoundFile(PurePosixPath(base).name, url, info.size, info.mtime_ns or 0)]
+            return [FoundFile(PurePosixPath(base).name, url, info.size, info.mtime_ns or 0, folders_of(base))]
         infos = system.get_file_info(pafs.FileSelector(base, recursive=True, allow_not_found=True))
         bucket = base.partition("/")[0]
         if not infos and system.get_file_info(bucket).type == pafs.FileType.NotFound:
@@ -180,7 +189,8 @@ def _in_s3(url: str, suffixes: tuple[str, ...], where: str) -> list[FoundFile]:
             continue
         name = PurePosixPath(info.path).relative_to(base).as_posix()
         if fnmatch.fnmatchcase(info.path, path) if magic else _counts(name, suffixes):
-            files.append(FoundFile(name, f"s3://{info.path}{query}", info.size, info.mtime_ns or 0))
+            folders = folders_of(info.path if magic else name)
+            files.append(FoundFile(name, f"s3://{info.path}{query}", info.size, info.mtime_ns or 0, folders))
     return sorted(files, key=lambda file: file.id)
 
 

@@ -14,7 +14,6 @@ from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.listing import FoundFile, open_file
 from barrier_runtime.connectors.files.source.reader import ROWS_PER_CHUNK, FilePosition, FileReader
 from barrier_runtime.connectors.files.source.source import FileSource
-from barrier_runtime.connectors.source import SplitReader
 from barrier_runtime.data.schemas import fit
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
@@ -44,10 +43,10 @@ class ParquetFiles(Files):
 
     def check(self) -> None:
         for file in self.files[:_CHECKED_IN_DRIVER]:
-            check_columns(_footer_schema(file, self.where), self.schema, f"{self.where}, file {file.url}")
+            check_columns(_footer_schema(file, self.where), self.schema_in(file), f"{self.where}, file {file.url}")
 
-    def file_reader(self, file: FoundFile, rows_per_second: float | None) -> SplitReader:
-        return ParquetReader(self.where, file, self.schema, rows_per_second)
+    def file_reader(self, file: FoundFile, rows_per_second: float | None) -> FileReader:
+        return ParquetReader(self.where, file, self.schema_in(file), rows_per_second)
 
     def guess(self, file: FoundFile) -> pa.Schema:
         return plain_schema(_footer_schema(file, self.where))

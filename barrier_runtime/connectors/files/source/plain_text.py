@@ -7,9 +7,9 @@ import pyarrow as pa
 from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.lines import LinesReader, Parse
 from barrier_runtime.connectors.files.source.listing import FoundFile
+from barrier_runtime.connectors.files.source.reader import FileReader
 from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.connectors.files.source.text import or_compressed
-from barrier_runtime.connectors.source import SplitReader
 from barrier_runtime.state.errors import InvalidJob
 
 LINE = pa.schema([("line", pa.string())])
@@ -32,10 +32,11 @@ class TextSource(FileSource):
 
 class TextFiles(Files):
     kind = "text"
+    in_folders = False
     may_grow = True
     suffixes = or_compressed((".txt", ".log"))
 
-    def file_reader(self, file: FoundFile, rows_per_second: float | None) -> SplitReader:
+    def file_reader(self, file: FoundFile, rows_per_second: float | None) -> FileReader:
         schema = self.schema
 
         def parser(header: bytes, where: str) -> Parse:

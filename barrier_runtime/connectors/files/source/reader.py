@@ -5,12 +5,14 @@ the format needs to find the place again fast. A file has changed when its size 
 first or last 64 kB: copied files have another time. What was rewritten in the middle alone goes unnoticed.
 """
 
+from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
+from barrier_runtime.connectors.files.hive import with_values
 from barrier_runtime.connectors.files.source.comparing import mark_of
 from barrier_runtime.connectors.files.source.listing import FoundFile, fingerprint, open_file
 from barrier_runtime.connectors.name_set import UNMARKED
@@ -48,6 +50,11 @@ class FileReader:
         self._pending: pa.RecordBatch | None = None
         self._finished = False
         self._ends = ""
+        self._whole: tuple[pa.Schema, Mapping[str, str | None]] | None = None
+
+    def add_columns(self, schema: pa.Schema, values: Mapping[str, str | None]) -> None:
+        """Rows are to have `schema`: of it the file lacks what `values` has, the same text in each row."""
+        self._whole = schema, values
 
     # ------------------------------------------------------------ the format
 
@@ -113,6 +120,8 @@ class FileReader:
         self._pending = chunk.slice(max_rows) if chunk.num_rows > max_rows else None
         self.row += rows.num_rows
         self._finished = self._pending is None and self.at_end()
+        if self._whole is not None:
+            rows = with_values(rows, *self._whole, self.where)
         return Polled(rows, emit_ns)
 
     def next_due_ns(self) -> int | None:
