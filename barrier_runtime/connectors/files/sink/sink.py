@@ -147,7 +147,7 @@ class FileSink(TwoPhaseCommitSink):
         removed since raises `ObjectNotFound`."""
         if self._rolling is not None or self.partition_by:
             raise InvalidJob(
-                f"sink {sink!r}: files with roll_bytes, roll_age or partition_by do not tell the rows of one checkpoint "
+                f"sink {sink!r}: files with roll_bytes, roll_age or partition_by do not tell the rows of a checkpoint "
                 "apart, or lack columns: verify the flow with a sink without them"
             )
         store = open_existing_store(self.url)
