@@ -123,6 +123,7 @@ JOB = (
           "committed first"),
     _flag("allow_drained", "go on with a savepoint of a drained job: windows may fire once more, for rows that come "
           "now"),
+    _flag("allow_outdated", "go on with a program that was replaced while the job ran"),
 )
 
 CHECKPOINTS = (

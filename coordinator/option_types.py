@@ -63,6 +63,8 @@ class LocalRunOptions(TypedDict, total=False):
     """drop state whose operator or aggregate is gone; what was decided of a sink is committed first. Default: False."""
     allow_drained: bool
     """go on with a savepoint of a drained job: windows may fire once more, for rows that come now. Default: False."""
+    allow_outdated: bool
+    """go on with a program that was replaced while the job ran. Default: False."""
     checkpoint_interval: float
     """time between checkpoints; the median age of rows that become visible is half of it. 0.01 s to 1 year. Default: 1
     s."""
@@ -176,6 +178,7 @@ class OptionValues:
     allow_replay: bool = False
     allow_non_restored: bool = False
     allow_drained: bool = False
+    allow_outdated: bool = False
     checkpoint_interval: float = 1.0
     min_pause: float = 0.0
     checkpoint_timeout: float = 600.0

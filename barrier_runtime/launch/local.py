@@ -14,10 +14,11 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from barrier_runtime.connectors.batch_function.caller import arrow_table
@@ -319,10 +320,12 @@ async def run_graph(
     wire: bool | None = None,
     troubles: list[BaseException] | None = None,
     clock: Clock = SYSTEM_CLOCK,
+    programs: Mapping[str, JobGraph] = MappingProxyType({}),
 ) -> JobStatus:
     """Run coordinator and slots on this loop until the job ended; its last status. `runner`: of a caller who follows or
     stops the job; it is run here. `wire`: see the module; None: `wire_by_default`. `clock`: of the slots.
-    `troubles` gets what slots raised last, for the program that runs the job to look at."""
+    `troubles` gets what slots raised last, for the program that runs the job to look at. `programs`: by their names in
+    `JobSpec`, those that may replace the one that the job begins with."""
     wire = wire_by_default if wire is None else wire
     output = WireOutput if wire else LocalOutput
     loop = asyncio.get_running_loop()
@@ -333,10 +336,10 @@ async def run_graph(
     mesh = LocalMesh()
     slots: list[Slot] = []
 
-    def start(index: int) -> None:
+    def start(index: int, program: str = "") -> None:
         link = _Link(runner, loop, wire)
-        plane = LocalDataPlane(mesh, output)
-        slot = _slot(graph, spec, index, len(slots), directory, workers, plane, store, options, output, clock)
+        own, plane = programs.get(program, graph), LocalDataPlane(mesh, output)
+        slot = _slot(own, program, spec, index, len(slots), directory, workers, plane, store, options, output, clock)
         slot.link, link.slot = link, slot
         slots.append(slot)
         slot.connected()
@@ -366,15 +369,15 @@ async def run_graph(
         shutil.rmtree(directory, ignore_errors=True)
 
 
-async def _start_standbys(runner: JobRunner, start: Callable[[int], None]) -> None:
-    """What a driver does: start the slots that a rescale asks for, once for each request."""
+async def _start_standbys(runner: JobRunner, start: Callable[[int, str], None]) -> None:
+    """What a driver does: start the slots that a rescale or a replace asks for, once for each request."""
     asked = ""
     while True:
         wanted = runner.standbys
         if wanted is not None and wanted.request != asked:
             asked = wanted.request
             for index in range(wanted.first, wanted.last + 1):
-                start(index)
+                start(index, wanted.program)
         await runner.changed(_NEWS_WITHIN_S)
 
 
@@ -385,6 +388,7 @@ def _leave_the_heap(dropped: bool) -> None:
 
 def _slot(
     graph: JobGraph,
+    program: str,
     spec: JobSpec,
     index: int,
     attempt: int,
@@ -415,5 +419,5 @@ def _slot(
         starved_s=starved_s,
         clock=clock,
     )
-    identity = SlotIdentity(index, slot_uuid, os.getpid(), socket.gethostname(), attempt, "local", 0)
+    identity = SlotIdentity(index, slot_uuid, os.getpid(), socket.gethostname(), attempt, "local", 0, program=program)
     return Slot(graph, spec.checkpoints.mode, identity, resources, plane)

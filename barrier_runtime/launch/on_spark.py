@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+import msgspec
+
 from barrier_runtime.coordinator.client.client import CoordinatorClient
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
 from barrier_runtime.coordinator.client.failover import FailoverClient, addresses
@@ -32,6 +34,16 @@ from barrier_runtime.launch.prepare import PreparedJob
 from barrier_runtime.launch.progress import Follower
 from barrier_runtime.launch.progress_display import Show
 from barrier_runtime.launch.progress_display import shown as progress_shown
+from barrier_runtime.launch.replacing import (
+    HasPlan,
+    Programs,
+    Replaced,
+    load_order,
+    new_program,
+    own_flow,
+    wait_for_replace,
+)
+from barrier_runtime.launch.replacing import asked_for as replace_asked_for
 from barrier_runtime.launch.rescaling import DEFAULT_TIMEOUT_S, Rescaled, asked_for, wait_for_rescale
 from barrier_runtime.launch.result import JobFailed, JobResult, raise_unless_ended_well
 from barrier_runtime.launch.savepoints import (
@@ -42,7 +54,7 @@ from barrier_runtime.launch.savepoints import (
     wait_for_savepoint,
 )
 from barrier_runtime.spark.batch_frame import DataFrames, check_free_core
-from barrier_runtime.spark.closure import check_travels
+from barrier_runtime.spark.closure import check_travels, fingerprint
 from barrier_runtime.spark.session import (
     check_session,
     forwarded_environment,
@@ -94,6 +106,7 @@ def start(plan: Plan, options: JobOptions) -> "JobHandle":
         job.resolve_in_doubt(store)
         job.begin_with_savepoint(store)
         job.stage(options.checkpoints)
+        job.spec = msgspec.structs.replace(job.spec, fingerprint=fingerprint(job.graph, job.spec))
         coordinator = _Coordinator(job.spec, options)
     except BaseException:
         if own_session:
@@ -237,6 +250,8 @@ class JobHandle:
         )
         self._slots = AllSlots(spark, settings, options.parallelism, lambda: not self._ended.is_set())
         self._slots.start()
+        tell = lambda answer: coordinator.client.replace(job.spec.job, answer, job.spec.run_id)  # noqa: E731
+        self._programs = Programs(own_flow(job.loaded_from), job.spec, self._slots.learn, tell)
         if options.ui:
             self._tell_page()
         self._functions = job.batch_functions(open_store(options.checkpoints), DataFrames(spark))
@@ -341,6 +356,26 @@ class JobHandle:
         ask = partial(client.rescale, spec.job, asked, spec.run_id)
         return wait_for_rescale(spec.job, asked, ask, self._coordinator.status)
 
+    def replace(
+        self, flow: HasPlan, timeout: float = DEFAULT_TIMEOUT_S, *, allow_non_restored: bool = False
+    ) -> Replaced:
+        """Go on with another program, `flow`, which has the job's name, while the job runs. Its slots are started
+        first, beside the others, and whether it fits the job's state is checked; then the sources stop at a checkpoint,
+        and the new slots go on from it; no row is read twice. Raises `ReplaceFailed` when the job goes on as it was:
+        when the program cannot be loaded, or does not fit (`allow_non_restored` drops state that it does not have), or
+        there are no cores for as many slots again within `timeout` seconds."""
+        client, spec = self._coordinator.client, self._spec
+        if self._job.has_batch_functions:
+            raise InvalidJob(f"job {spec.job} has for_each_batch: stop it with a savepoint, and start the new program")
+        order = load_order("", spec)
+        program = new_program(flow.plan, flow.options, order)
+        asked = msgspec.structs.replace(
+            replace_asked_for("", timeout, allow_non_restored=allow_non_restored), spec=program.spec
+        )
+        self._slots.learn(asked.id, program.graph)
+        ask = partial(client.replace, spec.job, asked, spec.run_id)
+        return wait_for_replace(spec.job, asked, ask, self._coordinator.status)
+
     def page_link(self) -> str:
         """The address of this job's page. It logs in by itself, once, within an hour: for a browser on this machine."""
         return self._coordinator.client.page_link(self._spec.job)
@@ -421,7 +456,8 @@ class JobHandle:
                 self._last = status
                 self._tell_condition(status)
                 if status.phase in _LEADING:
-                    self._slots.follow(status.parallelism, status.standbys)
+                    self._programs.follow(status)
+                    self._slots.follow(status.program, status.parallelism, status.standbys)
                 self._tell_progress(status)
                 for order in status.kill:
                     if order.task_attempt not in killed:

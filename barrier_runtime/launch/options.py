@@ -191,6 +191,7 @@ def job_spec(graph: JobGraph, options: JobOptions) -> JobSpec:
         allow_replay=options.allow_replay,
         allow_non_restored=options.allow_non_restored,
         allow_drained=options.allow_drained,
+        allow_outdated=options.allow_outdated,
         slot_timeout_ms=round(options.slot_timeout * 1000),
         resource_wait_timeout_ms=round(options.resource_wait_timeout * 1000),
         restart=restart_options(options),

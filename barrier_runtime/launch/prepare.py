@@ -70,6 +70,11 @@ class PreparedJob:
         return BatchFunctions(self._plan, store, make_frame)
 
     @property
+    def loaded_from(self) -> str:
+        """The file and the flow that a command has loaded, "app.py:flow"; else ""."""
+        return self._plan.program
+
+    @property
     def has_batch_functions(self) -> bool:
         return has_batch_functions(self._plan)
 

@@ -27,6 +27,10 @@ def unstage_sources(graph: JobGraph, storage: str) -> None:
             log.warning("job %s: the staged rows of a source stay behind: %s", graph.name, error)
 
 
+def has_staged_sources(graph: JobGraph) -> bool:
+    return any(True for _ in _staged(graph))
+
+
 def _staged(graph: JobGraph) -> Iterator[StagedSource]:
     for chain in graph.chains:
         if chain.source is not None and isinstance(chain.source.source, StagedSource):

@@ -88,6 +88,7 @@ class SlotIdentity:
     data_host: str
     data_port: int
     died: dict[int, str] = field(default_factory=dict)  # workers of this host that died of a signal: pid -> "SIGSEGV"
+    program: str = ""  # as in `JobSpec`
 
 
 class Slot:
@@ -147,6 +148,7 @@ class Slot:
                 ended=tuple(self._ended),
                 died=i.died,
                 drained=self._drained,
+                program=i.program,
             )
         )
 

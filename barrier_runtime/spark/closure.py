@@ -3,9 +3,16 @@
 Spark would find out too, but only when it submits the stage, with a stack of its own and after everything is up.
 """
 
-from types import ModuleType
+import hashlib
+import io
+import sys
+from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
+import msgspec
+
+from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.state.errors import InvalidJob
 
@@ -27,6 +34,39 @@ def check_travels(graph: JobGraph) -> None:
                     f"operator {name!r} cannot be sent to Spark's workers ({error}): its function refers to something "
                     "that cannot be copied, such as a lock, a connection or an open file; make that inside the function"
                 ) from error
+
+
+def pickled(graph: JobGraph) -> bytes:
+    """As it travels. Call `check_travels` before, whose errors name the operator."""
+    dumped: bytes = _cloudpickle().dumps(graph)
+    return dumped
+
+
+def fingerprint(graph: JobGraph, spec: JobSpec) -> str:
+    """Of a program: equal as long as neither its structure nor a source file of its functions changes."""
+    modules: set[str] = set()
+
+    class Pickler(_cloudpickle().CloudPickler):  # type: ignore[misc]
+        def reducer_override(self, value: Any) -> Any:
+            if isinstance(value, FunctionType | type):
+                modules.add(value.__module__)
+            return super().reducer_override(value)
+
+    Pickler(io.BytesIO()).dump(graph)
+    found = hashlib.sha256(msgspec.json.encode(spec.chains, order="deterministic"))
+    files = {_source_file(name) for name in modules} - {None}
+    for digest in sorted(hashlib.sha256(file.read_bytes()).digest() for file in files if file is not None):
+        found.update(digest)
+    return found.hexdigest()[:32]
+
+
+def _source_file(module: str) -> Path | None:
+    """Of a user's module."""
+    path = getattr(sys.modules.get(module), "__file__", None)
+    if path is None or module.partition(".")[0] in (*sys.stdlib_module_names, "barrier_runtime"):
+        return None
+    file = Path(path)
+    return file if "site-packages" not in file.parts and file.is_file() else None
 
 
 def ship_by_value(module: ModuleType) -> None:

@@ -4,8 +4,8 @@ Spark replaces a single dead task by itself; this file only starts the stages, k
 coordinator gave up, and submits a new job when a whole one failed while the coordinator still wants its slots.
 
 The job that starts with the program has all slots of that time. A slot that is added later has a Spark job of its own
-(`AllSlots`), so that it is known whether it still runs. One that a rescale takes away leaves by itself: its task ends
-with success, and Spark has the core back.
+(`AllSlots`), so that it is known whether it still runs; so has one of a program that replaces the job's. One that is
+not needed any more leaves by itself: its task ends with success, and Spark has the core back.
 """
 
 import sys
@@ -13,7 +13,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 from barrier_runtime.coordinator.status.status import StandbysWanted
 from barrier_runtime.spark.task import SlotSettings, expected, run_slot
@@ -94,7 +95,7 @@ class SlotTasks:
         self.submissions += 1
         context = self._spark.sparkContext
         context.setLocalProperty("spark.jobGroup.id", self._group)
-        context.setLocalProperty("spark.job.description", f"barrier-runtime {self._settings.graph.name}")
+        context.setLocalProperty("spark.job.description", f"barrier-runtime {self._settings.name}")
         context.setLocalProperty("spark.job.interruptOnCancel", "true")
         slots = context.parallelize(self._slots, len(self._slots))
         slots.mapPartitions(_slot_partition(self._settings)).collect()
@@ -106,11 +107,11 @@ class AllSlots:
     def __init__(self, spark: Any, settings: SlotSettings, parallelism: int, runs: Callable[[], bool]) -> None:
         """`runs()`: does the coordinator still run the job?"""
         self._spark = spark
-        self._settings = settings
+        self._programs = {settings.program: settings}
         self._runs = runs
-        self._parallelism = parallelism  # as the coordinator told last
+        self._program, self._parallelism = settings.program, parallelism  # as the coordinator told last
         self._first = SlotTasks(spark, settings, range(parallelism), lambda: self._wanted_of(self._first))
-        self._carriers: dict[int, SlotTasks] = dict.fromkeys(range(parallelism), self._first)  # by slot
+        self._carriers: dict[_Place, SlotTasks] = {(settings.program, slot): self._first for slot in range(parallelism)}
         self._asked = ""  # the last request for standbys
         self._joined: set[SlotTasks] = set()  # whose slot the job has had: it leaves by itself
         self._started = 0
@@ -118,23 +119,33 @@ class AllSlots:
     def start(self) -> None:
         self._first.start()
 
-    def follow(self, parallelism: int, standbys: StandbysWanted | None) -> None:
-        """What a coordinator that leads says now: the job has `parallelism` slots, and these are to stand by."""
-        self._parallelism = parallelism
-        if standbys is not None and standbys.request != self._asked:
+    def learn(self, program: str, graph: bytes) -> None:
+        """A program that the job may go on with."""
+        first = self._programs[next(iter(self._programs))]
+        self._programs.setdefault(program, replace(first, graph=graph, program=program))
+
+    def follow(self, program: str, parallelism: int, standbys: StandbysWanted | None) -> None:
+        """What a coordinator that leads says now: the job has `parallelism` slots of `program`, and these are to stand
+        by."""
+        self._program, self._parallelism = program, parallelism
+        if standbys is not None and standbys.request != self._asked and standbys.program in self._programs:
             self._asked = standbys.request
             for slot in range(standbys.first, standbys.last + 1):
-                self._carry(slot)
-        for slot, carrier in tuple(self._carriers.items()):
+                self._carry((standbys.program, slot))
+        for place, carrier in tuple(self._carriers.items()):
             if carrier is self._first:
                 continue
-            if slot >= parallelism:
-                if standbys is None and carrier.alive and carrier not in self._joined:
+            if not self._is_of_job(place):
+                wanted = standbys is not None and place[0] == standbys.program
+                if not wanted and carrier.alive and carrier not in self._joined:
                     carrier.give_up()  # it may wait for a core in vain
             elif carrier.alive:
                 self._joined.add(carrier)
             else:  # it was told to leave by a coordinator that did not know better
-                self._carry(slot)
+                self._carry(place)
+
+    def _is_of_job(self, place: "_Place") -> bool:
+        return place[0] == self._program and place[1] < self._parallelism
 
     def kill_task(self, task_attempt: int, reason: str) -> bool:
         """Ask Spark to kill one slot's task; it starts a replacement. False when it runs no such task."""
@@ -165,18 +176,23 @@ class AllSlots:
     def _all(self) -> tuple[SlotTasks, ...]:
         return tuple(dict.fromkeys((self._first, *self._carriers.values())))
 
-    def _carry(self, slot: int) -> None:
+    def _carry(self, place: "_Place") -> None:
+        program, slot = place
         self._started += 1
         group = f"-{slot}-{self._started}"
-        carrier = SlotTasks(self._spark, self._settings, [slot], lambda: self._wanted_of(carrier), group)
-        self._carriers[slot] = carrier
+        settings = self._programs[program]
+        carrier = SlotTasks(self._spark, settings, [slot], lambda: self._wanted_of(carrier), group)
+        self._carriers[place] = carrier
         carrier.start()
 
     def _wanted_of(self, carrier: SlotTasks) -> Sequence[int]:
         """A slot that moved to another Spark job, or that the job has no more, is not started here again."""
         carriers = dict(self._carriers)
-        own = [slot for slot, by in carriers.items() if by is carrier and slot < self._parallelism]
+        own = [place[1] for place, by in carriers.items() if by is carrier and self._is_of_job(place)]
         return own if self._runs() else ()
+
+
+_Place: TypeAlias = tuple[str, int]  # (program, slot)
 
 
 def _last_words(slot: int, error: Exception, verbose: bool) -> str:

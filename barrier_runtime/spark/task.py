@@ -12,6 +12,7 @@ import functools
 import gc
 import logging
 import os
+import pickle
 import shutil
 import socket
 import stat
@@ -28,7 +29,7 @@ from typing import Any, cast
 import msgspec
 
 from barrier_runtime.coordinator.json_lines import JsonLines
-from barrier_runtime.coordinator.wire.messages import Shutdown, SlotClaims
+from barrier_runtime.coordinator.wire.messages import Register, Shutdown, SlotClaims
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.runtime.host.heap import PROCESS_HEAP
 from barrier_runtime.runtime.host.starved import starved_s
@@ -60,7 +61,7 @@ _GC_THRESHOLDS = (50_000, 50, 1_000)  # full collections are rare: their pauses 
 class SlotSettings:
     """All a slot needs; travels in Spark's closure (so the secret is as safe as Spark's RPC, see docs/operating.md)."""
 
-    graph: JobGraph
+    graph: JobGraph | bytes  # bytes: of a program that replaces the job's, as `closure.pickled` makes them
     mode: str
     run_id: str
     secret: bytes = field(repr=False)
@@ -73,6 +74,12 @@ class SlotSettings:
     job: str = ""
     log_format: str = "plain"  # or "json"
     verbose: bool = False  # stacks of connections that break because another process died are printed
+    program: str = ""  # as in `JobSpec`
+
+    @property
+    def name(self) -> str:
+        """The job's."""
+        return self.job if isinstance(self.graph, bytes) else self.graph.name
 
 
 def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int, str, str]:
@@ -183,7 +190,10 @@ async def _run(
     slot: int, task_attempt: int, slot_uuid: str, directory: Path, sockets: list[int], settings: SlotSettings
 ) -> Shutdown:
     loop = asyncio.get_running_loop()
-    graph = settings.graph
+    try:
+        graph = loaded_graph(settings)
+    except Exception as error:  # what a module of the user's raises when it is imported
+        return await _cannot_run(slot, task_attempt, slot_uuid, settings, f"{type(error).__name__}: {error}")
     workers = Workers(loop)
     copies = LocalCopies()
     data_host = await loop.run_in_executor(None, _own_address_towards, settings.control_addresses[0])
@@ -204,7 +214,17 @@ async def _run(
         new_uuid=lambda: uuid.uuid4().hex,
         starved_s=starved_s,
     )
-    identity = SlotIdentity(slot, slot_uuid, os.getpid(), socket.gethostname(), task_attempt, host, port, died_lately())
+    identity = SlotIdentity(
+        slot,
+        slot_uuid,
+        os.getpid(),
+        socket.gethostname(),
+        task_attempt,
+        host,
+        port,
+        died_lately(),
+        settings.program,
+    )
     this = Slot(graph, settings.mode, identity, resources, plane)
     link = TcpControlLink(
         settings.control_addresses,
@@ -235,6 +255,52 @@ async def _run(
         plane.close()
         workers.close()
         copies.drop_all()
+
+
+def loaded_graph(settings: SlotSettings) -> JobGraph:
+    """The program of a slot. One that replaces another is loaded here, so that what is wrong with it can be told."""
+    if isinstance(settings.graph, JobGraph):
+        return settings.graph
+    return cast(JobGraph, pickle.loads(settings.graph))  # came in Spark's closure, like any other function
+
+
+async def _cannot_run(slot: int, task_attempt: int, slot_uuid: str, settings: SlotSettings, why: str) -> Shutdown:
+    """Say so, and leave when that is heard: the job goes on without this program."""
+    left: asyncio.Future[Shutdown] = asyncio.get_running_loop().create_future()
+
+    def handle(message: object) -> None:
+        if isinstance(message, Shutdown) and not left.done():
+            left.set_result(message)
+
+    def connected() -> None:
+        link.send(
+            Register(
+                slot=slot,
+                uuid=slot_uuid,
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                task_attempt=task_attempt,
+                data_host="",
+                data_port=0,
+                token=0,
+                phase="idle",
+                program=settings.program,
+                broken=why,
+            )
+        )
+
+    claims = msgspec.msgpack.encode(SlotClaims(slot, slot_uuid))
+    link = TcpControlLink(
+        settings.control_addresses, settings.secret, settings.name, settings.run_id, claims, connected, handle
+    )
+    linking = asyncio.get_running_loop().create_task(link.run())
+    try:
+        return await asyncio.wait_for(left, settings.lease_s)
+    except asyncio.TimeoutError:
+        return Shutdown("left", why)
+    finally:
+        link.close()
+        linking.cancel()
 
 
 def _removed(result: None, error: BaseException | None) -> None:

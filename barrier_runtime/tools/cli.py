@@ -334,6 +334,31 @@ def rescale(
         )
 
 
+@app.command()
+def replace(
+    target: Target,
+    coordinator: Coordinator,
+    token_file: TokenFile,
+    job: Annotated[str, typer.Option(help="default: the one that is called as the flow is")] = "",
+    timeout: Annotated[float, typer.Option(help="seconds for the new slots to come")] = 60.0,
+    allow_non_restored: Annotated[
+        bool, typer.Option("--allow-non-restored", help="drop state that the new program does not have")
+    ] = False,
+) -> None:
+    """Go on with the program that is in app.py now, while the job runs; it is loaded by the program that runs the job,
+    from the file that this was started with. Exits with 1 when that failed: the job goes on as it was."""
+    from barrier_runtime.launch.replacing import ReplaceFailed
+    from barrier_runtime.tools.rescaling import replace as replaced
+
+    try:
+        job = job or load_flow(target).name
+        done = replaced(_client(coordinator, token_file), job, target, timeout, allow_non_restored=allow_non_restored)
+    except ReplaceFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    print(f"job {job}: goes on with another program from checkpoint {done.checkpoint}, {done.pause_ms} ms")
+
+
 @savepoints.command("describe")
 def describe_savepoint(url: Annotated[str, typer.Argument(help="its folder or URL")]) -> None:
     """Say what a savepoint is of, and whether it is whole. Exits with 1 when files are missing."""

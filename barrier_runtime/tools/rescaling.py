@@ -1,7 +1,9 @@
-"""The command `rescale`."""
+"""The commands `rescale` and `replace`."""
 
 from typing import Any
 
+from barrier_runtime.launch.replacing import Replaced, own_flow, wait_for_replace
+from barrier_runtime.launch.replacing import asked_for as replace_asked_for
 from barrier_runtime.launch.rescaling import Rescaled, asked_for, wait_for_rescale
 from barrier_runtime.launch.wishes import known_status
 
@@ -11,4 +13,14 @@ def rescale(client: Any, job: str, parallelism: int, timeout: float) -> Rescaled
     run_id, asked = client.status(job).run_id, asked_for(parallelism, timeout)
     return wait_for_rescale(
         job, asked, lambda: client.rescale(job, asked, run_id), lambda: known_status(client, job, run_id)
+    )
+
+
+def replace(client: Any, job: str, flow: str, timeout: float, *, allow_non_restored: bool = False) -> Replaced:
+    """The same for a program. `flow`: "app.py:flow" on the machine of the program that runs the job. Raises
+    `ReplaceFailed` when the job goes on as it was."""
+    run_id = client.status(job).run_id
+    asked = replace_asked_for(own_flow(flow), timeout, allow_non_restored=allow_non_restored)
+    return wait_for_replace(
+        job, asked, lambda: client.replace(job, asked, run_id), lambda: known_status(client, job, run_id)
     )

@@ -83,6 +83,10 @@ class Savepoints:
         self._sinks = sinks
         self._entries: OrderedDict[str, SavepointEntry] = OrderedDict()
 
+    def of_sinks(self, sinks: frozenset[str]) -> None:
+        """The job has another program from now on. What is copied already was of the one before."""
+        self._sinks = sinks
+
     def refusal(self, request: SavepointRequest) -> str:
         """Why it cannot be had; "" if it can, or is under way already."""
         known = self._entries.get(request.id)

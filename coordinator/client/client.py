@@ -17,6 +17,7 @@ from barrier_runtime.coordinator.client.rest_types import (
     Health,
     JobSummary,
     LoginLinkReply,
+    ReplaceAsked,
     RescaleAsked,
     SavepointAsked,
     StopRequest,
@@ -127,6 +128,11 @@ class CoordinatorClient:
     def rescale(self, job: str, asked: RescaleAsked, run_id: str = "") -> TriggerReply:
         """Begin to; `status` tells how far it is. The same id again changes nothing."""
         return self._call("POST", _path(job, "/rescale", run_id), msgspec.json.encode(asked), _TRIGGER)
+
+    def replace(self, job: str, asked: ReplaceAsked, run_id: str = "") -> TriggerReply:
+        """Begin to replace the job's program, or describe the one that was to be loaded; `status` tells how far it is.
+        The same id again changes nothing."""
+        return self._call("POST", _path(job, "/replace", run_id), msgspec.json.encode(asked), _TRIGGER)
 
     def page_link(self, job: str) -> str:
         """The address of a job's page that logs in by itself, once, within an hour. Raises `UnknownJob` when this

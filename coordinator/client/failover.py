@@ -11,6 +11,7 @@ from barrier_runtime.coordinator.client.client import CoordinatorClient, LedByAn
 from barrier_runtime.coordinator.client.rest_types import (
     DaemonReply,
     JobSummary,
+    ReplaceAsked,
     RescaleAsked,
     SavepointAsked,
     SubmitReply,
@@ -91,6 +92,9 @@ class FailoverClient:
 
     def rescale(self, job: str, asked: RescaleAsked, run_id: str = "") -> TriggerReply:
         return self._ask(lambda client: client.rescale(job, asked, run_id))
+
+    def replace(self, job: str, asked: ReplaceAsked, run_id: str = "") -> TriggerReply:
+        return self._ask(lambda client: client.replace(job, asked, run_id))
 
     def page_link(self, job: str) -> str:
         return self._ask(lambda client: client.page_link(job))

@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 
 from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.wire.messages import JobSpec
 
 LONGEST_WAIT_S = 3.0  # for news; less than any client waits for an answer
 STORAGE_HEADER = "X-Storage"  # percent-encoded URL of the store that the submitting program uses
@@ -22,6 +23,7 @@ def news_of(status: JobStatus) -> str:
         status.condition_reason,
         status.kill,
         status.standbys,
+        status.program_wanted,
         moving,
     )
     return hashlib.sha256(msgspec.json.encode(news)).hexdigest()[:32]
@@ -57,6 +59,19 @@ class RescaleAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: str
     parallelism: int
     timeout_ms: int = 60_000
+
+
+class ReplaceAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`id`: the same for the same wish, however often it is asked for. With `spec` the program is there already; else
+    the program that runs the job is to load `flow` ("app.py:flow"), and answers with the same id and `spec`, or with
+    `error`. Never code."""
+
+    id: str
+    flow: str = ""
+    spec: JobSpec | None = None
+    allow_non_restored: bool = False
+    timeout_ms: int = 60_000
+    error: str = ""
 
 
 class TriggerReply(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from typing import TypeAlias
 from barrier_runtime.coordinator.job.effects import Outcome
 from barrier_runtime.coordinator.log.records import Record
 from barrier_runtime.coordinator.log.restore_choice import RestoreFrom
+from barrier_runtime.coordinator.wire.messages import JobSpec
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,15 @@ class TakeOver:
 @dataclass(frozen=True)
 class BeginGeneration:
     """`choice`: what it restores; None: what the run has reached when all that is under way is settled. `wait_ms`:
-    back-off before slots are deployed. `parallelism`: its number of slots; None: as before."""
+    back-off before slots are deployed. `spec`: the job from now on; None: as before. `keep`: see `Job.go_on_as`."""
 
     choice: RestoreFrom | None
     reason: str
     began_ms: int
     wait_ms: int = 0
     attempts: Attempts = Attempts()
-    parallelism: int | None = None
+    spec: JobSpec | None = None
+    keep: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,13 @@ class Restart:
 
 
 @dataclass(frozen=True)
-class Resize:
-    """Sources have stopped, and all they have read is visible: the next generation has `parallelism` slots."""
+class HandOver:
+    """Sources have stopped, and all they have read is visible: the next generation is of the job as `spec` has it, with
+    other slots. `keep`: the slots so far stand by until it runs."""
 
-    parallelism: int
+    spec: JobSpec
     reason: str
+    keep: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ Decision: TypeAlias = (
     | TakeOver
     | BeginGeneration
     | Restart
-    | Resize
+    | HandOver
     | Gather
     | Run
     | FinishJob

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.log.decision_log import LogView
-from barrier_runtime.coordinator.wire.messages import Register, ToCoordinator
+from barrier_runtime.coordinator.wire.messages import JobSpec, Register, ToCoordinator
 from barrier_runtime.state.store.object_store import ObjectInfo, PutOutcome
 from barrier_runtime.state.store.use import StoreCounts
 
@@ -172,6 +172,15 @@ class UserSavepoint:
 
 
 @dataclass(frozen=True)
+class ProgramLoaded:
+    """What the driver says of a program that it was to load: its description, or why there is none."""
+
+    id: str  # of the request
+    spec: JobSpec | None
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class UserRescale:
     """Go on with another number of slots."""
 
@@ -208,5 +217,6 @@ Event: TypeAlias = (
     | UserTrigger
     | UserSavepoint
     | UserRescale
+    | ProgramLoaded
     | UserStop
 )

@@ -77,8 +77,8 @@ class Job:
         self.origin = origin
         self.paths = Paths(spec.job)
         self.subtasks = _subtasks(spec)
-        self.slots = SlotTable(spec.job, spec.parallelism, self.heartbeat_ms)
-        self.slots.admit(spec.max_parallelism)  # until this process leads, and so knows how many there are
+        self.slots = SlotTable(spec.job, spec.parallelism, self.heartbeat_ms, spec.program)
+        self.slots.admit_any(spec.max_parallelism)  # until this process leads, and so knows which there are
         self.commits = CommitTracker(spec)
         self.restarts = RestartPolicy(spec.restart, f"{spec.job}/{spec.run_id}")
         self.record = JobRecord(self.slots.during, self.slots.metrics)
@@ -94,13 +94,14 @@ class Job:
         self.unsorted: list[Kept] = []  # decided while `retention` was not known yet
         self.stop: StopMode | None = None
         self.stop_from: int | None = None  # the first checkpoint id that counts for the stop
-        self.savepoints = Savepoints(frozenset(sink for chain in spec.chains for sink in chain.sinks))
+        self.savepoints = Savepoints(_sinks(spec))
         self.stop_savepoint: SavepointRequest | None = None  # that the job stops with
         self.rescales = Rescales()
+        self.retreat: JobSpec | None = None  # of the program before this one, which has not run yet
         self.reported_failure: SubtaskFailed | None = None  # heard before we led; a slot says it once per connection
         self._deletable: tuple[str, ...] = ()
         self._append_attempts = 0
-        self._greeted: dict[int, str] = {}  # slot index -> uuid + link that got its Registered
+        self._greeted: dict[tuple[str, int], str] = {}  # program and slot -> uuid + link that got its Registered
 
     # ------------------------------------------------------------ leading
 
@@ -122,7 +123,7 @@ class Job:
         self.leadership = Leadership(appended.permit, fence.lineage)
         if not self.has_led:  # before, a predecessor might have rescaled the job after we read the log
             self.has_led = True
-            self.dismiss(self.slots.admit(self.spec.parallelism), f"job {self.spec.job} has no such slot")
+            self.dismiss_standbys(f"job {self.spec.job} has no such slot")
 
     def begin_generation(self, appended: Appended, restored: DecidedManifest | None) -> None:
         """A FENCE of ours is appended."""
@@ -143,28 +144,38 @@ class Job:
         keys, self._deletable = self._deletable, ()
         self.outbox.delete(self.led.permit, keys)
 
-    # ------------------------------------------------------------ the number of slots
+    # ------------------------------------------------------------ the number of slots, and their program
 
-    def know_parallelism(self, view: LogView) -> None:
-        """The log says how many slots this run has by now."""
+    def know_description(self, view: LogView) -> None:
+        """The log says how many slots of which program this run has by now."""
         fence = None if view.fence is None else view.fence.record
         if not isinstance(fence, Fence) or fence.spec.run_id != self.spec.run_id:
             return
-        if fence.spec.parallelism != self.spec.parallelism:
-            self.resize(fence.spec.parallelism)
-            self.slots.admit(self.spec.max_parallelism)
+        if (fence.spec.program, fence.spec.parallelism) != (self.spec.program, self.spec.parallelism):
+            self.go_on_as(fence.spec)
+            self.slots.admit_any(self.spec.max_parallelism)
 
-    def resized(self, parallelism: int) -> JobSpec:
-        return msgspec.structs.replace(self.spec, parallelism=parallelism)
-
-    def resize(self, parallelism: int) -> None:
+    def go_on_as(self, spec: JobSpec, *, keep: bool = False) -> None:
         """The newest FENCE says so: slots that the job has no more leave, standbys become its slots. What sinks have
-        committed is not known of the new ones."""
-        self.spec = spec = self.resized(parallelism)
+        committed is not known of the new ones. `keep`: slots of the program before stand by, should this one not
+        start."""
+        before, self.spec = self.spec, spec
+        self.retreat = before if keep else None
         self.subtasks = _subtasks(spec)
         self.commits = CommitTracker(spec)
+        self.savepoints.of_sinks(_sinks(spec))
         self.records.rescaled(spec)
-        self.dismiss(self.slots.resize(parallelism), f"job {spec.job} goes on with {parallelism} slots")
+        left = self.slots.resize(spec.parallelism, spec.program, keep=keep)
+        self.dismiss(left, f"job {spec.job} {_goes_on(before, spec)}")
+
+    def know_outdated(self, fingerprints: tuple[str, ...]) -> None:
+        """Programs that earlier runs have replaced."""
+        self.spec = msgspec.structs.replace(self.spec, outdated=fingerprints)
+        self.records.rescaled(self.spec)
+
+    def dismiss_standbys(self, reason: str) -> None:
+        """Of another program, or beyond the job's parallelism."""
+        self.dismiss(self.slots.admit(self.spec.parallelism), reason)
 
     def dismiss(self, slots: Iterable[RegisteredSlot], reason: str) -> None:
         """The job has no place for these; their tasks end well."""
@@ -177,7 +188,7 @@ class Job:
         if self.rescales.before_moving is not None:
             self.rescales.fail(error, now_ms)
             self.record.revision += 1
-            self.dismiss(self.slots.admit(self.spec.parallelism), f"job {self.spec.job} was not rescaled: {error}")
+            self.dismiss_standbys(f"job {self.spec.job} was not rescaled: {error}")
 
     # ------------------------------------------------------------ the log
 
@@ -209,9 +220,9 @@ class Job:
 
     def greet(self, slot: RegisteredSlot, token: int) -> None:
         """Answer its Register, once per connection."""
-        mark = f"{slot.uuid} {slot.link}"
-        if self._greeted.get(slot.index) != mark:
-            self._greeted[slot.index] = mark
+        mark, place = f"{slot.uuid} {slot.link}", (slot.register.program, slot.index)
+        if self._greeted.get(place) != mark:
+            self._greeted[place] = mark
             self.outbox.send(slot, Registered(token, self.last_completed, self.heartbeat_ms))
 
     def cancel_generation_of(self, slot: RegisteredSlot) -> None:
@@ -274,6 +285,16 @@ class Job:
 
     def kept(self, decided: DecidedManifest) -> Kept:
         return Kept(decided.manifest.checkpoint, decided.key, own_files(decided.manifest, self.paths.data_prefix))
+
+
+def _sinks(spec: JobSpec) -> frozenset[str]:
+    return frozenset(sink for chain in spec.chains for sink in chain.sinks)
+
+
+def _goes_on(before: JobSpec, spec: JobSpec) -> str:
+    if before.program != spec.program:
+        return "goes on with another program"
+    return f"goes on with {spec.parallelism} slots"
 
 
 def _subtasks(spec: JobSpec) -> frozenset[SubtaskId]:

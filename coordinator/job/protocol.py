@@ -26,6 +26,7 @@ from barrier_runtime.coordinator.job.events import (
     ManifestFailed,
     ManifestRead,
     ManifestWritten,
+    ProgramLoaded,
     RecordRead,
     SavepointCopied,
     SavepointNotCopied,
@@ -46,9 +47,14 @@ from barrier_runtime.coordinator.job.health_facts import progress_facts
 from barrier_runtime.coordinator.job.phases.ending import Ended
 from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.phases.start import Loading
-from barrier_runtime.coordinator.job.rescaling import RescaleRequest
+from barrier_runtime.coordinator.job.rescaling import RescaleRequest, RescaleState
 from barrier_runtime.coordinator.job.slots import Reconnected, Refused
-from barrier_runtime.coordinator.job.status_view import job_status, savepoint_statuses, standbys_wanted
+from barrier_runtime.coordinator.job.status_view import (
+    job_status,
+    program_wanted,
+    savepoint_statuses,
+    standbys_wanted,
+)
 from barrier_runtime.coordinator.job.transitions import next_phase
 from barrier_runtime.coordinator.log.decision_log import Appended, Foreign, ReadBack, Repeat
 from barrier_runtime.coordinator.log.record_builder import Identity
@@ -118,7 +124,8 @@ class JobProtocol:
         """What drivers act on: another value whenever it may be worth their while to look at the status."""
         condition, job = self._watch.condition, self._job
         kills = job.slots.kills if job.leads else ()
-        return (condition.state, condition.reason, self.outcome, kills, standbys_wanted(job), job.rescales.open is None)
+        wanted = (standbys_wanted(job), program_wanted(job))
+        return (condition.state, condition.reason, self.outcome, kills, *wanted, job.rescales.open is None)
 
     @property
     def lead_position(self) -> int | None:
@@ -147,7 +154,7 @@ class JobProtocol:
             return f"job {self.spec.job} has ended ({self.outcome}): start it with another parallelism instead"
         if self._job.stop is not None:
             return f"job {self.spec.job} is being stopped: start it with another parallelism instead"
-        return self._job.rescales.refusal(request, self.spec.max_parallelism)
+        return _unlike(request.replacement, self.spec) or self._job.rescales.refusal(request, self.spec.max_parallelism)
 
     @property
     def standbys(self) -> StandbysWanted | None:
@@ -257,16 +264,27 @@ class JobProtocol:
         if isinstance(event, UserRescale):
             if self.refuses_rescale(event.request):
                 return None
-            if job.rescales.ask(event.request, job.spec.parallelism, job.spec.max_parallelism, now_ms):
-                if job.leads:
-                    job.slots.admit(event.request.parallelism)
+            if job.rescales.ask(event.request, job.spec, now_ms):
                 return phase.on_rescale(job, now_ms)
             return None
+        if isinstance(event, ProgramLoaded):
+            return self._on_program(event, now_ms)
         if isinstance(event, UserSavepoint):
             if job.savepoints.ask(event.request, job.stop_from or job.highest_checkpoint() + 1, now_ms):
                 return phase.on_savepoint(job, now_ms)
             return None
         return self._on_answer(event, now_ms)
+
+    def _on_program(self, event: ProgramLoaded, now_ms: int) -> Decision | None:
+        job, rescale = self._job, self._job.rescales.open
+        if rescale is None or rescale.state is not RescaleState.LOADING or rescale.request.id != event.id:
+            return None
+        wrong = event.error if event.spec is None else _unlike(event.spec, job.spec)
+        if event.spec is None or wrong:
+            job.fail_rescale(wrong or "the driver could not load it", now_ms)
+            return None
+        job.rescales.loaded(event.id, event.spec)
+        return self._phase.on_rescale(job, now_ms)
 
     def _on_tick(self, now_ms: int) -> Decision | None:
         """A tick that comes far too late means that this process stood still: what slots sent in between is not read
@@ -292,7 +310,7 @@ class JobProtocol:
         if isinstance(event, Begin):
             return phase.enter(job, now_ms)
         if isinstance(event, LogRead):
-            job.know_parallelism(event.view)
+            job.know_description(event.view)
             self._remember(event, now_ms)
             return phase.on_log(job, event.view, now_ms)
         if isinstance(event, ManifestRead):
@@ -365,6 +383,8 @@ class JobProtocol:
             job.outbox.put(CloseLink(registration.replaced.link))
         if job.slots.stands_by(registration.slot):
             job.greet(registration.slot, job.log.token or 0)
+            if job.leads:
+                job.cancel_generation_of(registration.slot)
             return self._phase.on_rescale(job, now_ms)
         job.commits.reconcile(register.slot, register.committed)
         return self._phase.on_slot(job, registration, now_ms)
@@ -407,3 +427,18 @@ class JobProtocol:
         if step is not None and self.outcome is None:
             job.carry_out(step)
         return None
+
+
+def _unlike(program: JobSpec | None, spec: JobSpec) -> str:
+    """Why `program` cannot take the place of the one that runs, whatever its state is; "" if it can."""
+    if program is None:
+        return ""
+    if program.job != spec.job:
+        return f"the flow is called {program.job!r}, the job {spec.job!r}: give the flow the job's name"
+    if program.max_parallelism != spec.max_parallelism:
+        return (
+            f"the flow has max_parallelism {program.max_parallelism}, the job {spec.max_parallelism}, which is fixed "
+            "for its life: give the flow the same"
+        )
+    new, old = program.checkpoints.mode, spec.checkpoints.mode
+    return "" if new == old else f"the flow's mode is {new}, the job's {old}: give the flow the same"

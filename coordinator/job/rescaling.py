@@ -1,38 +1,54 @@
-"""Changes of a running job's parallelism, and how far each of them is. Pure.
+"""Changes of a running job's parallelism (a rescale) or program (a replace), and how far each of them is. Pure.
 
+    LOADING ─ the driver has described the new program ─► STARTING
     STARTING ─ every new slot is there ─► STOPPING ─ checkpoint m is decided ─► COMMITTING ─ all of m is visible ─►
-    MOVING ─ FENCE with the new parallelism is appended, its slots run ─► DONE
+    MOVING ─ FENCE with the new description is appended, its slots run ─► DONE
         └────────────────────┴──────────────────────────┴─ the job goes on as it was ─► FAILED
 
 m is the checkpoint behind which sources read nothing more (`Trigger.pause`). So the generation that restores it reads
-on at the very next row, and no row is read twice. The FENCE record alone says which slots the job has: before it is in
-the log the old ones, after it the new ones.
+on at the very next row, and no row is read twice. The FENCE record alone says which slots of which program the job has:
+before it is in the log the old ones, after it the new ones.
 
 | what happens             | STARTING           | STOPPING             | COMMITTING             | MOVING           |
 |--------------------------|--------------------|----------------------|------------------------|------------------|
 | a new slot goes away     | waits for another  | -                    | FAILED, restart at m   | waits for it (*) |
+| it cannot run the program (replace) | FAILED  | -                    | -                      | -                |
+| state does not fit (replace) | FAILED         | -                    | FAILED, restart at m   | -                |
 | m ends undecided         | -                  | FAILED, sources go on | -                      | -                |
 | `timeout_ms` is over     | FAILED             | - (+)                | FAILED, restart at m   | - (*)            |
-| the generation ends      | FAILED             | FAILED               | FAILED                 | goes on          |
+| the generation ends      | FAILED             | FAILED               | FAILED                 | goes on (&)      |
 | the job is to stop       | FAILED             | FAILED               | FAILED                 | goes on          |
 | the coordinator dies     | lost (#)           | lost (#)             | lost (#)               | the log decides  |
 | the same id is asked for | -                  | -                    | -                      | -                |
 
 (*) As for any generation: `resource_wait_timeout`.
 (+) The checkpoint's own timeout ends it.
-(#) The successor begins a generation of the old parallelism; who asked asks again under the same id.
+(#) The successor begins a generation as before; who asked asks again under the same id.
+(&) Of a replace: a program whose first generation ends before it ran is taken back. Another FENCE record has the old
+    description, and its slots, which stood by until then, restore m: FAILED. A successor of the coordinator that did
+    the move knows the new program alone.
+
+A replace that names a file begins in LOADING: as STARTING, but without slots, and ended by what the driver says is
+wrong with the file. It moves all slots, so the new ones stand by beside the old ones, one for each. Whether the program
+fits the state is asked of each decided checkpoint from the request on, and last of m.
 """
 
+import dataclasses
 import enum
 from collections import OrderedDict
 from dataclasses import dataclass
 
+import msgspec
+
 from barrier_runtime.coordinator.status.status import RescaleStatus
+from barrier_runtime.coordinator.wire.messages import JobSpec
 
 _KEPT = 50  # requests that are over
+_OUTDATED = 20  # fingerprints of replaced programs that a description has
 
 
 class RescaleState(enum.Enum):
+    LOADING = "loading"  # waits for the description of the new program
     STARTING = "starting"  # waits for the new slots
     STOPPING = "stopping"  # the last checkpoint of the old slots is under way
     COMMITTING = "committing"  # it is decided, and not visible yet
@@ -55,6 +71,34 @@ class RescaleRequest:
     id: str  # the same for the same wish, however often it is asked for
     parallelism: int
     timeout_ms: int = 60_000  # for the new slots to come, and again for the sinks to commit
+    replacement: JobSpec | None = None  # the program to go on with; None: the same, or it is still to be loaded
+    flow: str = ""  # "app.py:flow", which the driver is to load
+    allow_non_restored: bool = False  # of a replace: state that the new program does not have may be dropped
+
+    @property
+    def replaces(self) -> bool:
+        return self.replacement is not None or bool(self.flow)
+
+    def same_wish(self, other: "RescaleRequest") -> bool:
+        if self.replaces and other.replaces:
+            return not other.flow or self.flow == other.flow  # the driver's answer does not repeat it
+        return (self.parallelism, self.replaces) == (other.parallelism, other.replaces)
+
+    def described(self, spec: JobSpec) -> JobSpec:
+        """The job that runs as `spec`, afterwards."""
+        new = self.replacement
+        if new is None:
+            return msgspec.structs.replace(spec, parallelism=self.parallelism)
+        outdated = dict.fromkeys((*spec.outdated, spec.fingerprint))
+        kept = [each for each in outdated if each not in ("", new.fingerprint)][-_OUTDATED:]
+        return msgspec.structs.replace(
+            spec,
+            chains=new.chains,
+            allow_non_restored=self.allow_non_restored,
+            program=self.id,
+            fingerprint=new.fingerprint,
+            outdated=tuple(kept),
+        )
 
 
 @dataclass
@@ -62,7 +106,7 @@ class Rescale:
     """One request and how far it is. Times are wall-clock milliseconds."""
 
     request: RescaleRequest
-    before: int  # the parallelism so far
+    before: JobSpec
     asked_ms: int
     state: RescaleState = RescaleState.STARTING
     barrier: int | None = None  # the lowest checkpoint with which sources stop
@@ -71,14 +115,26 @@ class Rescale:
     moved_ms: int | None = None  # everything was visible, and FENCE was asked for
     ended_ms: int | None = None
     error: str = ""
+    checked: str = ""  # the manifest that the new program can restore
 
     @property
     def parallelism(self) -> int:
         return self.request.parallelism
 
     @property
+    def after(self) -> JobSpec:
+        return self.request.described(self.before)
+
+    @property
+    def what(self) -> str:
+        """For people."""
+        if self.request.replaces:
+            return "its program was replaced"
+        return f"rescaled from {self.before.parallelism} to {self.parallelism} slots"
+
+    @property
     def deadline_ms(self) -> int | None:
-        if self.state is RescaleState.STARTING:
+        if self.state in (RescaleState.LOADING, RescaleState.STARTING):
             return self.asked_ms + self.request.timeout_ms
         if self.state is RescaleState.COMMITTING:
             return (self.decided_ms or 0) + self.request.timeout_ms
@@ -93,7 +149,7 @@ class Rescale:
         done = self.state is RescaleState.DONE and self.paused_ms is not None and self.ended_ms is not None
         return RescaleStatus(
             id=self.request.id,
-            before=self.before,
+            before=self.before.parallelism,
             parallelism=self.parallelism,
             state=self.state.value,
             asked_ms=self.asked_ms,
@@ -104,6 +160,7 @@ class Rescale:
             moved_ms=self.moved_ms,
             pause_ms=(self.ended_ms or 0) - (self.paused_ms or 0) if done else None,
             error=self.error,
+            kind="replace" if self.request.replaces else "rescale",
         )
 
 
@@ -132,6 +189,12 @@ class Rescales:
         found = self.open
         return found is not None and found.state.pausing
 
+    @property
+    def replaces(self) -> bool:
+        """A program is being replaced, and the job may still do without that."""
+        found = self.before_moving
+        return found is not None and found.request.replaces
+
     def pauses(self, checkpoint: int) -> bool:
         found = self.open
         return found is not None and found.pauses(checkpoint)
@@ -147,8 +210,10 @@ class Rescales:
         """Why it cannot be had; "" if it can, or is under way already."""
         known = self._entries.get(request.id)
         if known is not None:
-            if known.parallelism == request.parallelism:
+            if known.request.same_wish(request):
                 return ""
+            if request.replaces or known.request.replaces:
+                return f"{request.id} is the id of another wish: use a new one"
             return (
                 f"rescale {request.id} was asked for with parallelism {known.parallelism}, and now with "
                 f"{request.parallelism}: use a new id for another wish"
@@ -159,26 +224,39 @@ class Rescales:
                 "max_parallelism, which is fixed for its life"
             )
         if self.open is not None:
+            if self.open.request.replaces:
+                return "the job's program is being replaced: wait until that is done"
             return (
-                f"the job is being rescaled from {self.open.before} to {self.open.parallelism} slots: wait until that "
-                "is done"
+                f"the job is being rescaled from {self.open.before.parallelism} to {self.open.parallelism} slots: wait "
+                "until that is done"
             )
         return ""
 
-    def ask(self, request: RescaleRequest, parallelism: int, max_parallelism: int, now_ms: int) -> bool:
-        """Whether it is a new wish, not refused, and there is something to do."""
-        if request.id in self._entries or self.refusal(request, max_parallelism):
+    def ask(self, request: RescaleRequest, spec: JobSpec, now_ms: int) -> bool:
+        """Whether it is a new wish, not refused, and there is something to do. `spec`: of the job so far."""
+        if request.id in self._entries or self.refusal(request, spec.max_parallelism):
             return False
-        entry = self._entries[request.id] = Rescale(request, parallelism, now_ms)
+        entry = self._entries[request.id] = Rescale(request, spec, now_ms)
+        if request.replaces and request.replacement is None:
+            entry.state = RescaleState.LOADING
         over = [id for id, each in self._entries.items() if each.state.over]
         for id in over[: -_KEPT or None]:
             del self._entries[id]
-        if request.parallelism == parallelism:
+        if spec.program == request.id or (request.parallelism == spec.parallelism and not request.replaces):
             entry.state, entry.ended_ms = RescaleState.DONE, now_ms
             return False
         return True
 
     # ------------------------------------------------------------ moves
+
+    def loaded(self, id: str, replacement: JobSpec) -> bool:
+        """The driver has loaded the program. Whether it was waited for."""
+        entry = self._in(RescaleState.LOADING)
+        if entry is None or entry.request.id != id:
+            return False
+        entry.request = dataclasses.replace(entry.request, replacement=replacement)
+        entry.state = RescaleState.STARTING
+        return True
 
     def stop_with(self, checkpoint: int) -> None:
         entry = self._in(RescaleState.STARTING)

@@ -93,15 +93,24 @@ Arrival: TypeAlias = Joined | Reconnected
 Registration: TypeAlias = Arrival | Refused
 
 
+_Place: TypeAlias = tuple[str, int]  # (program, index)
+
+
+def _place(register: Register) -> _Place:
+    return register.program, register.slot
+
+
 class SlotTable:
-    def __init__(self, job: str, parallelism: int, heartbeat_ms: int) -> None:
+    def __init__(self, job: str, parallelism: int, heartbeat_ms: int, program: str = "") -> None:
         """`heartbeat_ms`: how often a slot is to be heard."""
         self._job = job
+        self._program = program
         self._heartbeat_ms = heartbeat_ms
         self._parallelism = parallelism
         self._slots: dict[int, RegisteredSlot] = {}
-        self._standbys: dict[int, RegisteredSlot] = {}  # wait for a generation that has them
-        self._admitted = parallelism  # slots below this may come
+        self._standbys: dict[_Place, RegisteredSlot] = {}  # wait for a generation that has them
+        self._awaited: str | None = program  # whose slots may stand by; None: of any program
+        self._admitted = parallelism  # of that program, slots below this
         self._by_link: dict[Link, RegisteredSlot] = {}
         self._given_up: dict[str, str] = {}  # uuid -> why
         self._kills: dict[int, KillSlotTask] = {}
@@ -112,14 +121,23 @@ class SlotTable:
 
     # ------------------------------------------------------------ standbys
 
-    def admit(self, parallelism: int) -> tuple[RegisteredSlot, ...]:
-        """Slots below `parallelism` may come; those that the job does not have yet stand by. Returns the standbys that
-        are not wanted any more."""
-        self._admitted = max(parallelism, self._parallelism)
-        return self._taken_out(self._standbys, self._admitted)
+    def admit_any(self, parallelism: int) -> None:
+        """Slots below `parallelism` may come, whatever program they run: the log is not known yet."""
+        self._awaited, self._admitted = None, max(parallelism, self._parallelism)
+
+    def admit(self, parallelism: int, program: str | None = None) -> tuple[RegisteredSlot, ...]:
+        """Slots below `parallelism` of `program` (None: the job's own) may come; those that the job does not have yet
+        stand by. Returns the standbys that are not wanted any more."""
+        self._awaited = self._program if program is None else program
+        self._admitted = max(parallelism, self._parallelism) if self._awaited == self._program else parallelism
+        return self._unwanted_standbys()
 
     def stands_by(self, slot: RegisteredSlot) -> bool:
-        return self._standbys.get(slot.index) is slot
+        return self._standbys.get(_place(slot.register)) is slot
+
+    @property
+    def standbys(self) -> tuple[RegisteredSlot, ...]:
+        return tuple(self._standbys[place] for place in sorted(self._standbys))
 
     def missing_standbys(self, now_ms: int) -> tuple[int, ...]:
         """Those that are not there, or were silent for long."""
@@ -127,22 +145,47 @@ class SlotTable:
         there = {
             slot.index
             for slot in self._standbys.values()
-            if slot.connected and now_ms - slot.last_seen_ms <= longest_ms
+            if slot.connected and not slot.register.broken and now_ms - slot.last_seen_ms <= longest_ms
         }
-        return tuple(index for index in range(self._parallelism, self._admitted) if index not in there)
+        first = self._parallelism if self._awaited == self._program else 0
+        return tuple(index for index in range(first, self._admitted) if index not in there)
 
-    def resize(self, parallelism: int) -> tuple[RegisteredSlot, ...]:
-        """The job has this many slots from now on. Returns those that it has no more."""
-        self._parallelism = self._admitted = parallelism
-        for index in [index for index in self._standbys if index < parallelism]:
-            self._slots[index] = self._standbys.pop(index)
+    def resize(self, parallelism: int, program: str = "", *, keep: bool = False) -> tuple[RegisteredSlot, ...]:
+        """The job has this many slots of `program` from now on. Returns those that it has no more; with `keep`, those
+        of the program so far stand by instead."""
+        leaving: tuple[RegisteredSlot, ...] = ()
+        awaited, admitted = program, parallelism
+        if program != self._program:
+            before, self._slots, self._kills = tuple(self), {}, {}
+            if keep:
+                awaited, admitted = self._program, self._parallelism
+                self._standbys.update({_place(slot.register): slot for slot in before if slot.connected})
+            else:
+                leaving = before
+        self._program, self._parallelism, self._awaited, self._admitted = program, parallelism, awaited, admitted
+        for place in [place for place in self._standbys if place[0] == program and place[1] < parallelism]:
+            self._slots[place[1]] = self._standbys.pop(place)
         self._slots = dict(sorted(self._slots.items()))
         for index in [index for index in self._kills if index >= parallelism]:
             del self._kills[index]
-        return (*self._taken_out(self._slots, parallelism), *self._taken_out(self._standbys, parallelism))
+        beyond = tuple(self._slots.pop(index) for index in list(self._slots) if index >= parallelism)
+        return (*leaving, *beyond, *self._unwanted_standbys())
 
-    def _taken_out(self, table: dict[int, RegisteredSlot], first: int) -> tuple[RegisteredSlot, ...]:
-        return tuple(table.pop(index) for index in sorted(table) if index >= first)
+    def _unwanted_standbys(self) -> tuple[RegisteredSlot, ...]:
+        unwanted = [place for place in sorted(self._standbys) if not self._has_place(place)]
+        return tuple(self._standbys.pop(place) for place in unwanted)
+
+    def _has_place(self, place: "_Place") -> bool:
+        program, index = place
+        if program == self._program and 0 <= index < self._parallelism:
+            return True
+        return 0 <= index < self._admitted and self._awaited in (None, program)
+
+    def _is_member(self, place: "_Place") -> bool:
+        return place[0] == self._program and place[1] < self._parallelism
+
+    def _present(self, place: "_Place") -> RegisteredSlot | None:
+        return self._slots.get(place[1]) if self._is_member(place) else self._standbys.get(place)
 
     # ------------------------------------------------------------ members
 
@@ -179,10 +222,10 @@ class SlotTable:
         refusal = self._why_refused(register)
         if refusal is not None:
             return refusal
-        index = register.slot
-        table = self._slots if index < self._parallelism else self._standbys
-        existing = table.get(index)
-        self._kills.pop(index, None)
+        index, place = register.slot, _place(register)
+        existing = self._present(place)
+        if self._is_member(place):
+            self._kills.pop(index, None)
         if existing is not None and existing.uuid == register.uuid:
             old_link, existing.link = existing.link, link
             if old_link is not None:
@@ -195,8 +238,11 @@ class SlotTable:
         latency = ToldHistograms(began_empty=register.token == 0)
         contact = Contact(self._heartbeat_ms, now_ms)
         slot = RegisteredSlot(index, register, link, now_ms, contact, deployed_token=register.token, latency=latency)
-        table[index] = slot
-        self._slots = dict(sorted(self._slots.items()))  # so that iterating, which is frequent, need not sort
+        if self._is_member(place):
+            self._slots[index] = slot
+            self._slots = dict(sorted(self._slots.items()))  # so that iterating, which is frequent, need not sort
+        else:
+            self._standbys[place] = slot
         self._by_link[link] = slot
         if existing is not None:
             self._depart(existing)
@@ -205,7 +251,7 @@ class SlotTable:
     def expect(self, known: KnownSlot, until_ms: int) -> None:
         """A process that a predecessor knew: if it does not come by `until_ms` it counts as lost, and who leads by then
         may ask for the end of its task."""
-        if not 0 <= known.slot < self._parallelism or known.slot in self._slots:
+        if known.program != self._program or not 0 <= known.slot < self._parallelism or known.slot in self._slots:
             return
         register = Register(
             slot=known.slot,
@@ -217,6 +263,7 @@ class SlotTable:
             data_port=0,
             token=0,
             phase="idle",
+            program=known.program,
         )
         contact = Contact(self._heartbeat_ms, until_ms)
         slot = RegisteredSlot(known.slot, register, None, until_ms, contact, SlotState.OUT_OF_REACH, lost_ms=until_ms)
@@ -226,7 +273,14 @@ class SlotTable:
     def known(self) -> tuple[KnownSlot, ...]:
         """For a successor."""
         return tuple(
-            KnownSlot(slot.index, slot.uuid, slot.register.pid, slot.register.host, slot.register.task_attempt)
+            KnownSlot(
+                slot.index,
+                slot.uuid,
+                slot.register.pid,
+                slot.register.host,
+                slot.register.task_attempt,
+                slot.register.program,
+            )
             for slot in self
         )
 
@@ -300,12 +354,14 @@ class SlotTable:
         return link
 
     def _why_refused(self, register: Register) -> Refused | None:
-        if not 0 <= register.slot < self._admitted:
+        if not self._has_place(_place(register)):
             reason = f"slot {register.slot} does not exist in job {self._job} of parallelism {self._parallelism}"
+            if register.program != self._program:
+                reason = f"job {self._job} has another program than that of this slot {register.slot}"
             return Refused(reason, unneeded=register.slot >= 0)
         if register.uuid in self._given_up:
             return Refused(f"slot {register.slot} of job {self._job} was given up: {self._given_up[register.uuid]}")
-        existing = (self._slots if register.slot < self._parallelism else self._standbys).get(register.slot)
+        existing = self._present(_place(register))
         if existing is None or existing.uuid == register.uuid:
             return None
         if register.task_attempt < existing.register.task_attempt:

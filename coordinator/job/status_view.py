@@ -2,6 +2,7 @@
 
 from barrier_runtime.coordinator.job.effects import Outcome
 from barrier_runtime.coordinator.job.facts import Job
+from barrier_runtime.coordinator.job.rescaling import RescaleState
 from barrier_runtime.coordinator.metric_table import RECORDS, WATERMARK_MS
 from barrier_runtime.coordinator.options import effective
 from barrier_runtime.coordinator.status import latency
@@ -15,6 +16,7 @@ from barrier_runtime.coordinator.status.status import (
     CommitTrouble,
     JobStatus,
     KillRequest,
+    ProgramWanted,
     SavepointStatus,
     SlotStatus,
     StandbysWanted,
@@ -78,6 +80,8 @@ def job_status(
         ),
         rescales=job.rescales.statuses,
         standbys=standbys_wanted(job),
+        program=job.spec.program,
+        program_wanted=program_wanted(job),
         kill=tuple(KillRequest(kill.slot, kill.task_attempt, kill.uuid) for kill in job.slots.kills if job.leads),
         options=effective(job.spec),
         restored_checkpoint=0 if restored is None else restored.manifest.checkpoint,
@@ -116,9 +120,22 @@ def savepoint_statuses(job: Job) -> tuple[SavepointStatus, ...]:
 def standbys_wanted(job: Job) -> StandbysWanted | None:
     """Slots that the driver is to start. A restarted coordinator dismisses its predecessor's, so it asks anew."""
     rescale = job.rescales.open
-    if rescale is None or rescale.parallelism <= job.spec.parallelism or not job.leads:
+    if rescale is None or not job.leads or rescale.state is RescaleState.LOADING:
         return None
-    return StandbysWanted(f"{job.identity.leader}/{rescale.request.id}", rescale.before, rescale.parallelism - 1)
+    after = rescale.after
+    first = 0 if after.program != job.spec.program else job.spec.parallelism
+    if first >= after.parallelism:
+        return None
+    return StandbysWanted(f"{job.identity.leader}/{rescale.request.id}", first, after.parallelism - 1, after.program)
+
+
+def program_wanted(job: Job) -> ProgramWanted | None:
+    """A program that the driver is to load."""
+    rescale = job.rescales.open
+    if rescale is None or not job.leads or rescale.state is not RescaleState.LOADING:
+        return None
+    id = rescale.request.id
+    return ProgramWanted(f"{job.identity.leader}/{id}", id, rescale.request.flow)
 
 
 def _checkpoints(job: Job) -> CheckpointsStatus:

@@ -7,7 +7,7 @@
     Gather           -         -         WaitingForSlots  -                -                -          -        -
     Run              -         Running   -                Running          -                -          -        -
     Restart          -         -         -                Fencing/Failing  Fencing/Failing  -          -        -
-    Resize           -         -         -                -                Fencing          -          -        -
+    HandOver             -         -         -                Fencing          Fencing          -          -        -
     FinishJob        -         -         -                -                Finishing        -          -        -
     Fail             -         Failing   Failing          Failing          Failing          -          -        -
     Cancel           Ended     Ended     Finishing/Ended  Finishing/Ended  Finishing/Ended  -          -        -
@@ -15,7 +15,8 @@
     EndJob           Ended     Ended     Ended            Ended            Ended            Ended      Ended    Ended
 
 Two possibilities: of `Restart` the restart policy chooses, of `Cancel` what the user wants done with the checkpoints.
-A job begins in Loading. `EndJob` in Ended: what was found damaged after the end.
+A job begins in Loading. `EndJob` in Ended: what was found damaged after the end. While a program that replaced another
+one has not run yet, WaitingForSlots moves back to that one (`HandOver`) where it would restart or fail otherwise.
 """
 
 from collections.abc import Mapping
@@ -31,8 +32,8 @@ from barrier_runtime.coordinator.job.decisions import (
     FencedBy,
     FinishJob,
     Gather,
+    HandOver,
     LoadLog,
-    Resize,
     Restart,
     Run,
     TakeOver,
@@ -62,8 +63,8 @@ MOVES: dict[type[Phase], _Moves] = {
         **_ENDS,
     },
     Fencing: {LoadLog: {Loading}, Gather: {WaitingForSlots}, **_MAY_LEAD},
-    WaitingForSlots: {Run: {Running}, Restart: {Fencing, Failing}, **_MAY_LEAD},
-    Running: {Restart: {Fencing, Failing}, Resize: {Fencing}, FinishJob: {Finishing}, **_MAY_LEAD},
+    WaitingForSlots: {Run: {Running}, Restart: {Fencing, Failing}, HandOver: {Fencing}, **_MAY_LEAD},
+    Running: {Restart: {Fencing, Failing}, HandOver: {Fencing}, FinishJob: {Finishing}, **_MAY_LEAD},
     Finishing: _ENDS,
     Failing: _ENDS,
     Ended: {EndJob: {Ended}},
@@ -72,6 +73,8 @@ MOVES: dict[type[Phase], _Moves] = {
 
 def next_phase(job: Job, phase: Phase, wanted: Decision, now_ms: int) -> Phase:
     """What follows `phase`, which wants `wanted`."""
+    if isinstance(wanted, Restart | Fail) and isinstance(phase, WaitingForSlots):
+        wanted = _taken_back(job, wanted)
     following = _made(job, wanted, now_ms)
     if type(following) not in MOVES[type(phase)].get(type(wanted), ()):
         raise ProtocolViolation(
@@ -93,8 +96,8 @@ def _made(job: Job, wanted: Decision, now_ms: int) -> Phase:
             return WaitingForSlots(reason, deploy_from_ms)
         case Run(reason):
             return Running(reason)
-        case Resize(parallelism, reason):
-            return Fencing(BeginGeneration(None, reason, now_ms, parallelism=parallelism))
+        case HandOver(spec, reason, keep):
+            return Fencing(BeginGeneration(None, reason, now_ms, spec=spec, keep=keep))
         case Restart():
             return _restarted(job, wanted, now_ms)
         case FinishJob():
@@ -109,6 +112,14 @@ def _made(job: Job, wanted: Decision, now_ms: int) -> Phase:
             return Ended(outcome, reason)
         case _:
             assert_never(wanted)
+
+
+def _taken_back(job: Job, wanted: Restart | Fail) -> Restart | Fail | HandOver:
+    """A program that replaced another one, and has never run, is not tried again as long as that one is at hand."""
+    if job.retreat is None:
+        return wanted
+    why = wanted.reason if isinstance(wanted, Restart) else wanted.error
+    return HandOver(job.retreat, f"the new program did not start, and the one before goes on: {why}")
 
 
 def _restarted(job: Job, wanted: Restart, now_ms: int) -> Phase:

@@ -11,7 +11,7 @@ import msgspec
 
 from barrier_runtime.coordinator.log.decision_log import DecisionLog, LogEntry, LogView, complete_of
 from barrier_runtime.coordinator.log.manifest import Manifest, check_files
-from barrier_runtime.coordinator.log.records import Complete, Finish
+from barrier_runtime.coordinator.log.records import Complete, Fence, Finish
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.snapshots.continued_aggregates import COME_AND_GO, added_aggregates, check_aggregates
@@ -58,6 +58,8 @@ def start_run(spec: JobSpec, view: LogView) -> RestoreFrom:
         return RestoreFrom(None, Lineage.NEW)
     last = complete_of(newest).checkpoint
     settled = _is_settled(view)
+    if spec.restore != "none":
+        _check_program(spec, view)
     if spec.restore == "latest":
         return RestoreFrom(newest, Lineage.INHERIT, settled)
     if spec.restore == "none":
@@ -80,6 +82,23 @@ def start_run(spec: JobSpec, view: LogView) -> RestoreFrom:
             "would be written again: use restore='latest', or allow_replay if that is wanted"
         )
     return RestoreFrom(found, Lineage.NEW)
+
+
+def _check_program(spec: JobSpec, view: LogView) -> None:
+    """A program that was replaced while the job ran is not to come back by accident, as with a restart of a machine."""
+    fence = None if view.fence is None else view.fence.record
+    if isinstance(fence, Fence) and spec.fingerprint in outdated_after(fence.spec, spec):
+        raise InvalidJob(
+            f"this program was replaced by another one while job {spec.job} ran, and would put the job back: start the "
+            "newer one, or set allow_outdated to go on with this one"
+        )
+
+
+def outdated_after(before: JobSpec, spec: JobSpec) -> tuple[str, ...]:
+    """Fingerprints of the programs that were replaced, for a run that begins with `spec` behind one of `before`."""
+    if spec.allow_outdated:
+        return tuple(each for each in before.outdated if each != spec.fingerprint)
+    return before.outdated
 
 
 def _is_settled(view: LogView) -> bool:

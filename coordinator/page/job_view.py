@@ -176,7 +176,7 @@ def _savepoints(status: JobStatus) -> Iterator[EventView]:
 def _rescales(status: JobStatus, gap: Callable[[int], int | None]) -> Iterator[EventView]:
     for each in status.rescales:
         took = None if each.ended_ms is None else each.ended_ms - each.asked_ms
-        what = f"rescale {each.before} → {each.parallelism} slots: {each.state}"
+        what = f"{each.what}: {each.state}"
         pause = "" if each.pause_ms is None else f"sources stopped for {duration(each.pause_ms)}"
         yield EventView("rescale", each.asked_ms, what, took, gap(each.asked_ms), each.error or pause)
 

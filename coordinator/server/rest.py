@@ -33,6 +33,7 @@ from barrier_runtime.coordinator.client.rest_types import (
     ErrorReply,
     JobSummary,
     LoginLinkReply,
+    ReplaceAsked,
     RescaleAsked,
     SavepointAsked,
     StopRequest,
@@ -65,6 +66,7 @@ _REMEMBERED_REQUESTS = 1_000
 _DIGITS = 18  # of a number in a query
 _SPEC = msgspec.json.Decoder(JobSpec)
 _SAVEPOINT = msgspec.json.Decoder(SavepointAsked)
+_REPLACE = msgspec.json.Decoder(ReplaceAsked)
 _RESCALE = msgspec.json.Decoder(RescaleAsked)
 _STOP = msgspec.json.Decoder(StopRequest)
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -109,6 +111,7 @@ class Api:
             Route("/jobs/{job}/savepoints", self.savepoints, methods=["GET"]),
             Route("/jobs/{job}/savepoints", self.savepoint, methods=["POST"]),
             Route("/jobs/{job}/rescale", self.rescale, methods=["POST"]),
+            Route("/jobs/{job}/replace", self.replace, methods=["POST"]),
             Route("/jobs/{job}/stop", self.stop, methods=["POST"]),
             Route("/jobs/{job}/report", self.report, methods=["GET"]),
             Route("/login-links", self.login_link, methods=["POST"]),
@@ -213,6 +216,27 @@ class Api:
         if asked.timeout_ms <= 0:
             raise InvalidJob(f"timeout_ms={asked.timeout_ms}: give milliseconds for the new slots to come")
         runner.rescale(RescaleRequest(check_job_id(asked.id, "rescale id"), asked.parallelism, asked.timeout_ms))
+        return _json(TriggerReply("accepted", ""), 202)
+
+    async def replace(self, request: Request) -> Response:
+        """Begins it, or tells what the program that runs the job has loaded; the job's status tells how far it is."""
+        runner = await self._runner(request)
+        try:
+            asked = _REPLACE.decode(await _body(request))
+        except UNREADABLE as error:
+            raise InvalidJob(
+                f'the body is not understood ({error}): send {{"id": "<a uuid>", "flow": "app.py:flow"}}'
+            ) from error
+        id = check_job_id(asked.id, "replace id")
+        if asked.timeout_ms <= 0:
+            raise InvalidJob(f"timeout_ms={asked.timeout_ms}: give milliseconds for the new slots to come")
+        if not asked.flow and asked.spec is None and not asked.error:
+            raise InvalidJob('nothing says what to go on with: send "flow": "app.py:flow"')
+        spec = None if asked.flow else asked.spec
+        if not asked.error:
+            runner.replace(RescaleRequest(id, 1, asked.timeout_ms, spec, asked.flow, asked.allow_non_restored))
+        if not asked.flow:
+            runner.program_loaded(id, spec, asked.error)
         return _json(TriggerReply("accepted", ""), 202)
 
     async def why(self, request: Request) -> Response:

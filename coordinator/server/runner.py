@@ -7,6 +7,7 @@ back-off and shown in the status; it never ends the process.
 """
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections import deque
@@ -28,6 +29,7 @@ from barrier_runtime.coordinator.job.events import (
     Begin,
     Event,
     Link,
+    ProgramLoaded,
     SlotLost,
     SlotMessage,
     SlotRegistered,
@@ -229,6 +231,15 @@ class JobRunner:
         if refusal:
             raise InvalidJob(refusal)
         self._post(UserRescale(request))
+
+    def replace(self, request: RescaleRequest) -> None:
+        """Go on with another program, as `rescale` with another number of slots. Without a description of it, the
+        driver is asked for one."""
+        self.rescale(dataclasses.replace(request, parallelism=self.spec.parallelism))
+
+    def program_loaded(self, id: str, spec: JobSpec | None, error: str = "") -> None:
+        """The driver's answer."""
+        self._post(ProgramLoaded(id, spec, error))
 
     async def changed(self, wait_s: float) -> None:
         """Until what drivers act on is another than now, at most `wait_s`."""

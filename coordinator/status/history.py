@@ -31,6 +31,7 @@ class KnownSlot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pid: int
     host: str
     task_attempt: int
+    program: str = ""  # as in `JobSpec`
 
 
 class RunOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

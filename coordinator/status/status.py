@@ -4,6 +4,7 @@ Times called `_ms` without further words are wall-clock milliseconds; durations 
 """
 
 from bisect import bisect_left
+from typing import Literal
 
 import msgspec
 
@@ -233,7 +234,7 @@ class SavepointStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RescaleStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of the job's parallelism while it runs."""
+    """A change of the job's parallelism or program while it runs."""
 
     id: str
     before: int  # slots
@@ -247,6 +248,12 @@ class RescaleStatus(msgspec.Struct, frozen=True, kw_only=True):
     moved_ms: int | None = None  # all of it was visible: the new slots restore it from now on
     pause_ms: int | None = None  # from there until the new slots ran; None: it failed, or there was nothing to do
     error: str = ""
+    kind: Literal["rescale", "replace"] = "rescale"
+
+    @property
+    def what(self) -> str:
+        """For people."""
+        return "replace" if self.kind == "replace" else f"rescale {self.before} → {self.parallelism} slots"
 
 
 class StandbysWanted(msgspec.Struct, frozen=True):
@@ -255,6 +262,15 @@ class StandbysWanted(msgspec.Struct, frozen=True):
     request: str
     first: int
     last: int
+    program: str = ""  # as in `JobSpec`, that they are to run
+
+
+class ProgramWanted(msgspec.Struct, frozen=True):
+    """The driver is asked to load `flow` ("app.py:flow") anew and to describe it as `id`, once for each `request`."""
+
+    request: str
+    id: str
+    flow: str
 
 
 class CommitTrouble(msgspec.Struct, frozen=True):
@@ -310,6 +326,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     taken_over: int = 0  # times
     rescales: tuple[RescaleStatus, ...] = ()  # the last 50, oldest first
     standbys: StandbysWanted | None = None
+    program: str = ""  # as in `JobSpec`, that the job runs
+    program_wanted: ProgramWanted | None = None
 
 
 def without_subtasks(status: JobStatus) -> JobStatus:

@@ -61,6 +61,10 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     progress_timeout_ms: int = 0  # no checkpoint or commit for this long: the status says so; 0: see `options`
     store_write_price: float = 5.0  # US dollars for a million requests, to be shown
     store_read_price: float = 0.4
+    program: str = ""  # which of this run's programs; "": that it began with, else the id of the request to replace it
+    fingerprint: str = ""  # of the program's code and structure, equal for equal source files; "": not known
+    outdated: tuple[str, ...] = ()  # fingerprints of programs that were replaced: a run with one of them is refused
+    allow_outdated: bool = False  # … unless it is wanted
 
 
 class SubtaskId(msgspec.Struct, frozen=True, order=True, array_like=True, forbid_unknown_fields=True):
@@ -98,6 +102,8 @@ class Register(Message, frozen=True, omit_defaults=True):
     ended: tuple[SubtaskId, ...] = ()  # those that reached the end of their input in generation `token`
     died: dict[int, str] = {}  # processes of this host that died of a signal lately: pid -> "SIGSEGV"
     drained: bool = False  # its sources were ended early in generation `token`
+    program: str = ""  # as in `JobSpec`, of the program that it runs
+    broken: str = ""  # why it cannot run its program; then it is never deployed
 
 
 class HeldBack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -129,6 +129,8 @@ class FakeSlot:
     died: dict[int, str] = field(default_factory=dict)
     drained: bool = False
     closed: bool = False
+    program: str = ""
+    broken: str = ""
 
     def connect(self) -> "FakeSlot":
         self.link = self.coordinator.new_link(self)
@@ -151,6 +153,8 @@ class FakeSlot:
             committed=dict(self.committed),
             died=dict(self.died),
             drained=self.drained,
+            program=self.program,
+            broken=self.broken,
         )
 
     def cut(self) -> None:

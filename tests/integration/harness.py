@@ -22,11 +22,17 @@ PATIENCE_S = 240.0
 
 
 def counting_flow(
-    name: str, out: Path | str, rows: int, rate: float, keys: int = 200, sink: JsonlSink | None = None
+    name: str,
+    out: Path | str,
+    rows: int,
+    rate: float,
+    keys: int = 200,
+    sink: JsonlSink | None = None,
+    operator: str = "count",
 ) -> Dataflow:
     flow = Dataflow(name)
     numbers = flow.rate("numbers", rate, rows, keys=keys)
-    numbers.key_by("key").aggregate("count", n=count()).sink("out", sink or JsonlSink(str(out)))
+    numbers.key_by("key").aggregate(operator, n=count()).sink("out", sink or JsonlSink(str(out)))
     return flow
 
 

@@ -118,7 +118,9 @@ def _begin_generation(original: Any, note: Note) -> Any:
 
 def _moved(original: Any, note: Note) -> Any:
     def move(self: Any, now_ms: int) -> None:
-        note("a running job moved to another number of slots")
+        found = self.open
+        replaces = found is not None and found.request.replaces
+        note("a running job moved to another " + ("program" if replaces else "number of slots"))
         original(self, now_ms)
 
     return move
@@ -128,7 +130,7 @@ def _not_moved(original: Any, note: Note) -> Any:
     def fail(self: Any, error: str, now_ms: int) -> None:
         found = self.open
         if found is not None:
-            note(f"a rescale failed while {found.state.value}")
+            note(f"a {found.status.kind} failed while {found.state.value}")
         original(self, error, now_ms)
 
     return fail

@@ -114,6 +114,7 @@ class Schedule:
     rescaled_every: int = 5  # so many starts of the program: one is at another parallelism
     savepoints: tuple[int, ...] = ()  # ms, when one is asked for
     rescales: tuple[tuple[int, int], ...] = ()  # (ms, parallelism): the running job is to have so many slots
+    replaces: tuple[tuple[int, bool], ...] = ()  # (ms, whether the other program cannot start): it is to take over
     drained_ms: int | None = None  # when the job is asked to drain; it may be started again afterwards
     sweeps: tuple[int, int] | None = None  # ms between them, and how old an orphan must be; None: as in production
     actions: tuple[Action, ...] = field(default=())
@@ -142,7 +143,9 @@ class Schedule:
 def draw(seed: int) -> Schedule:
     """Each part has a generator of its own, so that a new one changes nothing about the others."""
     return _draw_drift(
-        _draw_draining(_draw_rescales(_draw_savepoints(_bounded(_timely(_draw_corners(_draw_kind(seed)))))))
+        _draw_draining(
+            _draw_replaces(_draw_rescales(_draw_savepoints(_bounded(_timely(_draw_corners(_draw_kind(seed)))))))
+        )
     )
 
 
@@ -182,6 +185,15 @@ def _draw_rescales(schedule: Schedule) -> Schedule:
         return schedule
     moments = sorted(rng.randrange(schedule.chaos_ms) for _ in range(rng.randint(1, 5)))
     return replace(schedule, rescales=tuple((at_ms, rng.randint(1, 5)) for at_ms in moments))
+
+
+def _draw_replaces(schedule: Schedule) -> Schedule:
+    """Of every third job, with or without rescales."""
+    rng = random.Random(f"replaces {schedule.seed}")
+    if schedule.conditions_ignored or rng.random() > 0.35:
+        return schedule
+    moments = sorted(rng.randrange(schedule.chaos_ms) for _ in range(rng.randint(1, 5)))
+    return replace(schedule, replaces=tuple((at_ms, rng.random() < 0.2) for at_ms in moments))
 
 
 def _timely(schedule: Schedule) -> Schedule:

@@ -12,6 +12,7 @@ from tests.mutants.catalogue import MUTANTS
 
 _STORIES: dict[str, str] = {  # mutant -> the kind of job that has to find it
     "moves-before-its-rows-are-visible": "bank",
+    "any-program-has-the-key-groups": "bank",
     "watermark-is-not-restored": "events",
     "no-tombstones": "events",
     "idle-ends-time": "events",

@@ -52,6 +52,7 @@ from barrier_runtime.coordinator.server import store_effects
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.wire.messages import (
     CheckpointOptions,
+    Deploy,
     JobSpec,
     RestartOptions,
     ToSlot,
@@ -121,7 +122,7 @@ class World(SimCluster):
                 schedule.turn_ms * 1000,
                 schedule.window_bytes,
                 unreached=0.3,
-                no_cores=0.1 if schedule.rescales else 0.0,
+                no_cores=0.1 if schedule.rescales or schedule.replaces else 0.0,
                 mark="" if beside is None else "twin-",
                 first_name=0 if beside is None else _NAMES_OF_ONE,
                 max_drift_ms=None if schedule.events is None else schedule.events.max_drift_ms,
@@ -173,7 +174,8 @@ class World(SimCluster):
             kinds = (*PROTOCOL_CHECKERS, *(EVENT_CHECKERS if schedule.joined is None else JOIN_CHECKERS))
         self.checkers: list[Checker] = [make(self.facts, self.workload, self._wrong) for make in kinds]
         self._wishes: list[SavepointRequest] = []  # for savepoints
-        self._rescales = 0  # that were asked for
+        self._rescales = 0  # that were asked for; replaces, too
+        self._unwell: set[str] = set()  # programs that cannot open what they have
         self._hooks = {name: _hooks(self.checkers, name) for name in HOOKS}
         if beside is not None:
             self.target, self.target_faults = beside.target, beside.target_faults
@@ -254,6 +256,8 @@ class World(SimCluster):
                 self.sim.at(at_ms * 1000, self._ask_for_savepoint)
             for at_ms, parallelism in self.schedule.rescales:
                 self.sim.at(at_ms * 1000, self._ask_for_rescale, parallelism)
+            for at_ms, unwell in self.schedule.replaces:
+                self.sim.at(at_ms * 1000, self._ask_for_replace, unwell)
             if self.schedule.drained_ms is not None:
                 self.sim.at(self.schedule.drained_ms * 1000, self._drain)
             for world in self._both:
@@ -496,7 +500,19 @@ class World(SimCluster):
         if isinstance(message, Trigger):
             for on_trigger in self._hooks["on_trigger"]:
                 on_trigger(process.name, message.token, message.checkpoint, message.triggered_at_ms)
+        if isinstance(message, Deploy):
+            self._deploys(process, slot, message)
         super()._hears(process, slot, message)
+        if isinstance(message, Deploy) and slot.identity.program in self._unwell:
+            slot.failed(None, "", RuntimeError("this program cannot open what it has"))
+
+    def _deploys(self, process: SimProcess, slot: Slot, message: Deploy) -> None:
+        """The log says which program the generation has."""
+        fence = self.facts.records[message.token - 1]
+        assert isinstance(fence, Fence)
+        if fence.spec.program != slot.identity.program:
+            what = f"{process.name} runs program {slot.identity.program!r} in generation {message.token}"
+            self._wrong("RightProgram", f"{what}, which has {fence.spec.program!r}")
 
     def _born(self, process: SimProcess) -> None:
         if self.schedule.clocks_jump:
@@ -545,7 +561,9 @@ class World(SimCluster):
         if found is not None:
             program, task = found
             self._lose_slot(program, task, kill=action.variant % 3 == 0)
-            self.sim.after(self.sim.between_us(*RESPAWN_US), lambda _: self._start_slot(program, task.index))
+            self.sim.after(
+                self.sim.between_us(*RESPAWN_US), lambda _: self._start_slot(program, task.index, task.program)
+            )
 
     def _crash_coordinator(self, action: Action) -> None:
         program = self._current()
@@ -703,6 +721,20 @@ class World(SimCluster):
         self._rescales += 1
         wish = RescaleRequest(f"rescale-{self._rescales}", parallelism, self.sim.rng.choice((300, 2_000, 5_000)))
         self._on(self._current(), runner, partial(_ask_to_rescale, runner, wish))
+
+    def _ask_for_replace(self, unwell: bool) -> None:
+        """By a program of the same flow, so that the judges know what comes out."""
+        program = self._current()
+        runner = self._runner(program)
+        if runner is None:
+            return
+        self._rescales += 1
+        name = f"replace-{self._rescales}"
+        program.others[name], spec = self._job(program.number, program.spec.parallelism)
+        if unwell:
+            self._unwell.add(name)
+        wish = RescaleRequest(name, 1, self.sim.rng.choice((300, 2_000, 5_000)), spec)
+        self._on(program, runner, partial(_ask_to_replace, runner, wish))
 
     def _expect_rescales(self) -> None:
         """Each comes to an end, whatever happened in between."""
@@ -977,6 +1009,11 @@ _ACTS: dict[str, Callable[[World, Action], None]] = {
 def _ask(runner: JobRunner, wish: SavepointRequest) -> None:
     with contextlib.suppress(InvalidJob):  # it ends just now, or has too many
         runner.savepoint(wish)
+
+
+def _ask_to_replace(runner: JobRunner, wish: RescaleRequest) -> None:
+    with contextlib.suppress(InvalidJob):  # it ends just now, or is being rescaled
+        runner.replace(wish)
 
 
 def _ask_to_rescale(runner: JobRunner, wish: RescaleRequest) -> None:

@@ -87,6 +87,7 @@ class SlotTask:
     index: int
     attempt: int
     process: SimProcess
+    program: str = ""  # as in `JobSpec`, that it runs
     slot: Slot | None = None
     given_up: bool = False  # Spark has started another attempt already
     dismissed: bool = False  # the job had no place for it
@@ -103,6 +104,7 @@ class Program:
     tasks: list[SlotTask] = field(default_factory=list)
     coordinators: list["SimCoordinator"] = field(default_factory=list)
     attempts: int = 0
+    others: dict[str, JobGraph] = field(default_factory=dict)  # what it may go on with, by name
     standbys: str = ""  # the last request for some
     outcome: str = ""  # set when it ended; "killed" by whoever plays the user
     reason: str = ""
@@ -168,7 +170,7 @@ class SimCluster:
 
     def _graph(self, program: Program, task: SlotTask) -> JobGraph:
         """As one slot has it."""
-        return program.graph
+        return program.others.get(task.program, program.graph)
 
     def _link(self, process: SimProcess, link: TcpControlLink) -> ControlLink:
         """By which a slot speaks."""
@@ -287,12 +289,13 @@ class SimCluster:
             program.standbys = wanted.request
             for index in range(wanted.first, wanted.last + 1):
                 if not self.sim.chance(self.options.no_cores):
-                    self._start_slot(program, index)
+                    self._start_slot(program, index, wanted.program)
         if runner.lead_position is not None:
             for index in range(runner.spec.parallelism):
-                own = [task for task in program.tasks if task.index == index]
+                of = runner.spec.program
+                own = [task for task in program.tasks if (task.index, task.program) == (index, of)]
                 if not own or own[-1].dismissed:
-                    self._start_slot(program, index)
+                    self._start_slot(program, index, of)
 
     # ------------------------------------------------------------ coordinators
 
@@ -386,13 +389,13 @@ class SimCluster:
 
     # ------------------------------------------------------------ slots
 
-    def _start_slot(self, program: Program, index: int) -> None:
+    def _start_slot(self, program: Program, index: int, of: str = "") -> None:
         if not program.active:
             return
         program.attempts += 1
         process = self._process(f"slot-{index}", None)
         process.turn_us = self.options.turn_us
-        task = SlotTask(index, program.attempts, process)
+        task = SlotTask(index, program.attempts, process, of)
         program.tasks.append(task)
         process.spawn(self._run_slot(program, task))
 
@@ -427,7 +430,9 @@ class SimCluster:
             trim_memory=lambda again: None,
             window_bytes=self.options.window_bytes,
         )
-        identity = SlotIdentity(task.index, uuid, process.pid, process.place, task.attempt, host, port)
+        identity = SlotIdentity(
+            task.index, uuid, process.pid, process.place, task.attempt, host, port, program=task.program
+        )
         slot = Slot(self._graph(program, task), program.spec.checkpoints.mode, identity, resources, plane)
         task.slot = slot
         link = TcpControlLink(
@@ -472,12 +477,15 @@ class SimCluster:
         if task.given_up:
             return
         task.given_up = True
-        self.sim.after(self.sim.between_us(*RESPAWN_US), lambda _: self._start_if_none(program, task.index))
+        self.sim.after(
+            self.sim.between_us(*RESPAWN_US), lambda _: self._start_if_none(program, task.index, task.program)
+        )
 
-    def _start_if_none(self, program: Program, index: int) -> None:
+    def _start_if_none(self, program: Program, index: int, of: str) -> None:
         """As Spark does: no new attempt while it knows of a running one."""
-        if not any(task.index == index and task.process.alive and not task.given_up for task in program.tasks):
-            self._start_slot(program, index)
+        own = [task for task in program.tasks if (task.index, task.program) == (index, of)]
+        if not any(task.process.alive and not task.given_up for task in own):
+            self._start_slot(program, index, of)
 
     def _process(self, kind: str, place: str | None) -> SimProcess:
         self._names += 1

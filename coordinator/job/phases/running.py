@@ -11,7 +11,7 @@ from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints, 
 from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention, kept_after_restore
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointState
 from barrier_runtime.coordinator.job.checkpoint_ends import abandon, checkpoint_appended, under_way
-from barrier_runtime.coordinator.job.decisions import Cancel, Decision, Fail, FinishJob, Resize, Restart
+from barrier_runtime.coordinator.job.decisions import Cancel, Decision, Fail, FinishJob, HandOver, Restart
 from barrier_runtime.coordinator.job.effects import CloseLink, CopySavepoint, ListForSweep, ReadRecord, WriteManifest
 from barrier_runtime.coordinator.job.events import Listed
 from barrier_runtime.coordinator.job.facts import Job
@@ -28,6 +28,7 @@ from barrier_runtime.coordinator.log.manifest import (
     verified_manifest,
 )
 from barrier_runtime.coordinator.log.records import Complete
+from barrier_runtime.coordinator.log.restore_choice import begin_at_zero, check_fits
 from barrier_runtime.coordinator.wire.carried import too_large_manifest
 from barrier_runtime.coordinator.wire.messages import (
     Ack,
@@ -67,6 +68,9 @@ class Running(Phase):
         job.restarts.running(now_ms)
         if job.rescales.running(now_ms):
             job.record.revision += 1
+        if job.retreat is not None:
+            job.retreat = None
+            job.dismiss_standbys(f"job {job.spec.job} goes on with another program")
         job.record.recovered(now_ms)
         if job.retention is None:
             self._list(job)
@@ -316,8 +320,9 @@ class Running(Phase):
         checkpoint = self._pending(job).trigger(now_ms)
         checkpoint.final = job.all_ended
         options = job.spec.checkpoints
-        if job.stop is None and not job.savepoints.waiting:
-            # What a job stops with, and a savepoint, has no rows in flight: any successor can restore it.
+        if job.stop is None and not job.savepoints.waiting and not job.rescales.replaces:
+            # What a job stops with, a savepoint, and what another program takes over, has no rows in flight: any
+            # successor can restore it.
             checkpoint.overtakes_timers = not options.unaligned
             if options.unaligned:
                 checkpoint.aligned_timeout_ms = options.aligned_timeout_ms
@@ -425,11 +430,20 @@ class Running(Phase):
             ends = "it is being stopped" if job.stop is not None else "it has read all of its input"
             job.fail_rescale(f"job {job.spec.job} ends: {ends}", now_ms)
             return None
-        job.slots.admit(rescale.parallelism)
+        if rescale.state is RescaleState.LOADING:
+            if rescale.deadline_ms is not None and now_ms >= rescale.deadline_ms:
+                job.fail_rescale(_why_not_loaded(rescale), now_ms)
+            return None
+        after = rescale.after
+        job.slots.admit(after.parallelism, after.program)
         missing = job.slots.missing_standbys(now_ms)
         late = rescale.deadline_ms is not None and now_ms >= rescale.deadline_ms
         if rescale.state is RescaleState.STARTING:
-            if not missing:
+            unfit = _why_unfit(job, rescale, job.decided)
+            broken = next((slot.register.broken for slot in job.slots.standbys if slot.register.broken), "")
+            if unfit or broken:
+                job.fail_rescale(unfit or f"a new slot cannot run the program: {broken}", now_ms)
+            elif not missing and self._knows_what_moves(job, rescale):
                 job.rescales.stop_with(self._pending(job).request())
             elif late:
                 job.fail_rescale(_why_not_started(rescale, missing), now_ms)
@@ -441,16 +455,29 @@ class Running(Phase):
                 return self._stay(job, f"sinks did not commit within {rescale.request.timeout_ms} ms: {behind}", now_ms)
         return None
 
+    def _knows_what_moves(self, job: Job, rescale: Rescale) -> bool:
+        """Whether another program fits is said of a checkpoint. A coordinator that was started again has none at hand
+        until it decides one."""
+        if not rescale.request.replaces or job.decided is not None or job.last_completed == 0:
+            return True
+        if not self._pending(job).open:
+            self._pending(job).request()
+        return False
+
     def _move(self, job: Job, rescale: Rescale, missing: tuple[int, ...], now_ms: int) -> Decision:
         if missing:
             return self._stay(job, f"new slots were lost: {', '.join(map(str, missing))}", now_ms)
+        unfit = _why_unfit(job, rescale, job.decided)
+        if unfit:
+            return self._stay(job, unfit, now_ms)
         job.rescales.move(now_ms)
-        return Resize(rescale.parallelism, f"rescaled from {rescale.before} to {rescale.parallelism} slots")
+        added = "" if job.decided is None else begin_at_zero(rescale.after, job.decided.manifest)
+        return HandOver(rescale.after, f"{rescale.what}; {added}" if added else rescale.what, rescale.request.replaces)
 
     def _stay(self, job: Job, error: str, now_ms: int) -> Decision:
         """The sources have stopped for good in this generation: the next one, of the same slots, reads on."""
         job.fail_rescale(error, now_ms)
-        return Restart(f"the job was not rescaled, and goes on: {error}", counted=False)
+        return Restart(f"the job goes on as it was: {error}", counted=False)
 
     def _stops_for_rescale(self, job: Job) -> bool:
         """The checkpoint to move with is under way or decided: what comes after it is another generation's."""
@@ -511,11 +538,39 @@ def _trigger(checkpoint: Checkpoint, stop_from: int | None, pause: bool) -> Trig
     )
 
 
-def _why_not_started(rescale: Rescale, missing: tuple[int, ...]) -> str:
+def _why_unfit(job: Job, rescale: Rescale, decided: DecidedManifest | None) -> str:
+    """Why the new program cannot restore what the job has; "" if it can, also where nothing is decided yet."""
+    if decided is None or not rescale.request.replaces or rescale.checked == decided.key:
+        return ""
+    try:
+        check_fits(rescale.after, decided.manifest, f"checkpoint {decided.manifest.checkpoint} of job {job.spec.job}")
+    except InvalidJob as error:
+        return str(error)
+    rescale.checked = decided.key
+    return ""
+
+
+def _why_not_loaded(rescale: Rescale) -> str:
+    within = f"within {rescale.request.timeout_ms / 1000:g} s"
     return (
-        f"slots {', '.join(map(str, missing))} did not come within {rescale.request.timeout_ms / 1000:g} s; the job "
-        f"goes on with {rescale.before}. Are there {rescale.parallelism} free cores? Give Spark more cores, or ask for "
-        "a lower parallelism or a longer timeout"
+        f"the program that runs the job did not load {rescale.request.flow} {within}: give a longer timeout, or "
+        "see that program's output"
+    )
+
+
+def _why_not_started(rescale: Rescale, missing: tuple[int, ...]) -> str:
+    within = f"within {rescale.request.timeout_ms / 1000:g} s"
+    if not missing:
+        return f"no checkpoint was completed {within}, so nothing tells whether the program fits its state"
+    if rescale.request.replaces:
+        return (
+            f"slots {', '.join(map(str, missing))} of the new program did not come {within}; the job goes on with the "
+            f"old one. Are there {rescale.parallelism} more free cores, for as long as both are there?"
+        )
+    return (
+        f"slots {', '.join(map(str, missing))} did not come {within}; the job "
+        f"goes on with {rescale.before.parallelism}. Are there {rescale.parallelism} free cores? Give Spark more "
+        "cores, or ask for a lower parallelism or a longer timeout"
     )
 
 

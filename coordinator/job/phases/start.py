@@ -29,11 +29,13 @@ from barrier_runtime.coordinator.log.restore_choice import (
     begin_at_zero,
     check_manifest,
     continue_run,
+    outdated_after,
     start_run,
 )
 from barrier_runtime.coordinator.wire.messages import (
     AbortCheckpoint,
     Committed,
+    JobSpec,
     SubtaskEnded,
     SubtaskFailed,
     ToCoordinator,
@@ -82,6 +84,8 @@ class Loading(Phase):
             choice = start_run(job.spec, view)
         except InvalidJob as error:
             return EndJob("failed", str(error))
+        if head_fence is not None and choice.entry is not None:
+            job.know_outdated(outdated_after(head_fence.spec, job.spec))
         return BeginGeneration(choice, f"started by {job.spec.submitter}", now_ms, attempts=self._attempts)
 
     def _same_run(self, job: Job) -> Decision:
@@ -204,7 +208,7 @@ class Fencing(Phase):
         self._began_ms = wanted.began_ms
         self._wait_ms = wanted.wait_ms
         self._attempts = wanted.attempts
-        self._parallelism = wanted.parallelism
+        self._spec, self._keep = wanted.spec, wanted.keep
         self._verified: DecidedManifest | None = None
 
     def enter(self, job: Job, now_ms: int) -> Decision | None:
@@ -223,15 +227,21 @@ class Fencing(Phase):
         if not isinstance(record, Fence):
             return self._choose(job, now_ms)
         job.begin_generation(appended, self._verified)
-        if self._parallelism is not None:
-            for slot in job.slots:  # before any of them leaves: nobody is to miss its connections
-                job.cancel_generation_of(slot)
-            job.resize(self._parallelism)
-            job.commits.settled(job.log.completed)
+        if self._spec is not None:
+            self._move(job, self._spec, now_ms)
         if self._choice is not None and self._choice.settled:
             job.commits.settled(self._choice.checkpoint)
         job.record.recovery_began(job.led.token, self.reason, self._began_ms)
         return Gather(self.reason, now_ms + self._wait_ms)
+
+    def _move(self, job: Job, spec: JobSpec, now_ms: int) -> None:
+        for slot in job.slots:  # before any of them leaves: nobody is to miss its connections
+            job.cancel_generation_of(slot)
+        if job.retreat is not None:
+            job.rescales.fail(self.reason, now_ms)
+            job.record.revision += 1
+        job.go_on_as(spec, keep=self._keep)
+        job.commits.settled(job.log.completed)
 
     def on_foreign(self, job: Job, foreign: Foreign, now_ms: int) -> Decision | None:
         record = foreign.entry.record
@@ -282,13 +292,12 @@ class Fencing(Phase):
         assert choice is not None, "a FENCE without a choice of what to restore"
         if verified is not None and choice.entry is not None:
             try:
-                check_manifest(job.spec, complete_of(choice.entry), verified.manifest)
+                check_manifest(self._spec or job.spec, complete_of(choice.entry), verified.manifest)
             except (Corrupt, InvalidJob) as error:
                 return EndJob("failed", str(error))
             added = begin_at_zero(job.spec, verified.manifest) if choice.lineage is not Lineage.SAME else ""
             self.reason += f"; {added}" if added and added not in self.reason else ""
         self._verified = verified
         job.log.choose_restore(choice.entry)
-        spec = None if self._parallelism is None else job.resized(self._parallelism)
-        job.append(job.records.fence(job.log, choice, self.reason, job.highest_checkpoint(), now_ms, spec))
+        job.append(job.records.fence(job.log, choice, self.reason, job.highest_checkpoint(), now_ms, self._spec))
         return None
