@@ -11,6 +11,7 @@ from barrier_runtime.connectors.files.source.files import OnChange
 from barrier_runtime.connectors.files.source.jsonl import JsonlSource
 from barrier_runtime.connectors.files.source.parquet import ParquetSource
 from barrier_runtime.connectors.files.source.plain_text import TextSource
+from barrier_runtime.connectors.kafka.source.debezium import Debezium
 from barrier_runtime.connectors.kafka.source.decoders import FormatName
 from barrier_runtime.connectors.kafka.source.source import Config as KafkaConfig
 from barrier_runtime.connectors.kafka.source.source import KafkaSource, Start
@@ -301,6 +302,7 @@ class Readers:
         metadata: Sequence[str] | Mapping[str, str] = ("topic", "partition", "offset", "timestamp"),
         bad_records: Literal["fail", "dead_letter"] = "fail",
         discover: datetime.timedelta | None = datetime.timedelta(minutes=1),
+        debezium: Debezium | None = None,
         config: KafkaConfig | None = None,
         event_time: str | None = None,
         max_out_of_orderness: datetime.timedelta = _NO_DELAY,
@@ -329,6 +331,7 @@ class Readers:
                 metadata=metadata,
                 bad_records=bad_records,
                 discover=discover,
+                debezium=debezium,
                 config=config,
             ),
             event_time=event_time,

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import TopicPartition
 
-from barrier_runtime import Dataflow, JsonlSink, ParquetSink, Tumbling, count
+from barrier_runtime import CollectSink, Dataflow, JsonlSink, ParquetSink, Tumbling, count
 from barrier_runtime.connectors.files.sink.commit_log import committed_files
 from barrier_runtime.connectors.kafka.source.fetcher import Fetcher
 from barrier_runtime.connectors.kafka.source.fetcher_pool import FetcherPool
@@ -52,6 +52,31 @@ def test_good_rows_and_dead_letters_go_their_own_ways(kafka: KafkaServer, tmp_pa
     assert sorted(letters["value"].to_pylist()) == sorted(2 * [f"bad {n}".encode() for n in range(0, 100, 10)])
     assert set(letters["key"].to_pylist()) == {b"k"}
     assert all(error.startswith("its value: DecodeError") for error in letters["error"].to_pylist())
+
+
+def test_debeziums_events_are_upserts_of_a_table(kafka: KafkaServer, tmp_path: Path) -> None:
+    """With their tombstones, as Debezium writes them."""
+    topic = Topic(kafka, partitions=1)
+    source = {"ts_ms": 1_704_067_200_000}
+    events: list[Any] = [
+        {"op": "c", "before": None, "after": {"id": 1, "v": "a"}, "source": source},
+        {"op": "c", "before": None, "after": {"id": 2, "v": "b"}, "source": source},
+        {"op": "u", "before": None, "after": {"id": 1, "v": "c"}, "source": source},
+        {"op": "d", "before": {"id": 2}, "after": None, "source": source},
+        None,
+    ]
+    topic.write([None if each is None else json.dumps({"schema": None, "payload": each}) for each in events], key=b"k")
+    flow, out = Dataflow("debezium"), CollectSink()
+    options: dict[str, Any] = {"group": "g", "until": "latest", "key": None, "metadata": (), "debezium": "upsert"}
+    rows = flow.read_kafka("src", kafka.bootstrap, topic.name, value="json", schema={"id": int, "v": str}, **options)
+    rows.filter("deleted is not null").select(["id", "v", "deleted"]).sink("out", out)
+    flow.run_local(parallelism=1, checkpoints=str(tmp_path / "checkpoints"))
+    assert [tuple(row.values()) for row in out.rows()] == [
+        (1, "a", False),
+        (2, "b", False),
+        (1, "c", False),
+        (2, None, True),
+    ]
 
 
 def test_event_time_is_kept_per_partition(kafka: KafkaServer, tmp_path: Path) -> None:

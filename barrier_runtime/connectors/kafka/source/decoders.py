@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeAlias
 import msgspec
 import pyarrow as pa
 
+from barrier_runtime.connectors.kafka.source.debezium import Debezium, DebeziumRows, debezium_schema
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 Deserialiser: TypeAlias = Callable[..., Any]  # (data, SerializationContext) -> dict, Protobuf message or plain value
@@ -26,15 +27,27 @@ _CUT = 300  # characters of a reason that is not ours
 
 @dataclass(frozen=True)
 class PayloadFormat:
-    """How a key or value is written, and the columns it becomes. `part`: "key" or "value"."""
+    """How a key or value is written, and the columns it becomes. `part`: "key" or "value". `debezium`: of events, the
+    form of the rows; `table`: its columns."""
 
     part: str
     format_name: FormatName
     schema: pa.Schema
+    debezium: Debezium | None = None
+    table: pa.Schema | None = None
 
 
-def format_of(part: str, format_name: Any, schema: pa.Schema | None, where: str) -> PayloadFormat:
+def format_of(
+    part: str, format_name: Any, schema: pa.Schema | None, where: str, debezium: Debezium | None = None
+) -> PayloadFormat:
     """Checks what can be seen without data. Raises `InvalidJob`."""
+    if debezium is not None:
+        if schema is None or not (format_name == "json" or callable(format_name)):
+            raise InvalidJob(
+                f'{where}: debezium={debezium!r} takes value="json" or a deserialiser, and schema= with the columns of '
+                "the table"
+            )
+        return PayloadFormat(part, format_name, debezium_schema(debezium, schema, where), debezium, schema)
     schema_option = "schema=" if part == "value" else "key_schema="
     if format_name in ("bytes", "string"):
         if schema is not None:
@@ -66,6 +79,10 @@ class Decoder(Protocol):
 
 
 def make_decoder(format: PayloadFormat, where: str) -> Decoder:
+    if format.debezium is not None:
+        assert format.table is not None
+        deserialise = _Client(format, where).value_of if callable(format.format_name) else None
+        return DebeziumRows(format.debezium, format.table, deserialise, f"{where}, {format.part}")
     if format.format_name == "bytes" or format.format_name == "string":
         return _Plain(format.schema)
     if format.format_name == "json":
@@ -233,13 +250,12 @@ class _Client:
 
     def rows(self, payloads: Sequence[bytes | None], messages: Sequence[Any]) -> list[Any]:
         return [
-            self._row(
-                self._deserialise(payload, self._context(message.topic(), self._field, message.headers()))
-                if payload is not None
-                else None
-            )
+            self._row(self.value_of(payload, message) if payload is not None else None)
             for payload, message in zip(payloads, messages, strict=True)
         ]
+
+    def value_of(self, payload: bytes, message: Any) -> Any:
+        return self._deserialise(payload, self._context(message.topic(), self._field, message.headers()))
 
     def columns(self, rows: Sequence[Any]) -> list[pa.Array]:
         nothing = (None,) * len(self.schema)

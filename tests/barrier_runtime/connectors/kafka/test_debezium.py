@@ -1,0 +1,172 @@
+"""Debezium's change events as rows: with and without Connect's schema, from JSON and from a deserialiser."""
+
+import base64
+import datetime
+import json
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from barrier_runtime.connectors.kafka.source.debezium import Debezium
+from barrier_runtime.connectors.kafka.source.decoders import decoded, format_of, make_decoder
+from barrier_runtime.state.errors import InvalidJob
+
+WHERE = "source 'changes'"
+UTC = datetime.timezone.utc
+COLUMNS = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("name", pa.string()),
+        ("price", pa.decimal128(10, 2)),
+        ("day", pa.date32()),
+        ("at", pa.timestamp("us")),
+        ("zoned", pa.timestamp("us", "UTC")),
+        ("blob", pa.binary()),
+    ]
+)
+PRICE = base64.b64encode((12345).to_bytes(3, "big", signed=True)).decode()
+SCHEMA = {
+    "type": "struct",
+    "fields": [
+        {
+            "field": part,
+            "type": "struct",
+            "fields": [
+                {"field": "id", "type": "int64"},
+                {
+                    "field": "price",
+                    "type": "bytes",
+                    "name": "org.apache.kafka.connect.data.Decimal",
+                    "parameters": {"scale": "2"},
+                },
+                {"field": "day", "type": "int32", "name": "io.debezium.time.Date"},
+                {"field": "at", "type": "int64", "name": "io.debezium.time.Timestamp"},
+                {"field": "zoned", "type": "string", "name": "io.debezium.time.ZonedTimestamp"},
+            ],
+        }
+        for part in ("before", "after")
+    ],
+}
+BOUGHT = {"id": 1, "name": "tea", "price": PRICE, "day": 19_723, "at": 1_704_067_200_123, "blob": "AP8="}
+ROW = {
+    "id": 1,
+    "name": "tea",
+    "price": Decimal("123.45"),
+    "day": datetime.date(2024, 1, 1),
+    "at": datetime.datetime(2024, 1, 1, 0, 0, 0, 123_000),
+    "zoned": datetime.datetime(2024, 1, 1, 12, 0, 0, 500_000, tzinfo=UTC),
+    "blob": b"\x00\xff",
+}
+
+
+def event(op: str, before: Any, after: Any, **more: Any) -> dict[str, Any]:
+    source = {"ts_ms": 1_704_067_200_000, "lsn": 77, "txId": 5, "table": "items"}
+    return {"op": op, "before": before, "after": after, "source": source, "ts_ms": 1_704_067_200_999, **more}
+
+
+def rows_of(
+    *events: Any, form: Debezium = "changes", schema: pa.Schema = COLUMNS, value: Any = "json"
+) -> tuple[list[dict[str, Any]], dict[int, str]]:
+    decoder = make_decoder(format_of("value", value, schema, WHERE, form), WHERE)
+    payloads = [None if each is None else json.dumps(each).encode() for each in events]
+    arrays, bad = decoded(decoder, payloads, [_Message()] * len(payloads))
+    return pa.RecordBatch.from_arrays(arrays, schema=decoder.schema).to_pylist(), bad
+
+
+class _Message:
+    """What a deserialiser is told of a record."""
+
+    def topic(self) -> str:
+        return "items"
+
+    def headers(self) -> None:
+        return None
+
+
+def test_an_event_with_connects_schema_has_exact_values() -> None:
+    told = {"schema": SCHEMA, "payload": event("c", None, {**BOUGHT, "zoned": "2024-01-01T12:00:00.5Z"})}
+    (row,), bad = rows_of(told)
+    assert bad == {}
+    assert row["after"] == ROW
+    assert (row["op"], row["before"], row["lsn"], row["xid"], row["unchanged"]) == ("c", None, 77, 5, [])
+    assert row["changed_at"] == datetime.datetime(2024, 1, 1, tzinfo=UTC)
+
+
+def test_an_event_without_schema_is_read_by_the_types_of_the_columns() -> None:
+    plain = {**BOUGHT, "price": "123.45", "at": 1_704_067_200_123_000, "zoned": "2024-01-01T12:00:00.5Z"}
+    (row,), _ = rows_of(event("u", {"id": 1}, plain))
+    assert row["after"] == ROW
+    assert row["before"] == {**dict.fromkeys(COLUMNS.names), "id": 1}
+
+
+def test_upserts_and_deletions() -> None:
+    small = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    rows, bad = rows_of(
+        event("r", None, {"id": 1, "name": "tea"}),
+        event("u", None, {"id": 1, "name": "tee", "other": 5}),
+        event("d", {"id": 1}, None),
+        None,
+        form="upsert",
+        schema=small,
+    )
+    assert bad == {}
+    assert [(row["id"], row["name"], row["deleted"]) for row in rows] == [
+        (1, "tea", False),
+        (1, "tee", False),
+        (1, None, True),
+        (None, None, None),
+    ]
+
+
+def test_large_values_that_are_not_in_the_event_are_named() -> None:
+    large = event("u", None, {"id": 1, "name": "__debezium_unavailable_value"})
+    small = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    (row,), _ = rows_of(large, schema=small)
+    assert (row["after"], row["unchanged"]) == ({"id": 1, "name": None}, ["name"])
+    _, bad = rows_of(large, form="upsert", schema=small)
+    assert "REPLICA IDENTITY FULL" in bad[0]
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ({"id": 1}, "its op is None"),
+        (event("m", None, None), "its op is 'm'"),
+        (event("t", None, None), "no upsert can say op 't'"),
+        (event("c", None, {"price": "abc="}), "decimal.handling.mode=string"),
+        (event("c", None, {"id": "x"}), ""),
+        (event("c", None, {"id": True}), "True for a column of int64"),
+        ({"schema": SCHEMA, "payload": event("c", None, {"id": 1, "at": "yesterday"})}, ""),
+    ],
+)
+def test_what_is_no_event_of_this_table_is_a_bad_record_and_not_a_wrong_row(told: Any, says: str) -> None:
+    good = event("c", None, {"id": 7})
+    rows, bad = rows_of(good, told, good, form="upsert")
+    assert list(bad) == [1]
+    assert says in bad[1]
+    assert [row["id"] for row in rows] == [7, None, 7]
+
+
+def test_a_deserialiser_gives_events_too() -> None:
+    """Avro's gives decimals as they are."""
+
+    def deserialise(payload: bytes, context: Any) -> Any:
+        return event("c", None, {"id": 3, "price": Decimal("9.50"), "day": datetime.date(2024, 1, 1), "blob": b"x"})
+
+    (row,), _ = rows_of({}, form="upsert", value=lambda: deserialise)
+    assert (row["id"], row["price"], row["day"], row["blob"]) == (
+        3,
+        Decimal("9.50"),
+        datetime.date(2024, 1, 1),
+        b"x",
+    )
+
+
+def test_events_need_columns_and_a_form() -> None:
+    for value, schema, form in [("bytes", COLUMNS, "changes"), ("json", None, "changes"), ("json", COLUMNS, "rows")]:
+        with pytest.raises(InvalidJob, match="debezium="):
+            format_of("value", value, schema, WHERE, form)  # type: ignore[arg-type]
+    with pytest.raises(InvalidJob, match="column 'deleted'"):
+        format_of("value", "json", pa.schema([("deleted", pa.bool_())]), WHERE, "upsert")
