@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # for Python 3.10; type checkers have it without the package
 
     from barrier_runtime.coordinator.option_types import LocalRunOptions, RunOptions
+    from barrier_runtime.launch.local_handle import LocalJobHandle
     from barrier_runtime.launch.on_spark import JobHandle
     from barrier_runtime.launch.result import JobResult
 
@@ -83,6 +84,20 @@ class Dataflow(Readers):
         from barrier_runtime.launch.options import JobOptions
 
         return run_local(self.plan, JobOptions.for_local_run(options, self.options), wire=wire)
+
+    @takes_options("everywhere")
+    def start_local(self, **options: "Unpack[LocalRunOptions]") -> "LocalJobHandle":
+        """Run in this process beside the program, and return at once: for notebooks. Options are those of `run_local`.
+
+        >>> job = flow.start_local(checkpoints="checkpoints")
+        >>> job.status().records
+        >>> job.stop()
+        >>> job.wait()
+        """
+        from barrier_runtime.launch.local_handle import LocalJobHandle
+        from barrier_runtime.launch.options import JobOptions
+
+        return LocalJobHandle(self.plan, JobOptions.for_local_run(options, self.options))
 
 
 def _checked(options: "RunOptions") -> "RunOptions":

@@ -33,6 +33,7 @@ from barrier_runtime.data.schemas import SchemaLike, as_schema, described, milli
 from barrier_runtime.graph.drawing import drawn
 from barrier_runtime.graph.logical import Input, Plan, SourceNode, StepNode
 from barrier_runtime.launch.plain_errors import plain_errors
+from barrier_runtime.launch.shown_rows import Rows, rich_table
 from barrier_runtime.operators.batch_functions import UnionOperator
 from barrier_runtime.operators.dead_letters import DEAD_LETTERS, DeadLetterOperator
 from barrier_runtime.operators.declared_outputs import side_schemas
@@ -353,14 +354,18 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         >>> orders.filter("amount > 100").show(3)
         """
         from rich.console import Console
-        from rich.table import Table
 
-        table, found = Table(), self.take(rows)
-        for field in found.schema:
-            table.add_column(f"{field.name}\n{field.type}", overflow="fold")
-        for row in found.to_pylist():
-            table.add_row(*["" if value is None else str(value) for value in row.values()])
-        Console().print(table)
+        Console().print(rich_table(self.take(rows)))
+
+    def preview(self, rows: int = 20, *, within: float = 10.0) -> Rows:
+        """The first rows, for the last line of a notebook's cell: as `take`, but no longer than `within` seconds, so
+        also of a stream that is slow or silent.
+
+        >>> orders.filter("amount > 100").preview()
+        """
+        from barrier_runtime.launch.preview import first_rows
+
+        return Rows(first_rows(self._plan, self._as_input(), rows, within), rows)
 
     # ------------------------------------------------------------ inside
 

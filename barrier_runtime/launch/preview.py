@@ -21,12 +21,16 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore
 
 _SINK = "first-rows"
+_LONGEST_S = 86_400
 
 
-def first_rows(plan: Plan, stream: Input, rows: int) -> pa.Table:
-    """At most `rows` rows of `stream`, with one subtask per step. Raises what a job raises that fails."""
+def first_rows(plan: Plan, stream: Input, rows: int, within_s: float | None = None) -> pa.Table:
+    """At most `rows` rows of `stream` that come within `within_s` seconds, with one subtask per step. Raises what a job
+    raises that fails."""
     if not isinstance(rows, int) or rows < 1:
         raise InvalidJob(f"show: {rows!r} rows: give a whole number from 1 on")
+    if within_s is not None and not 0 < within_s <= _LONGEST_S:
+        raise InvalidJob(f"preview: within={within_s!r}: give seconds above 0, at most {_LONGEST_S}")
     found: list[pa.RecordBatch] = []
     enough: list[Callable[[], object]] = []
 
@@ -38,7 +42,10 @@ def first_rows(plan: Plan, stream: Input, rows: int) -> pa.Table:
 
     async def until_enough(graph: JobGraph, spec: JobSpec, store: ObjectStore, options: JobOptions) -> JobStatus:
         runner = make_runner(spec, store)
-        enough.append(partial(asyncio.get_running_loop().call_soon_threadsafe, runner.stop, "now"))
+        loop = asyncio.get_running_loop()
+        enough.append(partial(loop.call_soon_threadsafe, runner.stop, "now"))
+        if within_s is not None:
+            loop.call_later(within_s, runner.stop, "now")
         return await run_graph(graph, spec, store, options, runner)
 
     options = JobOptions.for_local_run({"parallelism": 1})

@@ -1,0 +1,196 @@
+"""A job that runs in this process beside the program, in a thread of its own: what `Dataflow.start_local` returns.
+
+| state    | status()                   | stop()                       | wait()           | next               |
+|----------|----------------------------|------------------------------|------------------|--------------------|
+| starting | waits until it runs        | is kept, and done as it runs | waits            | running, over      |
+| running  | asks the coordinator       | asks the coordinator         | waits            | over               |
+| over     | the last one, or its error | nothing                      | result, or error | -                  |
+
+A program that ends meanwhile stops its jobs without a last checkpoint; with `checkpoints=` the next start goes on.
+"""
+
+import asyncio
+import atexit
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from barrier_runtime.coordinator.server.runner import JobRunner
+from barrier_runtime.coordinator.status.health import described
+from barrier_runtime.coordinator.status.reason import Answer
+from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.status.why_job import answer
+from barrier_runtime.coordinator.wire.messages import JobSpec
+from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.graph.logical import Plan
+from barrier_runtime.launch.local import make_runner, run_graph, run_prepared
+from barrier_runtime.launch.options import JobOptions
+from barrier_runtime.launch.prepare import PreparedJob
+from barrier_runtime.launch.result import JobResult
+from barrier_runtime.state.errors import Unavailable
+from barrier_runtime.state.store.object_store import ObjectStore
+
+_ASKED_S = 30.0  # for an answer of the job's loop, which users' functions may keep busy
+_AT_EXIT_S = 10.0
+
+_T = TypeVar("_T")
+Mode = Literal["checkpoint", "drain", "now"]
+
+
+class LocalJobHandle:
+    """Any thread may call it."""
+
+    def __init__(self, plan: Plan, options: JobOptions) -> None:
+        """Raises `InvalidJob` for what is wrong with the flow, as `run_local` does."""
+        PreparedJob(plan, options)
+        self._name = plan.name
+        self._known = threading.Event()  # it runs, or has failed before
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._running: tuple[asyncio.AbstractEventLoop, JobRunner] | None = None
+        self._stop_first: Mode | None = None
+        self._last: JobStatus | None = None
+        self._result: JobResult | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(plan, options), name=f"barrier-{plan.name}", daemon=True
+        )
+        self._thread.start()
+        atexit.register(self._at_exit)
+
+    @property
+    def done(self) -> bool:
+        """Whether the job has ended."""
+        return self._over.is_set()
+
+    def status(self) -> JobStatus:
+        """As the coordinator has it now. Raises what kept the job from starting."""
+        self._known.wait()
+        told = self._ask(lambda runner: runner.status())
+        if told is not None:
+            self._last = told
+        if self._last is None:
+            assert self._error is not None, "over without a status and without an error"
+            raise self._error
+        return self._last
+
+    def stop(self, mode: Literal["checkpoint", "now"] = "checkpoint", *, drain: bool = False) -> None:
+        """End the job: after a last committed checkpoint ("checkpoint") or at once ("now"); `wait` until it has ended.
+        `drain`: sources end first, so windows and timers fire."""
+        how: Mode = "drain" if drain else mode
+        with self._lock:
+            if self._running is None:
+                self._stop_first = how
+                return
+        self._ask(lambda runner: runner.stop(how))
+
+    def trigger_checkpoint(self) -> None:
+        """Take one beside those of the interval."""
+        self._ask(lambda runner: runner.trigger())
+
+    def why(self, checkpoint: int | None = None) -> Answer:
+        """Why a checkpoint was slow or failed; without a number, why the job shows nothing, or got slow."""
+        return answer(self.status(), checkpoint)
+
+    def wait(self, timeout: float | None = None) -> JobResult:
+        """Until the job ended. Raises `JobFailed`, `Fenced`, or `Unavailable` when `timeout` (seconds) is over. Ctrl-C
+        ends the waiting, not the job."""
+        if not self._over.wait(timeout):
+            raise Unavailable(f"job {self._name} still runs after {timeout} s: wait longer or stop it")
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    def __enter__(self) -> "LocalJobHandle":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """What still runs is stopped at once."""
+        self.stop("now")
+        self._over.wait()
+
+    def __repr__(self) -> str:
+        return f"<{self.line()}>"
+
+    def line(self) -> str:
+        """One line for people: condition, rows, checkpoints."""
+        if self._over.is_set() and self._error is not None and self._last is None:
+            return f"job {self._name} failed: {self._error}"
+        if not self._known.is_set():
+            return f"job {self._name} starts"
+        status = self.status()
+        checkpoints = status.checkpoints
+        last = "" if checkpoints.last_completed is None else f", the last is {checkpoints.last_completed.checkpoint}"
+        return (
+            f"job {status.job}: {described(status.condition or status.phase, status.condition_reason)}, "
+            f"{status.records:,} rows read, {checkpoints.completed} checkpoints completed{last}"
+        )
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        """Notebooks ask for this: a widget that changes by itself, or where there is none, the line."""
+        from barrier_runtime.launch.live_widget import live_widget
+
+        widget = live_widget(self)
+        return {"text/plain": repr(self)} if widget is None else dict(widget._repr_mimebundle_())
+
+    # ------------------------------------------------------------ inside
+
+    def _run(self, plan: Plan, options: JobOptions) -> None:
+        try:
+            self._result = run_prepared(plan, options, self._run_graph)
+            self._last = self._result.status
+        except BaseException as error:  # whoever waits gets it
+            self._error = error
+            self._last = getattr(error, "status", self._last)
+        finally:
+            with self._lock:
+                self._running = None
+            self._over.set()
+            self._known.set()
+            atexit.unregister(self._at_exit)
+
+    async def _run_graph(self, graph: JobGraph, spec: JobSpec, store: ObjectStore, options: JobOptions) -> JobStatus:
+        runner = make_runner(spec, store)
+        with self._lock:
+            self._running = asyncio.get_running_loop(), runner
+            first = self._stop_first
+        running = asyncio.ensure_future(run_graph(graph, spec, store, options, runner))
+        await asyncio.sleep(0)  # it runs from here on
+        if first is not None:
+            runner.stop(first)
+        self._known.set()
+        try:
+            return await running
+        finally:
+            self._last = runner.status()
+            with self._lock:
+                self._running = None
+
+    def _ask(self, of: Callable[[JobRunner], _T]) -> _T | None:
+        """On the job's loop; None when it has ended, or ends before it answers."""
+        with self._lock:
+            if self._running is None:
+                return None
+            loop, runner = self._running
+            asked = asyncio.run_coroutine_threadsafe(_answered(partial(of, runner)), loop)
+        waited_s = 0.0
+        while not asked.done() and not self._over.is_set():
+            try:
+                return asked.result(0.2)
+            except TimeoutError:
+                waited_s += 0.2
+            if waited_s >= _ASKED_S:
+                raise Unavailable(
+                    f"job {self._name} has not answered for {_ASKED_S:.0f} s: a function of yours keeps its thread"
+                )
+        return None if asked.cancelled() or not asked.done() else asked.result()
+
+    def _at_exit(self) -> None:
+        self.stop("now")
+        self._over.wait(_AT_EXIT_S)
+
+
+async def _answered(ask: Callable[[], _T]) -> _T:
+    return ask()
