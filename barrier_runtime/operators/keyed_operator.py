@@ -26,6 +26,7 @@ from barrier_runtime.operators.keyed_progress import (
     schema_of,
 )
 from barrier_runtime.state.columns.column_table import ColumnTable, other_columns
+from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import DEFINITION, KEYS
 
 
@@ -91,6 +92,25 @@ class KeyedOperator(KeyedLife):
         if self.definition:
             values[DEFINITION] = self.definition.encode()
         return Capture(values=values, keyed=self.backend)
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """The key's columns, once they are known."""
+        assert self._bound is not None, "no row came, and the flow does not tell the columns"
+        return pa.schema([self._bound.field(name) for name in self._key_columns])
+
+    def bind_without_rows(self, keys: pa.Schema) -> None:
+        """For who makes state before any row comes: opens the state tables, by the key's columns where the flow does
+        not tell those of the input. Raises `InvalidJob` where the state depends on more than that."""
+        if self._bound is not None:
+            return
+        missing = [column for column in self._columns if column not in keys.names]
+        if missing:
+            raise InvalidJob(
+                f"{self.where}: its state depends on the type of column {missing[0]!r}, which the flow does not tell: "
+                "give schema= to the step before it"
+            )
+        self._bind(columns_of(keys, self._columns, self.where))
 
     def _check(self, schema: pa.Schema) -> None:
         """Called per batch: almost always the very same schema object."""

@@ -81,6 +81,18 @@ def restored_columns(snapshots: Iterable[OperatorSnapshot], operator: str) -> di
 _PROGRESS = VersionedDecoder(value_format("{}: its progress in its snapshot"), msgspec.msgpack.Decoder(Progress))
 
 
+def timers_unknown(progress: bytes) -> bytes:
+    """The same progress of an operator into whose tables timers were put past its own books: it looks for all."""
+    known = _PROGRESS.decode(progress, "its own snapshot")
+    return msgspec.structs.replace(known, timers_from_ms={}).encode()
+
+
+def fires_still(snapshot: OperatorSnapshot) -> bool:
+    """Whether timers were due that had not fired when the snapshot was taken."""
+    stored = snapshot.values.get(VALUE)
+    return stored is not None and _PROGRESS.decode(stored, f"operator {snapshot.operator!r}").going_to_ms is not None
+
+
 def restored_progress(
     snapshots: Iterable[OperatorSnapshot], operator: str, first_group: int, last_group: int, *, reopened: bool = False
 ) -> Progress:

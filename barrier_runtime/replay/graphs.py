@@ -1,14 +1,14 @@
 """From a job's graph to that of its replay. Pure. No sink is in it, and nothing behind the operator looked at."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from barrier_runtime.connectors.read_range import ReadRange
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph, OperatorSpec
+from barrier_runtime.graph.job_graph import Edge, JobGraph, OperatorSpec
+from barrier_runtime.graph.places import OperatorPlace
 from barrier_runtime.operators.base import Emit, Operator
-from barrier_runtime.state.errors import InvalidJob
 
 
 class RecordingSink(Operator):
@@ -21,26 +21,6 @@ class RecordingSink(Operator):
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         if len(batch):
             self._told(self._name, batch)
-
-
-@dataclass(frozen=True)
-class ReplayTarget:
-    """The operator that is looked at: where it stands, and by which columns of each input port its rows are spread."""
-
-    chain: Chain
-    place: int
-    keys: Mapping[int, tuple[str, ...]]  # empty: it does not come right behind key_by
-
-
-def find_target(graph: JobGraph, operator: str) -> ReplayTarget:
-    for chain in graph.chains:
-        for place, spec in enumerate(chain.operators):
-            if spec.name == operator and not spec.is_sink:
-                edges = graph.inputs(chain.id) if place == 0 else ()
-                keys = {edge.port: edge.keys for edge in edges if edge.partitioning == "hash"}
-                return ReplayTarget(chain, place, keys)
-    names = [spec.name for chain in graph.chains for spec in chain.operators if not spec.is_sink]
-    raise InvalidJob(f"flow {graph.name!r} has no step {operator!r} that could be replayed; it has: {', '.join(names)}")
 
 
 def without_sinks(graph: JobGraph, told: Callable[[str, Batch], None]) -> JobGraph:
@@ -56,7 +36,7 @@ def without_sinks(graph: JobGraph, told: Callable[[str, Batch], None]) -> JobGra
     return replace(graph, chains=chains)
 
 
-def up_to(graph: JobGraph, target: ReplayTarget, watch: Callable[[Operator], Operator]) -> JobGraph:
+def up_to(graph: JobGraph, target: OperatorPlace, watch: Callable[[Operator], Operator]) -> JobGraph:
     """Only what leads to the target, which is `watch`ed; nothing reads what it gives."""
     needed = {target.chain.id}
     todo = [target.chain.id]

@@ -16,10 +16,11 @@ from barrier_runtime.connectors.read_range import ReadRange, RowAt
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.graph.logical import Plan, StepNode
+from barrier_runtime.graph.places import OperatorPlace, place_of
 from barrier_runtime.launch.local import run_to_its_end
 from barrier_runtime.launch.options import JobOptions, job_spec, usable_locally
 from barrier_runtime.launch.patient_listing import patient_listing
-from barrier_runtime.replay.graphs import ReplayTarget, find_target, reading, up_to
+from barrier_runtime.replay.graphs import reading, up_to
 from barrier_runtime.replay.observing import Observer, ReplayedRow, Wanted
 from barrier_runtime.replay.ranges import read_ranges
 from barrier_runtime.replay.running import ReplayEnded, run_replay
@@ -156,7 +157,7 @@ def replay(
     stretch = Stretch(flow, url_of(flow, checkpoints), after, until)
     options = stretch.options()
     whole = stretch.graph(options)
-    target = find_target(whole, operator)
+    target = place_of(whole, operator)
     by_port = _columns(target, key, operator)
     at_row = None if row is None else _row_at(row)
     rows: list[ReplayedRow] = []
@@ -213,7 +214,7 @@ def run_stretch(
     return ended, store
 
 
-def _columns(target: ReplayTarget, key: Any, operator: str) -> dict[int, dict[str, Any]]:
+def _columns(target: OperatorPlace, key: Any, operator: str) -> dict[int, dict[str, Any]]:
     """By input port, what columns of a wanted row are."""
     if key is None:
         return {}
@@ -237,7 +238,7 @@ def _columns(target: ReplayTarget, key: Any, operator: str) -> dict[int, dict[st
 
 
 def _one_key(
-    before: StoredCheckpoint | None, operator: str, target: ReplayTarget, by_port: Mapping[int, Mapping[str, Any]]
+    before: StoredCheckpoint | None, operator: str, target: OperatorPlace, by_port: Mapping[int, Mapping[str, Any]]
 ) -> OneKey | None:
     """What is to be restored of the operator alone; None: all of it."""
     if before is None or not target.keys or not by_port:

@@ -22,6 +22,7 @@ from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.launch.options import JobOptions
+from barrier_runtime.operators.keyed_progress import fires_still
 from barrier_runtime.replay.graphs import reading, without_sinks
 from barrier_runtime.replay.masking import masked
 from barrier_runtime.replay.ranges import read_ranges
@@ -106,6 +107,12 @@ def _check(stretch: Stretch) -> None:
         raise InvalidJob(
             f"{reached.what} has rows in flight, so its state is of no one position of the sources: verify up to an "
             "aligned one (aligned_timeout=, or the one that the job was stopped with)"
+        )
+    firing = sorted({each.operator for each in reached.manifest.operators if fires_still(each)})
+    if firing:
+        raise InvalidJob(
+            f"{reached.what} was taken while timers of {firing[0]!r} were firing, and nobody recorded how many had: "
+            "verify up to another one"
         )
     if stretch.before is not None and stretch.before.manifest.parallelism != reached.manifest.parallelism:
         raise InvalidJob(

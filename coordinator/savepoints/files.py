@@ -4,7 +4,7 @@ Files go first, then savepoint.json, by one put that must create it. Who dies in
 another attempt has other names. Objects are copied by the store itself where both ends are of one kind.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -31,7 +31,12 @@ _CREATE_ATTEMPTS = 5
 def write_savepoint(store: ObjectStore, url: str, copy: SavepointCopy) -> int:
     """Copy `copy.objects` of `store` to the folder `url`, and make them a savepoint. Returns the bytes that it has. The
     same savepoint again is no error; raises `InvalidJob` where another one is, `ObjectNotFound` when a file is gone."""
-    target, wanted = open_store(url), copy.savepoint
+    return make_savepoint(url, copy.savepoint, [(store, copy.objects)])
+
+
+def make_savepoint(url: str, wanted: Savepoint, parts: Sequence[tuple[ObjectStore, Mapping[str, str]]]) -> int:
+    """The same of objects that lie in several stores: each with its objects, key there -> key in the folder."""
+    target = open_store(url)
     known = _found(target, url)
     if known is not None and known != wanted:
         if known.id != wanted.id:
@@ -39,7 +44,8 @@ def write_savepoint(store: ObjectStore, url: str, copy: SavepointCopy) -> int:
         delete_savepoint(url)  # an earlier attempt to stop with it; the job went on
         known = None
     if known is None:
-        copy_objects(store, target, copy.objects)
+        for store, objects in parts:
+            copy_objects(store, target, objects)
         _create(target, url, wanted)
     return sum(object_sizes(wanted.taken).values()) + len(encode_savepoint(wanted))
 

@@ -368,6 +368,14 @@ class KeyedBackend:
                     elif len(key) == width + 2:  # else it is how many entries there are
                         yield name, key[:width], key[width + 1 :], value
 
+    def opened_table(self, name: str) -> StateTable | ColumnTable | None:
+        """The table of that name that the operator has opened; None: it has none."""
+        return self._tables.get(name)
+
+    @property
+    def opened_tables(self) -> tuple[str, ...]:
+        return tuple(self._tables)
+
     def description(self, name: str) -> StateDescription:
         """What the state `name` is, as snapshots will say it."""
         return self._described.get(name, ONE_VALUE)

@@ -17,7 +17,7 @@ through the entries of a key merges it with a scan of the store.
 """
 
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from barrier_runtime.state.errors import Corrupt
@@ -162,6 +162,15 @@ class EntryTable(StateTable):
             value = self.get((*key, False, entry))
             if value is not None:
                 yield entry, value if values else None
+
+    # ---- for who fills a table before any row comes
+
+    def load_entries(self, keys: Sequence[Key], entries: Sequence[Any], values: Sequence[Any]) -> None:
+        """As `load`; how many entries each key has is to be told by `load_numbers`."""
+        self.load([(*key, False, entry) for key, entry in zip(keys, entries, strict=True)], values)
+
+    def load_numbers(self, numbers: Mapping[Key, int]) -> None:
+        self.load([(*key, True) for key in numbers], [_Number(number) for number in numbers.values()])
 
     # ---- inside
 

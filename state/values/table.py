@@ -11,6 +11,7 @@ encoded first, so that user code that changes the value in place cannot reach th
 skip that. None is not a value: it means absent. Key fields keep one type each (1, 1.0 and True are one key here).
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ _FIRST_GUESS_BYTES = 400  # per cached entry, until values have been encoded
 _OVERHEAD_BYTES = 300  # of a key tuple, two dict slots and a small object
 _EXPANSION = 3  # a Python value is about that much larger than its encoding
 _SPILL_SLICE = 128
+_DROP_SLICE = 4_096
 
 
 class StateTable:
@@ -106,6 +108,19 @@ class StateTable:
                 return True, values[key]
         data = self._encoded.get(key)
         return data is not None or key in self._encoded, None if data is None else self._decode(data)
+
+    # ---- for who fills a table before any row comes
+
+    def load(self, keys: Sequence[Key], values: Sequence[Any]) -> None:
+        """Entries straight into the store. None of the keys may have been asked for or put before."""
+        data = self._encode_all(list(zip(keys, values, strict=True)))
+        self._shard.write(list(zip(self._kv_keys(keys), data, strict=True)))
+
+    def drop_stored(self) -> None:
+        """Delete all entries that the store has, before anything was asked for or put."""
+        entries = self._shard.scan_state(self._state_id)
+        while slice := [(key, None) for key, _ in itertools.islice(entries, _DROP_SLICE)]:
+            self._shard.write(slice)
 
     # ---- what the backend uses
 

@@ -21,7 +21,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "barrier_runtime": (
         ("tools",),
         ("api",),
-        ("replay",),
+        ("replay", "bootstrap"),
         ("launch",),
         ("spark", "testing"),
         ("inspect", "state_tables"),

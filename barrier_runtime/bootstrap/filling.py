@@ -1,0 +1,205 @@
+"""The states of one operator filled from DataFrames, by the operator's own tables.
+
+The operator is made and opened as a slot does it, once for each subtask, so that what its snapshot says of types, keys
+and time is what a job would have written; only that its entries come in bulk, and past the cache. Columns of a frame
+are those of `state_tables`: the key's, then by the kind of state
+
+    value, reducing, aggregating     value
+    list                             position (0, 1, …), value
+    map                              entry, value
+    timers                           at (a time, or milliseconds)
+    columns                          namespace_1, …, and one for each column
+
+and `written_at`, if the state has a time to live.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.event_time import event_times_ms
+from barrier_runtime.data.keys import KeyCodec
+from barrier_runtime.operators.keyed_operator import KeyedOperator
+from barrier_runtime.state.columns.column_table import ColumnTable
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.keys.key_groups import key_groups_of
+from barrier_runtime.state.snapshots.snapshot import StateDescription
+from barrier_runtime.state.values.entry_table import EntryTable
+from barrier_runtime.state.values.table import StateTable
+from barrier_runtime.state.values.timer_table import TimerTable
+
+_FITS = {
+    "int": pa.types.is_integer,
+    "float": lambda kind: pa.types.is_floating(kind) or pa.types.is_integer(kind),
+    "str": pa.types.is_string,
+    "bytes": pa.types.is_binary,
+    "bool": pa.types.is_boolean,
+}
+
+
+class StateFilling:
+    """One state of an operator, in all of its subtasks. `operators`: by subtask, open and bound."""
+
+    def __init__(self, operators: Sequence[KeyedOperator], state: str, keys: pa.Schema, where: str) -> None:
+        self._operators = operators
+        self._state = state
+        self._keys = keys
+        self._where = where
+        self._codec = KeyCodec(keys, keys.names, where)
+        self._max_parallelism = operators[0].backend.max_parallelism
+        self._numbers: list[Counter[tuple[Any, ...]]] = [Counter() for _ in operators]
+        self._last: list[dict[tuple[Any, ...], int]] = [{} for _ in operators]
+        self._tables = [self._table(operator) for operator in operators]
+        self._what: StateDescription = operators[0].backend.description(state)
+        self._now_ms = time.time_ns() // 1_000_000
+        self.entries = 0
+
+    def drop(self) -> None:
+        """What is there is replaced."""
+        for table in self._tables:
+            if isinstance(table, ColumnTable):
+                table.remove(table.load_all())
+            else:
+                table.drop_stored()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Raises `InvalidJob` for columns that are missing or of other types."""
+        batch = self._checked(batch)
+        groups = key_groups_of([batch.column(name) for name in self._keys.names], self._max_parallelism)
+        subtasks = groups.astype(np.int64) * len(self._operators) // self._max_parallelism
+        for subtask in np.unique(subtasks):
+            rows = batch if len(self._operators) == 1 else batch.filter(pa.array(subtasks == subtask))
+            self._fill(int(subtask), rows)
+        self.entries += batch.num_rows
+
+    def finish(self) -> None:
+        """All rows were added."""
+        for subtask, table in enumerate(self._tables):
+            numbers = self._numbers[subtask]
+            if isinstance(table, EntryTable) and numbers:
+                for key, last in self._last[subtask].items():
+                    if last != numbers[key] - 1:
+                        raise InvalidJob(
+                            f"{self._where}: the list of key {key!r} has {numbers[key]} elements, and positions up to "
+                            f"{last}: give them as 0, 1, 2, …, each once"
+                        )
+                table.load_numbers(numbers)
+
+    # ---- inside
+
+    def _table(self, operator: KeyedOperator) -> StateTable | ColumnTable:
+        table = operator.backend.opened_table(self._state)
+        if table is None:
+            known = ", ".join(operator.backend.opened_tables)
+            raise InvalidJob(f"{self._where}: the step has no state of this name; it has: {known}")
+        return table
+
+    def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        for field in self._keys:
+            self._has(batch, field.name, "a column of the key")
+            found = batch.schema.field(field.name).type
+            if found != field.type:
+                raise InvalidJob(
+                    f"{self._where}: key column {field.name!r} is {found}, and the step's key is {field.type}: rows of "
+                    "the job would not find its state; cast the column"
+                )
+        return batch
+
+    def _has(self, batch: pa.RecordBatch, name: str, what: str) -> pa.Array:
+        if name not in batch.schema.names:
+            raise InvalidJob(
+                f"{self._where}: there is no column {name!r}, {what}; it has {', '.join(batch.schema.names)}"
+            )
+        return batch.column(name)
+
+    def _fill(self, subtask: int, rows: pa.RecordBatch) -> None:
+        table = self._tables[subtask]
+        keys, _ = self._codec.keys(Batch(rows, 0))
+        if isinstance(table, ColumnTable):
+            self._fill_columns(table, keys, rows)
+        elif isinstance(table, TimerTable):
+            at_ms = self._times_ms(rows, "at")
+            table.load([(int(at), key) for at, key in zip(at_ms, keys, strict=True)], [True] * len(keys))
+        elif isinstance(table, EntryTable):
+            is_list = self._what.kind == "list"
+            entries = self._has(rows, "position" if is_list else "entry", f"of a {self._what.kind}").to_pylist()
+            self._numbers[subtask].update(keys)
+            if is_list:
+                last = self._last[subtask]
+                for key, at in zip(keys, entries, strict=True):
+                    last[key] = max(at, last.get(key, -1))
+            table.load_entries(keys, entries, self._values(rows))
+        else:
+            table.load(self._with_namespace(keys, rows), self._values(rows))
+
+    def _with_namespace(self, keys: list[tuple[Any, ...]], rows: pa.RecordBatch) -> list[tuple[Any, ...]]:
+        names = [name for name in rows.schema.names if name.startswith("namespace_")]
+        if not names:
+            return keys
+        beside = [rows.column(name).to_pylist() for name in names]
+        return [(*key, *more) for key, *more in zip(keys, *beside, strict=True)]
+
+    def _values(self, rows: pa.RecordBatch) -> list[Any]:
+        column = self._has(rows, "value", f"of a {self._what.kind} state")
+        if column.null_count:
+            raise InvalidJob(f"{self._where}: column 'value' has {column.null_count} nulls: leave such rows out")
+        kind = self._what.type
+        if kind is not None and kind.kind == "pickle":
+            raise InvalidJob(f"{self._where}: it is pickled, which cannot be made of a DataFrame")
+        if kind is not None and kind.kind in _FITS:
+            if not _FITS[kind.kind](column.type):
+                raise InvalidJob(f"{self._where}: column 'value' is {column.type}, and the state holds {kind}: cast it")
+            if kind.kind == "float":
+                column = column.cast(pa.float64())
+        values: list[Any] = column.to_pylist()
+        ttl = self._what.ttl
+        if ttl is None:
+            return values
+        if "written_at" in rows.schema.names:
+            return list(zip(self._times_ms(rows, "written_at").tolist(), values, strict=True))
+        if ttl.clock == "event":
+            raise InvalidJob(
+                f"{self._where}: its entries live by event time, so each needs the time of its writing: add written_at"
+            )
+        return [(self._now_ms, value) for value in values]
+
+    def _times_ms(self, rows: pa.RecordBatch, name: str) -> npt.NDArray[np.int64]:
+        column = self._has(rows, name, "a time")
+        if column.null_count:
+            raise InvalidJob(f"{self._where}: column {name!r} has nulls: give each entry a time")
+        if pa.types.is_integer(column.type):
+            return np.asarray(column.to_numpy(), np.int64)
+        return event_times_ms(column)
+
+    def _fill_columns(self, table: ColumnTable, keys: list[tuple[Any, ...]], rows: pa.RecordBatch) -> None:
+        row_ids = table.row_ids(self._with_namespace(keys, rows))
+        for name, values in table.columns.items():
+            column = self._has(rows, name, f"of the state, which has {', '.join(table.columns)}")
+            if column.null_count:
+                raise InvalidJob(f"{self._where}: column {name!r} has nulls: give each entry a number")
+            if values.dtype == object:
+                values[row_ids] = np.array(column.to_pylist(), object)
+            else:
+                numbers = column.to_numpy(zero_copy_only=False)
+                if not np.can_cast(numbers.dtype, values.dtype, "same_kind"):
+                    raise InvalidJob(
+                        f"{self._where}: column {name!r} is {column.type}, and the state has {values.dtype}: cast it"
+                    )
+                values[row_ids] = numbers
+        table.mark_dirty(row_ids)
+
+
+def key_fields_of(batch: pa.RecordBatch, names: Sequence[str], where: str) -> pa.Schema:
+    """Types of a key's columns, from a frame."""
+    missing = [name for name in names if name not in batch.schema.names]
+    if missing:
+        raise InvalidJob(
+            f"{where}: there is no column {missing[0]!r}, a column of the key; it has {', '.join(batch.schema.names)}"
+        )
+    return pa.schema([batch.schema.field(name) for name in names])

@@ -1,0 +1,271 @@
+"""`write_savepoint`: a savepoint made of DataFrames, or one with some of its states replaced.
+
+    open each operator, per subtask ─► replace its states ─► snapshot to a folder of this machine ─► savepoint.json last
+
+Operators of `base` that are not edited, sources included, are copied file by file, unread.
+"""
+
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain as joined
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from barrier_runtime.bootstrap.filling import StateFilling, key_fields_of
+from barrier_runtime.bootstrap.frames import batches_of
+from barrier_runtime.connectors.source import Source, Split
+from barrier_runtime.coordinator.log.manifest import Manifest
+from barrier_runtime.coordinator.log.savepoint import Savepoint, object_sizes, with_keys
+from barrier_runtime.coordinator.savepoints.files import check_whole, make_savepoint, read_savepoint
+from barrier_runtime.coordinator.wire.messages import CheckpointOptions
+from barrier_runtime.graph.compiler import compile_plan
+from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.graph.logical import Plan
+from barrier_runtime.graph.places import place_of
+from barrier_runtime.operators.base import OperatorContext
+from barrier_runtime.operators.keyed_operator import KeyedOperator
+from barrier_runtime.operators.keyed_progress import VALUE as PROGRESS
+from barrier_runtime.operators.keyed_progress import timers_unknown
+from barrier_runtime.operators.metrics import MetricGroup
+from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.kv.rocksdb import SlotMemory
+from barrier_runtime.state.snapshots.local_copies import LocalCopies
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+from barrier_runtime.state.snapshots.stored_values import with_values
+from barrier_runtime.state.store.local import LocalStore
+from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.store.open import open_existing_store
+from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state.store.read_only import LinkedStore
+
+_MEMORY = 256 << 20
+_READS_AT_ONCE = 8
+_CHECKPOINT = 1  # of a job that never ran
+_SCRATCH_SLOT = "bootstrap"
+
+
+class BootstrappedFlow(Protocol):
+    """A `Dataflow`."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class SavepointWritten:
+    """`bytes`: of its files. `entries`: by (step, state)."""
+
+    url: str
+    bytes: int
+    entries: Mapping[tuple[str, str], int]
+
+
+def write_savepoint(
+    url: str,
+    *,
+    flow: BootstrappedFlow,
+    states: Mapping[tuple[str, str], Any],
+    base: str | None = None,
+    parallelism: int = 2,
+    max_parallelism: int = 128,
+) -> SavepointWritten:
+    """Make a savepoint in `url`, with which `flow` begins: `flow.run(…, restore=url)`.
+
+    `states`: (step, state) -> a DataFrame of pandas, Polars, PyArrow or Spark, or a `RecordBatchReader`; its columns
+    are those of `open_checkpoint(…).table(step, state)`. Each key (in lists and maps: each entry) once. `base`: a
+    savepoint, of which these states are replaced and all others are copied; without it there is nothing else, and
+    sources begin where the flow says. `parallelism`: in so many parts it is written; a job may have any other.
+
+    Raises `InvalidJob` for steps and states that the flow has not, and for columns of other names or types."""
+    savepoint = None if base is None else read_savepoint(base)
+    if savepoint is not None and base is not None:
+        check_whole(base, savepoint)
+        parallelism, max_parallelism = savepoint.taken.parallelism, savepoint.taken.max_parallelism
+    graph = compile_plan(flow.plan, parallelism, max_parallelism, mode="at_least_once", list_splits=_no_splits)
+    steps: dict[str, dict[str, Any]] = {}
+    for (step, state), frame in states.items():
+        steps.setdefault(step, {})[state] = frame
+    with tempfile.TemporaryDirectory(prefix="barrier-savepoint-") as folder:
+        scratch = LocalStore(Path(folder) / "files")
+        store = LinkedStore(scratch, scratch if base is None else open_existing_store(base))
+        taken = None
+        if savepoint is not None:
+            links = {key: f"base/{key}" for key in object_sizes(savepoint.taken)}
+            store.link(links)
+            operators = tuple(with_keys(each, links) for each in savepoint.taken.operators)
+            taken = msgspec.structs.replace(savepoint.taken, operators=operators)
+        made: list[OperatorSnapshot] = []
+        entries: dict[tuple[str, str], int] = {}
+        for number, (step, frames) in enumerate(steps.items()):
+            before = () if taken is None else tuple(each for each in taken.operators if each.operator == step)
+            filled = _Filled(graph, step, frames, before, store, Path(folder) / f"step-{number}")
+            made += filled.snapshots
+            entries.update({(step, state): found for state, found in filled.entries.items()})
+        kept = () if taken is None else tuple(each for each in taken.operators if each.operator not in steps)
+        manifest = _manifest(graph, taken, (*kept, *made))
+        size = _copied(url, manifest, store, scratch, base)
+    return SavepointWritten(url, size, entries)
+
+
+def _no_splits(source: Source, parallelism: int) -> Sequence[Split]:
+    """Nothing of a source is asked for here."""
+    return [Split("none")]
+
+
+def _manifest(graph: JobGraph, base: Manifest | None, operators: tuple[OperatorSnapshot, ...]) -> Manifest:
+    now_ms = time.time_ns() // 1_000_000
+    if base is not None:
+        return msgspec.structs.replace(base, operators=operators, created_wall_ms=now_ms)
+    return Manifest(
+        job=graph.name,
+        lineage=uuid.uuid4().hex,
+        checkpoint=_CHECKPOINT,
+        token=1,
+        created_wall_ms=now_ms,
+        parallelism=graph.parallelism,
+        max_parallelism=graph.max_parallelism,
+        operators=operators,
+        parent_position=0,
+        parent_sha256="",
+        options=CheckpointOptions(),
+    )
+
+
+def _copied(url: str, manifest: Manifest, store: LinkedStore, scratch: ObjectStore, base: str | None) -> int:
+    """Its objects into the folder: those of `base` by their store, where it can."""
+    id = uuid.uuid4().hex
+    objects = {
+        key: f"data/{manifest.checkpoint}-{manifest.token}-{id}/{number}"
+        for number, key in enumerate(sorted(object_sizes(manifest)), 1)
+    }
+    taken = msgspec.structs.replace(manifest, operators=tuple(with_keys(each, objects) for each in manifest.operators))
+    prefix = "base/"
+    of_base = {key.removeprefix(prefix): to for key, to in objects.items() if key.startswith(prefix)}
+    own = {key: to for key, to in objects.items() if not key.startswith(prefix)}
+    parts: list[tuple[ObjectStore, Mapping[str, str]]] = [(scratch, own)]
+    if base is not None:
+        parts.append((open_existing_store(base), of_base))
+    return make_savepoint(url, Savepoint(id=id, taken=taken), parts)
+
+
+class _Filled:
+    """One operator with its states, in all subtasks: `snapshots`, and `entries` by state."""
+
+    def __init__(
+        self,
+        graph: JobGraph,
+        step: str,
+        frames: Mapping[str, Any],
+        before: tuple[OperatorSnapshot, ...],
+        store: ObjectStore,
+        directory: Path,
+    ) -> None:
+        self._graph = graph
+        self._step = step
+        self._store = store
+        self._directory = directory
+        self._before = tuple(with_values(store, before, _READS_AT_ONCE))
+        self.entries: dict[str, int] = {}
+        place = place_of(graph, step)
+        names = next(iter(place.keys.values()), ())
+        spec = place.chain.operators[place.place]
+        with ExitStack() as opened:
+            operators = [self._opened(spec.make(), subtask, opened) for subtask in range(graph.parallelism)]
+            for state, frame in frames.items():
+                self._fill(operators, state, names, frame)
+            self.snapshots = [self._snapshot(operator, subtask) for subtask, operator in enumerate(operators)]
+
+    def _opened(self, operator: Any, subtask: int, opened: ExitStack) -> KeyedOperator:
+        if not isinstance(operator, KeyedOperator):
+            raise InvalidJob(f"step {self._step!r} keeps no state by key that could be written: name another one")
+        operator.open(self._context(subtask))
+        opened.callback(operator.close)
+        return operator
+
+    def _fill(self, operators: Sequence[KeyedOperator], state: str, names: Sequence[str], frame: Any) -> None:
+        where = f"state {self._step}.{state}"
+        batches = batches_of(frame, where)
+        first = next(batches, None)
+        if first is None:
+            raise InvalidJob(f"{where}: its DataFrame has no rows, so its types are not known: leave it out")
+        keys = key_fields_of(first, names, where)
+        for operator in operators:
+            operator.bind_without_rows(keys)
+        filling = StateFilling(operators, state, operators[0].key_schema, where)
+        if self._before:
+            filling.drop()
+        for batch in joined([first], batches):
+            filling.add(batch)
+        filling.finish()
+        self.entries[state] = filling.entries
+
+    def _snapshot(self, operator: KeyedOperator, subtask: int) -> OperatorSnapshot:
+        capture = operator.snapshot(_CHECKPOINT)
+        keyed = None
+        if capture.keyed is not None:
+            while not capture.keyed.drain(4_096):
+                pass
+            keyed = capture.keyed.write_snapshot(_CHECKPOINT)
+        values = dict(capture.values)
+        if capture.blocking is not None:
+            values.update(capture.blocking())
+        if PROGRESS in values:
+            values[PROGRESS] = timers_unknown(values[PROGRESS])
+        return OperatorSnapshot(self._step, subtask, self._graph.parallelism, values, keyed)
+
+    def _context(self, subtask: int) -> OperatorContext:
+        directory = self._directory / str(subtask)
+
+        def open_keyed() -> KeyedBackend:
+            return open_keyed_backend(
+                kind="rocksdb",
+                operator=self._step,
+                subtask=subtask,
+                parallelism=self._graph.parallelism,
+                max_parallelism=self._graph.max_parallelism,
+                restored=self._before,
+                store=self._store,
+                paths=Paths(self._graph.name),
+                token=1,
+                slot_uuid=_SCRATCH_SLOT,
+                directory=directory / "state",
+                copies=LocalCopies(),
+                memory=SlotMemory(_MEMORY),
+                cache_bytes=_MEMORY,
+                new_uuid=lambda: uuid.uuid4().hex,
+            )
+
+        return OperatorContext(
+            job=self._graph.name,
+            token=1,
+            operator=self._step,
+            subtask=subtask,
+            parallelism=self._graph.parallelism,
+            max_parallelism=self._graph.max_parallelism,
+            restored=self._before,
+            open_keyed=open_keyed,
+            executor=_AT_ONCE,
+            snapshot_executor=_AT_ONCE,
+            metrics=MetricGroup(),
+            local_dir=directory,
+            make_store=open_existing_store,
+            job_store=self._store,
+            call_later=lambda seconds, callback: None,
+            wake=lambda: None,
+        )
+
+
+class _AtOnce:
+    """Works in the caller's thread."""
+
+    def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        done(work(), None)
+
+
+_AT_ONCE = _AtOnce()

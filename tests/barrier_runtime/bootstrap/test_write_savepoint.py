@@ -1,0 +1,209 @@
+"""Savepoints made of DataFrames: read back they are the frames, and a job goes on from them as from its own state."""
+
+import datetime
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from barrier_runtime import (
+    TTL,
+    CollectSink,
+    Dataflow,
+    InvalidJob,
+    ListState,
+    MapState,
+    ProcessContext,
+    ReducingState,
+    Tumbling,
+    ValueState,
+    count,
+    sum_,
+)
+from barrier_runtime.bootstrap import write_savepoint
+from barrier_runtime.coordinator.savepoints.files import read_savepoint
+from barrier_runtime.state_tables import open_checkpoint
+
+USERS = [f"user-{n}" for n in range(200)]
+NEW = [{"user": USERS[n % 200], "n": n, "at": 10_000 + n} for n in range(400)]
+
+
+@dataclass
+class Line:
+    price: float
+    note: str | None = None
+
+
+class Everything:
+    last = ValueState(int)
+    line = ValueState(Line)
+    kept = ListState(int)
+    pages = MapState(str, float)
+    most = ReducingState(int, max)
+    fresh = ValueState(str, ttl=TTL(datetime.timedelta(days=400), clock="processing"))
+
+    def process(self, user: str, row: dict[str, Any], ctx: ProcessContext) -> Iterator[dict[str, Any]]:
+        self.last.value = (self.last.value or 0) + row["n"]
+        self.kept.append(row["n"])
+        self.pages["new"] = self.pages.get("new", 0.0) + 1
+        self.most.add(row["n"])
+        price = self.line.value.price if self.line.value is not None else 0.0
+        home, fresh = self.pages.get("home"), self.fresh.value
+        yield {"user": user, "said": f"{self.last.value} {len(self.kept)} {home} {self.most.value} {price} {fresh}"}
+
+    def on_timer(self, user: str, at_ms: int, ctx: ProcessContext) -> Iterator[dict[str, Any]]:
+        yield {"user": user, "said": f"timer {at_ms}"}
+
+
+def flow(rows: list[dict[str, Any]] | None = None, sink: CollectSink | None = None) -> Dataflow:
+    flow = Dataflow("boot")
+    given = NEW if rows is None else rows
+    schema = {"user": str, "n": int, "at": int}
+    read = flow.from_iterator("rows", lambda index, of: iter(given), schema=schema, splits=1, event_time="at")
+    said = {"user": str, "said": str}
+    read.key_by("user").process("all", Everything, schema=said, event_time="at").sink("out", sink or CollectSink())
+    read.key_by("user").aggregate("sums", rows=count(), total=sum_("n")).sink("totals", CollectSink())
+    hourly = read.key_by("user").window("hourly", Tumbling(datetime.timedelta(seconds=100)), event_time="at")
+    hourly.aggregate(rows=count()).sink("windows", CollectSink())
+    return flow
+
+
+def frames() -> dict[tuple[str, str], Any]:
+    numbers = list(range(200))
+    elements = [(user, at) for n, user in enumerate(USERS) for at in range(n % 3)]
+    return {
+        ("all", "last"): pa.table({"user": USERS, "value": [n * 1_000 for n in numbers]}),
+        ("all", "line"): pa.table({"user": USERS, "value": [{"price": n / 2, "note": None} for n in numbers]}),
+        ("all", "kept"): pa.table(
+            {
+                "user": [user for user, _ in elements],
+                "position": [at for _, at in elements],
+                "value": [at * 10 for _, at in elements],
+            }
+        ),
+        ("all", "pages"): pd.DataFrame({"user": USERS, "entry": ["home"] * 200, "value": [n / 4 for n in numbers]}),
+        ("all", "most"): pd.DataFrame({"user": USERS, "value": numbers}),
+        ("all", "fresh"): pa.table({"user": USERS, "value": ["new"] * 200}),
+        ("all", "@timers"): pa.table({"user": USERS[:3], "at": [10_001, 10_002, 99_999]}),
+        ("sums", "sums"): pa.table({"user": USERS, "rows": [5] * 200, "values:n": [5] * 200, "sum:n": [50] * 200}),
+    }
+
+
+def read_back(url: str, operator: str, state: str) -> list[dict[str, Any]]:
+    with open_checkpoint(url) as stored:
+        rows = stored.table(operator, state).read_all().to_pylist()
+    return sorted(rows, key=lambda row: (row["user"], str(row.get("position", row.get("entry", row.get("at"))))))
+
+
+def columns_state(url: str, operator: str) -> str:
+    with open_checkpoint(url) as stored:
+        return next(each.state for each in stored.tables() if each.operator == operator and each.kind == "columns")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return written(tmp_path_factory.mktemp("boot"))
+
+
+def written(folder: Path, **more: Any) -> str:
+    given = frames()
+    sums = given.pop(("sums", "sums"))
+    given[("sums", SUMS)] = sums
+    url = str(folder / "savepoint")
+    done = write_savepoint(url, flow=flow(), states=given, **more)
+    assert done.entries[("all", "last")] == 200
+    assert done.bytes > 0
+    return url
+
+
+SUMS = "running"
+
+
+def test_what_was_written_is_read_back(made: str) -> None:
+    given = frames()
+    for state in ("last", "most", "kept", "line"):
+        wanted = given[("all", state)]
+        table = wanted if isinstance(wanted, pa.Table) else pa.Table.from_pandas(wanted, preserve_index=False)
+        rows = sorted(table.to_pylist(), key=lambda row: (row["user"], str(row.get("position"))))
+        assert read_back(made, "all", state) == rows
+    assert [row["entry"] for row in read_back(made, "all", "pages")] == ["home"] * 200
+    assert len(read_back(made, "all", "@timers")) == 3
+    assert {row["value"] for row in read_back(made, "all", "fresh")} == {"new"}
+    assert {(row["rows"], row["sum:n"]) for row in read_back(made, "sums", SUMS)} == {(5, 50)}
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_a_job_goes_on_from_it_at_any_parallelism(made: str, tmp_path: Path, parallelism: int) -> None:
+    out = CollectSink()
+    flow(sink=out).run_local(checkpoints=tmp_path, restore=made, parallelism=parallelism)
+    said = [row for row in out.rows() if row["user"] == "user-4" and not row["said"].startswith("timer")]
+    assert said[0]["said"] == f"{4_004} 2 1.0 4 2.0 new"
+    assert said[1]["said"] == f"{4_004 + 204} 3 1.0 204 2.0 new"
+    timers = {(row["user"], row["said"]) for row in out.rows() if row["said"].startswith("timer")}
+    assert timers == {("user-0", "timer 10001"), ("user-1", "timer 10002"), ("user-2", "timer 99999")}
+    assert len(out.rows()) == len(NEW) + 3
+    with open_checkpoint(str(tmp_path), "boot") as stored:
+        sums = stored.table("sums", SUMS).read_all().to_pylist()
+    assert {(row["rows"], row["sum:n"] - 2 * int(row["user"][5:])) for row in sums} == {(7, 250)}
+
+
+def test_an_edit_replaces_one_state_and_copies_the_rest_unread(made: str, tmp_path: Path) -> None:
+    edited = str(tmp_path / "edited")
+    write_savepoint(
+        edited, flow=flow(), base=made, states={("all", "last"): pa.table({"user": ["user-7"], "value": [1]})}
+    )
+    assert read_back(edited, "all", "last") == [{"user": "user-7", "value": 1}]
+    for state in ("kept", "most", "pages", "line", "fresh", "@timers"):
+        assert read_back(edited, "all", state) == read_back(made, "all", state)
+
+    def files(url: str) -> set[str]:
+        operators = read_savepoint(url).taken.operators
+        return {ref.sha256 for each in operators if each.operator == "sums" for ref in each.files}
+
+    assert files(edited) == files(made)
+
+
+def test_an_edit_keeps_positions_of_sources_and_the_job_goes_on_exactly_there(tmp_path: Path) -> None:
+    out = CollectSink()
+    job = flow(sink=out)
+    job.run_local(checkpoints=tmp_path / "job", parallelism=2)
+    url = tmp_path / "saved"
+    from barrier_runtime.coordinator.log.savepoint import savepoint_copy
+    from barrier_runtime.coordinator.savepoints.files import write_savepoint as copy_to
+    from barrier_runtime.state.store.open import open_store
+    from barrier_runtime.state_tables.finding import find_checkpoint
+
+    found = find_checkpoint(str(tmp_path / "job"), "boot")
+    sinks = ["out", "totals", "windows"]
+    copy_to(open_store(str(tmp_path / "job")), str(url), savepoint_copy(found.manifest, sinks, "x"))
+    edited = str(tmp_path / "edited")
+    write_savepoint(
+        edited, flow=flow(), base=str(url), states={("all", "last"): pa.table({"user": USERS, "value": [0] * 200})}
+    )
+    again = CollectSink()
+    flow(sink=again).run_local(checkpoints=tmp_path / "fork", restore=edited, parallelism=1)
+    assert again.rows() == []
+
+
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [
+        ({("all", "last"): pa.table({"user": [1], "value": [1]})}, "key column 'user' is int64.*key is string"),
+        ({("all", "last"): pa.table({"users": ["a"], "value": [1]})}, "no column 'user', a column of the key"),
+        ({("all", "last"): pa.table({"user": ["a"], "value": ["x"]})}, "state all.last: column 'value' is string.*int"),
+        ({("all", "last"): pa.table({"user": ["a"], "value": pa.array([None], pa.int64())})}, "1 nulls"),
+        ({("all", "lost"): pa.table({"user": ["a"], "value": [1]})}, "no state of this name"),
+        ({("none", "last"): pa.table({"user": ["a"], "value": [1]})}, "has no step 'none'"),
+        ({("all", "kept"): pa.table({"user": ["a"], "position": [3], "value": [1]})}, "positions up to 3"),
+        ({("all", "line"): pa.table({"user": ["a"], "value": [{"cost": "x"}]})}, "does not fit its declared type"),
+        ({("all", "last"): [1]}, "list is no DataFrame"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(states: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidJob, match=said):
+        write_savepoint(str(tmp_path / "never"), flow=flow(), states=states)
+    assert not (tmp_path / "never" / "savepoint.json").exists()
