@@ -90,7 +90,7 @@ def _reduced(store: ObjectStore, keyed: KeyedSnapshot, key: tuple[Any, ...]) -> 
                 with StoredPart(keyed, store, folder / "old") as stored:
                     for state in keyed.states:
                         made.write(_entries_of(stored, keyed, state, group, key))
-                        for segment in stored.segments(state):
+                        for segment in stored.segments(state, group, group):
                             made.add(_rows_of(segment, key, width, keyed.max_parallelism))
             return made.inline()
     finally:

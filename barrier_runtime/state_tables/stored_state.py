@@ -13,6 +13,7 @@ swept yet are there, too.
 """
 
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,6 +115,11 @@ class StoredState:
         return Path(self._folder.name) / str(self._opened)
 
     @property
+    def age_s(self) -> float:
+        """Seconds since the checkpoint was taken, by this machine's clock."""
+        return max(0.0, time.time() - self._manifest.created_wall_ms / 1000)
+
+    @property
     def checkpoint(self) -> int:
         return self._manifest.checkpoint
 
@@ -193,7 +199,7 @@ class StoredState:
         for part in parts:
             assert part.keyed is not None
             with StoredPart(part.keyed, self._store, self.folder()) as opened:
-                for segment in opened.segments(state):
+                for segment in opened.segments(state) if groups is None else opened.segments(state, *groups):
                     yield from _of_segment(segment, keys, self._manifest.max_parallelism)
                 entries = opened.entries(state) if groups is None else opened.entries(state, *groups)
                 for rows in _rows(entries, what, keys, f"{self._what}, {keys.where}"):

@@ -381,6 +381,7 @@ def delete_savepoint(
     print(delete(url, yes))
 
 
+Redact = Annotated[list[str] | None, typer.Option(help="a column whose values are hidden; may be repeated")]
 Stored = Annotated[str, typer.Argument(help="a savepoint, or with --job the folder or URL of checkpoints")]
 OfJob = Annotated[str, typer.Option(help="the job whose checkpoints are in the folder")]
 Number = Annotated[int | None, typer.Option(help="of a retained checkpoint; default: the newest")]
@@ -403,11 +404,37 @@ def state_show(
     checkpoint: Number = None,
     key: Annotated[list[str] | None, typer.Option(help="column=value of the key; may be repeated")] = None,
     limit: Annotated[int, typer.Option(min=1, help="entries")] = 20,
+    redact: Redact = None,
 ) -> None:
-    """Print entries of a state, a line of JSON each. With the whole key given only its part is read."""
+    """Print entries of a state, a line of JSON each; of a running job those of its last checkpoint, whose age is told
+    on stderr. With the whole key given only its part is read."""
     from barrier_runtime.tools.state import show
 
-    print(show(url, job, checkpoint, name, key or (), limit))
+    page, of = show(url, job, checkpoint, name, key or (), limit, redact or ())
+    print(page)
+    print(of, file=sys.stderr)
+
+
+@state.command("diff")
+def state_diff(
+    before: Annotated[str, typer.Argument(help="number of a checkpoint of --job, or URL of a savepoint")],
+    after: Annotated[str, typer.Argument(help="the same, of a later one")],
+    url: Annotated[str, typer.Option("--checkpoints", help="folder or URL of the job's checkpoints")] = "",
+    job: OfJob = "",
+    name: Annotated[str, typer.Option("--state", help="only this step, or step.state")] = "",
+    limit: Annotated[int, typer.Option(min=0, help="entries that are printed; all are counted")] = 100,
+    redact: Redact = None,
+) -> None:
+    """Print what differs between two checkpoints or savepoints of a job: entries inserted, changed, deleted. Exits with
+    1 when anything does."""
+    from barrier_runtime.tools.state import differences
+
+    sides = [(url, job, int(each)) if each.isdigit() else (each, "", None) for each in (before, after)]
+    line = ""
+    for line in differences(sides[0], sides[1], name, limit, redact or ()):
+        print(line)
+    if line != "0 inserted, 0 changed, 0 deleted":
+        raise typer.Exit(1)
 
 
 @state.command("export")
@@ -429,7 +456,6 @@ Until = Annotated[str | None, typer.Option(help="number of a later checkpoint, o
 Checkpoints = Annotated[
     str | None, typer.Option(help="folder or URL of the job's checkpoints; default: the flow's own option")
 ]
-Redact = Annotated[list[str] | None, typer.Option(help="a column whose values are hidden; may be repeated")]
 
 
 @app.command()

@@ -1,13 +1,16 @@
 """The commands about state as tables: `state tables`, `state show` and `state export`."""
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
+from barrier_runtime.replay.masking import masked
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state_tables.differences import diff
 from barrier_runtime.state_tables.stored_state import StoredState, open_checkpoint
 
 
@@ -20,17 +23,46 @@ def tables(url: str, job: str, checkpoint: int | None) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def show(url: str, job: str, checkpoint: int | None, state: str, where: Sequence[str], limit: int) -> str:
-    """Up to `limit` entries, each as a line of JSON."""
+def show(
+    url: str,
+    job: str,
+    checkpoint: int | None,
+    state: str,
+    where: Sequence[str],
+    limit: int,
+    redact: Sequence[str] = (),
+) -> tuple[str, str]:
+    """Up to `limit` entries, each as a line of JSON; and of when that is. `redact`: columns that are hidden."""
     lines: list[str] = []
     with open_checkpoint(url, job, checkpoint) as stored:
         operator, name = _named(state)
+        of = f"{stored!r}".strip("<>").partition(": ")[2] + f", {stored.age_s:.1f} s old"
         for batch in stored.table(operator, name, _conditions(stored, where)):
             for row in batch.slice(0, limit - len(lines)).to_pylist():
-                lines.append(json.dumps(row, default=_plain, ensure_ascii=False))
+                lines.append(json.dumps(masked(row, redact), default=_plain, ensure_ascii=False))
             if len(lines) >= limit:
                 break
-    return "\n".join(lines)
+    return "\n".join(lines), of
+
+
+Side = tuple[str, str, int | None]  # URL, job, number of the checkpoint
+
+
+def differences(before: Side, after: Side, state: str, limit: int, redact: Sequence[str]) -> Iterator[str]:
+    """A line of JSON for each entry that differs, up to `limit`, and a line of counts. `state`: operator, or
+    operator.state; empty: all."""
+    operator, _, name = state.partition(".")
+    counts: Counter[str] = Counter()
+    with open_checkpoint(*before) as one, open_checkpoint(*after) as other:
+        for found in diff(one, other, operator, name):
+            counts[found.change] += 1
+            if sum(counts.values()) <= limit:
+                told = {"state": f"{found.operator}.{found.state}", "change": found.change, **found.key}
+                if found.beside is not None:
+                    told["beside"] = found.beside
+                told.update(before=found.before, after=found.after)
+                yield json.dumps(masked(told, redact), default=_plain, ensure_ascii=False)
+    yield ", ".join(f"{counts[change]:,} {change}" for change in ("inserted", "changed", "deleted"))
 
 
 def export(url: str, job: str, checkpoint: int | None, state: str, to: Path) -> str:

@@ -62,7 +62,8 @@ class StoredPart:
         first, last = max(first, keyed.key_group_first), min(last, keyed.key_group_last)
         return scan_state(self._kv, keyed.states[state], first, last)
 
-    def segments(self, state: str) -> Iterator[Segment]:
-        """Of a columnar state: no key is in two of them."""
-        names = [ref.name for ref in self._keyed.files]
-        return segments_in(self._files, names, state, self._keyed.max_parallelism)
+    def segments(self, state: str, first: int = 0, last: int = 0xFFFF) -> Iterator[Segment]:
+        """Of a columnar state, in key groups `first` to `last`, both inclusive: no key is in two of them."""
+        keyed, names = self._keyed, [ref.name for ref in self._keyed.files]
+        first, last = max(first, keyed.key_group_first), min(last, keyed.key_group_last)
+        return segments_in(self._files, names, state, keyed.max_parallelism, first, last)

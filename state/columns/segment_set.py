@@ -30,6 +30,7 @@ from barrier_runtime.state.columns.segment_plan import BOTTOM, Size, merge_from
 from barrier_runtime.state.file_links import link_or_copy, segment_file, segment_number
 
 _CHUNK_ENTRIES = 1 << 20
+_SLICE_ENTRIES = 1 << 19  # of a state that is only read
 
 
 @dataclass(frozen=True)
@@ -240,11 +241,19 @@ def link_segments(source: Path, names: Iterable[str], target: Path) -> None:
             link_or_copy(source / name, target / name)
 
 
-def segments_in(directory: Path, names: Iterable[str], state: str, max_parallelism: int) -> Iterator[Segment]:
-    """`state` among the segments of a snapshot, whose files `names` are in `directory`: one base, or nothing."""
+def segments_in(
+    directory: Path, names: Iterable[str], state: str, max_parallelism: int, first: int, last: int
+) -> Iterator[Segment]:
+    """`state` among the segments of a snapshot, whose files `names` are in `directory`, in key groups `first` to
+    `last`: bases, and no key in two of them. A large one comes in slices by key group, so that memory stays bounded;
+    each slice reads all files, one at a time."""
     files = _by_state(_files(directory, names)).get(state)
-    if files:
-        yield merged(list(map(_read, files)), max_parallelism, base=True)
+    if not files:
+        return
+    slices = min(last - first + 1, -(-sum(file.header.entries for file in files) // _SLICE_ENTRIES))
+    for start in range(first, last + 1, width := -(-(last - first + 1) // slices)):
+        end = min(last, start + width - 1)
+        yield merged([within(_read(file), start, end, max_parallelism) for file in files], max_parallelism, base=True)
 
 
 @dataclass(frozen=True)

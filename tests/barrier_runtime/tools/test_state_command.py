@@ -1,6 +1,7 @@
 """`barrier-runtime state`: what it prints of a checkpoint and what it refuses."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,12 @@ def test_states_are_listed(folder: str) -> None:
 
 
 def test_entries_are_shown_by_key_and_up_to_a_limit(folder: str) -> None:
-    assert len(show(folder, "kept", None, "last.last", (), 4).splitlines()) == 4
-    shown = show(folder, "kept", None, "last.last", ("user=2", "room=1"), 20)
+    assert len(show(folder, "kept", None, "last.last", (), 4)[0].splitlines()) == 4
+    shown, of = show(folder, "kept", None, "last.last", ("user=2", "room=1"), 20)
+    assert re.fullmatch(r"checkpoint \d+ of job kept, \d+\.\d s old", of)
     assert [json.loads(line) for line in shown.splitlines()] == [{"user": "2", "room": 1, "value": 59}]
-    assert show(folder, "kept", None, "last.last", ("user=7", "room=1"), 20) == ""
-    assert len(show(folder, "kept", None, "last.last", ("room=1",), 20).splitlines()) == 3
+    assert show(folder, "kept", None, "last.last", ("user=7", "room=1"), 20)[0] == ""
+    assert len(show(folder, "kept", None, "last.last", ("room=1",), 20)[0].splitlines()) == 3
 
 
 def test_a_state_is_exported_whole(folder: str, tmp_path: Path) -> None:
