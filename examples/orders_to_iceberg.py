@@ -32,13 +32,10 @@ def build(database: str, catalog: Mapping[str, str], **reading: Any) -> Dataflow
         max_out_of_orderness=MAX_OUT_OF_ORDERNESS,
         **reading,
     )
-    placed = orders.select({"id": "id", "customer": "customer", "cents": "cents", "changed_at": "changed_at"})
-    named = customers.select({"id": "id", "city": "city", "deleted": "deleted", "changed_at": "changed_at"})
-    joined = placed.key_by("customer").table_join(
-        "city", named.key_by("id"), event_time="changed_at", deleted="deleted"
-    )
-    found = joined.select(["id", "customer", "cents", "city"])
-    found.sink("orders", IcebergSink(ORDERS, properties=catalog))
+    placed = orders.select(["id", "customer", "cents", "changed_at"])  # no order is changed later
+    named = customers.key_by("id")
+    joined = placed.key_by("customer").table_join("city", named, event_time="changed_at", deleted="deleted")
+    joined.select(["id", "customer", "cents", "city"]).sink("orders", IcebergSink(ORDERS, properties=catalog))
     return flow
 
 

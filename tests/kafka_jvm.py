@@ -4,7 +4,8 @@ this machine has none for its Java and this Kafka. Without it tests are only slo
 import os
 import sys
 
-from examples.servers.kafka import KafkaServer, class_archive, java_program
+from examples.servers.kafka import KafkaServer, class_archive
+from examples.servers.maven import java_program
 
 
 class _Noting(KafkaServer):

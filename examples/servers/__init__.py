@@ -7,6 +7,7 @@ A server that is not installed raises `ServerError`, which names the command tha
 """
 
 from examples.servers.base import Server, ServerError
+from examples.servers.iceberg_rest import IcebergRestServer, iceberg_rest_server
 from examples.servers.kafka import KafkaServer, kafka_server
 from examples.servers.postgres import PostgresServer, postgres_server
 from examples.servers.rabbitmq import RabbitServer, rabbitmq_server
@@ -14,6 +15,7 @@ from examples.servers.redis import RedisServer, redis_server
 from examples.servers.s3 import S3Server, s3_server
 
 __all__ = [
+    "IcebergRestServer",
     "KafkaServer",
     "PostgresServer",
     "RabbitServer",
@@ -21,6 +23,7 @@ __all__ = [
     "S3Server",
     "Server",
     "ServerError",
+    "iceberg_rest_server",
     "kafka_server",
     "postgres_server",
     "rabbitmq_server",

@@ -4,18 +4,17 @@ import base64
 import contextlib
 import functools
 import hashlib
-import os
 import re
 import shutil
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from examples.servers.base import Server, ServerError, find_program, free_port, run_as
+from examples.servers.base import Server, ServerError, free_port, run_as
 from examples.servers.kafka_ends import TopicEnds
+from examples.servers.maven import java_program, maven_jars
 
 _POM = Path(__file__).with_name("pom.xml")
 _QUIET = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
@@ -136,25 +135,7 @@ def kafka_server(**settings: object) -> Iterator[KafkaServer]:
 def jars() -> Path:
     """The directory with the broker's jars; fetched by Maven when this machine has none of this version."""
     version = re.findall(r"<kafka.version>(.*)</kafka.version>", _POM.read_text())[0]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "barrier-runtime"
-    kept = cache / f"kafka-{version}"
-    if kept.exists():
-        return kept
-    maven = find_program("mvn", "maven")
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache, prefix="kafka-") as work:
-        shutil.copy(_POM, work)
-        run_as("", [maven, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={work}/jars"], Path(work))
-        with contextlib.suppress(OSError):  # another process was first
-            os.rename(f"{work}/jars", kept)
-    if not kept.exists():
-        raise ServerError(f"Maven put no jars into {kept}")
-    return kept
-
-
-def java_program() -> str:
-    home = os.environ.get("JAVA_HOME")
-    return f"{home}/bin/java" if home else find_program("java", "openjdk-17-jre-headless")
+    return maven_jars(_POM, f"kafka-{version}")
 
 
 def class_archive(java: str) -> Path:

@@ -5,11 +5,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from examples.servers import KafkaServer, kafka_server, postgres_server, rabbitmq_server, redis_server
+from examples.servers import (
+    KafkaServer,
+    iceberg_rest_server,
+    kafka_server,
+    postgres_server,
+    rabbitmq_server,
+    redis_server,
+)
 from examples.servers.s3 import S3Server, known_to_clients
 from tests.ends.kafka_target import Job, Topic, new_job, new_topic
 from tests.server_fixtures import server_fixture
 
+iceberg_rest = server_fixture(iceberg_rest_server, scope="session")
 kafka = server_fixture(kafka_server, scope="session")
 postgres = server_fixture(postgres_server, scope="session")
 rabbitmq = server_fixture(rabbitmq_server, scope="session")

@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from barrier_runtime import CollectSink, Dataflow
+from barrier_runtime import CollectSink, Dataflow, JsonlSink
+from barrier_runtime.connectors.files.sink.commit_log import committed_files
 from barrier_runtime.connectors.postgres.changes.source import PostgresChangesSource
+from barrier_runtime.launch.result import JobFailed
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from examples.servers.postgres import PostgresServer, postgres_server
 from tests.ends.changes_world import ChangedTables, all_rows, reading, rows_from, told, wait_until
@@ -413,6 +416,59 @@ def test_upserts_are_the_changes_of_a_table_join(tables: ChangedTables) -> None:
     joined.sink("out", out)
     flow.run_local(parallelism=2, checkpoints=tables.storage)
     assert sorted(row["id"] for row in out.rows()) == [1, 2]
+
+
+def test_names_as_they_are_written_partitions_and_domains(tables: ChangedTables) -> None:
+    domain = f"cents_{tables.table()}"
+    tables.execute(
+        'create schema if not exists "Sales Of"',
+        'drop table if exists "Sales Of"."Items"',
+        f"create domain {domain} as numeric(9,2)",
+        f'create table "Sales Of"."Items" ("Id" int primary key, "A ""b" {domain}) partition by range ("Id")',
+        'create table "Sales Of".low partition of "Sales Of"."Items" for values from (0) to (10)',
+        'create table "Sales Of".high partition of "Sales Of"."Items" for values from (10) to (20)',
+        'insert into "Sales Of"."Items" values (1, 1.5), (11, 2.5)',
+    )
+    source = tables.source("Sales Of.Items")
+    tables.execute('update "Sales Of"."Items" set "Id" = 12 where "Id" = 1', 'delete from "Sales Of"."Items"')
+    with reading(source) as reader:
+        rows = rows_from(reader, 6)
+    assert sorted((r["after"]["Id"], r["after"]['A "b']) for r in rows[:2]) == [
+        (1, decimal.Decimal("1.50")),
+        (11, decimal.Decimal("2.50")),
+    ]
+    assert [r["op"] for r in rows[2:]] == ["d", "c", "d", "d"], "a row that moves to another partition is a new one"
+    tables.execute('drop table "Sales Of"."Items"', f"drop domain {domain}")
+
+
+def test_a_job_goes_on_at_another_parallelism(tables: ChangedTables) -> None:
+    """Its first run ends by a fault, behind a checkpoint in the snapshot or in the log."""
+    table = tables.table()
+    tables.execute(f"insert into {table} select n, 'x' from generate_series(1, 400) n")
+    seen: list[int] = []
+
+    def build(*, fails: bool) -> Dataflow:
+        def once(row: dict[str, Any]) -> dict[str, Any]:
+            if fails and len(seen) > 0 and row["n"] > 300:
+                raise ValueError("the first run ends here")
+            seen.append(row["n"])
+            return row
+
+        flow = Dataflow("rescaled")
+        rows = flow.read_postgres_changes("changes", tables.url, table, until="current")
+        numbers = rows.map(lambda row: {"n": row["after"]["id"]}, schema={"n": int})
+        spread = numbers.rebalance().map(once, schema={"n": int})
+        spread.sink("out", JsonlSink(tables.storage + "-out"))
+        return flow
+
+    with pytest.raises(JobFailed, match="the first run ends here"):
+        build(fails=True).run_local(parallelism=1, checkpoints=tables.storage, checkpoint_interval=0.02)
+    build(fails=False).run_local(parallelism=3, checkpoints=tables.storage, checkpoint_interval=0.05)
+    files = committed_files(tables.storage + "-out", "rescaled", "out")
+    lines = [
+        json.loads(line)["n"] for url in files for line in Path(url.removeprefix("file://")).read_text().splitlines()
+    ]
+    assert sorted(lines) == list(range(1, 401))
 
 
 def test_a_restart_goes_on_in_the_middle_of_a_transaction(tables: ChangedTables) -> None:
