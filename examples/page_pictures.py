@@ -1,9 +1,10 @@
 """`make pictures`: pictures of the coordinator's page for the documents, of a run with a killed slot and coordinator.
 
-The job of `make run` on Spark, looked at in Debian's Chromium: the page of the job and of its slowest checkpoint, light
-and dark, 1280 and 390 pixels wide, into docs/images.
+The job of `make run` on Spark, looked at in Debian's Chromium: the page of the job and of its slowest checkpoint, `top`
+on a terminal, and the report after the job's end, light and dark, 1280 and 390 pixels wide, into docs/images.
 """
 
+import io
 import shutil
 import sys
 from collections.abc import Callable
@@ -12,9 +13,12 @@ from typing import Literal
 
 import pyarrow.dataset
 from playwright.sync_api import Browser, sync_playwright
+from rich.console import Console
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME, DIMMED_MONOKAI
 
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.launch.on_spark import JobHandle
+from barrier_runtime.tools.views import job_view
 from examples.flight_delays import build
 from examples.flights_data import prepare
 from examples.run_observer import Observer
@@ -24,6 +28,8 @@ PICTURES = Path("docs/images")
 _PLACE = Path("build/pictures")
 _SECONDS = 60.0  # of replay: long enough to be looked at
 _PATIENCE_S = 300.0
+_SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+_WINDOWS = ((1280, 1800), (390, 1500))
 
 
 def main() -> int:
@@ -53,8 +59,11 @@ def main() -> int:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
             _take(browser, handle)
+            _take_top(browser, handle)
+            handle.stop("checkpoint")
+            observer.until("end", lambda status: status.outcome is not None, _PATIENCE_S)
+            _take_report(browser, handle.report())
             browser.close()
-        handle.stop("now")
     return 0
 
 
@@ -63,9 +72,8 @@ def _read(records: float) -> Callable[[JobStatus], bool]:
 
 
 def _take(browser: Browser, handle: JobHandle) -> None:
-    schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
-    for scheme in schemes:
-        for width, height in ((1280, 1800), (390, 1500)):
+    for scheme in _SCHEMES:
+        for width, height in _WINDOWS:
             context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
             page = context.new_page()
             link = handle.page_link()
@@ -75,6 +83,31 @@ def _take(browser: Browser, handle: JobHandle) -> None:
             page.screenshot(path=PICTURES / f"page-{scheme}-{width}.png")
             page.goto(f"{page.url}/checkpoints/{_slowest(handle.status())}")
             page.screenshot(path=PICTURES / f"checkpoint-{scheme}-{width}.png")
+            context.close()
+
+
+def _take_top(browser: Browser, handle: JobHandle) -> None:
+    """What `barrier-runtime top` shows, in the colours of a dark and of a light terminal."""
+    for scheme, theme in (("light", DEFAULT_TERMINAL_THEME), ("dark", DIMMED_MONOKAI)):
+        console = Console(record=True, width=150, file=io.StringIO(), highlight=False)
+        console.print(job_view(handle.status()))
+        drawing = console.export_svg(title="barrier-runtime top flight-delays", theme=theme)
+        context = browser.new_context(viewport={"width": 1280, "height": 800})
+        page = context.new_page()
+        page.set_content(f'<body style="margin:0"><div style="width:1280px">{drawing}</div></body>')
+        page.locator("svg").first.screenshot(path=PICTURES / f"top-{scheme}-1280.png")
+        context.close()
+
+
+def _take_report(browser: Browser, report: bytes) -> None:
+    file = _PLACE.resolve() / "report.html"
+    file.write_bytes(report)
+    for scheme in _SCHEMES:
+        for width, height in _WINDOWS:
+            context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+            page = context.new_page()
+            page.goto(file.as_uri())
+            page.screenshot(path=PICTURES / f"report-{scheme}-{width}.png")
             context.close()
 
 

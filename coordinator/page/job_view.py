@@ -130,6 +130,7 @@ KINDS = {
     "recovery": "recoveries",
     "takeover": "takeovers",
     "rescale": "rescales",
+    "replace": "new programs",
     "savepoint": "savepoints",
 }
 
@@ -178,7 +179,7 @@ def _rescales(status: JobStatus, gap: Callable[[int], int | None]) -> Iterator[E
         took = None if each.ended_ms is None else each.ended_ms - each.asked_ms
         what = f"{each.what}: {each.state}"
         pause = "" if each.pause_ms is None else f"sources stopped for {duration(each.pause_ms)}"
-        yield EventView("rescale", each.asked_ms, what, took, gap(each.asked_ms), each.error or pause)
+        yield EventView(each.kind, each.asked_ms, what, took, gap(each.asked_ms), each.error or pause)
 
 
 def _counts(checkpoint: CheckpointStatus) -> bool:

@@ -1,4 +1,4 @@
-"""What happened to a job as spans of a trace: one trace per checkpoint, one per recovery. Pure.
+"""What happened to a job as spans of a trace: one trace per checkpoint, per recovery, and per rescale. Pure.
 
 Ids are hashes of the job, the generation and the checkpoint, so every process that tells of the same makes the same
 ids, without talk: what a successor adds (the commit) is in the trace that its predecessor began.
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from barrier_runtime.coordinator.status.history import History
-from barrier_runtime.coordinator.status.status import CheckpointStatus, RecoveryStatus, SubtaskPhases
+from barrier_runtime.coordinator.status.status import CheckpointStatus, RecoveryStatus, RescaleStatus, SubtaskPhases
 
 Attribute = str | int | float
 
@@ -125,6 +125,30 @@ def recovery_spans(job: str, recovery: RecoveryStatus) -> list[Span]:
     return spans
 
 
+def rescale_spans(job: str, rescale: RescaleStatus) -> list[Span]:
+    """Of one that is over (a new program, too); none before. Its parts: new slots start, the last checkpoint of the old
+    ones, its commit, and the move, as far as it came."""
+    if rescale.ended_ms is None:
+        return []
+    trace, root = _Trace(job, f"{rescale.kind} {rescale.id}", 0, rescale.asked_ms), f"{rescale.kind} of {job}"
+    attributes: dict[str, Attribute] = {
+        "barrier.job": job,
+        "barrier.slots_before": rescale.before,
+        "barrier.slots": rescale.parallelism,
+        "barrier.outcome": rescale.state,
+    }
+    spans = [trace.span((root,), rescale.asked_ms, rescale.ended_ms, attributes, rescale.error)]
+    begins = [
+        ("slots start", rescale.asked_ms),
+        ("checkpoint", rescale.paused_ms),
+        ("commit", rescale.decided_ms),
+        ("move", rescale.moved_ms),
+    ]
+    known = [(name, at_ms) for name, at_ms in begins if at_ms is not None]
+    ends = [at_ms for _, at_ms in known[1:]] + [rescale.ended_ms]
+    return spans + [trace.span((root, name), at_ms, end) for (name, at_ms), end in zip(known, ends, strict=True)]
+
+
 def _trace_of(job: str, record: CheckpointStatus) -> _Trace:
     return _Trace(job, "checkpoint", record.token, record.checkpoint)
 
@@ -149,5 +173,7 @@ class NewSpans:
         for recovery in history.recoveries:
             if recovery.running_ms is not None:
                 found[("recovery", recovery.token, recovery.started_ms)] = partial(recovery_spans, job, recovery)
+        for rescale in history.rescales:
+            found[(rescale.id, 0, rescale.asked_ms)] = partial(rescale_spans, job, rescale)
         told, self._told = self._told, set(found)
         return [] if told is None else [span for key, make in found.items() if key not in told for span in make()]

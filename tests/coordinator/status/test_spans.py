@@ -7,8 +7,14 @@ from test_why import phases, record
 
 from barrier_runtime.coordinator.server.tracing import OpenTelemetrySender, sender_of
 from barrier_runtime.coordinator.status.history import History
-from barrier_runtime.coordinator.status.spans import NewSpans, checkpoint_spans, commit_spans, recovery_spans
-from barrier_runtime.coordinator.status.status import RecoveryStatus
+from barrier_runtime.coordinator.status.spans import (
+    NewSpans,
+    checkpoint_spans,
+    commit_spans,
+    recovery_spans,
+    rescale_spans,
+)
+from barrier_runtime.coordinator.status.status import RecoveryStatus, RescaleStatus
 
 SLOW = msgspec.structs.replace(
     record(phases(start_delay_ms=500.0, alignment_ms=200.0, sync_ms=10.0, async_ms=1_200.0)),
@@ -110,3 +116,34 @@ def test_a_jobs_own_history_gives_its_checkpoints(store) -> None:
     told = spans.look(coordinator.protocol.history())
     assert [span.name for span in told if not span.parent_id] == ["checkpoint 1"]
     assert sum(span.name.startswith("subtask ") for span in told) == 4
+
+
+def test_a_rescale_is_a_trace_with_its_parts_as_far_as_it_came() -> None:
+    done = RescaleStatus(
+        id="r", before=2, parallelism=4, state="done", asked_ms=100, paused_ms=300, decided_ms=340, moved_ms=350,
+        ended_ms=500,
+    )  # fmt: skip
+    spans = rescale_spans("flights", done)
+    assert [(each.name, each.start_ms, each.end_ms) for each in spans] == [
+        ("rescale of flights", 100, 500),
+        ("slots start", 100, 300),
+        ("checkpoint", 300, 340),
+        ("commit", 340, 350),
+        ("move", 350, 500),
+    ]
+    assert {each.parent_id for each in spans[1:]} == {spans[0].span_id}
+    failed = msgspec.structs.replace(done, paused_ms=None, decided_ms=None, moved_ms=None, state="failed", error="late")
+    assert [each.name for each in rescale_spans("flights", failed)] == ["rescale of flights", "slots start"]
+    assert rescale_spans("flights", failed)[0].error == "late"
+    assert rescale_spans("flights", msgspec.structs.replace(done, ended_ms=None)) == []
+
+
+def test_a_rescale_that_ended_is_told_once() -> None:
+    done = RescaleStatus(id="r", before=2, parallelism=4, state="done", asked_ms=100, ended_ms=500)
+    new = NewSpans()
+    new.look(History(job="flights", run_id="1"))
+    assert [each.name for each in new.look(History(job="flights", run_id="1", rescales=(done,)))] == [
+        "rescale of flights",
+        "slots start",
+    ]
+    assert new.look(History(job="flights", run_id="1", rescales=(done,))) == []
