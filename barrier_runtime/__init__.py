@@ -85,6 +85,7 @@ _HOME = {
     "CollectSink": "barrier_runtime.connectors.memory.collect",
     "CallableSink": "barrier_runtime.connectors.memory.callable",
     "committed_files": "barrier_runtime.connectors.files.sink.commit_log",
+    "compact_files": "barrier_runtime.connectors.files.sink.compaction",
     "RunOptions": "barrier_runtime.coordinator.option_types",
     "LocalRunOptions": "barrier_runtime.coordinator.option_types",
     "JobFailed": "barrier_runtime.launch.result",
@@ -110,6 +111,7 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.batch_function.sink import BatchFunctionSink as BatchFunctionSink
     from barrier_runtime.connectors.delta.sink import DeltaSink as DeltaSink
     from barrier_runtime.connectors.files.sink.commit_log import committed_files as committed_files
+    from barrier_runtime.connectors.files.sink.compaction import compact_files as compact_files
     from barrier_runtime.connectors.files.sink.sink import CsvSink as CsvSink
     from barrier_runtime.connectors.files.sink.sink import JsonlSink as JsonlSink
     from barrier_runtime.connectors.files.sink.sink import ParquetSink as ParquetSink

@@ -536,6 +536,35 @@ def fsck(
 
 
 @app.command()
+def compact(
+    url: Annotated[str, typer.Argument(help="folder or URL that file sinks write to")],
+    job: Annotated[str | None, typer.Option(help="of this job only")] = None,
+    sink: Annotated[str | None, typer.Option(help="of this sink only")] = None,
+    target: Annotated[int, typer.Option(help="MiB that a large file is to have")] = 128,
+    keep: Annotated[float, typer.Option(help="seconds for which files that readers may have listed stay")] = 3_600.0,
+) -> None:
+    """Make large files of the small ones that file sinks have committed, while the job runs and readers read.
+
+    Run it again and again, as every hour: each run goes on with what the one before began. Who reads through the sink's
+    commit log notices nothing; who lists the folder misses rows for a moment, and sees none twice.
+    """
+    from barrier_runtime.connectors.files.sink.compaction import compact_files
+
+    try:
+        done = compact_files(url, job, sink, target_bytes=target << 20, keep_s=keep)
+    except (BarrierRuntimeError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    for (of_job, of_sink), each in sorted(done.items()):
+        print(
+            f"{of_job}/{of_sink}: {each.merged} files became {each.made}; {each.shown} large files took the place of "
+            f"their small ones in the folder, {each.waiting} will when {keep:g} s have passed"
+        )
+        for reason in each.skipped:
+            print(f"{of_job}/{of_sink}: left as it is: {reason}", file=sys.stderr)
+
+
+@app.command()
 def transactions(
     job: str,
     action: Annotated[str, typer.Argument(help="list, commit or abort")],

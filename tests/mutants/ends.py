@@ -70,6 +70,24 @@ MUTANTS = (
         ("tests/barrier_runtime/connectors/files/test_open_files.py",),
     ),
     Mutant(
+        "large-file-beside-the-small",
+        "in the folder a large file appears when its small ones are gone: nobody sees a row twice",
+        "barrier_runtime/connectors/files/sink/compaction.py",
+        "                self.store.delete(record.replaces)\n"
+        "                copy_object(self.store, file.name, self.store, visible)\n",
+        "                copy_object(self.store, file.name, self.store, visible)\n"
+        "                self.store.delete(record.replaces)\n",
+        ("tests/barrier_runtime/connectors/files/test_compaction.py",),
+    ),
+    Mutant(
+        "compaction-replaces-what-is-gone",
+        "of two compactions of the same files one gives way",
+        "barrier_runtime/connectors/files/sink/commit_log.py",
+        "            if not set(old) <= {file.name for file in live_files(known)}:\n                return False\n",
+        "",
+        ("tests/barrier_runtime/connectors/files/test_compaction.py",),
+    ),
+    Mutant(
         "commit-log-forgets-names",
         "a file is named by one record of the commit log, also when a commit is repeated late",
         "barrier_runtime/connectors/files/sink/commit_log.py",

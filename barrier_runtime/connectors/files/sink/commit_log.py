@@ -19,11 +19,15 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
 from urllib.parse import quote, unquote
 
+import msgspec
+
 from barrier_runtime.connectors.files.sink.commit_log_summary import READS_AT_ONCE, RECORDS, Summaries, Summary, log_of
 from barrier_runtime.connectors.files.sink.commit_record import (
     COMMIT_RECORD_VERSION,
+    PLAIN_VERSION,
     decode_commit_record,
     encode_commit_record,
+    live_files,
 )
 from barrier_runtime.connectors.files.sink.commit_record import CommitRecord as CommitRecord
 from barrier_runtime.connectors.files.sink.commit_record import CommittedFile as CommittedFile
@@ -118,13 +122,31 @@ class CommitLog:
                 break
             assert self._head is not None
             highest = max(checkpoint, self._highest[0]), max(token, self._highest[1])
-            record = CommitRecord(COMMIT_RECORD_VERSION, self._job, self._sink, checkpoint, token, *highest, new)
+            record = CommitRecord(PLAIN_VERSION, self._job, self._sink, checkpoint, token, *highest, new)
             self._put(self._head + 1, record)
             self._catch_up()  # our record, or that of somebody who was faster
         self._keep()
         self._summaries.follow(self._head or 0)
         asked = {file.name for file in files}
         self._named = {name: of for name, of in self._named.items() if name in asked or of > checkpoint}
+
+    def replace(self, known: list[CommitRecord], old: Sequence[str], new: CommittedFile, wall_ms: int) -> bool:
+        """One record that puts `new` in the place of the files `old`, for readers at once. False: not all of these are
+        visible any more; another compaction was faster. For who writes no rows. `known`: the records from the first
+        on, as far as they were read; what came since is added."""
+        while True:
+            known += read_commit_log(self._store, self._job, self._sink, len(known))
+            if not set(old) <= {file.name for file in live_files(known)}:
+                return False
+            record = msgspec.structs.replace(
+                known[-1], version=COMMIT_RECORD_VERSION, files=(new,), replaces=tuple(old), wall_ms=wall_ms
+            )
+            key = self._key(len(known) + 1)
+            outcome = self._store.put_if_absent(key, encode_commit_record(record))
+            if outcome is PutOutcome.UNKNOWN:
+                raise Unavailable(f"nobody knows if {self._store.url}/{key} is written: start the compaction again")
+            if outcome is PutOutcome.CREATED:
+                return True
 
     def _put(self, sequence: int, record: CommitRecord) -> None:
         key = self._key(sequence)
@@ -235,8 +257,7 @@ def committed_files(url: str, job: str | None = None, sink: str | None = None) -
         raise InvalidJob(
             f"{store.url} has no commit log of job {job or 'any'}, sink {sink or 'any'}; there are: {there}"
         )
-    records = (record for each in wanted for record in read_commit_log(store, *each))
-    names = [file.name for record in records for file in record.files]
+    names = [file.name for each in wanted for file in live_files(read_commit_log(store, *each))]
     folder = _for_readers(store.url, url, names)
     return tuple(f"{folder}/{name}" for name in names)
 

@@ -1,12 +1,15 @@
 """One record of a file sink's commit log: its fields, its bytes, and how they are checked."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 from barrier_runtime.coordinator.log.hashing import sha256_hex, stamp_of
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
-COMMIT_RECORD_VERSION = 1
+COMMIT_RECORD_VERSION = 2  # 1 knew no compaction; records without one are still written so
+PLAIN_VERSION = 1
 
 
 class CommittedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -25,6 +28,9 @@ class CommitRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     highest_token: int  # the same
     files: tuple[CommittedFile, ...]  # in the order of their rows: by checkpoint, subtask and part
     check: str = ""  # sha256 of the record's bytes without it: a name that is read wrongly would be named again
+    # Of a compaction: the files whose rows `files` has from here on, in their place; it brings no rows.
+    replaces: tuple[str, ...] = ()
+    wall_ms: int = 0  # when a compaction was written
 
 
 _FORMAT = Format(
@@ -37,8 +43,37 @@ _RECORD = VersionedDecoder(_FORMAT, msgspec.json.Decoder(CommitRecord))
 
 
 def encode_commit_record(record: CommitRecord) -> bytes:
-    unstamped = msgspec.json.encode(msgspec.structs.replace(record, check=""))
-    return msgspec.json.encode(msgspec.structs.replace(record, check=sha256_hex(unstamped)))
+    unstamped = _encoded(record, "")
+    return _encoded(record, sha256_hex(unstamped))
+
+
+def _encoded(record: CommitRecord, check: str) -> bytes:
+    fields = {**msgspec.structs.asdict(record), "check": check}
+    if record.version == PLAIN_VERSION:  # older releases read these, and refuse fields that they do not know
+        del fields["replaces"], fields["wall_ms"]
+    return msgspec.json.encode(fields)
+
+
+def live_files(records: Iterable[CommitRecord]) -> list[CommittedFile]:
+    """The files that readers may see now, in the order of their rows: those of a compaction stand where the first of
+    those that it replaced stood."""
+    order: list[CommittedFile] = []
+    into: dict[str, tuple[CommittedFile, ...]] = {}
+    for record in records:
+        if not record.replaces:
+            order += record.files
+        else:
+            into.update(dict.fromkeys(record.replaces, ()))
+            into[record.replaces[0]] = record.files
+    live: list[CommittedFile] = []
+    waiting = order[::-1]
+    while waiting:
+        file = waiting.pop()
+        if file.name in into:
+            waiting += into[file.name][::-1]
+        else:
+            live.append(file)
+    return live
 
 
 def decode_commit_record(data: bytes, where: str, job: str, sink: str) -> CommitRecord:

@@ -91,6 +91,18 @@ def test_a_damaged_or_missing_part_is_refused() -> None:
         restored("b", [{LIST: kept[LIST], part: kept[part][:-20]}], "sink")
 
 
+def test_a_part_that_is_stored_is_named_again_and_its_rolled_files_are_passed_over() -> None:
+    rolling = Rolling(size=40, age_ms=BIG, most_bytes=BIG)
+    first, _ = OpenFiles("a").grown({"k=1/": rows(1, 2), "k=2/": rows(3, 4, 5)}, 0, rolling)
+    stored = first.kept(())
+    second, rolled = first.grown({"k=1/": rows(6, 7, 8)}, 0, rolling)
+    assert [numbers_of(table) for _, table in rolled] == [[1, 2, 6, 7, 8]]
+    assert second.names() == first.names()
+    kept = {**stored, **second.kept(first.names())}
+    _, rolled = restored("b", [kept], "sink").grown({}, 0, None)
+    assert [(folder, numbers_of(table)) for folder, table in rolled] == [("k=2/", [3, 4, 5])]
+
+
 STEP = st.tuples(
     st.lists(st.sampled_from(["", "k=a/", "k=b/", "k=c/"]), max_size=6),
     st.sampled_from(["go on", "go on", "undecided", "restore", "rescale", "end"]),

@@ -1,0 +1,292 @@
+"""Compaction: small files that a sink has committed become large ones, while readers read and the job writes.
+
+A folder of plain files has no step in which many files become one. The commit log has: a record that puts one file in
+the place of others. So who reads through the log (`committed_files`) sees the rows once at every moment, and what it
+has listed stays there for `keep` more. Who lists the folder sees the rows once, too, but for the moment between the
+deletion of the small files and the appearance of the large one: there it misses them. It never sees them twice.
+
+| step                                        | readers of the log | who lists the folder | died here, run again     |
+|---------------------------------------------|--------------------|----------------------|--------------------------|
+| the large file is put below `_compacted/`   | small files        | small files          | left over for a day      |
+| a record names it in place of the small     | the large one      | small files          | goes on below            |
+| `keep` has passed: the small are deleted    | the large one      | misses rows          | deletes the others       |
+| the large one is copied to a visible name   | the hidden one     | the large one        | copies it again          |
+| a record names it in place of the hidden    | the visible one    | the large one        | goes on below            |
+| `keep` has passed: the hidden is deleted    | the visible one    | the large one        | deletes it               |
+
+Each run does what is due, so it is run again and again. Several at once do no harm: a record whose files are not all
+visible any more is not written, and everything else may be done twice. A job that is restored and commits a file again
+that was compacted finds it named in the log and leaves it (`FileSink.commit`).
+
+A source that watches the folder would take a large file for new rows: such folders must not be compacted.
+"""
+
+import hashlib
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from barrier_runtime.connectors.files.sink.commit_log import CommitLog, CommittedFile, jobs_and_sinks, read_commit_log
+from barrier_runtime.connectors.files.sink.commit_record import CommitRecord, live_files
+from barrier_runtime.state.errors import Corrupt, InvalidJob
+from barrier_runtime.state.store.copying import copy_object
+from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
+from barrier_runtime.state.store.open import open_existing_store
+
+_HIDDEN = "_compacted/"
+_LEFT_OVER_MS = 24 * 3_600_000  # a file that no record names after so long is of a run that died
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """What one run did: `merged` small files into `made` large ones, which readers of the log see from now on;
+    `shown`: large files of earlier runs that have taken the place of their small files in the folder; `waiting`: those
+    that will when `keep` has passed; `skipped`: why files were left as they are."""
+
+    merged: int = 0
+    made: int = 0
+    shown: int = 0
+    waiting: int = 0
+    skipped: tuple[str, ...] = ()
+
+
+def compact_files(
+    url: str,
+    job: str | None = None,
+    sink: str | None = None,
+    *,
+    target_bytes: int = 128 << 20,
+    keep_s: float = 3_600.0,
+) -> dict[tuple[str, str], Compacted]:
+    """Make large files of the small ones that file sinks have committed below `url`. `job`, `sink`: only those.
+
+    Neighbours in one folder, each below half of `target_bytes`, become one file of about so much. `keep_s`: how long
+    files that readers may have listed stay there. Run it again and again: each run goes on with what the one before
+    began. The job may run meanwhile. Returns per (job, sink) what was done. Raises `InvalidJob` when there is none."""
+    if target_bytes < 1 or keep_s < 0:
+        raise InvalidJob(f"target_bytes={target_bytes}, keep_s={keep_s}: give bytes, above 0, and seconds, 0 or more")
+    store = open_existing_store(url)
+    writers = [each for each in jobs_and_sinks(store) if job in (None, each[0]) and sink in (None, each[1])]
+    if not writers:
+        raise InvalidJob(f"{store.url} has no commit log of job {job or 'any'}, sink {sink or 'any'}: check the names")
+    return {each: Compaction(store, *each, target_bytes, round(keep_s * 1_000)).run() for each in writers}
+
+
+@dataclass
+class Compaction:
+    """One run over the log of one sink. Blocking."""
+
+    store: ObjectStore
+    job: str
+    sink: str
+    target_bytes: int
+    keep_ms: int
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    new_id: Callable[[], str] = lambda: uuid.uuid4().hex
+    _skipped: list[str] = field(default_factory=list)
+    _records: list[CommitRecord] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._log = CommitLog(self.store, self.job, self.sink)
+        self._hidden = f"{_HIDDEN}{self.job}/{self.sink}/"
+
+    def run(self) -> Compacted:
+        self._records = records = list(read_commit_log(self.store, self.job, self.sink))
+        shown, waiting = self._show(records)
+        self._drop_hidden(records)
+        merged = made = 0
+        for run in self._small(records):
+            for files in self._of_one_form(run):
+                if len(files) > 1 and self._merge(files):
+                    merged, made = merged + len(files), made + 1
+        return Compacted(merged, made, shown, waiting, tuple(self._skipped))
+
+    # ------------------------------------------------------------ the small become a hidden large one
+
+    def _small(self, records: Sequence[CommitRecord]) -> Iterator[list[CommittedFile]]:
+        """Neighbours in one folder that are to become one file."""
+        sizes = {info.key: info.size for info in self.store.list("")}  # only what is worth it depends on this
+        runs: dict[str, tuple[list[CommittedFile], int]] = {}
+        for file in live_files(records):
+            if file.name.startswith(_HIDDEN):
+                continue
+            folder = file.name.rpartition("/")[0]
+            run, size = runs.pop(folder, ([], 0))
+            small = file.name in sizes and 2 * sizes[file.name] < self.target_bytes
+            if run and (not small or size + sizes[file.name] > self.target_bytes):
+                yield _worth_it(run, sizes)
+                run, size = [], 0
+            if small:
+                runs[folder] = [*run, file], size + sizes[file.name]
+        yield from (_worth_it(run, sizes) for run, _ in runs.values())
+
+    def _of_one_form(self, run: list[CommittedFile]) -> Iterator[list[CommittedFile]]:
+        """Parts of a run whose files have the same columns, as far as they say so."""
+        if len(run) < 2:
+            return
+        part: list[CommittedFile] = []
+        last: object = None
+        for file in run:
+            form = self._form_of(file)
+            if part and form != last:
+                yield part
+                part = []
+            if form is not None:
+                part.append(file)
+            last = form
+        yield part
+
+    def _form_of(self, file: CommittedFile) -> object:
+        """None: it cannot be merged."""
+        suffix = file.name.rpartition(".")[2]
+        try:
+            if suffix == "jsonl":
+                return suffix
+            data = self.store.get(file.name)
+        except ObjectNotFound:
+            self._skipped.append(f"{file.name} is not there any more")
+            return None
+        if hashlib.sha256(data).hexdigest() != file.sha256:
+            raise Corrupt(
+                f"{self.store.url}/{file.name} is not what was committed: expected sha256 {file.sha256}; nothing was "
+                "compacted of it: restore it from a backup"
+            )
+        if suffix == "csv":
+            return data.partition(b"\n")[0]
+        if suffix == "parquet":
+            return pq.read_schema(pa.BufferReader(data))
+        self._skipped.append(f"{file.name} is of no format that can be merged")
+        return None
+
+    def _merge(self, files: Sequence[CommittedFile]) -> bool:
+        first = files[0].name
+        folder, suffix = first.rpartition("/")[0], first.rpartition(".")[2]
+        key = (
+            f"{self._hidden}{folder}/{self.new_id()}.{suffix}" if folder else f"{self._hidden}{self.new_id()}.{suffix}"
+        )
+        with tempfile.TemporaryDirectory(prefix="barrier-compaction-") as place:
+            path = Path(place) / "merged"
+            try:
+                rows = _merged(self._downloaded(files, Path(place)), path, suffix)
+            except ObjectNotFound as error:
+                self._skipped.append(str(error))
+                return False
+            if rows is not None and rows != sum(file.rows for file in files):
+                raise Corrupt(
+                    f"{len(files)} files from {first} on have {rows} rows, their commit records say "
+                    f"{sum(file.rows for file in files)}: nothing was compacted of them; restore them from a backup"
+                )
+            large = CommittedFile(key, _sha256_of(path), sum(file.rows for file in files))
+            self.store.put_file(key, path)
+        if self._log.replace(self._records, [file.name for file in files], large, self.now_ms()):
+            return True
+        self.store.delete([key])
+        return False
+
+    def _downloaded(self, files: Sequence[CommittedFile], place: Path) -> Iterator[Path]:
+        """One after another; each is gone when the next one comes."""
+        for file in files:
+            path = place / "small"
+            self.store.get_file(file.name, path)
+            if _sha256_of(path) != file.sha256:
+                raise Corrupt(
+                    f"{self.store.url}/{file.name} is not what was committed: expected sha256 {file.sha256}; nothing "
+                    "was compacted of it: restore it from a backup"
+                )
+            yield path
+            path.unlink()
+
+    # ------------------------------------------------------------ the hidden one takes the place of the small
+
+    def _show(self, records: Sequence[CommitRecord]) -> tuple[int, int]:
+        hidden = {file.name for file in live_files(records) if file.name.startswith(self._hidden)}
+        shown = waiting = 0
+        for record in tuple(records):
+            for file in record.files:
+                if file.name not in hidden:
+                    continue
+                if self.now_ms() - record.wall_ms < self.keep_ms:
+                    waiting += 1
+                    continue
+                visible = _visible_name(file.name.removeprefix(self._hidden))
+                self.store.delete(record.replaces)
+                copy_object(self.store, file.name, self.store, visible)
+                self._log.replace(
+                    self._records, [file.name], CommittedFile(visible, file.sha256, file.rows), self.now_ms()
+                )
+                shown += 1
+        return shown, waiting
+
+    def _drop_hidden(self, records: Sequence[CommitRecord]) -> None:
+        """Copies that nobody reads any more, and those of runs that died before their record."""
+        replaced = {name: record.wall_ms for record in records for name in record.replaces}
+        named = {file.name for record in records for file in record.files}
+        now_ms, gone = self.now_ms(), []
+        for info in self.store.list(self._hidden):
+            if info.key in replaced:
+                if now_ms - replaced[info.key] >= self.keep_ms:
+                    gone.append(info.key)
+            elif info.key not in named and now_ms - info.modified_ms >= _LEFT_OVER_MS:
+                gone.append(info.key)
+        self.store.delete(gone)
+
+
+def _worth_it(run: list[CommittedFile], sizes: Mapping[str, int]) -> list[CommittedFile]:
+    """Without files that are larger than all behind them: so what is merged at least doubles, and a row is rewritten a
+    few times, however often this runs."""
+    total = sum(sizes[file.name] for file in run)
+    start = 0
+    while start < len(run) and 2 * sizes[run[start].name] > total:
+        total -= sizes[run[start].name]
+        start += 1
+    return run[start:]
+
+
+def _visible_name(name: str) -> str:
+    folder, slash, file = name.rpartition("/")
+    return f"{folder}{slash}compacted-{file}"
+
+
+def _merged(files: Iterable[Path], into: Path, suffix: str) -> int | None:
+    """Rows; None where they were not counted."""
+    if suffix == "parquet":
+        return _merged_parquet(files, into)
+    with into.open("xb") as target:
+        for number, path in enumerate(files):
+            with path.open("rb") as source:
+                if suffix == "csv" and number:
+                    source.readline()
+                while chunk := source.read(_CHUNK):
+                    target.write(chunk)
+    return None
+
+
+def _merged_parquet(files: Iterable[Path], into: Path) -> int:
+    rows, writer = 0, None
+    try:
+        for path in files:
+            with pq.ParquetFile(path) as small:
+                if writer is None:
+                    writer = pq.ParquetWriter(into, small.schema_arrow)
+                table = small.read()  # of less than half of the target
+                writer.write_table(table)
+                rows += table.num_rows
+    finally:
+        if writer is not None:
+            writer.close()
+    return rows
+
+
+def _sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
