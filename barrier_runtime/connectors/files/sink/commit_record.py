@@ -49,7 +49,7 @@ def encode_commit_record(record: CommitRecord) -> bytes:
 
 def _encoded(record: CommitRecord, check: str) -> bytes:
     fields = {**msgspec.structs.asdict(record), "check": check}
-    if record.version == PLAIN_VERSION:  # older releases read these, and refuse fields that they do not know
+    if not record.replaces:  # older releases read these, and refuse fields that they do not know
         del fields["replaces"], fields["wall_ms"]
     return msgspec.json.encode(fields)
 
