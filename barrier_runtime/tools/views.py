@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from barrier_runtime.coordinator.client.rest_types import JobSummary
+from barrier_runtime.coordinator.page.figures import duration
 from barrier_runtime.coordinator.status.bottleneck import bottleneck
 from barrier_runtime.coordinator.status.health import TROUBLED, described, in_seconds
 from barrier_runtime.coordinator.status.status import ChainStatus, CheckpointStatus, JobStatus
@@ -93,7 +94,7 @@ def _sources(status: JobStatus) -> RenderableType | None:
         return None
     table = _table("source", "watermark behind", "held back by", "idle slots")
     for source in status.sources:
-        behind = "no row yet" if source.lag_ms is None else in_seconds(max(0, source.lag_ms))
+        behind = "no row yet" if source.lag_ms is None else duration(max(0, source.lag_ms))
         split = f"{plain(source.split)} (slot {source.split_slot})" if source.split else ""
         _add(table, plain(source.source), behind, split, ", ".join(map(str, source.idle_slots)))
     return table
