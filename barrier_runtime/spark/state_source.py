@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter, InputPartition
 
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state_tables.finding import pinned_checkpoint
 from barrier_runtime.state_tables.stored_state import StoredState, open_checkpoint
 
 _OPTIONS = ("path", "job", "checkpoint", "state", "pushdown")
@@ -53,8 +54,8 @@ class _Wanted:
         number = given.get("checkpoint")
         self._checkpoint = None if number is None else int(number)
         if self.job and number is None:
-            with self.opened() as stored:
-                self._checkpoint = stored.checkpoint
+            # Pinned until that expires: nobody tells a source when Spark has read, or that it never will.
+            self._checkpoint = pinned_checkpoint(self.path, self.job)[0].manifest.checkpoint
 
     def opened(self) -> StoredState:
         return open_checkpoint(self.path, self.job, self._checkpoint)

@@ -1,18 +1,23 @@
 """From a URL to a checkpoint or savepoint as it is stored, for those who only look. Blocking."""
 
+import logging
 from dataclasses import dataclass
 
 from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.manifest import Manifest, verified_manifest
 from barrier_runtime.coordinator.log.reader import read_log
+from barrier_runtime.coordinator.log.records import Complete
+from barrier_runtime.coordinator.pins import CheckpointPin
 from barrier_runtime.coordinator.savepoints.files import find_savepoint
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.ids import check_job_id
-from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 from barrier_runtime.state.store.open import open_existing_store
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.store.read_only import ReadOnlyStore
 from barrier_runtime.state.store.urls import shown
+
+log = logging.getLogger("barrier_runtime.state_tables")
 
 
 @dataclass(frozen=True)
@@ -33,13 +38,45 @@ def find_checkpoint(url: str, job: str = "", checkpoint: int | None = None) -> S
         if savepoint is None:
             raise InvalidJob(f"{shown(url)} is no savepoint: for a checkpoint give the job's name as well")
         return StoredCheckpoint(store, savepoint.taken, f"savepoint {shown(url)}")
-    paths = Paths(check_job_id(job))
-    view = read_log(store, paths.log_record, completes=1, restore=checkpoint, run_id="")
+    return _read(store, job, _completed(store, url, job, checkpoint))
+
+
+def pinned_checkpoint(
+    url: str, job: str, checkpoint: int | None = None
+) -> tuple[StoredCheckpoint, CheckpointPin | None]:
+    """The same of a job that may run: nothing of it is deleted until the pin is released. None: this process may not
+    write there, so nothing is pinned."""
+    store = ReadOnlyStore(open_existing_store(url))
+    known = _completed(store, url, job, checkpoint)
+    try:
+        pin = CheckpointPin(open_existing_store(url), Paths(job), known.checkpoint)
+    except InvalidJob as error:
+        log.warning("what is read of job %s is not pinned, and may be dropped meanwhile: %s", job, error)
+        return _read(store, job, known), None
+    try:
+        return _read(store, job, _completed(store, url, job, checkpoint)), pin  # what is the newest now is spared
+    except BaseException:
+        pin.release()
+        raise
+
+
+def _completed(store: ObjectStore, url: str, job: str, checkpoint: int | None) -> Complete:
+    view = read_log(store, Paths(check_job_id(job)).log_record, completes=1, restore=checkpoint, run_id="")
     found = [complete_of(entry) for entry in view.completes]
     record = next((each for each in found if checkpoint in (None, each.checkpoint)), None)
     if record is None:
         newest = f"; its newest is {found[0].checkpoint}" if found else ""
         wanted = "" if checkpoint is None else f" {checkpoint}"
         raise InvalidJob(f"job {job} has no completed checkpoint{wanted} in {shown(url)}{newest}")
-    manifest = verified_manifest(record.manifest, store.get(record.manifest), record.sha256)
-    return StoredCheckpoint(store, manifest, f"checkpoint {record.checkpoint} of job {job}")
+    return record
+
+
+def _read(store: ObjectStore, job: str, record: Complete) -> StoredCheckpoint:
+    what = f"checkpoint {record.checkpoint} of job {job}"
+    try:
+        data = store.get(record.manifest)
+    except ObjectNotFound as error:
+        raise InvalidJob(
+            f"{what} is not kept any more: read a newer one, keep more with retained=, or a savepoint"
+        ) from error
+    return StoredCheckpoint(store, verified_manifest(record.manifest, data, record.sha256), what)

@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.coordinator.log.manifest import Manifest
+from barrier_runtime.coordinator.pins import CheckpointPin
 from barrier_runtime.runtime.sources.progress import SPLITS_VALUE, SourceProgress
 from barrier_runtime.state.backend.stored_part import StoredPart
 from barrier_runtime.state.columns.segment import Segment, as_binary
@@ -39,7 +40,7 @@ from barrier_runtime.state.snapshots.stored_values import with_values
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.values.entry_table import is_number
 from barrier_runtime.state_tables.columns_of_values import ValueColumn, column_of, decoded, without_marks
-from barrier_runtime.state_tables.finding import find_checkpoint
+from barrier_runtime.state_tables.finding import find_checkpoint, pinned_checkpoint
 
 _BATCH_ROWS = 16_384
 _GROUP_BYTES = 2
@@ -61,22 +62,26 @@ class StateTableInfo:
     bytes: int
 
 
-def open_checkpoint(url: str, job: str = "", checkpoint: int | None = None) -> "StoredState":
+def open_checkpoint(url: str, job: str = "", checkpoint: int | None = None, *, pin: bool = True) -> "StoredState":
     """A savepoint's folder, or with `job` the checkpoints that it keeps in `url`, the newest or number `checkpoint`.
 
     >>> with open_checkpoint("s3://jobs", "orders") as stored:
     ...     stored.table("alarms", "last").read_pandas()
 
-    Raises `InvalidJob` when there is none, `Corrupt` when it is damaged. A running job drops old checkpoints: what is
-    read slowly should be a savepoint."""
-    found = find_checkpoint(url, job, checkpoint)
-    return StoredState(found.store, found.manifest, found.what)
+    `pin`: a running job keeps what is read until `close`; where this process may not write there, it does not. Raises
+    `InvalidJob` when there is none, `Corrupt` when it is damaged."""
+    if not job or not pin:
+        found = find_checkpoint(url, job, checkpoint)
+        return StoredState(found.store, found.manifest, found.what)
+    found, held = pinned_checkpoint(url, job, checkpoint)
+    return StoredState(found.store, found.manifest, found.what, held)
 
 
 class StoredState:
     """Made by `open_checkpoint`. Use as a context manager, or call `close`: files are fetched to a temporary folder."""
 
-    def __init__(self, store: ObjectStore, manifest: Manifest, what: str) -> None:
+    def __init__(self, store: ObjectStore, manifest: Manifest, what: str, pin: CheckpointPin | None = None) -> None:
+        self._pin = pin
         self._store = store
         self._manifest = manifest
         self._what = what
@@ -93,6 +98,9 @@ class StoredState:
 
     def close(self) -> None:
         self._folder.cleanup()
+        pin, self._pin = self._pin, None
+        if pin is not None:
+            pin.release()
 
     def __repr__(self) -> str:
         return f"<StoredState: {self._what}>"
@@ -112,6 +120,8 @@ class StoredState:
     def folder(self) -> Path:
         """A fresh one, which is gone after `close`."""
         self._opened += 1
+        if self._pin is not None:
+            self._pin.renew()
         return Path(self._folder.name) / str(self._opened)
 
     @property

@@ -399,6 +399,8 @@ def recognised(paths: Paths, key: str) -> str:
         return "a log record"
     if key in (paths.lease, paths.history):
         return "lease or history: written again and again"
+    if key.startswith(paths.pins_prefix):
+        return "a pin of a reader: it expires by itself"
     if key.startswith(f"{paths.probe_prefix}/"):
         return "left by a probe of the store that was interrupted: harmless"
     if paths.staged_rows_origin(key) is not None or paths.delivery_of(key) is not None:

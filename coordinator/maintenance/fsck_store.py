@@ -36,6 +36,7 @@ from barrier_runtime.coordinator.maintenance.fsck import (
     recognised,
     staged_rows_left,
 )
+from barrier_runtime.coordinator.pins import pins_of
 from barrier_runtime.coordinator.status.history import decode_history
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, Fenced, InvalidJob
 from barrier_runtime.state.ids import check_job_id
@@ -118,6 +119,9 @@ def _delete(store: ObjectStore, checked: CheckedJob, sleep: Callable[[float], No
             )
 
     note = ""
+    pins = [pin for pin in pins_of(store, paths) if pin.until_ms >= time.time_ns() // 1_000_000]
+    if pins:
+        return _noted(checked, f"{len(pins)} readers have pinned checkpoints of job {paths.job}: nothing was deleted")
     try:
         note = delete_in_order(store, paths, checked.sweep.keys, check, sleep)
     except Fenced as error:

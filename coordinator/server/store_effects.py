@@ -44,6 +44,7 @@ from barrier_runtime.coordinator.job.events import (
 )
 from barrier_runtime.coordinator.log.decision_log import Permit
 from barrier_runtime.coordinator.log.reader import LogReader
+from barrier_runtime.coordinator.pins import PinnedDeletions
 from barrier_runtime.coordinator.savepoints.files import write_savepoint
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none
@@ -107,6 +108,7 @@ class StoreEffects:
         self._job = job
         self._store = store
         self._paths = Paths(job)
+        self._held_back = PinnedDeletions(store, self._paths, clock)
         self._log_reader = LogReader(store, self._paths.log_record)
         self._threads = threads
         self._read_history = read_history
@@ -236,7 +238,9 @@ class StoreEffects:
             self._undecided.discard(key)
         return outcome
 
-    def _delete(self, permit: Permit, keys: tuple[str, ...]) -> str:
+    def _delete(self, permit: Permit, keys: tuple[str, ...], *, pinned: bool = True) -> str:
+        """`pinned`: what readers have pinned stays for now."""
+
         def check() -> None:
             check_permit(self._store, self._paths, permit)
             if self._undecided:  # asked for before that put, but not begun (I9)
@@ -244,12 +248,16 @@ class StoreEffects:
                     f"the outcome of the put of {', '.join(self._undecided)} is unknown: nothing is deleted meanwhile"
                 )
 
-        return delete_in_order(self._store, self._paths, keys, check, self._sleep)
+        left = [
+            delete_in_order(self._store, self._paths, each, check, self._sleep)
+            for each in (self._held_back.free(keys) if pinned else [keys])
+        ]
+        return "; ".join(filter(None, left))
 
     def _delete_all(self, permit: Permit) -> str:
         prefixes = (*self._swept_prefixes, self._paths.write_ahead_prefix)
         objects = (found for prefix in prefixes for found in self._store.list(prefix))
-        return self._delete(permit, discarded(self._paths, objects, permit.token).keys)
+        return self._delete(permit, discarded(self._paths, objects, permit.token).keys, pinned=False)
 
 
 def _taken_of(effect: CopySavepoint) -> tuple[str, int]:

@@ -10,6 +10,7 @@ Layout of one job below the store's root; see the protocol chapter of the docume
     <job>/write-ahead/<sink>/asked/<lineage>/...     batches that wait for the program's function; the sink deletes them
     <job>/sources/<source>/current.json              which of the next ones count: one put for ever, or by a fresh start
     <job>/sources/<source>/<id>/<file>               rows of a source that are put into storage before the job starts
+    <job>/pins/<checkpoint>-<seconds>-<id>           a reader needs that checkpoint, or a later one, for so long
     <job>/lease.json                                 which daemon is expected to lead; written again and again
     <job>/history.json                               counters and past checkpoints; written again and again
 """
@@ -241,6 +242,19 @@ class Paths:
     @property
     def history(self) -> str:
         return check_key(f"{self.job}/history.json")
+
+    # ---- readers of checkpoints
+
+    @property
+    def pins_prefix(self) -> str:
+        return f"{self.job}/pins/"
+
+    @property
+    def pins_used(self) -> str:
+        return check_key(f"{self.pins_prefix}used")
+
+    def pin(self, name: str) -> str:
+        return check_key(f"{self.pins_prefix}{_segment('pin', name)}")
 
     # ---- probes
 

@@ -38,7 +38,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("job",),
         ("status",),
         ("checkpoints",),
-        ("deleting", "appending"),
+        ("deleting", "appending", "pins"),
         ("log",),
         ("options",),
         ("wire",),

@@ -1,6 +1,7 @@
 """What fsck says of stores that real coordinators wrote: whole ones, damaged ones, and ones with unreferenced."""
 
 import hashlib
+import time
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ from barrier_runtime.coordinator.log.lease_record import Lease, encode_lease
 from barrier_runtime.coordinator.log.records import decode_record, encode_record
 from barrier_runtime.coordinator.maintenance.fsck import FileRange, inline_damage
 from barrier_runtime.coordinator.maintenance.fsck_store import check_store, delete_orphans, no_progress, report_of
+from barrier_runtime.coordinator.pins import CheckpointPin
 from barrier_runtime.coordinator.status.history import History, encode_history
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.snapshots.snapshot import FileRef
@@ -431,6 +433,19 @@ def test_delete_takes_exactly_the_orphans_manifests_first():
     assert set(reasons(done.report, "deleted")) == set(found.sweep.keys)
     again = checked(store)
     assert (again.report.damage, exit_code(store, again)) == ((), 0)
+
+
+def test_nothing_is_deleted_while_a_reader_has_pinned_anything():
+    store, *_ = littered()
+    with CheckpointPin(store, PATHS, 1, seconds=900_000):
+        before = set(keys_of(store))
+        store.now_ms = lambda: time.time_ns() // 1_000_000
+        found = checked(store)
+        assert not [key for key in found.sweep.keys if key.startswith(PATHS.pins_prefix)]
+        with CheckpointPin(store, PATHS, 1):
+            (done,) = delete_orphans(store, [found])
+            assert before <= set(keys_of(store))
+            assert any("pinned" in note for note in done.report.notes)
 
 
 def test_delete_takes_no_more_than_the_jobs_own_sweep():

@@ -1,0 +1,96 @@
+"""State of a running job is read while it drops checkpoints: nothing that a reader looks at goes away."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from barrier_runtime import CollectSink, Dataflow, InvalidJob, ProcessContext, ValueState
+from barrier_runtime.coordinator.pins import pins_of
+from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.state_tables import open_checkpoint
+
+READS = 100
+
+
+class Last:
+    last = ValueState(int)
+
+    def process(self, user: str, row: dict[str, Any], ctx: ProcessContext) -> None:
+        self.last.value = row["n"]
+
+
+def flow(over: list[bool]) -> Dataflow:
+    def rows(index: int, of: int) -> Iterator[dict[str, Any]]:
+        n = 0
+        while not over:
+            for _ in range(20):
+                n += 1
+                yield {"user": f"u{n % 500}", "n": n}
+            time.sleep(0.005)
+
+    flow = Dataflow("kept")
+    read = flow.from_iterator("rows", rows, schema={"user": str, "n": int}, splits=1)
+    read.key_by("user").process("last", Last, schema={"user": str}).sink("out", CollectSink())
+    return flow
+
+
+@pytest.mark.slow
+def test_a_hundred_reads_beside_a_job_that_keeps_one_checkpoint_all_succeed(tmp_path: Path) -> None:
+    over: list[bool] = []
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(flow(over).run_local, checkpoints=tmp_path, parallelism=2, checkpoint_interval=0.1)
+        try:
+            seen = set()
+            deadline = time.monotonic() + 120
+            while len(seen) < 3 and time.monotonic() < deadline:  # it completes and drops
+                try:
+                    with open_checkpoint(str(tmp_path), "kept") as stored:
+                        seen.add(stored.checkpoint)
+                except InvalidJob:
+                    time.sleep(0.05)
+            for _ in range(READS):
+                with open_checkpoint(str(tmp_path), "kept") as stored:
+                    rows = stored.table("last", "last").read_all()
+                    assert rows.num_rows > 0
+                    assert stored.age_s < 60
+        finally:
+            over.append(True)
+            job.result()
+    assert pins_of(open_store(str(tmp_path)), Paths("kept")) == []
+
+
+def test_a_pinned_checkpoint_stays_until_it_is_closed(tmp_path: Path) -> None:
+    over: list[bool] = []
+
+    def manifests() -> int:
+        return len(list((tmp_path / "kept" / "checkpoints").glob("*/manifest*.json")))
+
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(flow(over).run_local, checkpoints=tmp_path, parallelism=1, checkpoint_interval=0.05)
+        try:
+            stored = None
+            deadline = time.monotonic() + 120
+            while stored is None and time.monotonic() < deadline:
+                try:
+                    stored = open_checkpoint(str(tmp_path), "kept")
+                except InvalidJob:
+                    time.sleep(0.02)
+            assert stored is not None
+            first = stored.checkpoint
+            while manifests() < 6 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert manifests() >= 6
+            assert stored.checkpoint == first
+            assert stored.table("last", "last").read_all().num_rows > 0
+            stored.close()
+            while manifests() > 4 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert manifests() <= 4
+        finally:
+            over.append(True)
+            job.result()
