@@ -76,6 +76,7 @@ _HOME = {
     "PostgresSink": "barrier_runtime.connectors.postgres.sink",
     "DeltaSink": "barrier_runtime.connectors.delta.sink",
     "IcebergSink": "barrier_runtime.connectors.iceberg.sink",
+    "IcebergSource": "barrier_runtime.connectors.iceberg.source",
     "RedisUpsertSink": "barrier_runtime.connectors.redis.sink",
     "UpsertSink": "barrier_runtime.connectors.sink_bases.upsert",
     "WriteAheadSink": "barrier_runtime.connectors.sink_bases.write_ahead",
@@ -120,6 +121,7 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.files.source.parquet import ParquetSource as ParquetSource
     from barrier_runtime.connectors.files.source.plain_text import TextSource as TextSource
     from barrier_runtime.connectors.iceberg.sink import IcebergSink as IcebergSink
+    from barrier_runtime.connectors.iceberg.source import IcebergSource as IcebergSource
     from barrier_runtime.connectors.kafka.sink.sink import KafkaSink as KafkaSink
     from barrier_runtime.connectors.kafka.source.source import KafkaSource as KafkaSource
     from barrier_runtime.connectors.memory.callable import CallableSink as CallableSink

@@ -104,6 +104,14 @@ CONNECTORS = (
     Connector(
         "iceberg",
         library=ClientLibrary("pyiceberg", "iceberg", ""),
+        sources=(
+            Sources(
+                (PublicClass("iceberg.source", "IcebergSource"),),
+                (),
+                "snapshot, file and row",
+                "the rows of the newest snapshot, then what each later one [appends](iceberg.md#as-a-source)",
+            ),
+        ),
         sinks=(
             Sinks(
                 (PublicClass("iceberg.sink", "IcebergSink", "iceberg"),),

@@ -362,4 +362,20 @@ MUTANTS = (
         "    if state.confirmed > lsn + 1:\n",
         ("tests/barrier_runtime/connectors/postgres/test_postgres_changes_pure.py",),
     ),
+    Mutant(
+        "rows-of-a-file-come-again",
+        "a reader of an Iceberg table goes on within a file",
+        "barrier_runtime/connectors/iceberg/source.py",
+        "first = at.row if number == at.file else 0",
+        "first = 0",
+        ("tests/ends/test_iceberg_source.py::test_a_reader_goes_on_exactly_behind_any_row",),
+    ),
+    Mutant(
+        "files-that-are-gone-are-appended",
+        "a table never names a data file that is not there",
+        "barrier_runtime/connectors/iceberg/table.py",
+        "            if gone:\n",
+        "            if not files:\n",
+        ("tests/ends/test_iceberg.py::test_decided_files_that_are_gone_are_an_error_and_not_a_broken_table",),
+    ),
 )

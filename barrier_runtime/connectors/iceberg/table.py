@@ -46,7 +46,7 @@ APPLICATION = "barrier-runtime.application"  # in a snapshot's summary
 CHECKPOINT = "barrier-runtime.checkpoint"
 _KNOWN_S = 60.0  # credentials that a catalog gives with a table are good for longer
 _LIBRARY_RETRIES = "commit.retry.num-retries"
-_NO_ANSWER = (OSError, ServerError, ServiceUnavailableError, TooManyRequestsError)
+NO_ANSWER = (OSError, ServerError, ServiceUnavailableError, TooManyRequestsError)
 
 
 class IcebergTable:
@@ -57,15 +57,7 @@ class IcebergTable:
         self._name = name
         self._where = where
         self._last: tuple[float, Table] | None = None  # when it was asked for, for writing
-        try:
-            self._catalog = _opened(catalog, properties)
-        except (*_NO_ANSWER, *_database_errors()) as error:
-            raise Unavailable(f"{where}: the Iceberg catalog {catalog!r} does not answer: {error}") from error
-        except Exception as error:  # of the catalog's own client: many kinds
-            raise InvalidJob(
-                f"{where}: the Iceberg catalog {catalog!r} cannot be opened ({type(error).__name__}: {error}): give "
-                "IcebergSink the catalog's properties, or set PYICEBERG_CATALOG__<NAME>__URI and the others"
-            ) from error
+        self._catalog = opened_catalog(catalog, properties, where, "IcebergSink")
 
     def columns(self) -> pa.Schema | None:
         """Of the table as it is; None: there is none yet. Raises `Unavailable` when the catalog does not answer."""
@@ -112,7 +104,7 @@ class IcebergTable:
                     for file in files:
                         producer.append_data_file(file)
                 transaction.set_properties({_property(application): str(checkpoint)})
-        except (CommitFailedException, CommitStateUnknownException, *_NO_ANSWER, *_database_errors()) as error:
+        except (CommitFailedException, CommitStateUnknownException, *NO_ANSWER, *database_errors()) as error:
             raise Unavailable(
                 f"{self._where}: another writer has changed the table {self._name}, or the catalog has not answered "
                 f"({error}): it is looked at again"
@@ -144,7 +136,7 @@ class IcebergTable:
             return self._catalog.load_table(self._name)
         except NoSuchTableError:
             return None
-        except (OSError, RESTError, *_database_errors()) as error:
+        except (OSError, RESTError, *database_errors()) as error:
             raise Unavailable(f"{self._where}: the catalog does not tell of the table {self._name}: {error}") from error
 
     def _created(self, schema: pa.Schema) -> Table:
@@ -153,7 +145,7 @@ class IcebergTable:
         for last in (False, True):
             try:
                 return self._made(schema)
-            except (OSError, RESTError, CommitFailedException, *_database_errors()) as error:
+            except (OSError, RESTError, CommitFailedException, *database_errors()) as error:
                 if last:
                     raise Unavailable(f"{self._where}: the table {self._name} cannot be made now: {error}") from error
         raise AssertionError("it was made, or that was told")
@@ -181,7 +173,7 @@ def _is_of(summary: Any, application: str, checkpoint: int) -> bool:
     return said.get(APPLICATION) == application and int(said.get(CHECKPOINT, "0")) >= checkpoint
 
 
-def _database_errors() -> tuple[type[Exception], ...]:
+def database_errors() -> tuple[type[Exception], ...]:
     """Of an SQL catalog whose database does not answer. The library is there when there is such a catalog."""
     if "sqlalchemy" not in sys.modules:
         return ()
@@ -192,6 +184,19 @@ def _database_errors() -> tuple[type[Exception], ...]:
 
 def _property(application: str) -> str:
     return f"barrier-runtime.{application}"
+
+
+def opened_catalog(catalog: str, properties: Mapping[str, str], where: str, who: str) -> Catalog:
+    """Raises `InvalidJob` when it cannot be opened, `Unavailable` when it does not answer. `who` uses it."""
+    try:
+        return _opened(catalog, properties)
+    except (*NO_ANSWER, *database_errors()) as error:
+        raise Unavailable(f"{where}: the Iceberg catalog {catalog!r} does not answer: {error}") from error
+    except Exception as error:  # of the catalog's own client: many kinds
+        raise InvalidJob(
+            f"{where}: the Iceberg catalog {catalog!r} cannot be opened ({type(error).__name__}: {error}): give "
+            f"{who} the catalog's properties, or set PYICEBERG_CATALOG__<NAME>__URI and the others"
+        ) from error
 
 
 def _opened(name: str, properties: Mapping[str, str]) -> Catalog:

@@ -1,0 +1,136 @@
+"""An Iceberg table as it was at a snapshot, and what each later one has added. Blocking; the client library is here.
+
+| the operation of a later snapshot | then                                                       |
+|-----------------------------------|------------------------------------------------------------|
+| append                            | its new files are read                                     |
+| replace                           | nothing: the same rows stand in other files (a compaction) |
+| overwrite, delete                 | the job ends: rows that were read have changed             |
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+from pyiceberg.exceptions import NoSuchTableError, RESTError
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io.pyarrow import ArrowScan
+from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.snapshots import Operation, Snapshot
+
+from barrier_runtime.connectors.iceberg.columns import stored_schema
+from barrier_runtime.connectors.iceberg.table import NO_ANSWER, database_errors, opened_catalog
+from barrier_runtime.data.schemas import fit
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+
+_ANEW = "start the job without state (restore='none'), which reads the table as it is"
+
+
+class TableHistory:
+    """`name`: "namespace.table". Raises `InvalidJob` for what cannot be read, `Unavailable` when nobody answers."""
+
+    def __init__(self, name: str, catalog: str, properties: Mapping[str, str], where: str) -> None:
+        self._name = name
+        self._where = where
+        self._catalog = opened_catalog(catalog, properties, where, "IcebergSource")
+        self._table = self._loaded()
+
+    def schema(self) -> pa.Schema:
+        return stored_schema(self._table.schema().as_arrow(), self._where)
+
+    def refresh(self) -> None:
+        self._table = self._loaded()
+
+    def current(self) -> int | None:
+        """Number of the newest snapshot; None: nothing was ever written."""
+        snapshot = self._table.current_snapshot()
+        return None if snapshot is None else int(snapshot.snapshot_id)
+
+    def oldest_after(self, after: int | None) -> int | None:
+        """The snapshot that came next; None: none has come. After None comes the first of all."""
+        found: int | None = None
+        at = self._table.current_snapshot()
+        while at is not None and at.snapshot_id != after:
+            found = int(at.snapshot_id)
+            if at.parent_snapshot_id is None:
+                at = None
+                break
+            parent = self._table.snapshot_by_id(at.parent_snapshot_id)
+            if parent is None:
+                raise self._lost(after)
+            at = parent
+        if at is None and after is not None:
+            raise self._lost(after)
+        return found
+
+    def _lost(self, after: int | None) -> InvalidJob:
+        return InvalidJob(
+            f"{self._where}: the table {self._name} does not tell what came after snapshot {after}: snapshots were "
+            f"expired that were not read yet (keep them for longer than the longest outage), or it was rolled back: "
+            f"{_ANEW}"
+        )
+
+    def files(self, snapshot: int, *, whole: bool) -> Sequence[FileScanTask]:
+        """In a fixed order. `whole`: all rows of the table as it was then; otherwise those that it has added."""
+        told = self._table.snapshot_by_id(snapshot)
+        if told is None:
+            raise self._lost(snapshot)
+        with _translated(f"{self._where}: the files of the table {self._name} cannot be listed"):
+            tasks = list(self._table.scan(snapshot_id=snapshot).plan_files()) if whole else list(self._added(told))
+        return sorted(tasks, key=lambda task: task.file.file_path)
+
+    def _added(self, snapshot: Snapshot) -> Iterator[FileScanTask]:
+        operation = snapshot.summary.operation if snapshot.summary is not None else Operation.APPEND
+        if operation == Operation.REPLACE:
+            return
+        if operation != Operation.APPEND:
+            raise InvalidJob(
+                f"{self._where}: snapshot {snapshot.snapshot_id} of the table {self._name} is of operation "
+                f"{operation.value!r}: rows that were read have changed, and only appended rows can be followed: "
+                f"{_ANEW}"
+            )
+        for manifest in snapshot.manifests(self._table.io):
+            if manifest.added_snapshot_id != snapshot.snapshot_id or manifest.content != ManifestContent.DATA:
+                continue
+            for entry in manifest.fetch_manifest_entry(self._table.io):
+                if entry.status == ManifestEntryStatus.ADDED and entry.snapshot_id == snapshot.snapshot_id:
+                    yield FileScanTask(entry.data_file)
+
+    def rows(self, task: FileScanTask, schema: pa.Schema) -> list[pa.RecordBatch]:
+        """Of one file, less what was deleted, in the file's order, with these columns."""
+        try:
+            projected = self._table.schema().select(*schema.names)
+        except ValueError as error:
+            raise InvalidJob(
+                f"{self._where}: the table {self._name} has lost a column ({error}): start the program again, which "
+                "looks at its columns"
+            ) from error
+        scan = ArrowScan(self._table.metadata, self._table.io, projected, AlwaysTrue())
+        with _translated(f"{self._where}: the file {task.file.file_path} cannot be read"):
+            batches = list(scan.to_record_batches([task]))
+        return [fit(batch.select(schema.names), schema, self._where) for batch in batches]
+
+    def _loaded(self) -> Table:
+        try:
+            return self._catalog.load_table(self._name)
+        except NoSuchTableError as error:
+            raise InvalidJob(f"{self._where}: there is no table {self._name}: correct the name, or make it") from error
+        except (OSError, RESTError, *database_errors()) as error:
+            raise Unavailable(f"{self._where}: the catalog does not tell of the table {self._name}: {error}") from error
+
+
+class _translated:
+    """Errors of the storage: it is tried again."""
+
+    def __init__(self, failure: str) -> None:
+        self._failure = failure
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, FileNotFoundError):
+            raise InvalidJob(
+                f"{self._failure}: {error}. It was removed with its snapshot before it was read: {_ANEW}"
+            ) from error
+        if isinstance(error, NO_ANSWER):
+            raise Unavailable(f"{self._failure}: {error}") from error

@@ -1,0 +1,181 @@
+"""Iceberg tables as a source: a snapshot, then what is appended, from any position on."""
+
+import contextlib
+import datetime
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import Catalog, load_catalog
+
+from barrier_runtime import CollectSink, Dataflow
+from barrier_runtime.connectors.iceberg.source import IcebergReader, IcebergRows, IcebergSource
+from barrier_runtime.state.errors import InvalidJob
+from examples.servers import IcebergRestServer
+from tests.ends.changes_world import wait_until
+
+NAME = "db.numbers"
+SOON = datetime.timedelta(milliseconds=50)
+
+
+@pytest.fixture
+def properties(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "warehouse").mkdir()
+    return {"type": "sql", "uri": f"sqlite:///{tmp_path}/c.db", "warehouse": f"file://{tmp_path}/warehouse"}
+
+
+@pytest.fixture
+def catalog(properties: dict[str, str]) -> Catalog:
+    catalog = load_catalog("default", **properties)
+    catalog.create_namespace("db")
+    catalog.create_table(NAME, pa.schema([("n", pa.int64())]))
+    return catalog
+
+
+def append(catalog: Catalog, *numbers: int) -> None:
+    catalog.load_table(NAME).append(pa.table({"n": pa.array(numbers, pa.int64())}))
+
+
+def source(properties: dict[str, str], **options: Any) -> IcebergRows:
+    return IcebergSource(NAME, properties=properties, **{"every": SOON, **options}).named("numbers")
+
+
+@contextlib.contextmanager
+def reading(rows: IcebergRows, position: bytes | None = None) -> Iterator[IcebergReader]:
+    reader = rows.reader(rows.splits(1)[0])
+    if position is not None:
+        reader.seek(position)
+    try:
+        yield reader
+    finally:
+        reader.close()
+        assert reader.join(60), "the reader's thread did not end"
+
+
+def taken(reader: IcebergReader, count: int, most: int = 100) -> list[int]:
+    found: list[int] = []
+
+    def enough() -> bool:
+        polled = reader.poll(min(most, count - len(found)), time.time_ns())
+        if polled is not None:
+            found.extend(polled.rows.to_pydict()["n"])
+        return len(found) >= count
+
+    wait_until(enough, f"{count} rows had come")
+    return found
+
+
+def test_the_newest_snapshot_comes_first_then_what_is_appended(properties: dict[str, str], catalog: Catalog) -> None:
+    append(catalog, 1, 2)
+    append(catalog, 3)
+    with reading(source(properties)) as reader:
+        assert sorted(taken(reader, 3)) == [1, 2, 3]
+        append(catalog, 4)
+        append(catalog, 5, 6)
+        assert taken(reader, 3) == [4, 5, 6]
+
+
+def test_an_empty_table_is_waited_for(properties: dict[str, str], catalog: Catalog) -> None:
+    with reading(source(properties)) as reader:
+        assert reader.poll(10, 0) is None
+        append(catalog, 1)
+        assert taken(reader, 1) == [1]
+
+
+def test_a_reader_goes_on_exactly_behind_any_row(properties: dict[str, str], catalog: Catalog) -> None:
+    append(catalog, 1, 2, 3)
+    append(catalog, 4, 5)
+    rows = source(properties)
+    with reading(rows) as reader:
+        whole = taken(reader, 5)
+        append(catalog, 6, 7)
+        append(catalog, 8)
+        whole += taken(reader, 3)
+    # From the first snapshot on, as its position tells it.
+    cut: list[int] = []
+    position = json.dumps({"snapshot": catalog.load_table(NAME).snapshots()[1].snapshot_id}).encode()
+    for _ in range(8):
+        with reading(rows, position) as reader:
+            cut += taken(reader, 1)
+            position = reader.position()
+    assert cut == whole
+
+
+def test_columns_of_later_are_left_out_and_a_lost_one_ends_the_job(
+    properties: dict[str, str], catalog: Catalog
+) -> None:
+    append(catalog, 1)
+    rows = source(properties)
+    table = catalog.load_table(NAME)
+    with table.update_schema() as update:
+        update.add_column("m", table.schema().find_field("n").field_type)
+    table.append(pa.table({"n": pa.array([2], pa.int64()), "m": pa.array([2], pa.int64())}))
+    with reading(rows) as reader:
+        assert sorted(taken(reader, 2)) == [1, 2]
+        with catalog.load_table(NAME).update_schema() as update:
+            update.rename_column("n", "k")
+        catalog.load_table(NAME).append(pa.table({"k": pa.array([3], pa.int64())}))
+        with pytest.raises(InvalidJob, match="has lost a column"):
+            taken(reader, 1)
+
+
+def test_rows_that_change_end_the_job(properties: dict[str, str], catalog: Catalog) -> None:
+    append(catalog, 1, 2)
+    with reading(source(properties)) as reader:
+        taken(reader, 2)
+        catalog.load_table(NAME).overwrite(pa.table({"n": pa.array([9], pa.int64())}))
+        with pytest.raises(InvalidJob, match=r"only appended rows can be followed.*restore='none'"):
+            taken(reader, 1)
+
+
+def test_snapshots_that_expired_unread_end_the_job(properties: dict[str, str], catalog: Catalog) -> None:
+    append(catalog, 1)
+    rows = source(properties)
+    with reading(rows) as reader:
+        taken(reader, 1)
+        wait_until(lambda: reader.poll(1, 0) is None, "the end of the snapshot")
+        position = reader.position()
+    for number in (2, 3):
+        append(catalog, number)
+    table = catalog.load_table(NAME)
+    for snapshot in table.snapshots()[:2]:
+        table.maintenance.expire_snapshots().by_id(snapshot.snapshot_id).commit()
+    with reading(rows, position) as reader, pytest.raises(InvalidJob, match="snapshots were expired"):
+        taken(reader, 1)
+
+
+def test_what_is_no_table_is_refused(properties: dict[str, str], catalog: Catalog) -> None:
+    with pytest.raises(InvalidJob, match=r"no table db\.nothing"):
+        IcebergSource("db.nothing", properties=properties).named("numbers")
+    with pytest.raises(InvalidJob, match=r"write 'namespace\.table'"):
+        IcebergSource("nothing", properties=properties).named("numbers")
+
+
+def test_a_job_reads_a_table_to_its_end(properties: dict[str, str], catalog: Catalog, tmp_path: Path) -> None:
+    append(catalog, *range(3_000))
+    flow, out = Dataflow("from-iceberg"), CollectSink()
+    flow.source("numbers", IcebergSource(NAME, properties=properties)).sink("out", out)
+    flow.run_local(parallelism=2, checkpoints=str(tmp_path / "checkpoints"), checkpoint_interval=0.05)
+    assert sorted(row["n"] for row in out.rows()) == list(range(3_000))
+
+
+def test_a_catalog_that_is_killed_is_waited_for(iceberg_rest: IcebergRestServer) -> None:
+    if not iceberg_rest.running:
+        iceberg_rest.start()
+    catalog = load_catalog("default", **iceberg_rest.properties)
+    with contextlib.suppress(Exception):
+        catalog.create_namespace("db")
+    catalog.create_table(NAME, pa.schema([("n", pa.int64())]))
+    append(catalog, 1)
+    with reading(source(iceberg_rest.properties)) as reader:
+        assert taken(reader, 1) == [1]
+        iceberg_rest.kill()
+        time.sleep(0.2)
+        iceberg_rest.start()
+        append(load_catalog("default", **iceberg_rest.properties), 2)
+        assert taken(reader, 1) == [2]
+    catalog.drop_table(NAME)
