@@ -1,10 +1,16 @@
 """A job on Spark whose program is replaced while it runs: cores, tasks, kills, and what comes out."""
 
+import json
+
 import pytest
-from harness import counting_flow, until, verdict
+from harness import counting_flow, until, verdict, visible_files
 from test_rescaling import RATE, Strike, runs, start, tasks_of
 
 from barrier_runtime.launch.replacing import ReplaceFailed
+from barrier_runtime.spark.closure import ship_by_value
+from barrier_runtime.tools.cli import load_flow
+from barrier_runtime.tools.load_program import modules_beside
+from barrier_runtime.tools.rescaling import replace
 
 pytestmark = pytest.mark.spark
 
@@ -54,3 +60,49 @@ def test_a_kill_in_the_middle_leaves_the_old_program_or_the_new_one(spark, tmp_p
         handle.wait(180)
     assert strike.struck, "nothing was killed"
     assert verdict(out, rows).right, verdict(out, rows)
+
+
+APP = """
+import helper
+from barrier_runtime import Dataflow, JsonlSink, count
+
+flow = Dataflow("rescaled")
+numbers = flow.rate("numbers", {rate}, {rows}, keys=200)
+counted = numbers.key_by("key").aggregate("count", n=count())
+counted.map(lambda row: {{**row, "by": helper.BY}}).sink("out", JsonlSink({out!r}))
+"""
+
+
+def test_a_command_has_the_program_loaded_anew_from_its_own_file(spark, tmp_path):
+    out, rows, app = tmp_path / "out", 120_000, tmp_path / "app.py"
+
+    def write(by):
+        (tmp_path / "helper.py").write_text(f"BY = {by!r}\n")
+        app.write_text(APP.format(rate=RATE, rows=rows, out=str(out)))
+
+    write("first")
+    target = f"{app}:flow"
+    flow = load_flow(target)
+    for module in modules_beside(app):
+        ship_by_value(module)
+    options = {"parallelism": 2, "checkpoints": str(tmp_path / "checkpoints"), "checkpoint_interval": 0.3}
+    with flow.start(spark=spark, **options) as handle:
+        client = handle._coordinator.client
+        until(lambda: runs(handle), "the first checkpoint completed")
+        write("second")
+        replaced = replace(client, "rescaled", target, 60.0)
+        assert replaced.checkpoint
+        assert replaced.pause_ms < 30_000
+        app.write_text("import no_such_module\n")
+        with pytest.raises(ReplaceFailed, match="No module named 'no_such_module'"):
+            replace(client, "rescaled", target, 60.0)
+        with pytest.raises(ReplaceFailed, match="only that file can be loaded anew"):
+            replace(client, "rescaled", f"{tmp_path}/other.py:flow", 60.0)
+        status = handle.wait(180).status
+    assert status.generations == 2
+    assert verdict(out, rows).right, verdict(out, rows)
+    by = [json.loads(line) for file in visible_files(out) for line in file.read_text().splitlines()]
+    assert {row["by"] for row in by} == {"first", "second"}
+    for key in range(200):
+        of_key = sorted((row["n"], row["by"]) for row in by if row["key"] == key)
+        assert [each for _, each in of_key] == sorted(each for _, each in of_key), "one after the other"
