@@ -11,6 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from examples.grow_run import SECONDS, run_grow
 from examples.run_job import RUN, conclude, run_job
 from examples.run_stages import STAGES
 from examples.servers import ServerError
@@ -18,13 +19,15 @@ from examples.servers import ServerError
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("example", choices=sorted(STAGES))
+    parser.add_argument("example", choices=sorted([*STAGES, "grow"]))
     parser.add_argument(
         "--seconds", type=float, help="how long the servers are fed; default: as long as the example wants"
     )
     chosen = parser.parse_args()
     shutil.rmtree(RUN, ignore_errors=True)
     RUN.mkdir(parents=True)
+    if chosen.example == "grow":  # without servers or kills: the job itself changes
+        return run_grow(RUN.resolve(), chosen.seconds or SECONDS)
     checkpoints = str(RUN.resolve() / "checkpoints")
     try:
         with contextlib.ExitStack() as stack:

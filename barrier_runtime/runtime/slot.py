@@ -15,6 +15,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from barrier_runtime.coordinator.metric_table import (
     BACKPRESSURED_S,
@@ -47,6 +48,7 @@ from barrier_runtime.coordinator.wire.messages import (
     Heartbeat,
     HeldBack,
     LowestEventTime,
+    Prefetch,
     Register,
     Registered,
     Restored,
@@ -67,6 +69,7 @@ from barrier_runtime.operators.metrics import MetricRegistry
 from barrier_runtime.runtime.execution import Execution
 from barrier_runtime.runtime.network.control_link import ControlLink
 from barrier_runtime.runtime.network.tcp import DataPlane
+from barrier_runtime.runtime.prefetching import prefetch
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.state.errors import PERMANENT, Unavailable
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotTimes
@@ -123,6 +126,9 @@ class Slot:
         self.trouble: BaseException | None = None  # the last one; for a program in whose process the slot is
         self._restored: Restored | None = None
         self._metrics = MetricRegistry(resources.clock.wall_ns)
+        self._prefetching = False
+        self._prefetch_next: Prefetch | None = None
+        self._prefetched = 0  # the newest checkpoint of which key groups were fetched ahead
         self._heartbeat_s = 0.0
         self._heartbeats = 0
         self._loop_lag_ms = 0.0
@@ -228,9 +234,33 @@ class Slot:
         self._restored = Restored(self.token, (now_s() - began) * 1000)
         self._send(self._restored)
 
+    def _on_prefetch(self, message: Prefetch) -> None:
+        """One at a time, and of those that wait the newest."""
+        if self._prefetching:
+            self._prefetch_next = message
+            return
+        self._prefetching = True
+        res = self._res
+        work = partial(
+            prefetch, res.store, res.paths, res.copies, res.local_dir / "prefetched", self.identity.slot, message
+        )
+        res.workers.submit(work, partial(self._on_prefetched, message))
+
+    def _on_prefetched(self, message: Prefetch, fetched: int, error: BaseException | None) -> None:
+        if error is not None:
+            log.warning("slot %d could not fetch ahead: %s", self.identity.slot, error)
+        self._prefetching, following = False, self._prefetch_next
+        self._prefetched, self._prefetch_next = max(self._prefetched, message.checkpoint), None
+        if self.left.done():
+            return
+        self._say({})
+        if following is not None:
+            self._on_prefetch(following)
+
     def _on_start(self, message: Start) -> None:
         if message.token == self.token and self._phase == "restoring" and self._execution is not None:
             self._phase = "running"
+            self._res.copies.keep_fetched()
             self._execution.start()
             if self._drained:
                 self._execution.end_sources()
@@ -415,7 +445,11 @@ class Slot:
         opening = {} if execution is None else execution.opening
         blocked = "" if execution is None else execution.take_blocked()
         sources = {} if execution is None else execution.source_progress()
-        self._send(Heartbeat(self.token, self._figures(), latency, self._wall_ms(), opening, blocked, sources))
+        self._send(
+            Heartbeat(
+                self.token, self._figures(), latency, self._wall_ms(), opening, blocked, sources, self._prefetched
+            )
+        )
 
     def _wall_ms(self) -> int:
         return self._res.clock.wall_ns() // 1_000_000
@@ -462,6 +496,7 @@ _HANDLERS: dict[type, Callable[..., None]] = {
     Registered: Slot._on_registered,
     CancelGeneration: Slot._on_cancel_generation,
     Deploy: Slot._on_deploy,
+    Prefetch: Slot._on_prefetch,
     Start: Slot._on_start,
     Trigger: Slot._on_trigger,
     EndSources: Slot._on_end_sources,

@@ -401,7 +401,7 @@ class JobProtocol:
             if message.latency:
                 job.record.latency_hour.look([each.latency for each in (*job.slots.departed, *job.slots)], now_ms)
             job.outbox.send(slot, Heard())
-            return None
+            return self._phase.on_rescale(job, now_ms) if job.slots.stands_by(slot) else None
         if isinstance(message, Register):
             job.record.ignored["second Register on one link"] += 1
             return None

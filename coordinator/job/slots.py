@@ -46,6 +46,8 @@ class RegisteredSlot:
     sources: dict[str, HeldBack] = field(default_factory=dict)  # as in the last `Heartbeat`
     blocked: str = ""  # as in the last `Heartbeat` that said so
     blocked_told_ms: int = 0
+    asked_to_prefetch: int = 0  # the checkpoint of the last `Prefetch`
+    prefetched: int = 0  # as in the last `Heartbeat`
 
     @property
     def uuid(self) -> str:
@@ -299,6 +301,7 @@ class SlotTable:
 
     def heartbeat(self, slot: RegisteredSlot, message: Heartbeat, now_ms: int) -> None:
         slot.metrics = message.metrics
+        slot.prefetched = message.prefetched
         slot.figures.tell(message.token, message.sent_at_ms, message.metrics)
         slot.sources = message.sources
         slot.contact.heartbeat(message.sent_at_ms, message.metrics.get(LOOP_LAG_MS.name, 0.0), now_ms)

@@ -125,6 +125,7 @@ class Heartbeat(Message, frozen=True):
     opening: dict[str, float] = {}  # sources and operators that are being restored -> for how many seconds
     blocked: str = ""  # the subtask whose step kept the slot from everything else for seconds, since the last one
     sources: dict[str, HeldBack] = {}  # those with event time
+    prefetched: int = 0  # the checkpoint of the last `Prefetch` that is done
 
 
 class EventTimeReached(Message, frozen=True):
@@ -259,6 +260,16 @@ class Deploy(Message, frozen=True, omit_defaults=True):
     reopened: bool = False  # another run did, and this one reads on: event time that was at its end begins anew
 
 
+class Prefetch(Message, frozen=True):
+    """The job may go on from this checkpoint, or a later one, with `parallelism` slots: fetch what of it this slot does
+    not have. May be repeated, for later ones; answered by `Heartbeat.prefetched`."""
+
+    checkpoint: int
+    manifest: ManifestRef
+    parallelism: int
+    max_parallelism: int
+
+
 class Start(Message, frozen=True):
     token: int
 
@@ -359,6 +370,7 @@ ToSlot = (
     Registered
     | CancelGeneration
     | Deploy
+    | Prefetch
     | Start
     | Trigger
     | EndSources

@@ -5,6 +5,7 @@ anything opens it. A snapshot that fits as it is gets linked into a fresh folder
 range are copied into a fresh database.
 """
 
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,8 +82,21 @@ def _files_of(part: RestorePart, source: RestoreSite, fetched: Path) -> Path:
     if copy is not None:
         return copy.directory
     target = fetched / str(part.subtask)
-    download(source.store, part.keyed.files, target, source.downloads_at_once)
+    target.mkdir(parents=True, mode=0o700)
+    missing = [ref for ref in part.keyed.files if not _linked(source.copies.place_of(ref), target / ref.name)]
+    download(source.store, missing, target, source.downloads_at_once)
     return target
+
+
+def _linked(place: Path | None, target: Path) -> bool:
+    """Whether the bytes were here, and are in `target` now."""
+    if place is None:
+        return False
+    try:
+        os.link(place, target)
+    except OSError:  # it went just now, or the folders are of different disks
+        return False
+    return True
 
 
 def _copy_part(part: RestorePart, files: Path, kv: KvStore, source: RestoreSite, directory: Path) -> None:

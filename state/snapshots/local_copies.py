@@ -29,6 +29,7 @@ class LocalCopies:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._copies: dict[tuple[str, int, int], LocalCopy] = {}
+        self._fetched: dict[tuple[int, str], Path] = {}  # by size and sha256: files ahead of a restore
         self._unwanted: list[Path] = []
         self._made = 0
 
@@ -56,6 +57,30 @@ class LocalCopies:
                     return copy if present else None
         return None
 
+    def place_of(self, ref: FileRef) -> Path | None:
+        """Where a file with these bytes is, whatever it belongs to."""
+        with self._lock:
+            places = [self._fetched[ref.size, ref.sha256]] if (ref.size, ref.sha256) in self._fetched else []
+            for copy in self._copies.values():
+                if (ref.name, ref.size, ref.sha256) in copy.content:
+                    places.append(copy.directory / ref.name)
+        return next((place for place in places if place.is_file()), None)
+
+    def fetched(self, ref: FileRef, path: Path) -> None:
+        """`path` has these bytes, verified; it belongs to this cache from now on."""
+        with self._lock:
+            before = self._fetched.get((ref.size, ref.sha256))
+            self._fetched[ref.size, ref.sha256] = path
+            if before is not None and before != path:
+                self._unwanted.append(before)
+
+    def keep_fetched(self, wanted: Sequence[FileRef] = ()) -> None:
+        """Drop the fetched files that are none of these. Only marks them."""
+        kept = {(ref.size, ref.sha256) for ref in wanted}
+        with self._lock:
+            for key in [key for key in self._fetched if key not in kept]:
+                self._unwanted.append(self._fetched.pop(key))
+
     def completed(self, operator: str, subtask: int, checkpoint: int) -> None:
         """Older copies of this operator subtask are not needed any more. Only marks them: deleting takes time."""
         with self._lock:
@@ -77,8 +102,11 @@ class LocalCopies:
         """Remove what was marked. Call it off the loop."""
         with self._lock:
             unwanted, self._unwanted = self._unwanted, []
-        for directory in unwanted:
-            shutil.rmtree(directory, ignore_errors=True)
+        for path in unwanted:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     def keep_only(self, checkpoint: int) -> None:
         """Drop the copies of every other checkpoint, now."""
@@ -91,6 +119,8 @@ class LocalCopies:
         with self._lock:
             self._unwanted += [copy.directory for copy in self._copies.values()]
             self._copies = {}
+            self._unwanted += self._fetched.values()
+            self._fetched = {}
         self.delete_unwanted()
 
     def checkpoints(self, operator: str, subtask: int) -> tuple[int, ...]:

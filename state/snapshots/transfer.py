@@ -56,8 +56,8 @@ def upload(
 
 
 def download(store: ObjectStore, files: Sequence[FileRef], directory: Path, at_once: int = 4) -> None:
-    """Fetch all files into the fresh folder `directory`, every byte checked."""
-    directory.mkdir(parents=True, mode=0o700)
+    """Fetch all files into the folder `directory`, where there are none of these names, every byte checked."""
+    directory.mkdir(parents=True, mode=0o700, exist_ok=True)
     in_parallel(lambda ref: download_verified(store, ref, directory / ref.name), files, at_once)
 
 

@@ -5,6 +5,7 @@ that a test can stop a coordinator between any two of them.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -70,7 +71,9 @@ from barrier_runtime.coordinator.wire.messages import (
     Decline,
     Deploy,
     EndSources,
+    Heartbeat,
     JobSpec,
+    Prefetch,
     Register,
     Restored,
     Shutdown,
@@ -131,6 +134,7 @@ class FakeSlot:
     closed: bool = False
     program: str = ""
     broken: str = ""
+    prefetches: bool = True  # at once
 
     def connect(self) -> "FakeSlot":
         self.link = self.coordinator.new_link(self)
@@ -176,6 +180,12 @@ class FakeSlot:
             self.phase = "idle"
         elif isinstance(message, Trigger):
             self.highest = max(self.highest, message.checkpoint)
+        elif isinstance(message, Prefetch) and self.prefetches:
+            self.coordinator.answers.append(lambda: self.fetched(message.checkpoint))
+
+    def fetched(self, checkpoint: int) -> None:
+        now_ms = self.coordinator.now_ms
+        self.say(Heartbeat(token=self.token, sent_at_ms=now_ms, metrics={}, prefetched=checkpoint))
 
     def restored(self) -> None:
         self.say(Restored(self.token))
@@ -262,6 +272,7 @@ class Coordinator:
         self.ended: JobEnded | None = None
         self.deleted: list[str] = []
         self._next_link = 0
+        self.answers: deque[Callable[[], None]] = deque()  # of slots, to what they have just heard
 
     # ---- events in
 
@@ -278,6 +289,8 @@ class Coordinator:
                 self.ended = effect
             else:
                 self.todo.append(effect)
+        while self.answers:
+            self.answers.popleft()()
 
     def begin(self) -> "Coordinator":
         self.post(Begin())

@@ -39,6 +39,7 @@ from barrier_runtime.coordinator.wire.messages import (
     EventTimeReached,
     LowestEventTime,
     ManifestRef,
+    Prefetch,
     SubtaskEnded,
     SubtaskFailed,
     ToCoordinator,
@@ -443,11 +444,12 @@ class Running(Phase):
             broken = next((slot.register.broken for slot in job.slots.standbys if slot.register.broken), "")
             if unfit or broken:
                 job.fail_rescale(unfit or f"a new slot cannot run the program: {broken}", now_ms)
-            elif not missing and self._knows_what_moves(job, rescale):
+            elif not missing and self._knows_what_moves(job, rescale) and self._fetched(job, rescale):
                 job.rescales.stop_with(self._pending(job).request())
             elif late:
                 job.fail_rescale(_why_not_started(rescale, missing), now_ms)
         elif rescale.state is RescaleState.COMMITTING:
+            self._fetched(job, rescale)  # what is new in the last checkpoint, while sinks commit it
             if job.commits.all_through(job.last_completed):
                 return self._move(job, rescale, missing, now_ms)
             if late:
@@ -463,6 +465,21 @@ class Running(Phase):
         if not self._pending(job).open:
             self._pending(job).request()
         return False
+
+    def _fetched(self, job: Job, rescale: Rescale) -> bool:
+        """Whether every new slot has fetched its key groups of a checkpoint, so that only the difference moves later.
+        Those that stay, and get more, are asked too, and not waited for: they work."""
+        decided, after = job.decided, rescale.after
+        if decided is None:
+            return True
+        checkpoint = decided.manifest.checkpoint
+        staying = () if rescale.request.replaces else [slot for slot in job.slots if slot.index < after.parallelism]
+        for slot in (*job.slots.standbys, *staying):
+            if slot.connected and slot.asked_to_prefetch < checkpoint:
+                slot.asked_to_prefetch = checkpoint
+                order = Prefetch(checkpoint, decided.ref, after.parallelism, after.max_parallelism)
+                job.outbox.send(slot, order)
+        return all(slot.prefetched for slot in job.slots.standbys)
 
     def _move(self, job: Job, rescale: Rescale, missing: tuple[int, ...], now_ms: int) -> Decision:
         if missing:
@@ -560,8 +577,10 @@ def _why_not_loaded(rescale: Rescale) -> str:
 
 def _why_not_started(rescale: Rescale, missing: tuple[int, ...]) -> str:
     within = f"within {rescale.request.timeout_ms / 1000:g} s"
-    if not missing:
+    if not missing and rescale.checked == "" and rescale.request.replaces:
         return f"no checkpoint was completed {within}, so nothing tells whether the program fits its state"
+    if not missing:
+        return f"the new slots did not fetch their key groups {within}: give a longer timeout"
     if rescale.request.replaces:
         return (
             f"slots {', '.join(map(str, missing))} of the new program did not come {within}; the job goes on with the "

@@ -15,6 +15,7 @@ from barrier_runtime.coordinator.wire.messages import (
     CancelGeneration,
     Deploy,
     Heartbeat,
+    Prefetch,
     Registered,
     Shutdown,
     Start,
@@ -272,3 +273,43 @@ def test_what_cannot_be_had_is_refused_and_asking_twice_changes_nothing():
     assert len(coordinator.status.rescales) == 1
     assert "wait until that is done" in protocol.refuses_rescale(RescaleRequest("y", 4))
     assert "use a new id" in protocol.refuses_rescale(RescaleRequest(request.id, 4))
+
+
+def test_sources_go_on_until_the_new_slots_have_fetched_a_checkpoint_and_the_rest_follows():
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    first = coordinator.checkpoint(a, b)
+    ask(coordinator, 3)
+    c = coordinator.slot(2, attempt=12)
+    c.prefetches = False
+    c.connect()
+    coordinator.later(0)
+    order = c.last(Prefetch)
+    assert (order.checkpoint, order.parallelism) == (first, 3)
+    assert a.got(Prefetch), "those that stay fetch what they get, beside their work"
+    assert not any(each.pause for each in a.got(Trigger)), "the job has not noticed"
+    c.fetched(first)
+    number = last_checkpoint(coordinator, a, b)
+    assert c.last(Prefetch).checkpoint == number, "the difference, while sinks commit it"
+    commit(number, a, b)
+    coordinator.settle()
+    assert fences(store)[-1] == (3, number), "whether that has come or not"
+
+
+def test_new_slots_that_do_not_fetch_in_time_leave_the_job_as_it_was():
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    coordinator.checkpoint(a, b)
+    ask(coordinator, 3)
+    c = coordinator.slot(2, attempt=12)
+    c.prefetches = False
+    c.connect()
+    for _ in range(60):
+        coordinator.later(100)
+        for slot in (a, b, c):
+            beat(slot)
+        trigger = a.last(Trigger)
+        if trigger.checkpoint > coordinator.status.checkpoints.last_completed.checkpoint:
+            coordinator.settle()
+    assert "did not fetch their key groups within 5 s" in told(coordinator).error
+    assert not any(each.pause for each in a.got(Trigger))

@@ -40,3 +40,24 @@ def test_an_example_survives_its_kills_and_gives_the_right_result(example: str, 
 def test_an_example_is_short(example: str) -> None:
     most = {"fraud": 150, "bids": 150}.get(example, 50)  # four kinds of state and a lookup; four results with joins
     assert len((ROOT / "examples" / f"{example}.py").read_text().splitlines()) <= most
+
+
+def test_a_job_grows_is_replaced_forked_and_read_as_a_table_twice_in_turn(tmp_path: Path) -> None:
+    """The changes of a running job, as a user starts them: nothing is lost, doubled, wrong or read twice."""
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-m", "examples.run_example", "grow", "--seconds", "10"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout[-4000:]
+        summary = json.loads((tmp_path / "build" / "run" / "summary.json").read_text())
+        assert [summary[name] for name in ("lost", "doubled", "wrong", "replayed")] == [0, 0, 0, 0]
+        assert summary["records"] == 60_000
+        assert summary["state_rows"] == 1_000
+        assert summary["rescale_pause_ms"] > 0
+        assert summary["replace_pause_ms"] > 0

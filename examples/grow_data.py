@@ -1,0 +1,141 @@
+"""What the example `grow` reads: generated readings, whose rate doubles after a while; and how often any was read.
+
+Row i is of meter i % METERS. Every reader writes down how far it has read, in memory that outlives its process, so that
+a reader which begins behind that tells how many rows are read again.
+"""
+
+import mmap
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from barrier_runtime.connectors.source import Polled, Split
+
+Ints: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+
+METERS = 1_000
+_SPLITS = 8
+_SCHEMA = pa.schema([("number", pa.int64()), ("meter", pa.int64()), ("reading", pa.int64())])
+_NOTE = struct.Struct("<QQ")  # rows that were read, and those of them that were read again
+
+
+class _Position(msgspec.Struct, frozen=True):
+    row: int
+    start_ns: int | None
+
+
+_POSITION = msgspec.json.Decoder(_Position)
+
+
+def reading_of(number: int) -> int:
+    return number * 7_919 % 10_007
+
+
+@dataclass(frozen=True)
+class Readings:
+    """`rows` in all, `rate` a second for the first third of them, then twice as many. `notes`: a folder for what
+    readers write down."""
+
+    rate: float
+    rows: int
+    notes: str
+
+    def named(self, name: str) -> "GeneratedReadings":
+        return GeneratedReadings(self)
+
+
+class GeneratedReadings:
+    exactly_once = True
+    schema = _SCHEMA
+
+    def __init__(self, of: Readings) -> None:
+        self._of = of
+
+    def splits(self, parallelism: int) -> Sequence[Split]:
+        return [Split(str(index), b"") for index in range(_SPLITS)]
+
+    def reader(self, split: Split) -> "ReadingsReader":
+        return ReadingsReader(self._of, int(split.id))
+
+
+class ReadingsReader:
+    """Of the rows index, index + splits, …"""
+
+    def __init__(self, of: Readings, index: int) -> None:
+        self._of = of
+        self._index = index
+        self._row = 0
+        self._rows = len(range(index, of.rows, _SPLITS))
+        self._start_ns: int | None = None
+        self._notes: mmap.mmap | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self._row >= self._rows
+
+    def poll(self, max_rows: int, now_ns: int) -> Polled | None:
+        if self._start_ns is None:
+            self._start_ns = now_ns
+        due = int(np.searchsorted(self._due_ns(np.arange(self._row, min(self._rows, self._row + max_rows))), now_ns))
+        if due == 0:
+            return None
+        numbers = np.arange(self._row, self._row + due) * _SPLITS + self._index
+        emit_ns = int(self._due_ns(np.array([self._row]))[0])
+        self._note(self._row + due)
+        self._row += due
+        columns = [pa.array(numbers), pa.array(numbers % METERS), pa.array(reading_of(numbers))]
+        return Polled(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA), emit_ns)
+
+    def next_due_ns(self) -> int | None:
+        if self.finished or self._start_ns is None:
+            return None
+        return int(self._due_ns(np.array([self._row]))[0])
+
+    def position(self) -> bytes:
+        return msgspec.json.encode(_Position(self._row, self._start_ns))
+
+    def seek(self, position: bytes) -> None:
+        found = _POSITION.decode(position)
+        self._row, self._start_ns = found.row, found.start_ns
+
+    def close(self) -> None:
+        if self._notes is not None:
+            self._notes.close()
+            self._notes = None
+
+    def _due_ns(
+        self, rows: "np.ndarray[tuple[int], np.dtype[np.int64]]"
+    ) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+        """When each row of this split is due."""
+        period_ns = 1e9 * _SPLITS / self._of.rate
+        slow = self._rows // 3
+        after = (np.minimum(rows, slow) + np.maximum(rows - slow, 0) / 2) * period_ns
+        return np.asarray((self._start_ns or 0) + after.astype(np.int64), np.int64)
+
+    def _note(self, reached: int) -> None:
+        if self._notes is None:
+            self._notes = _opened(Path(self._of.notes) / str(self._index))
+        known, again = _NOTE.unpack_from(self._notes)
+        self._notes[: _NOTE.size] = _NOTE.pack(max(known, reached), again + max(0, min(known, reached) - self._row))
+
+
+def _opened(path: Path) -> mmap.mmap:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        os.ftruncate(file, _NOTE.size)
+        return mmap.mmap(file, _NOTE.size)
+    finally:
+        os.close(file)
+
+
+def read_again(notes: str) -> int:
+    """Rows that came out of the source twice."""
+    return sum(_NOTE.unpack(path.read_bytes())[1] for path in Path(notes).iterdir())

@@ -1,0 +1,68 @@
+"""What a slot fetches of a checkpoint before its job moves: what it does not have, once, and of its key groups."""
+
+from pathlib import Path
+
+import pytest
+
+from barrier_runtime import CollectSink, Dataflow, collect_list
+from barrier_runtime.coordinator.log.decision_log import complete_of
+from barrier_runtime.coordinator.log.reader import read_log
+from barrier_runtime.coordinator.wire.messages import ManifestRef, Prefetch
+from barrier_runtime.runtime.given import snapshots_in
+from barrier_runtime.runtime.prefetching import prefetch, wanted_files
+from barrier_runtime.state.backend.restore import RestoreSite, restore
+from barrier_runtime.state.kv.rocksdb import SlotMemory
+from barrier_runtime.state.snapshots.local_copies import LocalCopies
+from barrier_runtime.state.snapshots.restore_plan import plan_restore
+from barrier_runtime.state.store.local import LocalStore
+from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.paths import Paths
+
+MAX_PARALLELISM = 16
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> Prefetch:
+    """Of a checkpoint of two slots whose files are objects, for three slots."""
+    flow = Dataflow("job")
+    rows = flow.rate("rows", 1e6, 20_000, keys=2_000)
+    rows.key_by("key").aggregate("lists", values=collect_list("value", limit=1_000)).sink("out", CollectSink())
+    flow.run_local(checkpoints=str(tmp_path / "store"), parallelism=2, max_parallelism=MAX_PARALLELISM)
+    store, paths = open_store(str(tmp_path / "store")), Paths("job")
+    view = read_log(store, paths.log_record, completes=1, restore=None, run_id="")
+    record = complete_of(view.completes[0])
+    return Prefetch(record.checkpoint, ManifestRef(record.manifest, record.sha256), 3, MAX_PARALLELISM)
+
+
+def test_files_are_fetched_once_and_a_restore_has_them(tmp_path: Path, order: Prefetch) -> None:
+    store, paths, copies, folder = open_store(str(tmp_path / "store")), Paths("job"), LocalCopies(), tmp_path / "ahead"
+    snapshots = snapshots_in(store, paths, order.manifest, order.checkpoint)
+    wanted = [list(wanted_files(snapshots, slot, 3, MAX_PARALLELISM)) for slot in range(3)]
+    assert len(wanted[1]) > len(wanted[0]), "the second of three gets key groups of both"
+    assert prefetch(store, paths, copies, folder, 2, order) == sum(ref.size for ref in wanted[2]) > 0
+    assert prefetch(store, paths, copies, folder, 2, order) == 0, "it has them"
+    more = prefetch(store, paths, copies, folder, 1, order)
+    known = {ref.sha256 for ref in wanted[2]}
+    assert more == sum(ref.size for ref in wanted[1] if ref.sha256 not in known)
+    assert isinstance(store, LocalStore)
+    for ref in wanted[1]:
+        assert ref.key is not None
+        store.delete([ref.key])  # whoever wanted to read it now would fail
+    plan = plan_restore("lists", 1, 3, MAX_PARALLELISM, snapshots)
+    site = RestoreSite("lists", store, copies, tmp_path / "incarnation", SlotMemory(1 << 24))
+    site.directory.mkdir()
+    restore("rocksdb", plan, site).close()
+    copies.keep_fetched()
+    copies.delete_unwanted()
+    assert list(folder.iterdir()) == []
+
+
+def test_what_is_gone_is_left_to_the_restore(tmp_path: Path, order: Prefetch) -> None:
+    """A newer checkpoint is complete, and this one was dropped."""
+    store, paths, copies, folder = open_store(str(tmp_path / "store")), Paths("job"), LocalCopies(), tmp_path / "ahead"
+    for ref in wanted_files(snapshots_in(store, paths, order.manifest, order.checkpoint), 0, 3, MAX_PARALLELISM):
+        assert ref.key is not None
+        store.delete([ref.key])
+    assert prefetch(store, paths, copies, folder, 0, order) == 0
+    store.delete([order.manifest.key])
+    assert prefetch(store, paths, copies, folder, 0, order) == 0
