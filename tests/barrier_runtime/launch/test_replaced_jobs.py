@@ -78,6 +78,7 @@ class Running:
         job = PreparedJob(begins.plan, self.options)
         self.others = {name: PreparedJob(each.plan, self.options) for name, each in others.items()}
         store = open_store(str(folder))
+        job.begin_with_savepoint(store)
         self.runner = make_runner(job.spec, store)
         graphs = {name: each.graph for name, each in self.others.items()}
         self.task = asyncio.create_task(
