@@ -75,6 +75,7 @@ _HOME = {
     "PostgresChangesSource": "barrier_runtime.connectors.postgres.changes.source",
     "PostgresSink": "barrier_runtime.connectors.postgres.sink",
     "DeltaSink": "barrier_runtime.connectors.delta.sink",
+    "DeltaSource": "barrier_runtime.connectors.delta.source",
     "IcebergSink": "barrier_runtime.connectors.iceberg.sink",
     "IcebergSource": "barrier_runtime.connectors.iceberg.source",
     "RedisUpsertSink": "barrier_runtime.connectors.redis.sink",
@@ -111,6 +112,7 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.batch_function.caller import BatchFunctionFailed as BatchFunctionFailed
     from barrier_runtime.connectors.batch_function.sink import BatchFunctionSink as BatchFunctionSink
     from barrier_runtime.connectors.delta.sink import DeltaSink as DeltaSink
+    from barrier_runtime.connectors.delta.source import DeltaSource as DeltaSource
     from barrier_runtime.connectors.files.sink.commit_log import committed_files as committed_files
     from barrier_runtime.connectors.files.sink.compaction import compact_files as compact_files
     from barrier_runtime.connectors.files.sink.sink import CsvSink as CsvSink

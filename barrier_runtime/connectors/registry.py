@@ -93,6 +93,14 @@ CONNECTORS = (
     Connector(
         "delta",
         library=ClientLibrary("deltalake", "delta", "table.py"),
+        sources=(
+            Sources(
+                (PublicClass("delta.source", "DeltaSource"),),
+                (),
+                "version, file and row",
+                "the rows of the newest version, then what each later one [appends](delta.md#the-source)",
+            ),
+        ),
         sinks=(
             Sinks(
                 (PublicClass("delta.sink", "DeltaSink", "delta"),),

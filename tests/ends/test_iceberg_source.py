@@ -13,7 +13,8 @@ import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 
 from barrier_runtime import CollectSink, Dataflow
-from barrier_runtime.connectors.iceberg.source import IcebergReader, IcebergRows, IcebergSource
+from barrier_runtime.connectors.iceberg.source import IcebergRows, IcebergSource
+from barrier_runtime.connectors.source_bases.table_reader import TableReader
 from barrier_runtime.state.errors import InvalidJob
 from examples.servers import IcebergRestServer
 from tests.ends.changes_world import wait_until
@@ -45,7 +46,7 @@ def source(properties: dict[str, str], **options: Any) -> IcebergRows:
 
 
 @contextlib.contextmanager
-def reading(rows: IcebergRows, position: bytes | None = None) -> Iterator[IcebergReader]:
+def reading(rows: IcebergRows, position: bytes | None = None) -> Iterator[TableReader]:
     reader = rows.reader(rows.splits(1)[0])
     if position is not None:
         reader.seek(position)
@@ -56,7 +57,7 @@ def reading(rows: IcebergRows, position: bytes | None = None) -> Iterator[Iceber
         assert reader.join(60), "the reader's thread did not end"
 
 
-def taken(reader: IcebergReader, count: int, most: int = 100) -> list[int]:
+def taken(reader: TableReader, count: int, most: int = 100) -> list[int]:
     found: list[int] = []
 
     def enough() -> bool:

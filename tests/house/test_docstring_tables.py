@@ -23,6 +23,7 @@ PROSE = {  # tables that no code holds as data
     "barrier_runtime/connectors/batch_function/queue.py": "crash points: certify goes through them",
     "barrier_runtime/connectors/files/sink/compaction.py": "crash points: tests/barrier_runtime/connectors/files",
     "barrier_runtime/connectors/files/sink/open_files.py": "moves: tests/barrier_runtime/connectors/files",
+    "barrier_runtime/connectors/delta/history.py": "cases: tests/ends/test_delta_source.py",
     "barrier_runtime/connectors/iceberg/history.py": "cases: tests/ends/test_iceberg_source.py",
     "barrier_runtime/connectors/iceberg/table.py": "cases: tests/ends/test_iceberg.py",
     "barrier_runtime/connectors/kafka/source/debezium.py": "types: tests/barrier_runtime/connectors/kafka",

@@ -58,7 +58,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
 }
 
-SHARED = ("sink_bases",)  # below connectors/, of no system
+SHARED = ("sink_bases", "source_bases")  # below connectors/, of no system
 
 PURE_FOLDERS = (  # no clock, socket, thread, process, file
     "barrier_runtime/data",

@@ -365,7 +365,7 @@ MUTANTS = (
     Mutant(
         "rows-of-a-file-come-again",
         "a reader of an Iceberg table goes on within a file",
-        "barrier_runtime/connectors/iceberg/source.py",
+        "barrier_runtime/connectors/source_bases/table_reader.py",
         "first = at.row if number == at.file else 0",
         "first = 0",
         ("tests/ends/test_iceberg_source.py::test_a_reader_goes_on_exactly_behind_any_row",),

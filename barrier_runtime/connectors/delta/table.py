@@ -40,14 +40,10 @@ class DeltaLog:
     """`url` may carry `?endpoint=`; `store` is the same place as objects."""
 
     def __init__(self, url: str, store: ObjectStore, where: str) -> None:
-        try:
-            import deltalake
-        except ImportError as error:
-            raise InvalidJob(f"{where}: DeltaSink needs deltalake: pip install 'barrier-runtime[delta]'") from error
-        self._library: Any = deltalake
+        self._library = load_deltalake(where, "DeltaSink")
         self._store = store
         self._where = where
-        self._options = _storage_options(url)
+        self._options = storage_options(url)
         self._table: Any = None  # the newest that was seen; None: load it
         self._synced = -1  # version up to which the log is known to survive a power cut
         self._known = _NOTHING_KNOWN  # of this version: applications' highest checkpoints
@@ -87,7 +83,7 @@ class DeltaLog:
                 self._known = (version + 1, {**self._known[1], **_highest(new)})
         raise Unavailable(
             f"{self._where}: nothing could be committed to the table {self._store.url} in {_ATTEMPTS} attempts "
-            f"({_brief(failed) if failed else 'it vanished each time'}); it is tried again"
+            f"({brief(failed) if failed else 'it vanished each time'}); it is tried again"
         ) from failed
 
     # ------------------------------------------------------------ the table
@@ -128,7 +124,7 @@ class DeltaLog:
 
     def _unreadable(self, error: Exception) -> Unavailable:
         return Unavailable(
-            f"{self._where}: the table {self._store.url} could not be read ({_brief(error)}); it is tried again"
+            f"{self._where}: the table {self._store.url} could not be read ({brief(error)}); it is tried again"
         )
 
     def _facts(self, table: Any) -> "DeltaTableFacts":
@@ -266,7 +262,17 @@ def _log_key(version: int) -> str:
     return f"_delta_log/{version:020d}.json"
 
 
-def _storage_options(url: str) -> dict[str, str] | None:
+def load_deltalake(where: str, who: str) -> Any:
+    """The library, or how to get it."""
+    try:
+        import deltalake
+        import deltalake.exceptions
+    except ImportError as error:
+        raise InvalidJob(f"{where}: {who} needs deltalake: pip install 'barrier-runtime[delta]'") from error
+    return deltalake
+
+
+def storage_options(url: str) -> dict[str, str] | None:
     """For delta-rs on S3; credentials and region are its own business (environment, profile, role). Commits have to be
     conditional puts, whatever the environment allows."""
     if not url.startswith(("s3://", "s3a://")):
@@ -288,7 +294,7 @@ def _storage_options(url: str) -> dict[str, str] | None:
     return options
 
 
-def _brief(error: BaseException) -> str:
+def brief(error: BaseException) -> str:
     if isinstance(error, BarrierRuntimeError):
         return str(error)
     text = " ".join(_ANSI.sub("", str(error)).split())

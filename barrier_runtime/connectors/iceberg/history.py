@@ -25,7 +25,7 @@ from barrier_runtime.state.errors import InvalidJob, Unavailable
 _ANEW = "start the job without state (restore='none'), which reads the table as it is"
 
 
-class TableHistory:
+class IcebergHistory:
     """`name`: "namespace.table". Raises `InvalidJob` for what cannot be read, `Unavailable` when nobody answers."""
 
     def __init__(self, name: str, catalog: str, properties: Mapping[str, str], where: str) -> None:
@@ -45,8 +45,7 @@ class TableHistory:
         snapshot = self._table.current_snapshot()
         return None if snapshot is None else int(snapshot.snapshot_id)
 
-    def oldest_after(self, after: int | None) -> int | None:
-        """The snapshot that came next; None: none has come. After None comes the first of all."""
+    def following(self, after: int) -> int | None:
         found: int | None = None
         at = self._table.current_snapshot()
         while at is not None and at.snapshot_id != after:
@@ -58,11 +57,11 @@ class TableHistory:
             if parent is None:
                 raise self._lost(after)
             at = parent
-        if at is None and after is not None:
+        if at is None:
             raise self._lost(after)
         return found
 
-    def _lost(self, after: int | None) -> InvalidJob:
+    def _lost(self, after: int) -> InvalidJob:
         return InvalidJob(
             f"{self._where}: the table {self._name} does not tell what came after snapshot {after}: snapshots were "
             f"expired that were not read yet (keep them for longer than the longest outage), or it was rolled back: "

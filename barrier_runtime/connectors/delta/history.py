@@ -1,0 +1,148 @@
+"""A Delta table as it was at a version, and what each later one has added. Blocking; reads the table's log itself.
+
+| the actions of a later version            | then                                                       |
+|-------------------------------------------|------------------------------------------------------------|
+| add                                       | the new files are read                                     |
+| add and remove without a change of data   | nothing: the same rows stand in other files (a compaction) |
+| remove, or deletion vectors, with a change | the job ends: rows that were read have changed            |
+"""
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+import pyarrow as pa
+
+from barrier_runtime.connectors.delta.table import brief, load_deltalake, storage_options
+from barrier_runtime.data.schemas import fit
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
+
+_ANEW = "start the job without state (restore='none'), which reads the table as it is"
+
+
+class _Add(msgspec.Struct):
+    path: str
+    dataChange: bool = True
+    deletionVector: Any = None
+
+
+class _Remove(msgspec.Struct):
+    path: str
+    dataChange: bool = True
+
+
+class _Action(msgspec.Struct):
+    add: _Add | None = None
+    remove: _Remove | None = None
+
+
+_ACTIONS = msgspec.json.Decoder(_Action)
+
+
+class DeltaHistory:
+    """`url`: as `DeltaSource` has it; `store`: the same place as objects."""
+
+    def __init__(self, url: str, store: ObjectStore, where: str) -> None:
+        self._library = load_deltalake(where, "DeltaSource")
+        self._store = store
+        self._options = storage_options(url)
+        self._where = where
+        self._version = 0
+        self._listed: tuple[int, dict[str, Any]] = (-1, {})  # of a version: its files by path
+        self.refresh()
+
+    def schema(self) -> pa.Schema:
+        schema = self._dataset(self._version).schema
+        return pa.schema([(field.name, _plain(field.type)) for field in schema])
+
+    def refresh(self) -> None:
+        self._version = self._at(None).version()
+
+    def current(self) -> int | None:
+        return self._version
+
+    def following(self, after: int) -> int | None:
+        if after > self._version:
+            raise InvalidJob(
+                f"{self._where}: the table {self._store.url} is at version {self._version}, and version {after} was "
+                f"read: it was made anew or restored from a backup. {_ANEW[0].upper()}{_ANEW[1:]}"
+            )
+        return after + 1 if after < self._version else None
+
+    def files(self, version: int, *, whole: bool) -> Sequence[Any]:
+        added = None if whole else self._added(version)
+        if added is not None and not added:
+            return []
+        found = self._fragments(version)
+        return [found[path] for path in sorted(found) if added is None or path in added]
+
+    def rows(self, file: Any, schema: pa.Schema) -> list[pa.RecordBatch]:
+        missing = [name for name in schema.names if name not in self._listed_schema.names]
+        if missing:
+            raise InvalidJob(
+                f"{self._where}: the table {self._store.url} has lost column {missing[0]!r}: start the program again, "
+                "which looks at its columns"
+            )
+        try:
+            batches = list(file.to_batches(schema=self._listed_schema, columns=schema.names, use_threads=False))
+        except FileNotFoundError as error:
+            raise InvalidJob(
+                f"{self._where}: a file of the table {self._store.url} was removed before it was read ({error}): keep "
+                f"what a vacuum removes for longer than the longest outage. {_ANEW[0].upper()}{_ANEW[1:]}"
+            ) from error
+        except OSError as error:
+            raise Unavailable(f"{self._where}: a file of {self._store.url} cannot be read: {error}") from error
+        return [fit(batch, schema, self._where) for batch in batches if batch.num_rows]
+
+    def _added(self, version: int) -> set[str]:
+        """Paths; the log has them percent-encoded once more."""
+        try:
+            lines = self._store.get(f"_delta_log/{version:020d}.json").splitlines()
+        except ObjectNotFound as error:
+            raise InvalidJob(
+                f"{self._where}: the log of the table {self._store.url} has no version {version} any more: keep it for "
+                f"longer than the longest outage (delta.logRetentionDuration). {_ANEW[0].upper()}{_ANEW[1:]}"
+            ) from error
+        actions = [_ACTIONS.decode(line) for line in lines if line.strip()]
+        changed = [each.remove.path for each in actions if each.remove is not None and each.remove.dataChange]
+        changed += [each.add.path for each in actions if each.add is not None and each.add.deletionVector is not None]
+        if changed:
+            raise InvalidJob(
+                f"{self._where}: version {version} of the table {self._store.url} removes or changes rows that were "
+                f"read ({changed[0]}), and only appended rows can be followed: {_ANEW}"
+            )
+        return {unquote(each.add.path) for each in actions if each.add is not None and each.add.dataChange}
+
+    def _fragments(self, version: int) -> dict[str, Any]:
+        if self._listed[0] != version:
+            table = self._at(version)
+            dataset = self._dataset(version, table)
+            self._listed_schema: pa.Schema = dataset.schema
+            self._listed = version, {fragment.path: fragment for fragment in dataset.get_fragments()}
+        return self._listed[1]
+
+    def _dataset(self, version: int, table: Any = None) -> Any:
+        try:
+            return (table or self._at(version)).to_pyarrow_dataset()
+        except Exception as error:
+            raise InvalidJob(
+                f"{self._where}: the table {self._store.url} has a feature that cannot be read here: {brief(error)}"
+            ) from error
+
+    def _at(self, version: int | None) -> Any:
+        missing = self._library.exceptions.TableNotFoundError
+        try:
+            return self._library.DeltaTable(self._store.url, version=version, storage_options=self._options)
+        except missing as error:
+            raise InvalidJob(f"{self._where}: there is no Delta table at {self._store.url}: correct the url") from error
+        except Exception as error:
+            raise Unavailable(
+                f"{self._where}: the table {self._store.url} could not be read ({brief(error)}); it is tried again"
+            ) from error
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Batches of one stream must not differ in how a file happened to be written."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind

@@ -1,0 +1,245 @@
+"""Reading a table that grows by versions: the rows of its newest one, then what every later one adds.
+
+A position is a version of the table, a file of it (in the order of their names) and a row of that file, all of which
+never change; so a replay gives the same rows. One reader, so that versions come in their order; a thread reads a file
+ahead. What a version and a file are says the system's `TableHistory`.
+"""
+
+import datetime
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+import pyarrow as pa
+
+from barrier_runtime.connectors.source import Polled
+from barrier_runtime.data.schemas import milliseconds
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+from barrier_runtime.state.versioned import Format, VersionedDecoder
+
+log = logging.getLogger("barrier_runtime.tables")
+
+POSITION_VERSION = 1
+_MOST_ROWS = 200_000  # ahead: less than that, or one file
+_POLL_NS = 1_000_000_000  # rows wake the slot
+_PAUSE_S = 1.0  # after a trouble
+
+
+class TablePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The next row: of `file` in version `snapshot`. `whole`: that one is read as a whole, being the first. `file` -1:
+    all of it was read. `snapshot` None: nothing was."""
+
+    snapshot: int | None = None
+    whole: bool = True
+    file: int = 0
+    row: int = 0
+    version: int = POSITION_VERSION
+
+
+_FORMAT = Format("position of {}", POSITION_VERSION, damaged="restore an older checkpoint, or start without state")
+_POSITION = VersionedDecoder(_FORMAT, msgspec.json.Decoder(TablePosition))
+
+
+def period_of(every: datetime.timedelta | None, where: str) -> float | None:
+    """Seconds. Raises `InvalidJob`."""
+    if every is None:
+        return None
+    period_s = milliseconds(every, f"every of {where}") / 1000
+    if period_s <= 0:
+        raise InvalidJob(f"{where}: every={every!r}: give the time between two looks, or None")
+    return period_s
+
+
+class TableHistory(Protocol):
+    """Blocking. Raises `InvalidJob` for what cannot be followed, `Unavailable` when nobody answers."""
+
+    def refresh(self) -> None:
+        """Look at the table anew."""
+        ...
+
+    def current(self) -> int | None:
+        """Number of the newest version; None: nothing was ever written."""
+        ...
+
+    def following(self, after: int) -> int | None:
+        """The version that came next; None: none has come."""
+        ...
+
+    def files(self, version: int, *, whole: bool) -> Sequence[Any]:
+        """In a fixed order. `whole`: all rows of the table as it was then; otherwise those that it has added."""
+        ...
+
+    def rows(self, file: Any, schema: pa.Schema) -> list[pa.RecordBatch]:
+        """In the file's order, with these columns."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """Rows from `at` on; none of them, and `at` is reached. `after`: the position behind the last."""
+
+    rows: pa.RecordBatch | None
+    at: TablePosition
+    after: TablePosition
+
+
+class TableReader:
+    def __init__(
+        self, history: Callable[[], TableHistory], schema: pa.Schema, period_s: float | None, where: str
+    ) -> None:
+        self._make_history = history
+        self._schema = schema
+        self._period_s = period_s
+        self._where = where
+        self._at = TablePosition()
+        self._ahead: deque[_Ahead] = deque()
+        self._rows = 0  # in `_ahead`
+        self._room = threading.Condition()
+        self._over = False  # the thread has put the last of a stream that ends
+        self._failed: BarrierRuntimeError | None = None
+        self._finished = False
+        self._closed = False
+        self._wake: Callable[[], None] = lambda: None
+        self._polled_ns = 0
+        self._thread: threading.Thread | None = None
+        self._put_to = self._at  # the position behind what the thread has put
+
+    @property
+    def finished(self) -> bool:
+        return self._finished
+
+    def wake_by(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def prepare(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, args=(self._at,), name="table", daemon=True)
+            self._thread.start()
+
+    def poll(self, max_rows: int, now_ns: int) -> Polled | None:
+        self.prepare()
+        self._polled_ns = now_ns
+        over = self._over  # looked at first: what comes before the end is there then
+        while self._ahead:
+            with self._room:
+                ahead = self._ahead.popleft()
+                if ahead.rows is None:
+                    self._at = ahead.after
+                    continue
+                rows = ahead.rows.slice(0, max_rows)
+                self._rows -= rows.num_rows
+                if rows.num_rows < ahead.rows.num_rows:
+                    at = msgspec.structs.replace(ahead.at, row=ahead.at.row + rows.num_rows)
+                    self._ahead.appendleft(_Ahead(ahead.rows.slice(rows.num_rows), at, ahead.after))
+                    self._at = at
+                else:
+                    self._at = ahead.after
+                self._room.notify()
+            return Polled(rows, now_ns)
+        if self._failed is not None:
+            raise self._failed
+        self._finished = over
+        return None
+
+    def next_due_ns(self) -> int | None:
+        return None if self._thread is None or self._ahead else self._polled_ns + _POLL_NS
+
+    def position(self) -> bytes:
+        return msgspec.json.encode(self._at)
+
+    def seek(self, position: bytes) -> None:
+        self._at = _POSITION.decode(position, self._where)
+
+    def close(self) -> None:
+        with self._room:
+            self._closed = True
+            self._room.notify()
+
+    def join(self, timeout_s: float) -> bool:
+        """After `close`: wait until the thread has ended. False if it still has not."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return self._thread is None or not self._thread.is_alive()
+
+    # ------------------------------------------------------------ on the thread
+
+    def _run(self, at: TablePosition) -> None:
+        history: TableHistory | None = None
+        self._put_to = at
+        try:
+            while not self._closed:
+                try:
+                    if history is None:
+                        history = self._make_history()
+                    else:
+                        history.refresh()
+                    at = self._read(history, at)
+                    if self._period_s is None:
+                        self._over = True
+                        self._wake()
+                        return
+                    self._rest(self._period_s)
+                except Unavailable as trouble:
+                    if not self._closed:
+                        log.warning("%s; trying again", trouble)
+                    at = self._put_to
+                    self._rest(_PAUSE_S)
+        except BarrierRuntimeError as error:
+            self._failed = error
+        except Exception as error:  # a fault of ours, or of the library, must not look like silence
+            log.exception("%s: the thread that reads the table broke", self._where)
+            self._failed = InvalidJob(f"{self._where}: the table cannot be read: {type(error).__name__}: {error}")
+        self._wake()
+
+    def _read(self, history: TableHistory, at: TablePosition) -> TablePosition:
+        """All that there is behind `at`. Raises `Unavailable` in the middle: what was put stands."""
+        while not self._closed:
+            if at.snapshot is None:
+                newest = history.current()
+                if newest is None:
+                    return at
+                at = TablePosition(newest)
+            elif at.file < 0:
+                following = history.following(at.snapshot)
+                if following is None or self._period_s is None:
+                    return at
+                at = TablePosition(following, whole=False)
+            else:
+                at = self._read_snapshot(history, at)
+        return at
+
+    def _read_snapshot(self, history: TableHistory, at: TablePosition) -> TablePosition:
+        assert at.snapshot is not None
+        tasks = history.files(at.snapshot, whole=at.whole)
+        for number in range(at.file, len(tasks)):
+            first = at.row if number == at.file else 0
+            after = msgspec.structs.replace(at, file=number + 1, row=0)
+            row = 0
+            for batch in history.rows(tasks[number], self._schema):
+                begin = max(0, min(batch.num_rows, first - row))
+                if begin < batch.num_rows:
+                    place = msgspec.structs.replace(at, file=number, row=row + begin)
+                    behind = msgspec.structs.replace(place, row=row + batch.num_rows)
+                    self._put(_Ahead(batch.slice(begin), place, behind))
+                row += batch.num_rows
+            self._put(_Ahead(None, after, after))
+        end = msgspec.structs.replace(at, file=-1, row=0)
+        self._put(_Ahead(None, end, end))
+        return end
+
+    def _put(self, ahead: _Ahead) -> None:
+        with self._room:
+            while self._rows >= _MOST_ROWS and not self._closed:
+                self._room.wait()
+            self._ahead.append(ahead)
+            self._rows += 0 if ahead.rows is None else ahead.rows.num_rows
+            self._put_to = ahead.after
+        self._wake()
+
+    def _rest(self, seconds: float) -> None:
+        with self._room:
+            self._room.wait_for(lambda: self._closed, seconds)
