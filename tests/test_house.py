@@ -21,6 +21,7 @@ MAY_IMPORT = {
 }
 DOORWAYS = {  # library -> the only places that may import it
     "boto3": ("state/store/s3.py",),
+    "obstore": ("state/store/clouds.py",),
     "botocore": ("state/store/s3.py",),
     "mypy_boto3_s3": ("state/store/s3.py",),
     "rocksdict": ("state/kv/rocksdb.py",),

@@ -13,13 +13,17 @@ from barrier_runtime.state.store.urls import shown, without_credentials
 
 _memory_stores: dict[str, MemoryStore] = {}
 _memory_lock = threading.Lock()
-_FORMS = "use file:///folder, a plain folder path, s3://bucket/prefix or memory://name"
+_FORMS = (
+    "use file:///folder, a plain folder path, s3://bucket/prefix, gs://bucket/prefix, "
+    "abfss://container@account.dfs.core.windows.net/prefix or memory://name"
+)
 
 
 def open_store(url: str) -> ObjectStore:
     """The store behind `url`; raises `InvalidJob` when there can be none.
 
     `file:///folder` and plain paths: a folder, made if absent. `s3://bucket/prefix[?endpoint=http://host:port]`.
+    `gs://bucket/prefix` and `abfss://container@account.dfs.core.windows.net/prefix`, also with `?endpoint=`.
     `memory://name`: the store of that name in this process.
     """
     return _opened(url, _open_folder)
@@ -48,6 +52,8 @@ def _opened(url: str, open_folder: Callable[[Path], ObjectStore]) -> ObjectStore
         return open_folder(Path(unquote(parts.path)))
     if parts.scheme in ("s3", "s3a"):
         return _open_s3(url)
+    if parts.scheme in ("gs", "abfss"):
+        return _open_cloud(url)
     if parts.scheme == "memory":
         return _open_memory((parts.netloc + parts.path).strip("/") or "memory")
     raise InvalidJob(f"storage URL {shown(url)!r} has the unknown scheme {parts.scheme!r}: {_FORMS}")
@@ -78,6 +84,30 @@ def _open_s3(url: str) -> ObjectStore:
     parts = urlsplit(url)
     if not parts.netloc:
         raise InvalidJob(f"storage URL {shown(url)!r} names no bucket: use s3://bucket/prefix")
+    return S3Store(parts.netloc, unquote(parts.path), _endpoint_of(url))
+
+
+def _open_cloud(url: str) -> ObjectStore:
+    from barrier_runtime.state.store.clouds import CloudStore
+
+    parts = urlsplit(url)
+    endpoint = _endpoint_of(url)
+    if parts.scheme == "gs":
+        if not parts.netloc:
+            raise InvalidJob(f"storage URL {shown(url)!r} names no bucket: use gs://bucket/prefix")
+        return CloudStore("gs", parts.netloc, unquote(parts.path), endpoint=endpoint)
+    container, _, host = parts.netloc.partition("@")
+    account = host.removesuffix(".dfs.core.windows.net").removesuffix(".blob.core.windows.net")
+    if not container or not account or "." in account:
+        raise InvalidJob(
+            f"storage URL {url.partition('?')[0]!r} is not understood: use "
+            "abfss://container@account.dfs.core.windows.net/prefix"
+        )
+    return CloudStore("abfss", container, unquote(parts.path), account, endpoint)
+
+
+def _endpoint_of(url: str) -> str | None:
+    parts = urlsplit(url)
     query = parse_qs(parts.query, keep_blank_values=True)
     unknown = sorted(set(query) - {"endpoint"})
     if unknown:
@@ -85,4 +115,4 @@ def _open_s3(url: str) -> ObjectStore:
     endpoint = query["endpoint"][-1] if "endpoint" in query else None
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
         raise InvalidJob(f"the endpoint of storage URL {shown(url)!r} must start with http:// or https://")
-    return S3Store(parts.netloc, unquote(parts.path), endpoint)
+    return endpoint

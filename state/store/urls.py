@@ -8,7 +8,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from barrier_runtime.state.errors import InvalidJob
 
-_REMEDY = "remove them and give them to boto3's default chain (environment, ~/.aws or a role)"
+_REMEDY = "remove them and give them to the cloud's default chain (environment, files of its tools, or a role)"
 
 
 def without_credentials(url: str, what: str) -> str:
@@ -24,6 +24,8 @@ def shown(url: str) -> str:
     if not separator:
         return url
     place = rest.partition("?")[0].partition("#")[0]
+    if scheme == "abfss" and place.count("@") == 1 and ":" not in place.partition("@")[0]:
+        return f"{scheme}://{place}"
     return f"{scheme}://{place.rpartition('@')[2] if '@' in place else place}"
 
 
@@ -35,6 +37,8 @@ def _carries_credentials(url: str) -> bool:
         endpoints = parse_qs(parts.query).get("endpoint", [])
     except ValueError:  # no URL at all; who opens it says so
         return "@" in url
+    if parts.scheme == "abfss":  # container@account
+        return parts.netloc.count("@") > 1 or ":" in parts.netloc or any(map(_carries_credentials, endpoints))
     if "@" in parts.netloc or any(_carries_credentials(endpoint) for endpoint in endpoints):
         return True
     # A secret key may hold a slash, and the rest of it is in the path then; no bucket has a colon in its name.

@@ -1,7 +1,7 @@
 """Fixtures of the state tests: a workbench per backend kind, and each object store behind one name."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,9 @@ from barrier_runtime.state.store.object_store import ObjectStore
 sys.path.insert(0, str(Path(__file__).parent))  # backend_bench
 
 from backend_bench import Bench
+
+from tests import cloud_emulators
+from tests.cloud_emulators import Emulator
 
 
 @pytest.fixture(params=["rocksdb", "memory"])
@@ -23,8 +26,15 @@ def rocksdb_bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-@pytest.fixture(params=["memory", "local", "s3"])
-def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+@pytest.fixture(scope="session")
+def azure_emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
+    emulator = cloud_emulators.azure(tmp_path_factory.mktemp("azure"))
+    yield emulator
+    emulator.stop()
+
+
+@pytest.fixture(params=["memory", "local", "s3", pytest.param("abfss", marks=pytest.mark.slow)])
+def any_store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     from barrier_runtime.state.store.local import LocalStore
     from barrier_runtime.state.store.memory import MemoryStore
     from barrier_runtime.state.store.open import open_store
@@ -33,5 +43,8 @@ def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
         return MemoryStore()
     if request.param == "local":
         return LocalStore(tmp_path / "objects")
+    if request.param == "abfss":
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", cloud_emulators.AZURITE_KEY)
+        return open_store(cloud_emulators.azure_container(request.getfixturevalue("azure_emulator")))
     s3_url: Callable[[str], str] = request.getfixturevalue("s3_url")
     return open_store(s3_url("some/prefix"))

@@ -11,6 +11,10 @@ from barrier_runtime.state.store.copying import copy_object
 from barrier_runtime.state.store.local import LocalStore
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, PutOutcome, folders_in
+from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.probe import probe_conditional_put
+from tests import cloud_emulators
+from tests.cloud_emulators import Emulator
 
 
 def test_what_was_put_can_be_read_whole_and_in_parts(any_store: ObjectStore) -> None:
@@ -137,7 +141,7 @@ def test_no_operation_takes_an_unsafe_key(any_store: ObjectStore, key: str, tmp_
 def test_the_url_of_a_store_opens_the_same_objects_and_carries_no_secret(any_store: ObjectStore) -> None:
     any_store.put("a", b"x")
     assert "test" not in any_store.url.split("/")[0]
-    assert any_store.url.startswith(("memory://", "file:///", "s3://"))
+    assert any_store.url.startswith(("memory://", "file:///", "s3://", "abfss://"))
     assert "?" not in any_store.url
 
 
@@ -152,3 +156,37 @@ def test_an_object_is_copied_from_another_store_whole(any_store: ObjectStore, tm
         with pytest.raises(ObjectNotFound):
             copy_object(other, "from/nothing", any_store, "to/nothing")
     assert sorted(info.key for info in any_store.list("to/")) == ["to/0", "to/1", "to/2"]
+
+
+@pytest.mark.slow
+def test_the_probe_finds_that_azure_creates_exclusively(
+    azure_emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", cloud_emulators.AZURITE_KEY)
+    store = open_store(cloud_emulators.azure_container(azure_emulator))
+    probe_conditional_put(store, "probe")
+    assert list(store.list("")) == []
+
+
+@pytest.mark.slow
+def test_a_container_that_is_not_there_is_named(azure_emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", cloud_emulators.AZURITE_KEY)
+    url = cloud_emulators.azure_container(azure_emulator).replace("abfss://", "abfss://no")
+    with pytest.raises(InvalidJob, match="does not exist: create it, or correct the URL abfss://no"):
+        open_store(url).put("a", b"")
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("abfss://container/prefix", "is not understood: use abfss://container@account"),
+        ("abfss://container@account.example.org/x", "is not understood"),
+        ("abfss://container:secret@account.dfs.core.windows.net/x", "must not carry credentials"),
+        ("gs:///prefix", "names no bucket: use gs://"),
+        ("gs://user:secret@bucket/x", "must not carry credentials"),
+    ],
+)
+def test_urls_of_clouds_that_cannot_be_are_refused_without_their_secrets(url: str, text: str) -> None:
+    with pytest.raises(InvalidJob, match=text) as refused:
+        open_store(url)
+    assert "secret" not in str(refused.value)

@@ -1,0 +1,88 @@
+"""An emulator of Azure Blob (Azurite), installed by npm on first use, below build/emulators.
+
+There is none for Google Cloud Storage: fake-gcs-server knows no uploads by the XML interface, which obstore uses.
+"""
+
+import base64
+import hashlib
+import hmac
+import os
+import socket
+import subprocess
+import time
+import urllib.request
+import uuid
+from collections.abc import Callable
+from email.utils import formatdate
+from pathlib import Path
+
+_FOLDER = Path(__file__).resolve().parent.parent / "build" / "emulators"
+_ACCOUNT = "devstoreaccount1"
+# The key that every Azurite has; it is in its documentation.
+AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+_STARTING_S = 120.0
+
+
+def _installed(program: Path, command: list[str], **environment: str) -> Path:
+    if not program.exists():
+        _FOLDER.mkdir(parents=True, exist_ok=True)
+        subprocess.run(command, cwd=_FOLDER, env={**os.environ, **environment}, check=True, capture_output=True)
+    return program
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+class Emulator:
+    """One process, which ends with `stop`."""
+
+    def __init__(self, command: Callable[[int], list[str]]) -> None:
+        self.port = _free_port()
+        self._process = subprocess.Popen(command(self.port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until = time.monotonic() + _STARTING_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return
+            except OSError:
+                if self._process.poll() is not None or time.monotonic() > until:
+                    raise RuntimeError(f"{command(self.port)} did not start") from None
+                time.sleep(0.05)
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+
+def azure(folder: Path) -> Emulator:
+    program = _installed(
+        _FOLDER / "node_modules" / ".bin" / "azurite-blob",
+        ["npm", "install", "--silent", "--prefix", str(_FOLDER), "azurite"],
+    )
+    return Emulator(
+        lambda port: [
+            *(str(program), "--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(folder)),
+            *("--silent", "--skipApiVersionCheck", "--disableTelemetry"),
+        ]
+    )
+
+
+def azure_container(emulator: Emulator) -> str:
+    """URL of a new container. The client finds the key in AZURE_STORAGE_ACCOUNT_KEY."""
+    name = f"test{uuid.uuid4().hex[:12]}"
+    endpoint = f"http://127.0.0.1:{emulator.port}/{_ACCOUNT}"
+    headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+    signed = "".join(f"{key}:{value}\n" for key, value in headers.items())
+    text = f"PUT\n\n\n\n\n\n\n\n\n\n\n\n{signed}/{_ACCOUNT}/{_ACCOUNT}/{name}\nrestype:container"
+    digest = hmac.new(base64.b64decode(AZURITE_KEY), text.encode(), hashlib.sha256).digest()
+    headers["Authorization"] = f"SharedKey {_ACCOUNT}:{base64.b64encode(digest).decode()}"
+    _send(f"{endpoint}/{name}?restype=container", "PUT", b"", headers)
+    return f"abfss://{name}@{_ACCOUNT}.dfs.core.windows.net/some/prefix?endpoint={endpoint}"
+
+
+def _send(url: str, method: str, data: bytes, headers: dict[str, str]) -> None:
+    request = urllib.request.Request(url, data, {"Content-Type": "", **headers}, method=method)
+    urllib.request.urlopen(request, timeout=30).close()
