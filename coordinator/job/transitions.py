@@ -21,7 +21,7 @@ one has not run yet, WaitingForSlots moves back to that one (`HandOver`) where i
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from typing import TypeAlias, assert_never
+from typing import NoReturn, TypeAlias
 
 from barrier_runtime.coordinator.job.decisions import (
     BeginGeneration,
@@ -111,7 +111,7 @@ def _made(job: Job, wanted: Decision, now_ms: int) -> Phase:
         case EndJob(outcome, reason):
             return Ended(outcome, reason)
         case _:
-            assert_never(wanted)
+            _never(wanted)
 
 
 def _taken_back(job: Job, wanted: Restart | Fail) -> Restart | Fail | HandOver:
@@ -150,3 +150,8 @@ def _fenced(job: Job, record: Record) -> Phase:
         f"coordinator {who} ({record.writer}) leads job {job.spec.job} now with generation {record.token}; this one "
         "stops and leaves the slots to it",
     )
+
+
+def _never(value: NoReturn) -> NoReturn:
+    """For type checkers: what is left of a match. `typing.assert_never` is of Python 3.11."""
+    raise AssertionError(f"unexpected: {value!r}")
