@@ -111,7 +111,7 @@ def _made(job: Job, wanted: Decision, now_ms: int) -> Phase:
         case EndJob(outcome, reason):
             return Ended(outcome, reason)
         case _:
-            _never(wanted)
+            raise _never(wanted)
 
 
 def _taken_back(job: Job, wanted: Restart | Fail) -> Restart | Fail | HandOver:
@@ -152,6 +152,6 @@ def _fenced(job: Job, record: Record) -> Phase:
     )
 
 
-def _never(value: NoReturn) -> NoReturn:
+def _never(value: NoReturn) -> AssertionError:
     """For type checkers: what is left of a match. `typing.assert_never` is of Python 3.11."""
-    raise AssertionError(f"unexpected: {value!r}")
+    return AssertionError(f"unexpected: {value!r}")

@@ -18,6 +18,7 @@ import gc
 import hashlib
 import random
 import shutil
+import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
@@ -367,7 +368,8 @@ class SimTask(asyncio.Task):
 
     def __init__(self, coroutine: Any, *, loop: "SimLoop", name: str, context: Any, number: int) -> None:
         self._number = number
-        super().__init__(coroutine, loop=loop, name=name, context=context)
+        more: dict[str, Any] = {} if sys.version_info < (3, 11) else {"context": context}  # 3.10 copies the current one
+        super().__init__(coroutine, loop=loop, name=name, **more)
 
     def __hash__(self) -> int:
         return self._number
