@@ -3,12 +3,17 @@
 import logging
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from barrier_runtime.coordinator.status.history import History
 
+if TYPE_CHECKING:
+    _Adapter = logging.LoggerAdapter[logging.Logger]
+else:
+    _Adapter = logging.LoggerAdapter  # takes no type on Python 3.10
 
-class JobLog(logging.LoggerAdapter[logging.Logger]):
+
+class JobLog(_Adapter):
     """Each record has the job, and its generation once there is one; `extra=` adds to that."""
 
     def __init__(self, log: logging.Logger, job: str, generation: Callable[[], int | None]) -> None:
