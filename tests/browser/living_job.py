@@ -11,6 +11,7 @@ from pathlib import Path
 from coordinator_world import options, spec
 from tcp_slot import TcpSlot, wait_for
 
+from barrier_runtime.coordinator.client.client import UnknownJob
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import (
@@ -66,10 +67,14 @@ class LivingJob:
         return self.coordinator.client.status(JOB.job)
 
     def until_completed(self, count: int) -> JobStatus:
-        return wait_for(
-            f"{count} checkpoints",
-            lambda: (now := self.status) and now.checkpoints.completed >= count and now,
-        )
+        def completed() -> JobStatus | None:
+            try:
+                now = self.status
+            except UnknownJob:  # a coordinator that was started again has not heard of a slot yet
+                return None
+            return now if now.checkpoints.completed >= count else None
+
+        return wait_for(f"{count} checkpoints", completed)
 
     def close(self) -> None:
         self.ended.set()
