@@ -103,9 +103,37 @@ class StatefulSteps(KeyedSteps[S]):
         stream: S = self._stateful(name, "running aggregate", make, output, said, timeless=True, described=described)
         return stream
 
+    @overload
     def process_groups(
-        self, name: str, function: Any, *, schema: SchemaLike | None = None, state: Mapping[str, Any] | None = None
-    ) -> S:
+        self,
+        name: str,
+        function: Any,
+        *,
+        schema: SchemaLike | None = None,
+        state: Mapping[str, Any] | None = None,
+        on_error: Literal["fail", "skip"] = "fail",
+    ) -> S: ...
+
+    @overload
+    def process_groups(
+        self,
+        name: str,
+        function: Any,
+        *,
+        schema: SchemaLike | None = None,
+        state: Mapping[str, Any] | None = None,
+        on_error: Literal["side"],
+    ) -> tuple[S, S]: ...
+
+    def process_groups(
+        self,
+        name: str,
+        function: Any,
+        *,
+        schema: SchemaLike | None = None,
+        state: Mapping[str, Any] | None = None,
+        on_error: OnError = "fail",
+    ) -> S | tuple[S, S]:
         """A function of whole batches, with state per key as numpy columns: for Arrow, numpy and pandas
         (docs/process-groups.md).
 
@@ -113,7 +141,9 @@ class StatefulSteps(KeyedSteps[S]):
         dtype of a number or (dtype, initial value), or a plain function of these with its columns in `state=`. `batch`
         is a `pyarrow.RecordBatch` of any number of rows of any keys; `keys` is a `BatchKeys`, whose `of_row` has the
         number of each row's key; `state` has an array per column with an element per key, to be changed in place. It
-        returns a RecordBatch, a Table, a dict of columns, or None.
+        returns a RecordBatch, a Table, a dict of columns, or None. `on_error` as in `map`: where the function raises,
+        nothing of its state is kept, and it is called again with halves of the batch, until the rows for which it
+        raises are alone.
 
         >>> readings.key_by("sensor").process_groups("changes", Changes, schema={"sensor": int, "value": float})
         """
@@ -126,13 +156,27 @@ class StatefulSteps(KeyedSteps[S]):
         described = described_columns(declared_columns(function, state, where))
         rows = self._keyed_input()
         output = as_schema(schema, where) if schema is not None else None
+        sides = side_schemas(None, on_error, where)
         make = partial(
-            ProcessGroupsOperator, keys=rows.keys, function=function, state=state, output=output, schema=rows.schema
+            ProcessGroupsOperator,
+            keys=rows.keys,
+            function=function,
+            state=state,
+            output=output,
+            schema=rows.schema,
+            on_error=on_error,
         )
-        stream: S = self._stateful(
-            name, "process_groups", make, output, function_name(function), timeless=True, described=described
+        streams: S | tuple[S, S] = self._stateful(
+            name,
+            "process_groups",
+            make,
+            output,
+            with_errors(function_name(function), on_error),
+            timeless=True,
+            described=described,
+            side_outputs=sides,
         )
-        return stream
+        return streams
 
     @overload
     def process(

@@ -16,7 +16,7 @@ from barrier_runtime.data.schemas import SchemaLike, as_schema, require_columns
 from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.operators.batch_functions import MapBatchesOperator, SelectColumnsOperator
 from barrier_runtime.operators.declared_outputs import branch_names, side_schemas
-from barrier_runtime.operators.failures import OnError
+from barrier_runtime.operators.failures import ERRORS, OnError
 from barrier_runtime.operators.joins.broadcast import EnrichOperator, How, check_small_table, enriched_schema
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.row_functions import FilterOperator, FlatMapOperator, MapOperator
@@ -146,17 +146,31 @@ class RowSteps(UnkeyedSteps[S]):
         streams = one_or_all(self._step_and_sides("filter", name, make, self.schema, describe, sides))
         return streams
 
-    def split(self, name: str, by: str | pc.Expression | Callable[[Row], str], *, into: Sequence[str]) -> tuple[S, ...]:
+    def split(
+        self,
+        name: str,
+        by: str | pc.Expression | Callable[[Row], str],
+        *,
+        into: Sequence[str],
+        on_error: OnError = "fail",
+    ) -> tuple[S, ...]:
         """A stream for each branch of `into`, in that order, with the rows for which `by` gives its name. `by` is a
         function of a row, or an expression that gives text (as in `filter`), which is much faster. Every row goes to
-        one branch.
+        one branch. `on_error` as in `map`, for functions: "side" adds a last stream with the rows that failed.
 
         >>> big, small = orders.split("size", lambda row: "big" if row["amount"] > 100 else "small",
         ...                           into=("big", "small"))
         """
         where = f"split {name!r}"
         branches = branch_names(into, where)
+        errors = side_schemas(None, on_error, where)
+        if errors.keys() & set(branches):
+            raise InvalidJob(f"{where}: a branch is named {ERRORS!r}, as the rows that fail are: name it otherwise")
         if isinstance(by, str | pc.Expression):
+            if on_error != "fail":
+                raise InvalidJob(
+                    f"{where}: on_error={on_error!r} is for functions, and {by} is an expression: leave it out"
+                )
             from barrier_runtime.operators.expressions import SplitExpressionOperator
 
             expression, kind = ready(by, self.schema, where)
@@ -166,9 +180,9 @@ class RowSteps(UnkeyedSteps[S]):
             describe = str(by)
         else:
             check_callable(by, where)
-            make = partial(SplitOperator, function=by, into=branches)
-            describe = function_name(by)
-        sides = dict.fromkeys(branches, self.schema)
+            make = partial(SplitOperator, function=by, into=branches, on_error=on_error)
+            describe = with_errors(function_name(by), on_error)
+        sides = {**dict.fromkeys(branches, self.schema), **errors}
         _, *streams = self._step_and_sides("split", name, make, self.schema, describe, sides)
         return tuple(streams)
 
@@ -194,20 +208,46 @@ class RowSteps(UnkeyedSteps[S]):
 
     # ------------------------------------------------------------ vectorised
 
+    @overload
     def map_batches(
         self,
         function: Callable[[pa.RecordBatch], pa.RecordBatch],
         *,
         schema: SchemaLike | None = None,
         name: str | None = None,
-    ) -> S:
+        on_error: Literal["fail", "skip"] = "fail",
+    ) -> S: ...
+
+    @overload
+    def map_batches(
+        self,
+        function: Callable[[pa.RecordBatch], pa.RecordBatch],
+        *,
+        schema: SchemaLike | None = None,
+        name: str | None = None,
+        on_error: Literal["side"],
+    ) -> tuple[S, S]: ...
+
+    def map_batches(
+        self,
+        function: Callable[[pa.RecordBatch], pa.RecordBatch],
+        *,
+        schema: SchemaLike | None = None,
+        name: str | None = None,
+        on_error: OnError = "fail",
+    ) -> S | tuple[S, S]:
         """A whole `pyarrow.RecordBatch` in, one (or a Table, or None) out. Batches have any number of rows from 1
-        on."""
+        on. `on_error` as in `map`: where the function raises it is called again with halves of the batch, until the
+        rows for which it raises are alone."""
         where = f"map_batches {name or ''}".strip()
         check_callable(function, where)
         output = as_schema(schema, where) if schema is not None else None
-        make = partial(MapBatchesOperator, function=function, schema=output)
-        return self._step("map_batches", name, make, output, function_name(function))
+        sides = side_schemas(None, on_error, where)
+        make = partial(MapBatchesOperator, function=function, schema=output, on_error=on_error)
+        describe = with_errors(function_name(function), on_error)
+        streams: S | tuple[S, S]
+        streams = one_or_all(self._step_and_sides("map_batches", name, make, output, describe, sides))
+        return streams
 
     def select(self, columns: Mapping[str, Any] | Sequence[str], *, name: str | None = None) -> S:
         """Columns in the given order: names, or a mapping of new name to column name or expression (as in `filter`), or

@@ -1,6 +1,7 @@
 """`select` by names, `map_batches` and `union`: a batch at a time, no Python per row."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pyarrow as pa
 
@@ -8,6 +9,7 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.schemas import described
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
+from barrier_runtime.operators.failures import Failures, OnError, in_parts
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.state.errors import InvalidJob
 
@@ -47,27 +49,46 @@ class MapBatchesOperator(Operator):
     """A user's function of a whole `pyarrow.RecordBatch`."""
 
     def __init__(
-        self, name: str, function: Callable[[pa.RecordBatch], pa.RecordBatch], schema: pa.Schema | None = None
+        self,
+        name: str,
+        function: Callable[[pa.RecordBatch], pa.RecordBatch],
+        schema: pa.Schema | None = None,
+        on_error: OnError = "fail",
     ) -> None:
         self._name = name
         self._function = function
         self._schema = schema
         self._subtask = 0
+        self._failures = None if on_error == "fail" else Failures(on_error, name, function_name(function))
 
     def open(self, context: OperatorContext) -> None:
         self._subtask = context.subtask
+        if self._failures is not None:
+            self._failures.metrics, self._failures.replay = context.metrics, context.replay
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        failures = self._failures
+        if failures is not None:
+            for part, result in in_parts(batch, lambda part: self._function(part.rows), failures, self._failed):
+                self._emit(result, part, emit)
+            failures.flush(emit, batch.emit_ns)
+            return
         try:
             result = self._function(batch.rows)
         except Exception as error:
-            raise user_error(
-                error,
-                function=function_name(self._function),
-                operator=self._name,
-                subtask=self._subtask,
-                batch=batch.rows,
-            ) from error
+            raise self._failed(error, batch) from error
+        self._emit(result, batch, emit)
+
+    def _failed(self, error: Exception, batch: Batch) -> Exception:
+        return user_error(
+            error,
+            function=function_name(self._function),
+            operator=self._name,
+            subtask=self._subtask,
+            batch=batch.rows,
+        )
+
+    def _emit(self, result: Any, batch: Batch, emit: Emit) -> None:
         if isinstance(result, pa.Table):
             result = result.combine_chunks()
             result = result.to_batches()[0] if result.num_rows else None

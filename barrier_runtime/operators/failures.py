@@ -6,8 +6,8 @@ end the job, and so does a result that does not fit the step's schema.
 """
 
 import warnings
-from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -23,6 +23,7 @@ from barrier_runtime.state.errors import BarrierRuntimeError
 
 OnError: TypeAlias = Literal["fail", "skip", "side"]
 
+T = TypeVar("T")
 _NO_KEY = object()
 
 ERRORS = "errors"  # tag of the side output
@@ -110,6 +111,29 @@ class Failures:
                 f"row is skipped, and so are later ones: they are counted ({SKIPPED_ROWS.name}) and not told of again",
                 stacklevel=2,
             )
+
+
+def in_parts(
+    batch: Batch, call: Callable[[Batch], T], failures: Failures, failed: Callable[[Exception, Batch], Exception]
+) -> Iterator[tuple[Batch, T]]:
+    """What `call`, a function of batches, gives for `batch`; where it raises, what it gives for halves of it, until the
+    rows for which it raises are alone. In order, each with the rows it is of. `failed` makes what ends the job."""
+    failures.begin(batch)
+    waiting = [(0, len(batch))]
+    while waiting:
+        first, count = waiting.pop()
+        part = batch if count == len(batch) else batch.slice(first, count)
+        try:
+            given = call(part)
+        except Exception as error:
+            if not failures.takes(error):
+                raise failed(error, part) from error
+            if count == 1:
+                failures.add(error, first, None if batch.reached is None else int(batch.reached[first]))
+            else:
+                waiting += [(first + count // 2, count - count // 2), (first, count // 2)]
+            continue
+        yield part, given
 
 
 def guarded(

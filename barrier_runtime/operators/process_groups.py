@@ -7,6 +7,7 @@ nothing. Only keys whose columns it has changed go into the next snapshot.
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from barrier_runtime.data.grouping import group_rows
 from barrier_runtime.data.schemas import described
 from barrier_runtime.operators.aggregation.own import columns_of_numbers
 from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.failures import Failures, OnError, in_parts
 from barrier_runtime.operators.keyed_operator import KeyedOperator
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.state.errors import InvalidJob
@@ -103,6 +105,17 @@ def described_columns(columns: Mapping[str, tuple[str, int | float]]) -> dict[st
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a call gave, and what it left in the columns of its keys."""
+
+    result: Any
+    row_ids: Ints
+    keys: BatchKeys
+    before: Mapping[str, Any]
+    state: Mapping[str, Any]
+
+
 class ProcessGroupsOperator(KeyedOperator):
     kind = "process_groups"
 
@@ -114,12 +127,14 @@ class ProcessGroupsOperator(KeyedOperator):
         state: Declared | None = None,
         output: pa.Schema | None = None,
         schema: pa.Schema | None = None,
+        on_error: OnError = "fail",
     ) -> None:
         """`function`: a class (or object) with `process_groups(self, keys, batch, state)`, or a function of these."""
         super().__init__(name, keys, keys, schema)
         self._function = function
         self._declared_columns = declared_columns(function, state, self.where)
         self._output = output
+        self._failures = None if on_error == "fail" else Failures(on_error, name, function_name(function))
 
     def bind(self, columns: pa.Schema) -> None:
         target = self._function
@@ -140,17 +155,32 @@ class ProcessGroupsOperator(KeyedOperator):
         self._check(rows.schema)
         if not rows.num_rows:
             return
+        failures = self._failures
+        if failures is not None:
+            failures.metrics, failures.replay = self.metrics, self.context.replay
+            for part, given in in_parts(batch, self._given, failures, self._failed_part):
+                self._take(given, part, emit)
+            failures.flush(emit, batch.emit_ns)
+            return
+        try:
+            given = self._given(batch)
+        except Exception as error:
+            raise self._failed(error, rows) from error
+        self._take(given, batch, emit)
+
+    def _given(self, batch: Batch) -> _Given:
+        """What the function makes of it; nothing is written yet."""
+        rows = batch.rows
         of_row, row_ids = self._grouped(rows)
         keys = BatchKeys(of_row, len(row_ids), rows, self._key_columns)
         before = {name: self._table.columns[name][row_ids] for name in self._declared_columns}
         state = {name: column.copy() for name, column in before.items()}
-        try:
-            result = self._call(keys, rows, state)
-        except Exception as error:
-            raise self._failed(error, rows) from error
-        made = self._made(result)
-        self._write_back(row_ids, before, state)
-        forgotten = row_ids[keys.forgotten]
+        return _Given(self._call(keys, rows, state), row_ids, keys, before, state)
+
+    def _take(self, given: _Given, batch: Batch, emit: Emit) -> None:
+        made = self._made(given.result)
+        self._write_back(given.row_ids, given.before, given.state)
+        forgotten = given.row_ids[given.keys.forgotten]
         if len(forgotten):
             self._table.remove(forgotten)
         if made is not None and made.num_rows:
@@ -219,6 +249,9 @@ class ProcessGroupsOperator(KeyedOperator):
                 "one schema always, or correct schema="
             )
         return result
+
+    def _failed_part(self, error: Exception, batch: Batch) -> Exception:
+        return self._failed(error, batch.rows)
 
     def _failed(self, error: Exception, rows: pa.RecordBatch | None) -> Exception:
         return user_error(

@@ -102,6 +102,7 @@ class KeyedBackend:
         self._directory = directory
         self._copies = copies
         self._cache_bytes = cache_bytes
+        self._lent_bytes = 0
         self._tables: dict[str, StateTable | ColumnTable] = {}
         # Where snapshots are. `_linking_lock` is held while a checkpoint's files are being linked.
         self._linking_lock = threading.Lock()
@@ -116,6 +117,12 @@ class KeyedBackend:
         self._confirmed: dict[str, FileRef] = {}  # SSTs of the last completed checkpoint of this incarnation
 
     # ---- tables
+
+    def lend_cache(self, share: float) -> int:
+        """The caller holds so much of the cache in memory of its own (bytes); tables that are opened from now on, and
+        those that are there when one is, have the rest."""
+        self._lent_bytes = int(self._cache_bytes * share)
+        return self._lent_bytes
 
     def table(
         self,
@@ -440,7 +447,7 @@ class KeyedBackend:
     def _add(self, name: str, table: StateTable | ColumnTable) -> None:
         self._tables[name] = table
         for each in self._tables.values():
-            each.limit_cache(self._cache_bytes // len(self._tables))
+            each.limit_cache((self._cache_bytes - self._lent_bytes) // len(self._tables))
 
     def _may_write(self) -> bool:
         """Whether entries may be written behind. In this order: a worker sets `_linking` before it clears `_frozen`."""

@@ -41,7 +41,10 @@ class InlineExecutor:
 class World:
     """What outlives an operator instance: the object store and a place on disk."""
 
-    def __init__(self, kind: Kind = "memory", subtask: int = 0, parallelism: int = 1) -> None:
+    def __init__(
+        self, kind: Kind = "memory", subtask: int = 0, parallelism: int = 1, cache_bytes: int = 64 << 20
+    ) -> None:
+        self.cache_bytes = cache_bytes
         self.kind: Kind = kind
         self.subtask = subtask
         self.parallelism = parallelism
@@ -74,7 +77,7 @@ class World:
                 directory=directory,
                 copies=LocalCopies(),
                 memory=self.memory,
-                cache_bytes=64 << 20,
+                cache_bytes=self.cache_bytes,
                 new_uuid=lambda: f"file-{next(self._numbers)}",
             )
 

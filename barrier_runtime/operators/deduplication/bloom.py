@@ -2,7 +2,8 @@
 
 An id sets `_BITS` bits of one 64-bit word, so that a test touches one place in memory. A filter takes `_IDS_PER_WORD`
 ids a word and says "perhaps" for about one strange id in a thousand then. It cannot grow, and nothing can be taken out
-of it: a full one is followed by a larger one, and ids are forgotten by dropping all filters of a time bucket.
+of it: a full one is followed by a larger one, and ids are forgotten by dropping all filters of a time bucket. Where a
+bucket has had its bytes, full filters go on taking ids, and say "perhaps" more often: slower, never wrong.
 """
 
 from dataclasses import dataclass
@@ -75,24 +76,37 @@ class BloomFilter:
 class TimeBuckets:
     """Filters by bucket; a bucket is a number that never falls as time goes on."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int | None = None) -> None:
+        """`most_bytes`: of one bucket."""
         self._buckets: dict[int, list[BloomFilter]] = {}
+        self._most_words = None if most_bytes is None else max(1 << _SMALLEST, most_bytes // 8)
 
     def add(self, bucket: int, ids: Hashed) -> None:
         filters = self._buckets.get(bucket)
         if filters is None:
             expected = max((sum(each.ids for each in old) for old in self._buckets.values()), default=0)
-            filters = self._buckets[bucket] = [BloomFilter(max(len(ids), int(expected * _ROOM)))]
+            filters = self._buckets[bucket] = [BloomFilter(self._as_many(max(len(ids), int(expected * _ROOM)), []))]
         added = 0
         while added < len(ids):
             last = filters[-1]
             room = last.capacity - last.ids
             if room <= 0:
-                last = BloomFilter(last.capacity * _GROWTH)
+                if (capacity := self._as_many(last.capacity * _GROWTH, filters)) == 0:
+                    least_full = min(filters, key=lambda each: each.ids / each.capacity)
+                    least_full.add(ids.take(slice(added, None)))
+                    return
+                last = BloomFilter(capacity)
                 filters.append(last)
                 room = last.capacity
             last.add(ids.take(slice(added, added + room)))
             added += room
+
+    def _as_many(self, ids: int, beside: list[BloomFilter]) -> int:
+        """For how many ids there may be another filter in a bucket; no more than `ids`."""
+        if self._most_words is None:
+            return ids
+        left = self._most_words - sum(each.bytes // 8 for each in beside)
+        return min(ids, _IDS_PER_WORD << left.bit_length() - 1) if left >= 1 << _SMALLEST else 0
 
     def may_have(self, ids: Hashed) -> Mask:
         """False: the id was never added to a bucket that is still there. True: it was, or it looks like one."""

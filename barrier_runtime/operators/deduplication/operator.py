@@ -5,7 +5,8 @@ by `within` since then. The row's own event time plays no part: a late row is ne
 Ids that came before the first watermark count as seen at that watermark.
 
 Bloom filters in front of the state make a look-up unnecessary for nearly every id that is new. They are in memory
-only, one set per `within / 4` of watermark, dropped whole, and made anew from the state after a restore. A row is
+only, one set per `within / 4` of watermark, dropped whole, and made anew from the state after a restore. They take half
+of `state_cache_mb` at most; for more ids than that is for they save fewer look-ups. A row is
 looked up when a filter says "perhaps" or when its batch has the id (its hash) twice; all rows of one id in a batch are
 looked up one after the other then, so that the first one is found by the others.
 
@@ -33,6 +34,8 @@ from barrier_runtime.state.versioned import VersionedDecoder
 
 _VALUE = "deduplicate"  # name of the snapshot value
 _BUCKETS = 4  # per horizon
+_ALIVE_AT_ONCE = _BUCKETS + 2  # the oldest has begun before the horizon; one is of what came before all watermarks
+_FILTERS_SHARE = 0.5  # of what the operator may hold decoded
 _SCAN_ROWS = 8_192
 _SWEPT_AT_LEAST = 1_024  # entries looked at by the sweep, per call
 _SWEPT_PER_ROW = 2
@@ -59,7 +62,7 @@ class DeduplicateOperator(KeyedOperator):
         self._within_ms = within_ms
         self._bucket_ms = max(1, within_ms // _BUCKETS) if within_ms is not None else 0
         self._first_ms = WATERMARK_MIN
-        self._filters = TimeBuckets()
+        self._filters = TimeBuckets()  # made with a bound when the columns are known
         self._sweep: Iterator[tuple[StateKey, int]] | None = None
         self._swept_ms = WATERMARK_MIN  # the watermark when the last sweep began
 
@@ -70,6 +73,8 @@ class DeduplicateOperator(KeyedOperator):
         super().open(context)
 
     def bind(self, columns: pa.Schema) -> None:
+        filters_bytes = self.backend.lend_cache(_FILTERS_SHARE)
+        self._filters = TimeBuckets(filters_bytes // (1 if self._within_ms is None else _ALIVE_AT_ONCE))
         self._table = self.backend.table("seen", _encode, _decode, len(self._key_columns), immutable=True)
         none = pa.RecordBatch.from_arrays([pa.array([], kind) for kind in columns.types], schema=columns)
         self._plain = [array.type for array in self.codec.arrays(none)]

@@ -3,7 +3,7 @@
 import datetime
 import json
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +12,7 @@ import pytest
 from operator_harness import World
 
 from barrier_runtime import (
+    BatchKeys,
     CollectSink,
     Dataflow,
     InvalidJob,
@@ -25,6 +26,7 @@ from barrier_runtime import (
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.batch_functions import MapBatchesOperator
 from barrier_runtime.operators.failures import ERROR_SCHEMA, ERRORS
 from barrier_runtime.operators.row_functions import FilterOperator, FlatMapOperator, MapOperator
 from barrier_runtime.testing import KeyedHarness
@@ -347,9 +349,102 @@ def test_any_row_and_any_message_can_be_told() -> None:
     assert json.loads(error["row"]) == told
 
 
+# ---- functions of batches, and split
+
+
+def without_threes(batch: pa.RecordBatch) -> pa.RecordBatch:
+    for n in batch.column("n").to_pylist():
+        if n % 10 == 3:
+            raise ValueError(f"{n} is bad")
+    return batch.select(["n"])
+
+
+class Running:
+    """The number of its key's rows so far. What it does to its state before it raises is not kept."""
+
+    state: ClassVar = {"rows": "int64"}
+
+    def process_groups(self, keys: BatchKeys, batch: pa.RecordBatch, state: dict[str, Any]) -> pa.RecordBatch:
+        seen = []
+        for number in keys.of_row.tolist():
+            state["rows"][number] += 1
+            seen.append(int(state["rows"][number]))
+        return pa.RecordBatch.from_arrays([without_threes(batch).column("n"), pa.array(seen)], ["n", "seen"])
+
+
+@pytest.mark.parametrize("on_error", ["skip", "side"])
+@pytest.mark.filterwarnings("ignore:.*the row is skipped")
+@pytest.mark.parametrize("step", ["map_batches", "process_groups", "split"])
+def test_rows_for_which_a_function_of_batches_raises_are_found_and_the_others_keep_their_order(
+    step: str, on_error: Any
+) -> None:
+    flow = Dataflow("batches")
+    rows = flow.from_iterator("in", numbers, schema=SCHEMA, splits=1)
+    if step == "map_batches":
+        streams: Any = rows.map_batches(without_threes, schema=NUMBER, name="it", on_error=on_error)
+    elif step == "process_groups":
+        output = pa.schema([("n", pa.int64()), ("seen", pa.int64())])
+        streams = rows.key_by("k").process_groups("it", Running, schema=output, on_error=on_error)
+    else:
+        streams = rows.split(
+            "it", lambda row: "all" if checked(row) >= 0 else "", into=("all", "none"), on_error=on_error
+        )
+    good = streams[0] if isinstance(streams, tuple) else streams
+    good.sink("good", goods := CollectSink())
+    bads = CollectSink()
+    if on_error == "side":
+        streams[-1].sink("bad", bads)
+    status = flow.run_local(parallelism=1).status
+    assert [row["n"] for row in goods.rows()] == [n for n in range(200) if n % 10 != 3]
+    counted = {name: value for slot in status.slots for name, value in slot.metrics.items() if name.startswith("it.")}
+    if on_error == "side":
+        assert [json.loads(row["row"])["n"] for row in bads.rows()] == list(range(3, 200, 10))
+        assert {row["error_type"] for row in bads.rows()} == {"ValueError"}
+        assert counted["it.error_rows"] == 20
+    else:
+        assert counted["it.skipped_rows"] == 20
+    if step == "process_groups":
+        seen: dict[int, int] = {}
+        for row in goods.rows():
+            seen[row["n"] % 3] = seen.get(row["n"] % 3, 0) + 1
+            assert row["seen"] == seen[row["n"] % 3], "a call that raised has left nothing in its state"
+
+
+def test_a_function_of_batches_that_always_raises_is_called_twice_a_row_at_most() -> None:
+    calls = []
+
+    def fails(batch: pa.RecordBatch) -> pa.RecordBatch:
+        calls.append(batch.num_rows)
+        raise ValueError
+
+    operator = MapBatchesOperator("it", fails, NUMBER, "side")
+    world = World()
+    operator.open(world.context("it"))
+    rows = pa.RecordBatch.from_pylist([{"n": n} for n in range(100)], NUMBER)
+    sent: list[Batch] = []
+    operator.process(Batch(rows, 0), Emit(sent.append, {ERRORS: [sent.append]}))
+    assert len(calls) == 2 * 100 - 1
+    assert [len(each) for each in sent] == [100]
+
+
+def test_wrong_use_in_a_function_of_batches_ends_the_job_whatever_on_error_says() -> None:
+    def misuses(batch: pa.RecordBatch) -> pa.RecordBatch:
+        raise InvalidJob("not of the data")
+
+    flow = Dataflow("misuse")
+    good, _ = source(flow).map_batches(misuses, schema=NUMBER, name="it", on_error="side")
+    good.sink("good", CollectSink())
+    with pytest.raises(JobFailed, match="not of the data"):
+        flow.run_local(parallelism=1)
+
+
 def test_wrong_declarations_are_refused_when_the_flow_is_written() -> None:
     rows = source(Dataflow("wrong"))
     with pytest.raises(InvalidJob, match='map m: on_error=\'ignore\': use "fail", "skip" or "side"'):
         rows.map(of_one, name="m", on_error="ignore")  # type: ignore[call-overload]
     with pytest.raises(InvalidJob, match=r"filter: on_error='skip' is for functions, and \(n > 3\) is an expression"):
         rows.filter(pc.field("n") > 3, on_error="skip")
+    with pytest.raises(InvalidJob, match="split 's': on_error='skip' is for functions, and n is an expression"):
+        rows.split("s", "n", into=("a", "b"), on_error="skip")
+    with pytest.raises(InvalidJob, match="split 's': a branch is named 'errors', as the rows that fail are"):
+        rows.split("s", of_one, into=("errors", "b"), on_error="side")  # type: ignore[arg-type]

@@ -57,6 +57,21 @@ def test_a_bucket_begins_with_room_for_as_many_ids_as_the_last_one_had() -> None
     assert buckets.bytes == grown
 
 
+@pytest.mark.parametrize("at_once", [500, 100_000])
+def test_a_bucket_that_has_had_its_bytes_goes_on_taking_ids_and_says_perhaps_more_often(at_once: int) -> None:
+    most = 64 << 10
+    buckets = TimeBuckets(most)
+    for start in range(0, 100_000, at_once):
+        buckets.add(1, ids(start, start + at_once))
+    assert most / 2 <= buckets.bytes <= most
+    assert buckets.may_have(ids(0, 100_000)).all()
+    strangers = buckets.may_have(ids(10**9, 10**9 + 10_000)).mean()
+    assert 0.05 < strangers < 0.9, "four times as many ids as it is for: some look-ups are still saved"
+    buckets.add(2, ids(0, 10))
+    assert buckets.bytes <= 2 * most
+    assert TimeBuckets(0).bytes == 0
+
+
 def test_dropped_buckets_are_forgotten_and_the_others_are_not() -> None:
     buckets = TimeBuckets()
     for bucket in range(3):

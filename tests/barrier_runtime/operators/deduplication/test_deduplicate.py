@@ -204,6 +204,17 @@ def test_filters_made_anew_after_a_restore_find_old_ids_and_save_look_ups_of_new
     driven.operator.close()
 
 
+def test_filters_have_half_of_the_cache_and_what_they_cannot_tell_is_looked_up() -> None:
+    driven = Driven(operator(), World("rocksdb", cache_bytes=1 << 20), name="d")
+    for start in range(0, 60_000, 5_000):
+        driven.feed(ids(start, start + 5_000))
+        driven.operator.on_watermark(start // 5_000, driven._emit)
+    assert driven.operator._filters.bytes <= 1 << 19
+    driven.feed(ids(55_000, 61_000))
+    assert [row["n"] for row in driven.rows] == list(range(61_000))
+    driven.operator.close()
+
+
 # ---------------------------------------------------------------- single rules
 
 
