@@ -116,16 +116,21 @@ def _layout(schema: pa.Schema) -> Layout | None:
 def _dtype(kind: pa.DataType) -> str | None:
     """None: not a column for lists."""
     if types.is_integer(kind) or types.is_float32(kind) or types.is_float64(kind):
-        return str(kind.to_pandas_dtype()().dtype)
+        return _number_type(kind).name
     if types.is_timestamp(kind) or types.is_duration(kind) or types.is_time(kind) or types.is_date(kind):
         return f"i{kind.bit_width // 8}"
     return "" if _is_text(kind) or types.is_boolean(kind) else None
 
 
+def _number_type(kind: pa.DataType) -> np.dtype[Any]:
+    """Of integers and floats. Arrow's own `to_pandas_dtype` imports pandas in some releases."""
+    return np.dtype({"float": "float32", "double": "float64"}.get(str(kind), str(kind)))
+
+
 def _accepted(kind: pa.DataType) -> Callable[[list[Any]], bool]:
     """Whether Arrow would store these values just as they are. If not, it may be that it changes or refuses them."""
     if types.is_integer(kind):
-        limits = np.iinfo(kind.to_pandas_dtype())
+        limits = np.iinfo(_number_type(kind))
         lowest, highest = int(limits.min), int(limits.max)
 
         def integers(values: list[Any]) -> bool:

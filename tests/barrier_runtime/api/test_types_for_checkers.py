@@ -35,6 +35,9 @@ reveal_type(br.RateSource(10))
 reveal_type(br.IteratorSource(lambda index, of: [], schema={"n": int}))
 reveal_type(br.PollSource(lambda cursor: ([], cursor), every=datetime.timedelta(seconds=1), schema={"n": int}))
 reveal_type(br.TextSource("in"))
+reveal_type(br.DeltaSource("in"))
+reveal_type(br.IcebergSource("db.t"))
+reveal_type(br.PostgresChangesSource("postgresql://h/d", ["t"]))
 
 flow = br.Dataflow("flow")
 kafka = br.KafkaSource("broker:9092", "t", group="g", bad_records="dead_letter")
@@ -64,7 +67,7 @@ REVEALED = [
     ),
     *("BatchFunctionSink", "CollectSink", "CallableSink"),
     *("ParquetSource", "JsonlSource", "CsvSource", "KafkaSource", "RabbitMQSource", "RateSource", "IteratorSource"),
-    *("PollSource", "TextSource"),
+    *("PollSource", "TextSource", "DeltaSource", "IcebergSource", "PostgresChangesSource"),
     *["Stream"] * 10,
 ]
 WRONG = """
