@@ -140,7 +140,12 @@ class KeyedOperator(KeyedLife):
         return self._watermarks_by_key(batch, self._key_columns)
 
     def _column_table(
-        self, name: str, columns: Mapping[str, tuple[str, Any]], added: Collection[str], evictable: bool = False
+        self,
+        name: str,
+        columns: Mapping[str, tuple[str, Any]],
+        added: Collection[str],
+        evictable: bool = False,
+        by_last: bool = False,
     ) -> ColumnTable:
         """The one columnar table of an operator (see `KeyedBackend.column_table`). Where the restored state has other
         columns, or in another order, its rows are made anew: what is new is at its initial value in all of them, what
@@ -156,7 +161,7 @@ class KeyedOperator(KeyedLife):
             stored = {column: types[column] for column in self._state_columns}
             before = stored if [column for column in types if column in stored] != list(stored) else None
         self._state_types, self._state_columns = types, tuple(types)
-        return self.backend.column_table(name, columns, len(self._key_columns), evictable, added, before)
+        return self.backend.column_table(name, columns, len(self._key_columns), evictable, added, before, by_last)
 
     def _known_columns(self) -> frozenset[str]:
         """Names of the columns that the restored state has; empty where there is none, or it does not say."""

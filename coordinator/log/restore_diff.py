@@ -67,7 +67,8 @@ def _states(declared: dict[str, StateDescription], stored: list[OperatorSnapshot
             what.append("type changed")
         what += [f"{old} renamed to {new}" if new else f"{old} dropped" for old, new in now.renamed.items()]
         yield f"  state {name}: matched{', ' if what else ''}{', '.join(what)}"
-    for name in sorted(described.keys() - declared.keys()) if declared else ():
+    users = {name for name, what in described.items() if what.kind != "columns"}  # columns are the runtime's own
+    for name in sorted(users - declared.keys()) if declared else ():
         yield f"  state {name}: no longer declared; its values stay where they are and are not read"
 
 

@@ -29,7 +29,7 @@ from barrier_runtime.state.columns.frozen_rows import FrozenSegment
 from barrier_runtime.state.columns.segment_set import SegmentLog
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation, Unavailable
 from barrier_runtime.state.keys.key_groups import check_max_parallelism
-from barrier_runtime.state.kv.rocksdb import SlotMemory
+from barrier_runtime.state.kv.rocksdb import HeldMemory, SlotMemory
 from barrier_runtime.state.kv.shard import Shard
 from barrier_runtime.state.kv.store import KvStore
 from barrier_runtime.state.snapshots.continued_state import check_kind
@@ -58,6 +58,7 @@ log = logging.getLogger("barrier_runtime.state")
 _SYNCHRONOUS_SLICE = 4_096
 _BYTES = StateDescription(type=ValueType("bytes"))
 _TIMERS = StateDescription("timers")
+_LAST_FIRST = 2  # layout of columns whose entries are `last_first`
 
 
 class SnapshotDropped(Unavailable):
@@ -86,6 +87,7 @@ class KeyedBackend:
         copies: LocalCopies,
         cache_bytes: int,
         watched: bool,
+        memory: SlotMemory,
     ) -> None:
         self.watched = watched
         self.max_parallelism = shard.max_parallelism
@@ -103,6 +105,8 @@ class KeyedBackend:
         self._copies = copies
         self._cache_bytes = cache_bytes
         self._lent_bytes = 0
+        self._memory = memory
+        self._held: HeldMemory | None = None
         self._tables: dict[str, StateTable | ColumnTable] = {}
         # Where snapshots are. `_linking_lock` is held while a checkpoint's files are being linked.
         self._linking_lock = threading.Lock()
@@ -180,11 +184,7 @@ class KeyedBackend:
                 older = self._by_key(name, key_width)
             else:
                 self._check_same(name, _TIMERS)
-                if what.layout > LAYOUTS:
-                    raise InvalidJob(
-                        f"timers {name!r} of {self._shard.operator} were written by a newer release (layout "
-                        f"{what.layout}, this one reads up to {LAYOUTS}): run that release, or a later one"
-                    )
+                self._check_layout(f"timers {name!r}", what.layout, LAYOUTS)
         state_id = self._state_id(name, key_width)
         self._described[name] = _TIMERS
         stored = name in self._restored_states
@@ -202,15 +202,21 @@ class KeyedBackend:
         evictable: bool = False,
         added: Collection[str] = (),
         before: Mapping[str, str] | None = None,
+        last_first: bool = False,
     ) -> ColumnTable:
         """The state `name` as columns: name → (numpy dtype, initial value). `evictable`: only a bounded part of the
         entries is held in memory; without it all are. `added`: the last of the columns, which state of older releases
         may lack; they are 0 there. `before`: the columns of the restored state, name → numpy dtype in the order of its
-        rows, if they are others or in another order; then what is stored is made anew (`columns/changed_columns`)."""
+        rows, if they are others or in another order; then what is stored is made anew (`columns/changed_columns`).
+        `last_first`: entries that leave memory can be asked for by the last field of their keys, an int of 64 bits;
+        entries in memory may take a share of the slot's memory then (`SlotMemory.hold`)."""
         if not columns:
             raise InvalidJob(f"columnar state {name!r} of {self._shard.operator} has no columns: give it one or more")
+        before_layout = 1
         if name in self._described or name in self._restored_beside:
             self._check_same(name, StateDescription("columns"))
+            before_layout = (self.restored(name) or ONE_VALUE).layout
+            self._check_layout(f"columns {name!r}", before_layout, _LAST_FIRST)
         state_id = self._state_id(name, key_width)
         stored = name in self._restored_states and any(True for _ in self._shard.scan_state(state_id))
         segments = self._segments.of(name)
@@ -226,9 +232,18 @@ class KeyedBackend:
             stored,
             added,
             before,
+            last_first,
+            last_first and before_layout < _LAST_FIRST,
+            self._held_memory().share_bytes if last_first and evictable else None,
         )
+        if last_first:
+            self._described[name] = StateDescription("columns", layout=_LAST_FIRST)
         self._add(name, table)
         return table
+
+    def held_bytes(self) -> int:
+        """How much of the slot's memory what one operator holds may take besides its caches, now."""
+        return self._held_memory().share_bytes()
 
     def restored(self, name: str) -> StateDescription | None:
         """What the snapshot says of the state `name`; None: it was not restored."""
@@ -399,6 +414,8 @@ class KeyedBackend:
                 return
             self._closed = True
             self._drop_frozen(lambda number: True)
+        if self._held is not None:
+            self._held.release()
         try:
             with self._linking_lock:
                 self._shard.kv.close()
@@ -427,6 +444,18 @@ class KeyedBackend:
         self._states[name] = max(self._states.values()) + 1
         self._add(f"{name} by key", table)
         return table
+
+    def _check_layout(self, what: str, layout: int, newest: int) -> None:
+        if layout > newest:
+            raise InvalidJob(
+                f"{what} of {self._shard.operator} were written by a newer release (layout {layout}, this one reads "
+                f"up to {newest}): run that release, or a later one"
+            )
+
+    def _held_memory(self) -> HeldMemory:
+        if self._held is None:
+            self._held = self._memory.hold()
+        return self._held
 
     def _check_same(self, name: str, now: StateDescription) -> None:
         before = self.restored(name)
@@ -584,4 +613,6 @@ def open_keyed_backend(
         ) from error
     shard = Shard(kv, operator, subtask, max_parallelism, plan.key_group_first, plan.key_group_last)
     target = UploadTo(store, lambda: paths.data_file(token, slot_uuid, new_uuid()), transfers_at_once, thresholds)
-    return KeyedBackend(shard, plan.states, plan.described, segments, target, directory, copies, cache_bytes, watched)
+    return KeyedBackend(
+        shard, plan.states, plan.described, segments, target, directory, copies, cache_bytes, watched, memory
+    )

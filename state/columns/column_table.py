@@ -7,7 +7,9 @@ such thing. A freeze copies the dirty rows. Where they go:
     in segments    as long as all entries are in memory: a freeze gives one segment (see `segment`), which a worker
                    writes; nothing runs once per entry
     as entries     of the key-value store, one per key, from the first eviction on, because single ones are looked up
-                   then: a version byte and the row's values, packed, little endian; written in slices
+                   then: a version byte and the row's values, packed, little endian; written in slices. With
+                   `last_first` they are in the order of the last field of their keys (see `entry_keys`), and can be
+                   asked for by it (`entries_of`)
 
 A column of dtype "O" holds bytes of any length (see `wide_columns`).
 
@@ -15,7 +17,7 @@ The first eviction makes everything dirty, so that the next snapshot has all ent
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -23,13 +25,16 @@ import numpy as np
 import numpy.typing as npt
 
 from barrier_runtime.state.columns.changed_columns import OtherRow, RowLayout, rewrite
-from barrier_runtime.state.columns.entry_writes import IntRun, TupleRun, decoded_ints, int_fields
+from barrier_runtime.state.columns.entries_by_last import Lasts, entries_under, rekeyed
+from barrier_runtime.state.columns.entry_keys import EntryKeys, int_fields
+from barrier_runtime.state.columns.entry_writes import IntRun, Removals, TupleRun
+from barrier_runtime.state.columns.eviction import GONE, Victims
 from barrier_runtime.state.columns.frozen_rows import FrozenSegment, tuples_of
 from barrier_runtime.state.columns.segment import Keys, Segment, count
 from barrier_runtime.state.columns.wide_columns import EMPTY, CellBytes, cells_of, is_wide, tails
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.row_index import IntKeys, Ints, Key, RowIds, TupleKeys, int_key_batch, tuple_keys
-from barrier_runtime.state.kv.shard import Shard, entry_key
+from barrier_runtime.state.kv.shard import Shard
 from barrier_runtime.state.kv.store import Entry
 from barrier_runtime.state.versioned import Format
 
@@ -41,7 +46,10 @@ _FIRST_CAPACITY = 1_024
 _LOAD_ROWS = 8_192
 _FEW_ROWS = 256  # below, remembering single keys is faster than the index
 _REMEMBERED = 65_536
-_SPILL_SLICE = 512
+FEWEST = 1_024  # entries that are held in any case
+SPILLED_AT_ONCE = 512
+_WRITTEN_AT_ONCE = 8_192
+_MOST_REMOVED = 4_096
 _NO_ROWS: RowIds = np.empty(0, np.int64)
 
 
@@ -64,16 +72,23 @@ class ColumnTable:
         stored: bool,
         added: Collection[str] = (),
         before: Mapping[str, str] | None = None,
+        last_first: bool = False,
+        rekey: bool = False,
+        held_bytes: Callable[[], int] | None = None,
     ) -> None:
         """`segments`: of this table, to begin with, oldest first. `stored`: the key-value store has entries of it.
         `added`: the last of `columns`, which older releases did not write; they are 0 where they were not written.
         `before`: the columns that what is stored has, name → numpy dtype in the order of its rows; None: the same (see
-        `changed_columns`)."""
+        `changed_columns`). `rekey`: what is stored is not `last_first` yet. `held_bytes`: how many bytes the entries in
+        memory may take, if that is more than `cache_bytes`."""
         self.name = name
         self.key_width = key_width
         self._state_id = state_id
         self._shard = shard
         self._evictable = evictable
+        self._stored_keys = EntryKeys(shard, state_id, key_width, last_first)
+        self._lasts = Lasts(self._stored_keys) if last_first else None  # of the entries that the store has
+        self._held_bytes = held_bytes
         self._initial = {column: value for column, (_, value) in columns.items()}
         self._wide = tuple(column for column, (kind, _) in columns.items() if is_wide(kind))
         self._names = tuple(column for column in columns if column not in self._wide)
@@ -91,13 +106,17 @@ class ColumnTable:
         self._segments: list[FrozenSegment] = []  # frozen, not yet written
         self._segments_end = False  # there are none in the next snapshot
         self._frozen: deque[IntRun | TupleRun] = deque()
+        self._removals = Removals()  # of those
         self._capacity = 0
         self.columns = {column: np.empty(0, kind) for column, (kind, _) in columns.items()}
         self.made = _NO_ROWS
         self._dirty = np.empty(0, np.bool_)
         self._stored = np.empty(0, np.bool_)  # the store may have this key
-        self._used = np.empty(0, np.int64)  # when last asked for, in calls; only kept if evictable
+        self._used = np.empty(0, np.int64)  # when last asked for, in calls; only kept if evictable, and while many are
+        self._tracks = False
+        self._victims = Victims(self._stored_keys)
         self._calls = 0
+        self.loaded = 0  # entries that were read from the store since the table was made
         self.limit_cache(cache_bytes)
         self._grow(_FIRST_CAPACITY)
         if before is not None:
@@ -106,8 +125,12 @@ class ColumnTable:
             self._load_segment(segment)
         if stored:
             self._leave_segments()
+            if rekey:
+                rekeyed(self._shard, state_id, self._stored_keys)
             if before is not None:
                 self._rewrite(before)
+            if self._lasts is not None:
+                self._lasts.unknown()
 
     # ---- what operators use
 
@@ -140,7 +163,7 @@ class ColumnTable:
             row_ids = self._made_of_few(keys)
         else:
             self.made = _NO_ROWS
-            if self._evictable:
+            if self._tracks:
                 used, now = self._used.data, self._calls
                 for row_id in row_ids:
                     used[row_id] = now
@@ -174,6 +197,8 @@ class ColumnTable:
         if len(stored):
             self._removed.place(self._keys.key_batch(stored))  # type: ignore[arg-type]
         self._forget(row_ids)
+        if len(self._removed) > _MOST_REMOVED and not self._complete:
+            self._relieve_removed()
 
     def keys_of(self, row_ids: RowIds) -> list[Key]:
         return self._keys.tuples(row_ids)
@@ -188,6 +213,44 @@ class ColumnTable:
             self._load_stored()
         return self._keys.all()
 
+    # ---- entries that are not in memory
+
+    @property
+    def is_whole(self) -> bool:
+        """Every entry there is has a row id. If not, row ids are good until the next call, and what is there is asked
+        for by `entries_of`."""
+        return self._complete
+
+    def lasts(self, first: int) -> Ints:
+        """The last fields of the keys of all entries, each once, rising; the store is asked for those from `first` on
+        (below, there must be none). Only with `last_first`."""
+        assert self._lasts is not None, "of a table whose entries are in this order"
+        in_memory = self._last_fields(self._keys.all())
+        return np.union1d(in_memory, self._lasts.all_from(first))
+
+    def entries_of(self, last: int) -> Iterator[RowIds]:
+        """Row ids of all entries whose key ends with `last`, in parts: what is in memory, then what is not, by key
+        group and key. Those of a part are valid until the next one is asked for. An entry that the caller leaves may
+        be given twice. Meanwhile nobody may call `row_ids`."""
+        assert self._lasts is not None, "of a table whose entries are in this order"
+        row_ids = self._keys.all()
+        yield row_ids[self._last_fields(row_ids) == last]
+        if self._complete or not self._lasts.has(np.array([last]))[0]:
+            return
+        for some in entries_under(self._stored_keys, last):
+            row_ids = self._load_chunk([data_key for data_key, _ in some], [data for _, data in some])
+            if len(row_ids):
+                yield row_ids
+                left = row_ids[self._used[row_ids] != GONE]
+                self._used[left] = 0
+            if len(self._keys) > self._entry_limit:
+                self._make_room()
+
+    def none_of(self, last: int) -> None:
+        """No entry has a key that ends with `last` any more."""
+        if self._lasts is not None:
+            self._lasts.discard(last)
+
     # ---- what the backend uses
 
     def freeze(self) -> None:
@@ -198,8 +261,7 @@ class ColumnTable:
             self._segments = [self._segment(_NO_ROWS, self._emptied(), base=True)]
             self._segments_end = False
         if len(self._removed):
-            self._frozen.append(self._run(self._removed, self._removed.all(), None))
-            self._removed = self._emptied()
+            self._freeze_removed()
         self._pack(np.flatnonzero(self._dirty))
 
     @property
@@ -240,7 +302,8 @@ class ColumnTable:
     @property
     def _entry_limit(self) -> int:
         cells = self._cells.total // len(self._keys) if self._wide and len(self._keys) else 0
-        return max(1_024, self._cache_bytes // (self._entry_bytes + cells))
+        held = self._cache_bytes if self._held_bytes is None else max(self._cache_bytes, self._held_bytes())
+        return max(FEWEST, held // (self._entry_bytes + cells))
 
     def _begin_call(self) -> None:
         if not self._evictable:
@@ -248,7 +311,9 @@ class ColumnTable:
                 self._load_stored()
         else:
             self._calls += 1
-            if len(self._keys) > self._entry_limit:
+            entries, limit = len(self._keys), self._entry_limit
+            self._tracks = 2 * entries > limit
+            if entries > limit:
                 self._make_room()
 
     def _key_batch(self, keys: Sequence[Key]) -> Any:
@@ -271,7 +336,7 @@ class ColumnTable:
         row_ids, self.made = self._keys.place(key_batch)
         if len(self.made):
             self._begin_entries(self.made)
-        if self._evictable:
+        if self._tracks:
             self._used[row_ids] = self._calls
         return row_ids
 
@@ -287,7 +352,7 @@ class ColumnTable:
                 recent.clear()
             recent.update(zip(keys, row_ids.tolist(), strict=True))
             return row_ids
-        if self._evictable:
+        if self._tracks:
             self._used[row_ids] = self._calls
         return row_ids
 
@@ -298,6 +363,7 @@ class ColumnTable:
             self.columns[column][row_ids] = initial
         self._dirty[row_ids] = False
         self._stored[row_ids] = False
+        self._used[row_ids] = self._calls
         fresh = row_ids
         if len(self._removed):
             key_batch = self._keys.key_batch(row_ids)
@@ -310,22 +376,22 @@ class ColumnTable:
         if not self._complete:
             self._load_each(fresh)
 
-    def _load_each(self, row_ids: RowIds) -> None:
-        gone = self._gone_of_frozen()
-        kv, shard = self._shard.kv, self._shard
-        found_ids, found = [], []
-        for row_id, key in zip(row_ids.tolist(), self._keys.tuples(row_ids), strict=True):
-            if key not in gone:
-                data = kv.get(shard.kv_key(self._state_id, self.key_width, key))
-                if data is not None:
-                    found_ids.append(row_id)
-                    found.append(data)
-        if found:
-            self._set_rows(np.array(found_ids, np.int64), found)
-
-    def _gone_of_frozen(self) -> set[Key]:
-        """Keys whose removal is frozen: what the store has of them does not count any more."""
-        return {key for run in self._frozen if run.removes for key in run.tuples()}
+    def _load_each(self, fresh: RowIds) -> None:
+        """What the store has of these entries."""
+        if self._lasts is not None:
+            fresh = fresh[self._lasts.has(self._last_fields(fresh))]
+        if not len(fresh):
+            return
+        key_batch = self._keys.key_batch(fresh)
+        gone = self._removals.has(key_batch, len(fresh))
+        if gone is not None and gone.any():
+            fresh = fresh[~gone]
+            key_batch = self._keys.key_batch(fresh)
+        data = self._shard.kv.get_many(self._stored_keys.of_any(key_batch))
+        at = [number for number, value in enumerate(data) if value is not None]
+        if at:
+            self._set_rows(fresh[at], [value for value in data if value is not None])
+            self.loaded += len(at)
 
     def _load_stored(self) -> None:
         rows = self._shard.scan_state(self._state_id)
@@ -333,24 +399,36 @@ class ColumnTable:
             self._load_chunk([key for key, _ in chunk], [data for _, data in chunk])
         self._complete = True
 
-    def _load_chunk(self, data_keys: list[bytes], data: list[bytes]) -> None:
-        key_batch: Any = decoded_ints(data_keys, fields) if self._fits(fields := int_fields(data_keys[0])) else None
+    def _load_chunk(self, data_keys: list[bytes], data: list[bytes]) -> RowIds:
+        """Entries of the store into memory, without those of which it has not the last word. Gives their row ids."""
+        key_batch: Any = None
+        if self._fits(fields := int_fields(data_keys[0])):
+            key_batch = self._stored_keys.ints(data_keys, fields)
         if key_batch is None:
-            key_batch = self._key_batch([entry_key(data_key) for data_key in data_keys])
+            key_batch = self._key_batch([self._stored_keys.key(data_key) for data_key in data_keys])
         unknown = self._keys.find(key_batch) < 0
         if len(self._removed):
             unknown &= self._removed.find(key_batch) < 0
-        gone = self._gone_of_frozen()
-        if gone:
-            unknown &= np.array([entry_key(data_key) not in gone for data_key in data_keys])
+        gone = self._removals.has(key_batch, len(data_keys))
+        if gone is not None:
+            unknown &= ~gone
         wanted = np.flatnonzero(unknown)
-        if len(wanted):
-            chosen: Any = (
-                key_batch[:, wanted] if isinstance(key_batch, np.ndarray) else [key_batch[at] for at in wanted.tolist()]
-            )
-            row_ids, _ = self._keys.place(chosen)
-            self._grow(self._keys.numbers.limit)
-            self._set_rows(row_ids, [data[at] for at in wanted.tolist()])
+        if not len(wanted):
+            return _NO_ROWS
+        chosen: Any = (
+            key_batch[:, wanted] if isinstance(key_batch, np.ndarray) else [key_batch[at] for at in wanted.tolist()]
+        )
+        row_ids, _ = self._keys.place(chosen)
+        self._grow(self._keys.numbers.limit)
+        self._set_rows(row_ids, [data[at] for at in wanted.tolist()])
+        self._used[row_ids] = self._calls
+        self.loaded += len(row_ids)
+        return row_ids
+
+    def _last_fields(self, row_ids: RowIds) -> Ints:
+        if isinstance(self._keys, IntKeys):
+            return self._keys.last_fields(row_ids)
+        return np.array([key[-1] for key in self._keys.key_batch(row_ids)], np.int64)
 
     def _set_rows(self, row_ids: RowIds, data: Sequence[bytes]) -> None:
         width = self._row.itemsize
@@ -414,7 +492,7 @@ class ColumnTable:
         self._capacity = capacity
 
     def _use_tuples(self) -> None:
-        """From now on the index holds tuples. RowIds stay what they are."""
+        """From now on the index holds tuples. Row ids stay what they are."""
         self._keys, self._removed = tuple_keys(self._keys), tuple_keys(self._removed)
         self._recent.clear()
 
@@ -508,42 +586,65 @@ class ColumnTable:
             rows[column] = self.columns[column][row_ids]
         self._dirty[row_ids] = False
         self._stored[row_ids] = True
+        if self._lasts is not None:
+            self._lasts.add(self._last_fields(row_ids))
         self._frozen.append(self._run(self._keys, row_ids, rows))
+
+    def _freeze_removed(self) -> None:
+        run = self._run(self._removed, self._removed.all(), None)
+        self._frozen.append(run)
+        self._removals.add(run, self._removed)
+        self._removed = self._emptied()
 
     def _run(self, keys: IntKeys | TupleKeys, row_ids: RowIds, rows: npt.NDArray[np.void] | None) -> IntRun | TupleRun:
         cells = tails(self.columns, self._wide, row_ids) if self._wide and rows is not None else None
         if isinstance(keys, IntKeys):
-            return IntRun(self._shard, self._state_id, self.key_width, keys.key_batch(row_ids), rows, cells)
-        return TupleRun(self._shard, self._state_id, self.key_width, keys, row_ids, rows, cells)
+            return IntRun(self._stored_keys, keys.key_batch(row_ids), rows, cells)
+        return TupleRun(self._stored_keys, keys, row_ids, rows, cells)
 
     # ---- eviction
 
     def _make_room(self) -> None:
-        """Forget the longest unused entries; write some dirty ones behind if there are not enough clean ones."""
+        """Some of the entries that nobody asked for longest leave memory, about as many as came since the last time, so
+        that no call takes long. What is dirty among them is written first."""
         if self._in_segments:
             self._leave_segments()
         if self._frozen:
             if not self._shard.may_write():
                 return
-            self._shard.write(self.take(_SPILL_SLICE))
+            self._shard.write(self.take(SPILLED_AT_ONCE))
             if self._frozen:
                 return
-        surplus = len(self._keys) - self._entry_limit + self._entry_limit // 8
-        every = self._keys.all()
-        clean = every[~self._dirty[every]]
-        if len(clean) < surplus and self._shard.may_write():
-            dirty = _oldest(every[self._dirty[every]], self._used, 4 * _SPILL_SLICE)
-            self._pack(dirty)
-            self._shard.write(self.take(len(dirty)))
-            clean = every[~self._dirty[every]]
-        victims = _oldest(clean, self._used, surplus)
-        self._complete = self._complete and not bool(self._stored[victims].any())
-        self._forget(victims)
+        self._relieve_removed()
+        entries, limit = len(self._keys), self._entry_limit
+        count = max(SPILLED_AT_ONCE, 2 * (entries - limit))
+        if not self._victims.left:
+            self._victims.choose(self._keys, self._used, max(1, limit // 16, entries - limit))
+        row_ids = self._victims.take(count, self._used)
+        dirty = row_ids[self._dirty[row_ids]]
+        if len(dirty):
+            if self._shard.may_write():
+                self._pack(dirty)
+                while self._frozen:
+                    self._shard.write(self.take(_WRITTEN_AT_ONCE))
+            else:
+                row_ids = row_ids[~self._dirty[row_ids]]
+        self._complete = self._complete and not bool(self._stored[row_ids].any())
+        self._forget(row_ids)
+
+    def _relieve_removed(self) -> None:
+        """Many removals that wait for the next snapshot are written now."""
+        if len(self._removed) <= _MOST_REMOVED or self._in_segments or self._frozen or not self._shard.may_write():
+            return
+        self._freeze_removed()
+        while self._frozen:
+            self._shard.write(self.take(_WRITTEN_AT_ONCE))
 
     def _forget(self, row_ids: RowIds) -> None:
         self._keys.remove(row_ids)
         self._dirty[row_ids] = False
         self._stored[row_ids] = False
+        self._used[row_ids] = GONE
         self._recent.clear()
         if self._wide:
             self._cells.gone(row_ids)
@@ -571,9 +672,3 @@ def _extended(array: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:
     extended = np.zeros(capacity, array.dtype)
     extended[: len(array)] = array
     return extended
-
-
-def _oldest(row_ids: RowIds, used: npt.NDArray[np.int64], count: int) -> RowIds:
-    if count >= len(row_ids):
-        return row_ids
-    return row_ids[np.argpartition(used[row_ids], count)[:count]]

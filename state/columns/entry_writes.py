@@ -12,36 +12,25 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from barrier_runtime.state.keys.key_codec import INT_TAG, encode_key
-from barrier_runtime.state.keys.key_groups import key_groups_of_int64
-from barrier_runtime.state.keys.row_index import Ints, Key, RowIds, TupleKeys
-from barrier_runtime.state.kv.shard import PREFIX_BYTES, Shard
+from barrier_runtime.state.columns.entry_keys import EntryKeys
+from barrier_runtime.state.keys.row_index import IntKeys, Ints, Key, RowIds, TupleKeys, tuple_keys
 from barrier_runtime.state.kv.store import Entry
 
 Rows = npt.NDArray[np.void]
 
 _CHUNK = 2_048  # entries sorted and encoded at a time, at least
-_INT_SIGN = np.uint64(1 << 63)
 
 
 class IntRun:
     """Keys of int64 fields (an array of shape (fields, keys))."""
 
     def __init__(
-        self,
-        shard: Shard,
-        state_id: int,
-        key_width: int,
-        key_batch: Ints,
-        rows: Rows | None,
-        cells: list[bytes] | None = None,
+        self, stored: EntryKeys, key_batch: Ints, rows: Rows | None, cells: Sequence[bytes] | None = None
     ) -> None:
         """`cells`: what each entry has behind its row."""
         self.removes = rows is None
         self._cells = cells
-        self._shard = shard
-        self._state_id = state_id
-        self._key_width = key_width
+        self._stored = stored
         self._key_batch = key_batch
         self._rows = rows
         self._left = int(key_batch.shape[1])
@@ -55,34 +44,20 @@ class IntRun:
         self._left -= len(taken)
         return taken
 
-    def tuples(self) -> list[Key]:
-        return list(zip(*self._key_batch.tolist(), strict=True))
-
     def _encoded(self) -> Iterator[Entry]:
-        groups = self._groups()
+        groups = self._stored.groups_of_ints(self._key_batch)
         order = np.argsort(groups, kind="stable")
         ends = np.flatnonzero(np.diff(groups[order], append=-1)) + 1  # of the groups, in `order`
         start = 0
         for end in ends.tolist():
             if end - start >= _CHUNK or end == len(order):
                 chunk = order[start:end]
-                yield from self._encode(chunk[np.lexsort((self._key_batch[0, chunk], groups[chunk]))], groups)
+                chunk = chunk[self._stored.order_of_ints(self._key_batch[:, chunk], groups[chunk])]
+                yield from self._encode(chunk, groups)
                 start = end
 
-    def _groups(self) -> npt.NDArray[np.uint16]:
-        shard = self._shard
-        groups = key_groups_of_int64(self._key_batch[0], shard.max_parallelism, *self._key_batch[1 : self._key_width])
-        foreign = (groups < shard.key_group_first) | (groups > shard.key_group_last)
-        if foreign.any():
-            at = int(np.argmax(foreign))
-            raise shard.foreign(tuple(self._key_batch[:, at].tolist()), int(groups[at]))
-        return groups
-
     def _encode(self, chosen: npt.NDArray[np.intp], groups: npt.NDArray[np.uint16]) -> Iterator[Entry]:
-        encoded = np.empty(len(chosen), int_key(len(self._key_batch)))
-        encoded["group"] = groups[chosen]
-        encoded["state"] = self._state_id
-        put_ints(encoded, self._key_batch[:, chosen])
+        encoded = self._stored.of_ints(self._key_batch[:, chosen], groups[chosen])
         width = encoded.itemsize
         if self._rows is None:
             return ((key, None) for (key,) in struct.iter_unpack(f"{width}s", encoded.tobytes()))
@@ -101,20 +76,16 @@ class TupleRun:
 
     def __init__(
         self,
-        shard: Shard,
-        state_id: int,
-        key_width: int,
+        stored: EntryKeys,
         keys: TupleKeys,
         row_ids: RowIds,
         rows: Rows | None,
-        cells: list[bytes] | None = None,
+        cells: Sequence[bytes] | None = None,
     ) -> None:
         """`cells`: what each entry has behind its row."""
         self.removes = rows is None
         self._cells = cells
-        self._shard = shard
-        self._state_id = state_id
-        self._key_width = key_width
+        self._stored = stored
         self._key_batch = keys.key_batch(row_ids)
         self._rows = rows
         self._keys = keys
@@ -142,49 +113,44 @@ class TupleRun:
         self._taken = end
         return self._data_keys(start, end)
 
-    def tuples(self) -> list[Key]:
-        return self._key_batch
-
     def _data_keys(self, start: int, end: int) -> list[bytes]:
-        key_batch, row_ids = self._key_batch[start:end], self._row_ids[start:end].tolist()
+        key_batch = self._key_batch[start:end]
+        if self._stored.last_first:  # segments, which have keys as they are, ask for what is remembered
+            return self._stored.of_tuples(key_batch)
+        row_ids = self._row_ids[start:end].tolist()
         known = [self._keys.known_data_key(row_id, key) for row_id, key in zip(row_ids, key_batch, strict=True)]
         missing = [at for at, data_key in enumerate(known) if data_key is None]
         if missing:
-            encoded = self._shard.kv_keys(self._state_id, self._key_width, [key_batch[at] for at in missing])
+            encoded = self._stored.of_tuples([key_batch[at] for at in missing])
             for at, data_key in zip(missing, encoded, strict=True):
                 known[at] = data_key
                 self._keys.remember_data_key(row_ids[at], key_batch[at], data_key)
         return known  # type: ignore[return-value]
 
 
-def int_key(fields: int, prefix: Sequence[str] = ("group", "state")) -> np.dtype[np.void]:
-    """How keys of that many ints are stored (see `key_codec`), behind their key group and state id."""
-    parts = [(name, ">u2") for name in prefix]
-    for number in range(fields):
-        parts += [(f"tag{number}", "u1"), (f"field{number}", ">u8")]
-    return np.dtype(parts)
+class Removals:
+    """Keys whose removal is frozen: what the store has of them does not count any more. Looked up as long as the run
+    that removes them is not written."""
 
+    def __init__(self) -> None:
+        self._runs: list[tuple[IntRun | TupleRun, IntKeys | TupleKeys]] = []
 
-def put_ints(encoded: npt.NDArray[np.void], key_batch: Ints) -> None:
-    """The keys into an array of `int_key`."""
-    for number, field in enumerate(key_batch):
-        encoded[f"tag{number}"] = INT_TAG
-        encoded[f"field{number}"] = field.view(np.uint64) ^ _INT_SIGN
+    def add(self, run: IntRun | TupleRun, keys: IntKeys | TupleKeys) -> None:
+        self._runs.append((run, keys))
 
-
-def decoded_ints(data_keys: Sequence[bytes], fields: int) -> Ints | None:
-    """The keys behind stored ones, if all of them are that many ints; None otherwise."""
-    layout = int_key(fields)
-    if set(map(len, data_keys)) != {layout.itemsize}:
-        return None
-    stored = np.frombuffer(b"".join(data_keys), layout)
-    if any((stored[f"tag{number}"] != INT_TAG).any() for number in range(fields)):
-        return None
-    return np.stack(
-        [(stored[f"field{number}"].astype(np.uint64) ^ _INT_SIGN).view(np.int64) for number in range(fields)]
-    )
-
-
-def int_fields(data_key: bytes) -> int:
-    """How many ints a stored key has if it has nothing else."""
-    return (len(data_key) - PREFIX_BYTES) // len(encode_key((0,)))
+    def has(self, key_batch: Ints | Sequence[Key], count: int) -> npt.NDArray[np.bool_] | None:
+        """Which of the keys are among them; None: none can be."""
+        self._runs = [(run, keys) for run, keys in self._runs if len(run)]
+        if not self._runs:
+            return None
+        found = np.zeros(count, np.bool_)
+        for at, (run, keys) in enumerate(self._runs):
+            if isinstance(key_batch, np.ndarray):
+                assert isinstance(keys, IntKeys), "a table that takes tuples does so for ever"
+                if keys.fields == len(key_batch):
+                    found |= keys.find(key_batch) >= 0
+            else:
+                keys = tuple_keys(keys)
+                self._runs[at] = run, keys
+                found |= keys.find(key_batch) >= 0
+        return found

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from barrier_runtime.state.columns.entry_keys import EntryKeys
 from barrier_runtime.state.columns.entry_writes import TupleRun
 from barrier_runtime.state.columns.segment import GROUP_BYTES, Keys, Segment, groups_of, part
 from barrier_runtime.state.columns.wide_columns import is_wide, memory
@@ -48,8 +49,9 @@ class FrozenSegment:
         else:
             assert isinstance(keys, TupleKeys), "both are"
             assert isinstance(removed, TupleKeys), "both are"
-            self._keys = _Encoded(TupleRun(shard, state_id, key_width, keys, row_ids, None))
-            self._removed = _Encoded(TupleRun(shard, state_id, key_width, removed, removed.all(), None))
+            plain = EntryKeys(shard, state_id, key_width)
+            self._keys = _Encoded(TupleRun(plain, keys, row_ids, None))
+            self._removed = _Encoded(TupleRun(plain, removed, removed.all(), None))
 
     def __len__(self) -> int:
         return sum(keys.shape[1] if isinstance(keys, np.ndarray) else keys.count for keys in self._both())

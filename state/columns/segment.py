@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from barrier_runtime.state.columns.entry_writes import int_key, put_ints
+from barrier_runtime.state.columns.entry_keys import int_key, put_ints
 from barrier_runtime.state.columns.wide_columns import empty_cells, from_binary, is_wide, to_binary
 from barrier_runtime.state.errors import UNREADABLE
 from barrier_runtime.state.keys.key_groups import key_groups_of_int64

@@ -116,6 +116,10 @@ class IntKeys:
         key_batch: Ints = self._keys.take(row_ids, axis=1)
         return key_batch
 
+    def last_fields(self, row_ids: RowIds) -> Ints:
+        fields: Ints = self._keys[-1].take(row_ids)
+        return fields
+
     def tuples(self, row_ids: RowIds) -> list[Key]:
         return list(zip(*self.key_batch(row_ids).tolist(), strict=True))
 

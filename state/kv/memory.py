@@ -30,6 +30,9 @@ class MemoryKv:
     def get(self, key: bytes) -> bytes | None:
         return self._entries.get(key)
 
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        return list(map(self._entries.get, keys))
+
     def write(self, entries: Sequence[Entry]) -> None:
         stored = self._entries
         for key, value in entries:

@@ -28,24 +28,65 @@ _SPACE_PERCENT = 200  # of the oldest run: when the others weigh that much, all 
 
 
 class SlotMemory:
-    """Block cache and memtables of all databases of one slot, within `total_bytes` together."""
+    """Of one slot, within `total_bytes` together: block cache and memtables of all databases, and what operators hold
+    besides, such as open windows. That gets half of it, once there is any, and each operator an equal part of the half.
+    """
 
     def __init__(self, total_bytes: int) -> None:
         if total_bytes < 8 * _MIB:
             raise InvalidJob(f"{total_bytes} bytes are too little for the state of a slot: give it 8 MiB or more")
         self.total_bytes = total_bytes
         self._shared: tuple[Any, Any] | None = None
+        self._holders = 0
+
+    def hold(self) -> "HeldMemory":
+        """An operator begins to hold something."""
+        self._holders += 1
+        self._fit()
+        return HeldMemory(self)
+
+    @property
+    def share_bytes(self) -> int:
+        """Of each operator that holds something."""
+        return self.total_bytes // 2 // max(1, self._holders)
 
     def shared(self) -> tuple[Any, Any]:
         """(block cache, write-buffer manager), made when first asked for."""
         if self._shared is None:
             from rocksdict import Cache, WriteBufferManager
 
-            cache = Cache(self.total_bytes)
+            cache = Cache(self._database_bytes)
             # The manager charges memtables to the cache. Never stall: a stalled write would stop the slot's loop.
             manager = WriteBufferManager.new_write_buffer_manager_with_cache(self.total_bytes // 3, False, cache)
             self._shared = (cache, manager)
         return self._shared
+
+    @property
+    def _database_bytes(self) -> int:
+        return self.total_bytes - (self.total_bytes // 2 if self._holders else 0)
+
+    def _fit(self) -> None:
+        if self._shared is not None:
+            self._shared[0].set_capacity(self._database_bytes)
+
+    def _released(self) -> None:
+        self._holders -= 1
+        self._fit()
+
+
+class HeldMemory:
+    """Made by `SlotMemory.hold`."""
+
+    def __init__(self, memory: SlotMemory) -> None:
+        self._memory: SlotMemory | None = memory
+
+    def share_bytes(self) -> int:
+        return 0 if self._memory is None else self._memory.share_bytes
+
+    def release(self) -> None:
+        if self._memory is not None:
+            self._memory._released()
+            self._memory = None
 
 
 class RocksDbKv:
@@ -74,6 +115,9 @@ class RocksDbKv:
 
     def get(self, key: bytes) -> bytes | None:
         return self._get(key)  # type: ignore[no-any-return]
+
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        return self._get(keys) if keys else []
 
     def write(self, entries: Sequence[Entry]) -> None:
         batch = self._new_batch(raw_mode=True)

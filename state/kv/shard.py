@@ -37,11 +37,19 @@ class Shard:
             raise self.foreign(key, group)
         return _pack_prefix(group, state_id) + encode_key(key)
 
-    def kv_keys(self, state_id: int, key_width: int, keys: Sequence[tuple[Any, ...]]) -> list[bytes]:
-        """`kv_key` of many keys at once."""
+    def kv_keys(
+        self, state_id: int, key_width: int, keys: Sequence[tuple[Any, ...]], encoded: Sequence[bytes] | None = None
+    ) -> list[bytes]:
+        """`kv_key` of many keys at once. `encoded`: what is stored of them, where it is not just the key."""
         groups = key_groups_of_keys(keys, key_width, self.max_parallelism)
         prefixes = self.checked_prefixes(state_id, groups, keys)
-        return [prefixes[group] + encode_key(key) for group, key in zip(groups, keys, strict=True)]
+        if encoded is None:
+            encoded = [encode_key(key) for key in keys]
+        return [prefixes[group] + data for group, data in zip(groups, encoded, strict=True)]
+
+    @staticmethod
+    def prefix(group: int, state_id: int) -> bytes:
+        return _pack_prefix(group, state_id)
 
     def checked_prefixes(self, state_id: int, groups: Sequence[int], keys: Sequence[tuple[Any, ...]]) -> list[bytes]:
         """By key group, how the entries of a state begin. `groups` are those of `keys`, all of this subtask."""

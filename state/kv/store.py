@@ -19,6 +19,10 @@ class KvStore(Protocol):
 
     def get(self, key: bytes) -> bytes | None: ...
 
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        """`get` of each, which takes less than that many calls."""
+        ...
+
     def write(self, entries: Sequence[Entry]) -> None:
         """Apply all entries, in order."""
         ...

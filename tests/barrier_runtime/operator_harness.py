@@ -1,12 +1,14 @@
 """Driving one operator by hand: real keyed state, real snapshots through an object store, no slot around it."""
 
+import contextlib
 import itertools
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,8 @@ from barrier_runtime.data.partitioning import hash_partition
 from barrier_runtime.operators.base import Capture, Emit, Operator, OperatorContext
 from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
+from barrier_runtime.state.columns import column_table
+from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
@@ -24,6 +28,23 @@ from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.paths import Paths
 
 Kind = Literal["memory", "rocksdb"]
+
+
+@contextlib.contextmanager
+def held_in_memory(entries: int | None) -> Iterator[None]:
+    """Columnar tables hold about so many entries in memory; None: as many as usual."""
+    if entries is None:
+        yield
+        return
+    with patch.object(ColumnTable, "_entry_limit", entries), patch.object(column_table, "SPILLED_AT_ONCE", 3):
+        yield
+
+
+def entries_left(operator: Any) -> int:
+    """Of a keyed operator's state after a snapshot: in memory, and in the store."""
+    kv = operator.backend._shard.kv
+    table = getattr(operator, "_table", None)  # made with the first batch
+    return int(table.entries if table is not None else 0) + sum(1 for _ in kv.scan(b"", b"\xff" * 8))
 
 
 class InlineExecutor:
@@ -207,5 +228,6 @@ class Slots:
         for driven in self.driven:
             driven.operator.close()
         slots = Slots(self.make, parallelism, snapshots, self.driven[0].world.store, self._tags)
-        slots.driven[0].world._numbers = self.driven[0].world._numbers
+        for driven in slots.driven:  # no file is called as one that is there
+            driven.world._numbers = self.driven[0].world._numbers
         return slots

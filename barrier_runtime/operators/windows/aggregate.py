@@ -4,10 +4,13 @@ A window is over when the watermark reaches its last millisecond; it is emitted 
 removed at once, and rows of windows that are over are late. With one it is kept for that long, and each row that still
 comes for it emits it again, so that how often does not depend on where batches end. Results of one watermark come
 ordered by window and keys, so a replay gives the same rows in the same order.
+
+When the entries outgrow their memory, some leave it for the key-value store (`ColumnTable`), and come back one by one
+when a row is theirs. What is due is then asked for by the start of the window: what is in memory comes first, ordered
+as ever, then what is not, by key group and key.
 """
 
-import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,47 +25,16 @@ from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.windows.assigners import WindowAssigner, lateness_definition
 from barrier_runtime.operators.windows.base import Ints, WindowOperator, told_of_windows
+from barrier_runtime.operators.windows.by_start import ByStart
 from barrier_runtime.operators.windows.firing import FEW
 
 _MAX_ASSIGNED = 262_144  # rows of a batch, each as often as it has windows: more are worked on in parts
 FIRINGS = "firings"  # column of state, of windows that may be emitted more than once: how often they were
 
 
-class _ByStart:
-    """Entries of some windows, by the start of the window."""
-
-    def __init__(self) -> None:
-        self._row_ids: dict[int, list[Ints]] = {}
-        self._starts: list[int] = []  # heap of the keys of _row_ids
-
-    @property
-    def first(self) -> int | None:
-        return self._starts[0] if self._starts else None
-
-    def note(self, row_ids: Ints, starts: Ints) -> None:
-        if not len(row_ids):
-            return
-        if (starts != starts[0]).any():
-            order = np.argsort(starts, kind="stable")
-            row_ids, starts = row_ids[order], starts[order]
-        firsts = np.flatnonzero(np.diff(starts, prepend=starts[:1] - 1))
-        for start, its_ids in zip(starts[firsts].tolist(), np.split(row_ids, firsts[1:]), strict=True):
-            known = self._row_ids.get(start)
-            if known is None:
-                self._row_ids[start] = [its_ids]
-                heapq.heappush(self._starts, start)
-            else:
-                known.append(its_ids)
-
-    def take(self, before: int) -> Ints | None:
-        """Those of windows that start before that; None when there are none."""
-        taken: list[Ints] = []
-        while self._starts and self._starts[0] < before:
-            taken += self._row_ids.pop(heapq.heappop(self._starts))
-        return np.concatenate(taken) if taken else None
-
-
 class WindowAggregateOperator(WindowOperator):
+    _evictable = True  # nothing knows entries by their row ids between two batches, but what can do without
+
     def __init__(
         self,
         name: str,
@@ -79,15 +51,33 @@ class WindowAggregateOperator(WindowOperator):
         self._window = window
         self._lateness_ms = lateness_ms
         self._beside = told_of_windows(window.bounded, lateness_ms > 0)
-        self._due = _ByStart()  # not emitted yet
-        self._fired = _ByStart()  # and kept for late rows
+        self._due = ByStart()  # not emitted yet
+        self._fired = ByStart()  # and kept for late rows
+        self._loaded = 0  # of `ColumnTable.loaded`, which `_bounds` knows of
 
     def bind(self, columns: pa.Schema) -> None:
-        self._bind_table(columns, self._more_state(), self._beside)
+        self._bind_table(columns, self._more_state(), self._beside, evictable=self._evictable)
+        if self._evictable and not self._table.is_whole:
+            self._find_starts()
+            return
         row_ids = self._table.load_all()
         over = self._were_over(row_ids)
         self._note(self._due, row_ids[~over])
         self._note(self._fired, row_ids[over])
+
+    def _find_starts(self) -> None:
+        """Restored with entries that are not in memory: which windows there are."""
+        self._due.forget_row_ids()
+        self._fired.forget_row_ids()
+        if self._going_to_ms is not None:
+            # Some may be over and not emitted yet, and with a lateness others emitted; these are passed over then.
+            starts = self._table.lasts(WATERMARK_MIN)
+            self._due.note_starts(starts)
+        else:
+            starts = self._table.lasts(max(WATERMARK_MIN, self._first_kept(self._watermark_ms)))
+            self._due.note_starts(starts[starts >= self._window.first_open_start(self._watermark_ms)])
+        if self._lateness_ms:
+            self._fired.note_starts(starts)
 
     def _more_state(self) -> dict[str, tuple[str, Any]]:
         """Columns of state besides those of the aggregates."""
@@ -152,16 +142,43 @@ class WindowAggregateOperator(WindowOperator):
     def _reach(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         self._watermark_ms = watermark_ms
         yield from self._fire_over(watermark_ms, emit)
-        if self._lateness_ms:
+        if self._lateness_ms and not self._fired.has_row_ids:
+            yield from self._close(self._first_kept(watermark_ms))
+        elif self._lateness_ms:
             closed = self._fired.take(self._first_kept(watermark_ms))
             for row_ids in () if closed is None else np.split(closed, range(FEW, len(closed), FEW)):
                 self._remove(row_ids)
                 yield
 
+    def _close(self, before: int) -> Iterator[None]:
+        """Remove the windows that start before that, of which not all entries are in memory."""
+        for start in self._fired.take_starts(before):
+            for row_ids in self._table.entries_of(start):
+                for first in range(0, len(row_ids), FEW):
+                    self._remove(row_ids[first : first + FEW])
+                    yield
+            self._table.none_of(start)
+
     def _fire_over(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        if not self._due.has_row_ids:
+            yield from self._fire_starts(self._due.take_starts(self._window.first_open_start(watermark_ms)), emit)
+            return
         due = self._due.take(self._window.first_open_start(watermark_ms))
         if due is not None:
             yield from self._fire_parts(due, emit)
+
+    def _fire_starts(self, starts: Iterable[int], emit: Emit, by_floors: bool = False) -> Iterator[None]:
+        """The windows that start then, of which not all entries are in memory. `by_floors`: only those that are over
+        by the event time of their key group."""
+        for start in starts:
+            for row_ids in self._table.entries_of(start):
+                row_ids = row_ids[~self._were_over(row_ids)]
+                if by_floors:
+                    row_ids = row_ids[start < self._window.first_open_starts(self._floors_of(row_ids))]
+                yield from self._fire_parts(row_ids, emit)
+                yield
+            if not self._lateness_ms and not by_floors:
+                self._table.none_of(start)
 
     def _fire_parts(self, row_ids: Ints, emit: Emit) -> Iterator[None]:
         for part in self._parts(row_ids):
@@ -170,6 +187,11 @@ class WindowAggregateOperator(WindowOperator):
             yield
 
     def _reach_floors(self, emit: Emit) -> Iterator[None]:
+        if not self._due.has_row_ids:
+            open_starts = list(self._due.take_starts(WATERMARK_MAX))
+            self._due.note_starts(np.array(open_starts, np.int64))
+            yield from self._fire_starts(open_starts, emit, by_floors=True)
+            return
         due = self._due.take(WATERMARK_MAX)
         if due is None:
             return
@@ -230,9 +252,17 @@ class WindowAggregateOperator(WindowOperator):
         keys = self.codec.arrays(rows)
         ints = self.codec.int64(keys)
         if ints is not None:
-            return self._table.row_ids_int64(*ints, starts)
-        groups = group_rows([*keys, pa.array(starts)])
-        return self._table.row_ids(groups.keys)[groups.of_row]
+            row_ids = self._table.row_ids_int64(*ints, starts)
+        else:
+            groups = group_rows([*keys, pa.array(starts)])
+            row_ids = self._table.row_ids(groups.keys)[groups.of_row]
+        if not self._table.is_whole:
+            self._due.forget_row_ids()
+            self._fired.forget_row_ids()
+            if self._loaded != self._table.loaded:
+                self._loaded = self._table.loaded
+                self._bounds.forget_all()
+        return row_ids
 
     def _without_late(
         self, batch: Batch, assigned: Ints | None, starts: Ints, closed: npt.NDArray[np.bool_], emit: Emit
@@ -250,7 +280,7 @@ class WindowAggregateOperator(WindowOperator):
             self._give_late(batch, late, emit)
         return rows.take(pa.array(of_row)), starts[kept], kept
 
-    def _note(self, windows: _ByStart, row_ids: Ints) -> None:
+    def _note(self, windows: ByStart, row_ids: Ints) -> None:
         """Entries that are new among `windows`."""
         if len(row_ids):
             ints = self._table.int_keys_of(row_ids)

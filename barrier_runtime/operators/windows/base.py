@@ -71,14 +71,20 @@ class WindowOperator(KeyedOperator):
         self._by_row = False  # event time is told row by row, to those who read the results, too
 
     def _bind_table(
-        self, columns: pa.Schema, more: Mapping[str, tuple[str, Any]], beside: Sequence[pa.Field] = SPAN
+        self,
+        columns: pa.Schema,
+        more: Mapping[str, tuple[str, Any]],
+        beside: Sequence[pa.Field] = SPAN,
+        evictable: bool = False,
     ) -> None:
-        """`more`: columns of state besides those of the aggregates. `beside`: of results, see `window_schema`."""
+        """`more`: columns of state besides those of the aggregates. `beside`: of results, see `window_schema`.
+        `evictable`: entries may leave memory (see `ColumnTable`)."""
         if self._event_time is not None:
             check_event_time_type(columns.field(self._event_time).type, self._event_time, self.where)
         self._plan = plan_aggregates(self._aggregates, columns, self.where, self._known_columns())
         self._output = window_schema(columns, self._key_columns, self._aggregates, self.where, beside)
-        self._table = self._column_table("windows", {**more, **self._plan.storage()}, self._plan.added())
+        storage = {**more, **self._plan.storage()}
+        self._table = self._column_table("windows", storage, self._plan.added(), evictable, by_last=True)
         describe_aggregates(self.backend, self._aggregates, self.where, first=self.context.subtask == 0)
         self._bounds = SumBounds()
 

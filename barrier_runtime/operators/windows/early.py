@@ -55,6 +55,7 @@ class EarlyWindowOperator(WindowAggregateOperator):
         self._accumulate = early.accumulate
         self._rows = early.rows
         self._interval_ms = early.interval_ms
+        self._evictable = early.rows is not None  # else `_changed` tells entries by their row ids
         self._by_event_time = early.rows is None and early.clock == "event"
         self._grid_ms = window.first_start(0)
         self._held: list[tuple[pa.RecordBatch, Ints]] | None = None  # results, and event time at each
@@ -62,7 +63,7 @@ class EarlyWindowOperator(WindowAggregateOperator):
 
     def bind(self, columns: pa.Schema) -> None:
         super().bind(columns)
-        if self._rows is None:
+        if not self._evictable:
             row_ids = self._table.load_all()
             self._mark(row_ids[(self._since(row_ids) > 0) & ~self._were_over(row_ids)])
 

@@ -51,6 +51,9 @@ class LsmKv:
     def get(self, key: bytes) -> bytes | None:
         return self._content.get(key)
 
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        return self._content.get_many(keys)
+
     def write(self, entries: Sequence[Entry]) -> None:
         self._content.write(entries)
         self._memtable.update(entries)

@@ -254,3 +254,49 @@ def test_large_batches_find_the_same_slots_as_small_ones(bench: Bench) -> None:
     assert table.entries == len(expected)
     assert len(set(expected.values())) == len(expected)
     assert table.keys_of(table.row_ids_int64(np.array([5, 7]))) == [(5,), (7,)]
+
+
+def by_last(backend: KeyedBackend) -> ColumnTable:
+    return backend.column_table("windows", COLUMNS, 1, True, last_first=True)
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_entries_are_found_by_the_last_field_of_their_keys(
+    bench: Bench, text: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ColumnTable, "_entry_limit", 50)
+    table = by_last(bench.open())
+    keys: list[tuple[object, ...]] = [(f"k{n}" if text else n, n % 7) for n in range(1_000)]
+    for first in range(0, 1_000, 50):
+        count(table, keys[first : first + 50])
+    assert not table.is_whole
+    assert table.lasts(0).tolist() == list(range(7))
+    found = []
+    for row_ids in table.entries_of(3):
+        found += table.keys_of(row_ids)
+        table.remove(row_ids)
+    assert sorted(found) == sorted(key for key in keys if key[1] == 3)
+    table.none_of(3)
+    assert table.lasts(0).tolist() == [0, 1, 2, 4, 5, 6]
+    assert not any(len(row_ids) for row_ids in table.entries_of(3))
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_entries_that_an_older_release_stored_by_key_are_found_by_the_last_field(
+    bench: Bench, text: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys: list[tuple[object, ...]] = [(f"k{n}" if text else n, n % 3) for n in range(300)]
+    backend = bench.open()
+    with monkeypatch.context() as few:
+        few.setattr(ColumnTable, "_entry_limit", 50)
+        older = backend.column_table("windows", COLUMNS, 1, True)
+        for first in range(0, 300, 50):
+            count(older, keys[first : first + 50])
+        assert not older.is_whole
+    restored = bench.open([of_operator(checkpoint(backend, 1))])
+    table = by_last(restored)
+    assert table.lasts(0).tolist() == [0, 1, 2]
+    assert sorted(key for row_ids in table.entries_of(1) for key in table.keys_of(row_ids)) == sorted(keys[1::3])
+    again = by_last(bench.open([of_operator(checkpoint(restored, 2))]))  # is not made anew twice
+    assert content(again) == dict.fromkeys(keys, (1, 0.5, -1))
+    assert again.lasts(2).tolist() == [0, 1, 2]

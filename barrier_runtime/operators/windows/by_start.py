@@ -1,0 +1,68 @@
+"""Which windows there are, by their start, and which entries of state are theirs."""
+
+import heapq
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+
+class ByStart:
+    """Entries of some windows. Once entries may leave memory their row ids mean nothing, and only starts are known."""
+
+    def __init__(self) -> None:
+        self._row_ids: dict[int, list[Ints]] = {}
+        self._starts: list[int] = []  # heap of the keys of _row_ids
+        self.has_row_ids = True
+
+    @property
+    def first(self) -> int | None:
+        return self._starts[0] if self._starts else None
+
+    def forget_row_ids(self) -> None:
+        if self.has_row_ids:
+            self.has_row_ids = False
+            self._row_ids = {start: [] for start in self._row_ids}
+
+    def note(self, row_ids: Ints, starts: Ints) -> None:
+        if not len(row_ids):
+            return
+        if not self.has_row_ids:
+            self.note_starts(starts)
+            return
+        if (starts != starts[0]).any():
+            order = np.argsort(starts, kind="stable")
+            row_ids, starts = row_ids[order], starts[order]
+        firsts = np.flatnonzero(np.diff(starts, prepend=starts[:1] - 1))
+        for start, its_ids in zip(starts[firsts].tolist(), np.split(row_ids, firsts[1:]), strict=True):
+            known = self._row_ids.get(start)
+            if known is None:
+                self._row_ids[start] = [its_ids]
+                heapq.heappush(self._starts, start)
+            else:
+                known.append(its_ids)
+
+    def note_starts(self, starts: Ints) -> None:
+        for start in np.unique(starts).tolist():
+            if start not in self._row_ids:
+                self._row_ids[start] = []
+                heapq.heappush(self._starts, start)
+
+    def take(self, before: int) -> Ints | None:
+        """Those of windows that start before that; None when there are none. Only with row ids."""
+        taken: list[Ints] = []
+        for start in self._popped(before):
+            taken += self._row_ids.pop(start)
+        return np.concatenate(taken) if taken else None
+
+    def take_starts(self, before: int) -> Iterator[int]:
+        """The windows that start before that, the first one first."""
+        for start in self._popped(before):
+            del self._row_ids[start]
+            yield start
+
+    def _popped(self, before: int) -> Iterator[int]:
+        while self._starts and self._starts[0] < before:
+            yield heapq.heappop(self._starts)

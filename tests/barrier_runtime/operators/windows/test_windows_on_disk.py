@@ -1,0 +1,134 @@
+"""Windows whose entries do not fit in memory: nothing is missing and nothing comes twice, over snapshots, restores in
+the middle of firing and at another parallelism; and memory holds as many entries as it may."""
+
+import datetime
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from operator_harness import Driven, Slots, World, entries_left, held_in_memory
+
+from barrier_runtime import Sliding, Tumbling, count, first, sum_
+from barrier_runtime.data.elements import WATERMARK_MAX
+from barrier_runtime.operators.windows import firing
+from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
+from barrier_runtime.state.columns import column_table
+
+MS = datetime.timedelta(milliseconds=1)
+MANY, HELD = 3_000, 200
+AGGREGATES = {"n": count(), "total": sum_("v"), "v1": first("v")}
+KINDS = ["tumbling", "sliding", "lateness"]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """So that a few thousand windows are as a hundred million."""
+    for name, value in {"FEW": 100, "FEW_TUPLES": 100, "PART": 20, "_CHUNK": 200}.items():
+        monkeypatch.setattr(firing, name, value)
+    monkeypatch.setattr(column_table, "_MOST_REMOVED", 10)
+    with held_in_memory(HELD):
+        yield
+
+
+def operator(kind: str) -> WindowAggregateOperator:
+    window = Sliding(20 * MS, 10 * MS) if kind == "sliding" else Tumbling(20 * MS)
+    return WindowAggregateOperator("w", ["k"], window, "t", AGGREGATES, lateness_ms=15 if kind == "lateness" else 0)
+
+
+def batches(text: bool = False, many: int = MANY) -> list[pa.RecordBatch]:
+    drawn = np.random.default_rng(1)
+    keys = drawn.integers(0, many // 2, many)
+    columns = {
+        "k": pa.array([f"key {key}" for key in keys.tolist()]) if text else pa.array(keys),
+        "t": pa.array(drawn.integers(0, 60, many)),
+        "v": pa.array(drawn.integers(0, 1_000, many)),
+    }
+    rows = pa.RecordBatch.from_pydict(columns)
+    return [rows.slice(start, 100) for start in range(0, many, 100)]
+
+
+def model(text: bool = False, slide: int = 20) -> list[tuple[Any, ...]]:
+    found: dict[tuple[Any, int], list[int]] = {}
+    for each in pa.Table.from_batches(batches(text)).to_pylist():
+        last = each["t"] // slide * slide
+        for start in range(last - 20 + slide, last + 1, slide):
+            found.setdefault((each["k"], start), []).append(each["v"])
+    return sorted((key, start, len(values), sum(values), values[0]) for (key, start), values in found.items())
+
+
+def plain(results: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return sorted(
+        (each["k"], round(each["window_start"].timestamp() * 1_000), each["n"], each["total"], each["v1"])
+        for each in results
+    )
+
+
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_most_windows_are_not_in_memory_and_all_come_out_once(kind: str, text: bool) -> None:
+    it = Driven(operator(kind), World("rocksdb"), name="w")
+    most = 0
+    for rows in batches(text):
+        it.feed(rows)
+        most = max(most, it.operator._table.entries)  # type: ignore[attr-defined]
+    assert most < 3 * HELD
+    it.watermark(WATERMARK_MAX)
+    assert plain(it.take()) == model(text, 10 if kind == "sliding" else 20)
+    it.snapshot(1)
+    assert entries_left(it.operator) == 0
+
+
+def test_what_was_deleted_since_its_neighbours_were_read_does_not_come_back() -> None:
+    """Half of one window is in memory and goes out first, before its other half is read."""
+    it = Driven(operator("tumbling"), World("rocksdb"), name="w")
+    keys = np.arange(4_000)
+    for start in range(0, len(keys), 100):
+        some = keys[start : start + 100]
+        it.feed(pa.RecordBatch.from_pydict({"k": some, "t": some * 0, "v": some}))
+    it.snapshot(1)  # what is in memory now is on disk, too
+    it.watermark(WATERMARK_MAX)
+    assert sorted(each["k"] for each in it.take()) == keys.tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_restored_between_two_slices_of_firing_none_is_missing_and_none_comes_twice(kind: str) -> None:
+    world, got = World("rocksdb"), []
+    it = Driven(operator(kind), world, name="w")
+    for number, rows in enumerate(batches()):
+        it.feed(rows)
+        if number % 7 == 6:
+            snapshot = it.snapshot(number + 1)
+            it.operator.close()
+            it = Driven(operator(kind), world, (snapshot,), name="w")
+    checkpoint, restored = 100, 0
+    every = 60 if kind == "lateness" else 5  # what is kept for late rows is passed over again after a restore
+    while not it.operator.toward(59 + 1_000, it._emit):
+        got += it.take()
+        checkpoint += 1
+        if checkpoint % every == 0:
+            restored += 1
+            snapshot = it.snapshot(checkpoint)
+            it.operator.close()
+            it = Driven(operator(kind), world, (snapshot,), name="w")
+    assert restored
+    assert plain(got + it.take()) == model(slide=10 if kind == "sliding" else 20)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_on_disk_goes_along_to_another_parallelism(kind: str) -> None:
+    slots, got = Slots(lambda: operator(kind), 1), []
+    for number, rows in enumerate(batches()):
+        slots.feed(rows.to_pylist())
+        if number in (9, 19):
+            slots = slots.rescaled(number, 3 if number == 9 else 2)
+    slots.watermarks(39, 19)  # not equally far
+    got += slots.take()
+    slots = slots.rescaled(50, 3)
+    slots.watermarks(WATERMARK_MAX, WATERMARK_MAX, WATERMARK_MAX)
+    got += slots.take()
+    assert plain(got) == model(slide=10 if kind == "sliding" else 20)
+    for driven in slots.driven:
+        driven.snapshot(51)
+        assert entries_left(driven.operator) == 0
