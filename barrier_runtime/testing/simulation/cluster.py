@@ -33,6 +33,7 @@ from barrier_runtime.runtime.network.tcp import TcpDataPlane
 from barrier_runtime.runtime.resources import SlotOptions, SlotResources
 from barrier_runtime.runtime.slot import Slot, SlotIdentity
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
+from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.snapshots.plan import Thresholds
 from barrier_runtime.state.store.memory import MemoryStore
@@ -48,7 +49,7 @@ RESPAWN_US = (200_000, 800_000)  # until Spark has started a task again
 POLL_US = 500_000  # the driver asks the coordinator what it wants
 _KEY = b"k" * 32
 _CACHE_BYTES = 1 << 20
-_NO_MEMORY: Any = None  # state is kept by `lsm_kv`: nothing of RocksDB's is shared
+_MEMORY_BYTES = 8 << 20  # what operators hold; state is kept by `lsm_kv`, which takes none of it
 
 
 class WatchedStore(MemoryStore):
@@ -416,7 +417,7 @@ class SimCluster:
             uuid=uuid,
             local_dir=directory,
             copies=LocalCopies(),
-            memory=_NO_MEMORY,
+            memory=SlotMemory(_MEMORY_BYTES),
             settings=SlotOptions(
                 "lsm",
                 1 << 20,

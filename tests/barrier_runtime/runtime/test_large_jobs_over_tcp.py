@@ -340,6 +340,8 @@ class LateStore:
         self.late = threading.Event()
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_store":  # of a copy that is being made
+            raise AttributeError(name)
         return getattr(self._store, name)
 
     def put(self, key: str, data: bytes) -> None:
