@@ -96,19 +96,23 @@ class PinnedDeletions:
         self._waiting: list[tuple[float, tuple[str, ...]]] = []  # highest checkpoint of it, and what is to go
 
     def free(self, keys: Sequence[str]) -> list[tuple[str, ...]]:
-        """What may be deleted now: `keys`, and what has waited before, in order. What may not, waits."""
+        """What may be deleted now: `keys`, and what has waited before, in order. What may not, waits. No lock is held
+        while the store is asked, and what came to wait meanwhile may be younger than the pins that were found."""
         with self._lock:
             if keys:
                 self._waiting.append((highest_of(self._paths, keys), tuple(keys)))
-            pins = pins_of(self._store, self._paths)  # after the checkpoints of `keys` were dropped
-            now_ms = self._wall_ms()
-            over = [pin.key for pin in pins if pin.until_ms < now_ms]
-            if over:
-                self._store.delete(over)
-            lowest = min((pin.checkpoint for pin in pins if pin.key not in over), default=float("inf"))
-            free = [waiting for highest, waiting in self._waiting if highest < lowest]
-            self._waiting = [each for each in self._waiting if each[0] >= lowest]
-            return free
+            waiting = list(self._waiting)
+        pins = pins_of(self._store, self._paths)  # after the checkpoints of `keys` were dropped
+        now_ms = self._wall_ms()
+        over = [pin.key for pin in pins if pin.until_ms < now_ms]
+        if over:
+            self._store.delete(over)
+        lowest = min((pin.checkpoint for pin in pins if pin.key not in over), default=float("inf"))
+        with self._lock:
+            left = {id(each) for each in self._waiting}  # of these no other call has taken
+            taken = {id(each): each[1] for each in waiting if each[0] < lowest and id(each) in left}
+            self._waiting = [each for each in self._waiting if id(each) not in taken]
+        return list(taken.values())
 
 
 def highest_of(paths: Paths, keys: Sequence[str]) -> float:
