@@ -62,9 +62,10 @@ def check_went_on(before, after):
     assert after.generations == before.generations == 1
     assert {slot.uuid for slot in after.slots} == {slot.uuid for slot in before.slots}
     known = {each.checkpoint: each for each in after.checkpoints.history}
-    for each in before.checkpoints.history[:-1]:  # what had ended a moment before may be known from the log alone
+    assert {each.checkpoint for each in before.checkpoints.history} <= known.keys()
+    # Stored figures are half a second old, and a put more (`history_writer`): of the last ones the log alone may know.
+    for each in before.checkpoints.history[:-3]:
         assert known[each.checkpoint].triggered_ms == each.triggered_ms
-    assert before.checkpoints.history[-1].checkpoint in known
     assert after.checkpoints.last_completed.checkpoint > before.checkpoints.last_completed.checkpoint
     assert after.checkpoints.triggered >= after.checkpoints.completed > before.checkpoints.completed
 
