@@ -21,11 +21,11 @@ from barrier_runtime.state.store.paths import Paths
 
 log = logging.getLogger("barrier_runtime.slot")
 
-_DOWNLOADS_AT_ONCE = 4
 
-
-def prefetch(store: ObjectStore, paths: Paths, copies: LocalCopies, directory: Path, slot: int, order: Prefetch) -> int:
-    """Returns how many bytes were fetched. What fails is left to the restore."""
+def prefetch(
+    store: ObjectStore, paths: Paths, copies: LocalCopies, directory: Path, slot: int, order: Prefetch, at_once: int = 1
+) -> int:
+    """Returns how many bytes were fetched, `at_once` files at a time. What fails is left to the restore."""
     try:
         snapshots = snapshots_in(store, paths, order.manifest, order.checkpoint)
     except BarrierRuntimeError as error:  # a newer checkpoint is complete, and this one may be gone
@@ -47,7 +47,7 @@ def prefetch(store: ObjectStore, paths: Paths, copies: LocalCopies, directory: P
         copies.fetched(ref, path)
         return ref.size
 
-    return sum(in_parallel(fetch, list(missing.values()), _DOWNLOADS_AT_ONCE))
+    return sum(in_parallel(fetch, list(missing.values()), at_once))
 
 
 def wanted_files(

@@ -242,7 +242,14 @@ class Slot:
         self._prefetching = True
         res = self._res
         work = partial(
-            prefetch, res.store, res.paths, res.copies, res.local_dir / "prefetched", self.identity.slot, message
+            prefetch,
+            res.store,
+            res.paths,
+            res.copies,
+            res.local_dir / "prefetched",
+            self.identity.slot,
+            message,
+            res.settings.transfers_at_once,
         )
         res.workers.submit(work, partial(self._on_prefetched, message))
 

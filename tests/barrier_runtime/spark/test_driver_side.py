@@ -81,7 +81,8 @@ def test_a_slot_that_was_replaced_fails_its_task_so_that_spark_starts_another():
 
 def test_no_task_outlives_the_loop_of_a_slot_that_leaves(caplog):
     """Python would tell of each in the executor's log: "Task was destroyed but it is pending"."""
-    ended = []
+    ended: list[str] = []
+    tasks: list[asyncio.Task[None]] = []
 
     async def lasting():
         try:
@@ -91,7 +92,7 @@ def test_no_task_outlives_the_loop_of_a_slot_that_leaves(caplog):
             ended.append("cleaned up")
 
     async def leaves():
-        asyncio.get_running_loop().create_task(lasting())
+        tasks.append(asyncio.get_running_loop().create_task(lasting()))  # or it may be collected while it waits
         await asyncio.sleep(0)
         return Shutdown("finished", "")
 
