@@ -362,8 +362,8 @@ MUTANTS = (
         "pins-are-read-before-the-drop",
         "a pin spares its own checkpoint, not only later ones",
         "coordinator/pins.py",
-        "for highest, waiting in self._waiting if highest < lowest]",
-        "for highest, waiting in self._waiting if highest <= lowest]",
+        "for each in waiting if each[0] < lowest and id(each) in left}",
+        "for each in waiting if each[0] <= lowest and id(each) in left}",
         ("tests/coordinator/test_pins.py",),
     ),
     Mutant(
