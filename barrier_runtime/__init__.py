@@ -55,9 +55,9 @@ _HOME = {
     "MapState": "barrier_runtime.operators.state.maps",
     "ReducingState": "barrier_runtime.operators.state.folded",
     "AggregatingState": "barrier_runtime.operators.state.folded",
-    "ProcessContext": "barrier_runtime.operators.process",
-    "BatchKeys": "barrier_runtime.operators.process_groups",
-    "RowContext": "barrier_runtime.operators.process_rows",
+    "ProcessContext": "barrier_runtime.operators.functions.process",
+    "BatchKeys": "barrier_runtime.operators.functions.process_groups",
+    "RowContext": "barrier_runtime.operators.functions.process_rows",
     "ParquetSource": "barrier_runtime.connectors.files.source.parquet",
     "JsonlSource": "barrier_runtime.connectors.files.source.jsonl",
     "CsvSource": "barrier_runtime.connectors.files.source.csv",
@@ -165,10 +165,10 @@ if TYPE_CHECKING:
     from barrier_runtime.operators.aggregation.functions import variance as variance
     from barrier_runtime.operators.aggregation.own import ColumnAggregate as ColumnAggregate
     from barrier_runtime.operators.aggregation.own import RowAggregate as RowAggregate
+    from barrier_runtime.operators.functions.process import ProcessContext as ProcessContext
+    from barrier_runtime.operators.functions.process_groups import BatchKeys as BatchKeys
+    from barrier_runtime.operators.functions.process_rows import RowContext as RowContext
     from barrier_runtime.operators.lookups.cache import Cache as Cache
-    from barrier_runtime.operators.process import ProcessContext as ProcessContext
-    from barrier_runtime.operators.process_groups import BatchKeys as BatchKeys
-    from barrier_runtime.operators.process_rows import RowContext as RowContext
     from barrier_runtime.operators.retry import Retry as Retry
     from barrier_runtime.operators.state.broadcast import BroadcastState as BroadcastState
     from barrier_runtime.operators.state.folded import AggregatingState as AggregatingState

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from barrier_runtime import ListState, MapState, ReducingState, ValueState
+from barrier_runtime.operators.keyed.timers import TABLE, Timers
 from barrier_runtime.operators.state.handle import CurrentKey, KeyedState, StateKey
-from barrier_runtime.operators.timers import TABLE, Timers
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from benchmarks.machine import describe
 from benchmarks.timers import checkpoint, opened

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 
+from barrier_runtime.operators.keyed.timers import TABLE, Timers
 from barrier_runtime.operators.state.handle import CurrentKey
-from barrier_runtime.operators.timers import TABLE, Timers
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
 from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.snapshots.local_copies import LocalCopies

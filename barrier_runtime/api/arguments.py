@@ -6,8 +6,8 @@ from typing import Any
 from barrier_runtime.api.handlers import refuse_coroutines
 from barrier_runtime.data.rows import Row
 from barrier_runtime.operators.aggregation.own import AnyAggregate
-from barrier_runtime.operators.failures import OnError
-from barrier_runtime.operators.retried_calls import RetriedCall, check_pauses
+from barrier_runtime.operators.functions.retried_calls import RetriedCall, check_pauses
+from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.operators.user_code import function_name

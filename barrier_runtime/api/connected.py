@@ -1,5 +1,5 @@
 """`connect`: several named streams into one keyed function. Checked here, when the flow is written; what runs is
-`operators/connected`."""
+`operators/functions/connected`."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.schemas import SchemaLike, as_schema, described, require_columns
 from barrier_runtime.graph.logical import Input, StepNode
 from barrier_runtime.launch.plain_errors import plain_errors
-from barrier_runtime.operators.connected import ConnectedInput, ConnectedOperator, canonical_keys
-from barrier_runtime.operators.declared_outputs import side_schemas
-from barrier_runtime.operators.failures import OnError
-from barrier_runtime.operators.keyed_progress import keys_said
-from barrier_runtime.operators.process import check_event_time_of_states, declared_states
-from barrier_runtime.operators.sequencing import SequenceOperator, sequenced_schema
+from barrier_runtime.operators.functions.connected import ConnectedInput, ConnectedOperator, canonical_keys
+from barrier_runtime.operators.functions.process import check_event_time_of_states, declared_states
+from barrier_runtime.operators.functions.sequencing import SequenceOperator, sequenced_schema
+from barrier_runtime.operators.keyed.progress import keys_said
+from barrier_runtime.operators.outputs.declared_outputs import side_schemas
+from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.state.errors import InvalidJob
 

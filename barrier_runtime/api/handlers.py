@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from barrier_runtime.operators.process import declared_states
+from barrier_runtime.operators.functions.process import declared_states
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.state.errors import InvalidJob
 

@@ -15,10 +15,14 @@ from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.operators.aggregation.described import described_aggregates
 from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator, running_schema
-from barrier_runtime.operators.declared_outputs import side_schemas
-from barrier_runtime.operators.failures import OnError
-from barrier_runtime.operators.process import ProcessOperator, check_event_time_of_states, declared_states
-from barrier_runtime.operators.process_groups import ProcessGroupsOperator, declared_columns, described_columns
+from barrier_runtime.operators.functions.process import ProcessOperator, check_event_time_of_states, declared_states
+from barrier_runtime.operators.functions.process_groups import (
+    ProcessGroupsOperator,
+    declared_columns,
+    described_columns,
+)
+from barrier_runtime.operators.outputs.declared_outputs import side_schemas
+from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.state.broadcast import refuse_broadcast_state
 from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.operators.user_code import function_name

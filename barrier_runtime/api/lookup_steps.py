@@ -12,12 +12,12 @@ from barrier_runtime.api.steps import S, UnkeyedSteps, one_or_all
 from barrier_runtime.data.schemas import SchemaLike
 from barrier_runtime.graph.logical import StepNode
 from barrier_runtime.launch.plain_errors import plain_errors
-from barrier_runtime.operators.declared_outputs import side_schemas
-from barrier_runtime.operators.failures import OnError
 from barrier_runtime.operators.joins.broadcast import enriched_schema
 from barrier_runtime.operators.lookups.arguments import lookup_settings
 from barrier_runtime.operators.lookups.cache import Cache
 from barrier_runtime.operators.lookups.operator import MISSES, HowMissing, LookupOperator
+from barrier_runtime.operators.outputs.declared_outputs import side_schemas
+from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
 

@@ -14,13 +14,13 @@ from barrier_runtime.connectors.files.source.small_table import small_table
 from barrier_runtime.data.rows import Row
 from barrier_runtime.data.schemas import SchemaLike, as_schema, require_columns
 from barrier_runtime.launch.plain_errors import plain_errors
-from barrier_runtime.operators.batch_functions import MapBatchesOperator, SelectColumnsOperator
-from barrier_runtime.operators.declared_outputs import branch_names, side_schemas
-from barrier_runtime.operators.failures import ERRORS, OnError
+from barrier_runtime.operators.functions.batch_functions import MapBatchesOperator, SelectColumnsOperator
+from barrier_runtime.operators.functions.row_functions import FilterOperator, FlatMapOperator, MapOperator
 from barrier_runtime.operators.joins.broadcast import EnrichOperator, How, check_small_table, enriched_schema
+from barrier_runtime.operators.outputs.declared_outputs import branch_names, side_schemas
+from barrier_runtime.operators.outputs.failures import ERRORS, OnError
+from barrier_runtime.operators.outputs.split import SplitOperator
 from barrier_runtime.operators.retry import Retry
-from barrier_runtime.operators.row_functions import FilterOperator, FlatMapOperator, MapOperator
-from barrier_runtime.operators.split import SplitOperator
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.state.errors import InvalidJob
 
@@ -129,7 +129,7 @@ class RowSteps(UnkeyedSteps[S]):
                 raise InvalidJob(
                     f"{where}: on_error={on_error!r} is for functions, and {condition} is an expression: leave it out"
                 )
-            from barrier_runtime.operators.expressions import FilterExpressionOperator
+            from barrier_runtime.operators.functions.expressions import FilterExpressionOperator
 
             expression, kind = ready(condition, self.schema, where)
             if kind is not None and not pa.types.is_boolean(kind):
@@ -171,7 +171,7 @@ class RowSteps(UnkeyedSteps[S]):
                 raise InvalidJob(
                     f"{where}: on_error={on_error!r} is for functions, and {by} is an expression: leave it out"
                 )
-            from barrier_runtime.operators.expressions import SplitExpressionOperator
+            from barrier_runtime.operators.functions.expressions import SplitExpressionOperator
 
             expression, kind = ready(by, self.schema, where)
             if kind is not None and not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
@@ -278,7 +278,7 @@ class RowSteps(UnkeyedSteps[S]):
         }
         make: Callable[..., Any] = partial(SelectColumnsOperator, columns=names)
         if computed:
-            from barrier_runtime.operators.expressions import SelectExpressionsOperator
+            from barrier_runtime.operators.functions.expressions import SelectExpressionsOperator
 
             given = {column: names[column] if column in names else computed[column][0] for column in chosen}
             make = partial(SelectExpressionsOperator, columns=given)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.graph.logical import Input, Plan, StepNode
-from barrier_runtime.operators.keyed_progress import keys_said
+from barrier_runtime.operators.keyed.progress import keys_said
 from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription

@@ -34,12 +34,12 @@ from barrier_runtime.graph.drawing import drawn
 from barrier_runtime.graph.logical import Input, Plan, SourceNode, StepNode
 from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.launch.shown_rows import Rows, rich_table
-from barrier_runtime.operators.batch_functions import UnionOperator
-from barrier_runtime.operators.dead_letters import DEAD_LETTERS, DeadLetterOperator
-from barrier_runtime.operators.declared_outputs import side_schemas
 from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
-from barrier_runtime.operators.failures import OnError
-from barrier_runtime.operators.process_rows import ProcessRowsOperator
+from barrier_runtime.operators.functions.batch_functions import UnionOperator
+from barrier_runtime.operators.functions.process_rows import ProcessRowsOperator
+from barrier_runtime.operators.outputs.dead_letters import DEAD_LETTERS, DeadLetterOperator
+from barrier_runtime.operators.outputs.declared_outputs import side_schemas
+from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.watermark_generator import GeneratedWatermarkOperator, WatermarkGenerator
 from barrier_runtime.operators.watermarks import WatermarkOperator

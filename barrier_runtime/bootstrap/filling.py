@@ -25,7 +25,7 @@ import pyarrow as pa
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.event_time import event_times_ms
 from barrier_runtime.data.keys import KeyCodec
-from barrier_runtime.operators.keyed_operator import KeyedOperator
+from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import key_groups_of

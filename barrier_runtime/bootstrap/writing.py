@@ -29,9 +29,9 @@ from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.graph.logical import Plan
 from barrier_runtime.graph.places import place_of
 from barrier_runtime.operators.base import OperatorContext
-from barrier_runtime.operators.keyed_operator import KeyedOperator
-from barrier_runtime.operators.keyed_progress import VALUE as PROGRESS
-from barrier_runtime.operators.keyed_progress import timers_unknown
+from barrier_runtime.operators.keyed.operator import KeyedOperator
+from barrier_runtime.operators.keyed.progress import VALUE as PROGRESS
+from barrier_runtime.operators.keyed.progress import timers_unknown
 from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
 from barrier_runtime.state.errors import InvalidJob

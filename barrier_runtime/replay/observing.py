@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.rows import rows_of
 from barrier_runtime.operators.base import Emit, Operator
-from barrier_runtime.operators.keyed_life import KeyedLife
+from barrier_runtime.operators.keyed.life import KeyedLife
 from barrier_runtime.replay.masking import masked
 
 T = TypeVar("T")

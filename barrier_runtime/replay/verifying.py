@@ -22,7 +22,7 @@ from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.launch.options import JobOptions
-from barrier_runtime.operators.keyed_progress import fires_still
+from barrier_runtime.operators.keyed.progress import fires_still
 from barrier_runtime.replay.graphs import reading, without_sinks
 from barrier_runtime.replay.masking import masked
 from barrier_runtime.replay.ranges import read_ranges

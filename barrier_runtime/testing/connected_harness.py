@@ -11,10 +11,10 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.rows import Row
 from barrier_runtime.data.schemas import SchemaLike, as_schema
 from barrier_runtime.operators.base import Emit
-from barrier_runtime.operators.connected import ConnectedInput, ConnectedOperator
-from barrier_runtime.operators.failures import OnError
-from barrier_runtime.operators.process import ProcessOperator
-from barrier_runtime.operators.sequencing import SequenceOperator
+from barrier_runtime.operators.functions.connected import ConnectedInput, ConnectedOperator
+from barrier_runtime.operators.functions.process import ProcessOperator
+from barrier_runtime.operators.functions.sequencing import SequenceOperator
+from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.testing.keyed_harness import HarnessSnapshot, KeyedHarness

@@ -21,17 +21,17 @@ from barrier_runtime.data.event_time import event_times_ms
 from barrier_runtime.data.rows import Row
 from barrier_runtime.data.schemas import SchemaLike, as_schema
 from barrier_runtime.operators.base import Emit, OperatorContext
-from barrier_runtime.operators.declared_outputs import side_schemas
-from barrier_runtime.operators.failures import OnError
+from barrier_runtime.operators.functions.process import ProcessOperator
+from barrier_runtime.operators.functions.user_metrics import PREFIX
 from barrier_runtime.operators.metrics import MetricGroup
-from barrier_runtime.operators.process import ProcessOperator
+from barrier_runtime.operators.outputs.declared_outputs import side_schemas
+from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.state.broadcast import BroadcastState
 from barrier_runtime.operators.state.folded import AggregatingState, ReducingState
 from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.operators.state.lists import ListState
 from barrier_runtime.operators.state.maps import MapState
 from barrier_runtime.operators.state.value import ValueState
-from barrier_runtime.operators.user_metrics import PREFIX
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import key_groups_of

@@ -82,7 +82,7 @@ PURE_FILES = (  # of folders that are not pure as a whole
     "barrier_runtime/operators/lookups/cache.py",
     "barrier_runtime/operators/lookups/held_rows.py",
     "barrier_runtime/operators/lookups/replies.py",
-    "barrier_runtime/operators/timers.py",
+    "barrier_runtime/operators/keyed/timers.py",
     "barrier_runtime/operators/windows/assigners.py",
     "barrier_runtime/runtime/network/flow_control.py",
     "barrier_runtime/runtime/network/frames.py",

@@ -2,7 +2,7 @@
 
 from tests.mutants.mutant import Mutant
 
-_TESTS = "tests/barrier_runtime/operators/test_connect.py"
+_TESTS = "tests/barrier_runtime/operators/functions/test_connect.py"
 
 MUTANTS = (
     Mutant(
@@ -32,7 +32,7 @@ MUTANTS = (
     Mutant(
         "broadcast-output-of-every-subtask",
         "what a broadcast handler yields goes out once, whatever the parallelism",
-        "barrier_runtime/operators/connected.py",
+        "barrier_runtime/operators/functions/connected.py",
         "            if self._speaks:\n                given.rows += rows\n",
         "            given.rows += rows\n",
         (_TESTS,),
@@ -40,7 +40,7 @@ MUTANTS = (
     Mutant(
         "broadcast-handler-has-the-last-key",
         "a handler of broadcast rows cannot touch state of whatever key came last",
-        "barrier_runtime/operators/connected.py",
+        "barrier_runtime/operators/functions/connected.py",
         "            current.key, context.key = without_key, None\n",
         "            context.key = None\n",
         (_TESTS,),
@@ -48,7 +48,7 @@ MUTANTS = (
     Mutant(
         "keyed-side-writes",
         "only handlers of broadcast inputs change broadcast state",
-        "barrier_runtime/operators/connected.py",
+        "barrier_runtime/operators/functions/connected.py",
         '        finally:\n            self._copies.changes = ""\n',
         "        finally:\n            pass\n",
         (_TESTS,),

@@ -129,10 +129,10 @@ MUTANTS = (
     Mutant(
         "rows-by-reference",
         "a row counts as it was when it was given",
-        "barrier_runtime/operators/row_functions.py",
+        "barrier_runtime/operators/functions/row_functions.py",
         "append(result if getrefcount(result) == alone else taken(result))",
         "append(result)",
-        ("tests/barrier_runtime/operators/test_user_functions.py",),
+        ("tests/barrier_runtime/operators/functions/test_user_functions.py",),
     ),
     Mutant(
         "lists-that-are-kept",
@@ -140,7 +140,7 @@ MUTANTS = (
         "barrier_runtime/data/rows.py",
         "name in self._flat and getrefcount(value) == _HELD_ONCE",
         "name in self._flat",
-        ("tests/barrier_runtime/operators/test_user_functions.py",),
+        ("tests/barrier_runtime/operators/functions/test_user_functions.py",),
     ),
     Mutant(
         "defaults-are-shared",
@@ -148,7 +148,7 @@ MUTANTS = (
         "barrier_runtime/operators/state/value.py",
         "if not is_unchangeable(default):",
         "if isinstance(default, list | dict | set | bytearray):",
-        ("tests/barrier_runtime/operators/test_user_functions.py",),
+        ("tests/barrier_runtime/operators/functions/test_user_functions.py",),
     ),
     Mutant(
         "the-owner-of-staged-files",

@@ -50,7 +50,7 @@ MUTANTS = (
         "        return ms + expiry.ttl_ms > now_ms, ms\n",
         "        return ms + expiry.ttl_ms >= now_ms, ms\n",
         (
-            "tests/barrier_runtime/operators/test_ttl.py::test_an_entry_is_given_until_a_millisecond_before_its_time_is_over",
+            "tests/barrier_runtime/operators/state/test_ttl.py::test_an_entry_is_given_until_a_millisecond_before_its_time_is_over",
         ),
     ),
     Mutant(
@@ -59,7 +59,7 @@ MUTANTS = (
         "state/values/timed_table.py",
         "                newer, stamped = self._held.unwritten(key)\n",
         "                newer, stamped = False, None\n",
-        ("tests/barrier_runtime/operators/test_ttl.py::test_a_sweep_leaves_what_was_refreshed_in_the_same_step",),
+        ("tests/barrier_runtime/operators/state/test_ttl.py::test_a_sweep_leaves_what_was_refreshed_in_the_same_step",),
     ),
     Mutant(
         "earlier-row-takes-time-away",
@@ -68,7 +68,7 @@ MUTANTS = (
         "before[0] > now_ms and self.expiry.keeps_latest:",
         "before[0] > now_ms and not self.expiry.keeps_latest:",
         (
-            "tests/barrier_runtime/operators/test_ttl.py::test_rows_out_of_order_are_judged_by_their_own_times_and_leave_the_latest_write",
+            "tests/barrier_runtime/operators/state/test_ttl.py::test_rows_out_of_order_are_judged_by_their_own_times_and_leave_the_latest_write",
         ),
     ),
     Mutant(
@@ -77,7 +77,7 @@ MUTANTS = (
         "barrier_runtime/operators/state/ttl.py",
         "return int(at_ms if at_ms >= watermark_ms or watermark_ms >= WATERMARK_MAX else watermark_ms)",
         "return int(at_ms)",
-        ("tests/barrier_runtime/operators/test_ttl.py::test_a_late_row_does_not_see_whether_a_sweep_came_by",),
+        ("tests/barrier_runtime/operators/state/test_ttl.py::test_a_late_row_does_not_see_whether_a_sweep_came_by",),
     ),
     Mutant(
         "count-from-each-restore",
@@ -86,7 +86,7 @@ MUTANTS = (
         "    return msgspec.structs.replace(declared, since_ms=before.since_ms)\n",
         "    return msgspec.structs.replace(declared, since_ms=opened_ms)\n",
         (
-            "tests/barrier_runtime/operators/test_ttl.py::test_entries_without_a_time_count_from_the_first_time_judged_where_no_watermark_was_known",
+            "tests/barrier_runtime/operators/state/test_ttl.py::test_entries_without_a_time_count_from_the_first_time_judged_where_no_watermark_was_known",
         ),
     ),
     Mutant(
@@ -95,7 +95,7 @@ MUTANTS = (
         "state/values/entry_table.py",
         "        if number in (0, end):\n",
         "        if number >= 0:\n",
-        ("tests/barrier_runtime/operators/test_ttl.py::test_a_list_that_lost_elements_is_whole_without_a_ttl",),
+        ("tests/barrier_runtime/operators/state/test_ttl.py::test_a_list_that_lost_elements_is_whole_without_a_ttl",),
     ),
     Mutant(
         "entries-read-ahead-are-kept",
@@ -234,7 +234,7 @@ MUTANTS = (
         "state/values/watched_table.py",
         "    def freeze(self) -> None:\n        self._compare()\n",
         "    def freeze(self) -> None:\n",
-        ("tests/barrier_runtime/operators/test_user_functions.py",),
+        ("tests/barrier_runtime/operators/functions/test_user_functions.py",),
     ),
     Mutant(
         "unencodable-values-without-a-name",
@@ -242,7 +242,7 @@ MUTANTS = (
         "state/values/table.py",
         "except InvalidJob as error:",
         "except ZeroDivisionError as error:",
-        ("tests/barrier_runtime/operators/test_user_functions.py",),
+        ("tests/barrier_runtime/operators/functions/test_user_functions.py",),
     ),
     Mutant(
         "windows-of-another-size",
@@ -267,7 +267,7 @@ MUTANTS = (
         "if owner != key and self.unwrapped(super().get(owner)) is value:",
         "if False:",
         (
-            "tests/barrier_runtime/operators/test_user_functions.py::test_an_object_that_is_stored_for_two_keys_ends_a_local_job",
+            "tests/barrier_runtime/operators/functions/test_user_functions.py::test_an_object_that_is_stored_for_two_keys_ends_a_local_job",
         ),
     ),
     Mutant(
@@ -276,7 +276,7 @@ MUTANTS = (
         "state/snapshots/continued_state.py",
         "    names = {**earlier, **renamed}\n",
         "    names = dict(renamed)\n",
-        ("tests/barrier_runtime/operators/test_evolution.py",),
+        ("tests/barrier_runtime/operators/state/test_evolution.py",),
     ),
     Mutant(
         "renamed-twice-is-lost",
@@ -284,7 +284,7 @@ MUTANTS = (
         "state/snapshots/continued_state.py",
         "renamed.get(new, new)",
         "new",
-        ("tests/barrier_runtime/operators/test_evolution.py",),
+        ("tests/barrier_runtime/operators/state/test_evolution.py",),
     ),
     Mutant(
         "renaming-without-a-word",
@@ -292,7 +292,7 @@ MUTANTS = (
         "state/snapshots/continued_state.py",
         "    if gone and added:\n",
         "    if gone and added and False:\n",
-        ("tests/barrier_runtime/operators/test_evolution.py",),
+        ("tests/barrier_runtime/operators/state/test_evolution.py",),
     ),
     Mutant(
         "any-renaming-explains",
@@ -300,7 +300,7 @@ MUTANTS = (
         "state/snapshots/continued_state.py",
         "for old, new in names.items() if old in known}",
         "for old, new in names.items()}",
-        ("tests/barrier_runtime/operators/test_evolution.py",),
+        ("tests/barrier_runtime/operators/state/test_evolution.py",),
     ),
     Mutant(
         "a-narrower-type-is-let-through",
@@ -308,7 +308,7 @@ MUTANTS = (
         "state/snapshots/continued_state.py",
         "        if wrong is not None:\n",
         "        if wrong is not None and wrong.path:\n",
-        ("tests/barrier_runtime/operators/test_changed_types.py",),
+        ("tests/barrier_runtime/operators/state/test_changed_types.py",),
     ),
     Mutant(
         "a-class-inside-itself-is-not-followed",
@@ -316,7 +316,7 @@ MUTANTS = (
         "state/snapshots/value_types.py",
         "before, outer = outer[-before.up], outer[: -before.up]",
         "return None",
-        ("tests/barrier_runtime/operators/test_changed_types.py",),
+        ("tests/barrier_runtime/operators/state/test_changed_types.py",),
     ),
     Mutant(
         "a-value-says-no-version",
@@ -324,7 +324,7 @@ MUTANTS = (
         "barrier_runtime/operators/state/migration.py",
         "    mark = _MARK + bytes([version])\n",
         "    mark = _MARK + bytes([version - 1])\n",
-        ("tests/barrier_runtime/operators/test_changed_types.py",),
+        ("tests/barrier_runtime/operators/state/test_changed_types.py",),
     ),
     Mutant(
         "names-of-earlier-versions-are-forgotten",
@@ -332,7 +332,7 @@ MUTANTS = (
         "state/snapshots/continued_state.py",
         "(*before.versions, before.renamed, *[{}]",
         "(*before.versions, {}, *[{}]",
-        ("tests/barrier_runtime/operators/test_changed_types.py",),
+        ("tests/barrier_runtime/operators/state/test_changed_types.py",),
     ),
     Mutant(
         "declared-states-are-not-compared-before-a-run",
@@ -340,7 +340,7 @@ MUTANTS = (
         "coordinator/log/restore_choice.py",
         "        if snapshot.keyed is not None:\n",
         "        if snapshot.keyed is not None and False:\n",
-        ("tests/barrier_runtime/operators/test_changed_types.py",),
+        ("tests/barrier_runtime/operators/state/test_changed_types.py",),
     ),
     Mutant(
         "cells-of-entries-are-lost",
@@ -393,7 +393,7 @@ MUTANTS = (
     Mutant(
         "bootstrapped-timers-are-overlooked",
         "timers that a savepoint was made with fire",
-        "barrier_runtime/operators/keyed_progress.py",
+        "barrier_runtime/operators/keyed/progress.py",
         "msgspec.structs.replace(known, timers_from_ms={})",
         "msgspec.structs.replace(known)",
         ("tests/barrier_runtime/bootstrap/test_write_savepoint.py",),

@@ -17,8 +17,8 @@ from barrier_runtime.connectors.name_set import NameSet, merged
 from barrier_runtime.coordinator.log.manifest import Manifest, decode_manifest
 from barrier_runtime.coordinator.log.records import Complete, Fence, Finish, Record, decode_record
 from barrier_runtime.data.elements import WATERMARK_MIN, Batch
-from barrier_runtime.operators.keyed_progress import VALUE as PROGRESS_VALUE
-from barrier_runtime.operators.keyed_progress import Progress
+from barrier_runtime.operators.keyed.progress import VALUE as PROGRESS_VALUE
+from barrier_runtime.operators.keyed.progress import Progress
 from barrier_runtime.operators.lookups.held_rows import HELD_VALUE, decode_held
 from barrier_runtime.runtime.network.frames import FrameReader
 from barrier_runtime.runtime.sinks.kept_rows import KEPT

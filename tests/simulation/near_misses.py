@@ -16,10 +16,10 @@ from barrier_runtime.coordinator.job.protocol import JobProtocol
 from barrier_runtime.coordinator.job.rescaling import Rescales
 from barrier_runtime.coordinator.server import store_effects
 from barrier_runtime.coordinator.wire.messages import Ack
+from barrier_runtime.operators.functions.process import ProcessOperator
 from barrier_runtime.operators.joins.base import JoinOperator
-from barrier_runtime.operators.keyed_progress import Floors
-from barrier_runtime.operators.process import ProcessOperator
-from barrier_runtime.operators.timers import Timers
+from barrier_runtime.operators.keyed.progress import Floors
+from barrier_runtime.operators.keyed.timers import Timers
 from barrier_runtime.operators.windows.base import WindowOperator
 from barrier_runtime.runtime.alignment.aligner import Aligner
 from barrier_runtime.runtime.in_flight import storage as in_flight

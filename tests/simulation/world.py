@@ -60,7 +60,7 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.job_graph import JobGraph
-from barrier_runtime.operators import timers as timers_module
+from barrier_runtime.operators.keyed import timers as timers_module
 from barrier_runtime.operators.windows import base as windows_module
 from barrier_runtime.operators.windows import firing as firing_module
 from barrier_runtime.runtime import scheduler as scheduler_module

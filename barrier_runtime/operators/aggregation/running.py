@@ -15,7 +15,7 @@ from barrier_runtime.operators.aggregation.few import FewRunning
 from barrier_runtime.operators.aggregation.own import AnyAggregate, columns_used
 from barrier_runtime.operators.aggregation.plan import plan_aggregates
 from barrier_runtime.operators.base import Emit
-from barrier_runtime.operators.keyed_operator import KeyedOperator
+from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.state.errors import InvalidJob
 
 _MANY = 512  # rows from which finding the distinct keys first pays

@@ -28,7 +28,7 @@ from barrier_runtime.data.keys import StateKey
 from barrier_runtime.operators.base import Capture, Emit, OperatorContext
 from barrier_runtime.operators.deduplication.bloom import Hashed, Mask, TimeBuckets
 from barrier_runtime.operators.deduplication.hashing import U64, hash_rows
-from barrier_runtime.operators.keyed_operator import KeyedOperator
+from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.state.snapshots.snapshot import value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 

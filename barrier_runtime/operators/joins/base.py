@@ -24,8 +24,8 @@ from barrier_runtime.operators.joins.key_numbers import KeyNumbers
 from barrier_runtime.operators.joins.row_run import RowRun
 from barrier_runtime.operators.joins.stored_runs import RunStore, restored_runs
 from barrier_runtime.operators.joins.times import JoinClock
-from barrier_runtime.operators.keyed_life import KeyedLife
-from barrier_runtime.operators.keyed_progress import VALUE, Progress, check_same, columns_of
+from barrier_runtime.operators.keyed.life import KeyedLife
+from barrier_runtime.operators.keyed.progress import VALUE, Progress, check_same, columns_of
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import key_groups_of
 from barrier_runtime.state.snapshots.snapshot import DEFINITION

@@ -35,13 +35,13 @@ from barrier_runtime.data.keys import check_key_type
 from barrier_runtime.data.rows import RowWriter, preview, values_of
 from barrier_runtime.data.schemas import require_columns
 from barrier_runtime.operators.base import Capture, Emit, Operator, OperatorContext
-from barrier_runtime.operators.failures import Failures, OnError
 from barrier_runtime.operators.joins.broadcast import enriched_schema
 from barrier_runtime.operators.lookups.book import Book, BookSettings, Counts, Effects, Failed
 from barrier_runtime.operators.lookups.calls import Calls, CoroutineCalls, ThreadCalls, is_coroutine_function
 from barrier_runtime.operators.lookups.held_rows import HELD_VALUE, HeldRows, decode_held, encode_held
 from barrier_runtime.operators.lookups.replies import ReplyReader, keys_of
-from barrier_runtime.operators.side_outputs import send
+from barrier_runtime.operators.outputs.failures import Failures, OnError
+from barrier_runtime.operators.outputs.side_outputs import send
 from barrier_runtime.operators.user_code import function_name, said, user_error
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 

@@ -18,8 +18,8 @@ from barrier_runtime.operators.aggregation.own import AnyAggregate, columns_used
 from barrier_runtime.operators.aggregation.plan import plan_aggregates
 from barrier_runtime.operators.aggregation.state_columns import Columns
 from barrier_runtime.operators.base import Emit, OperatorContext
-from barrier_runtime.operators.keyed_operator import KeyedOperator
-from barrier_runtime.operators.timers import SLICE_S
+from barrier_runtime.operators.keyed.operator import KeyedOperator
+from barrier_runtime.operators.keyed.timers import SLICE_S
 from barrier_runtime.operators.windows import firing
 from barrier_runtime.operators.windows.assigners import Session, WindowAssigner
 from barrier_runtime.state.errors import InvalidJob

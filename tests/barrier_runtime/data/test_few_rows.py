@@ -18,7 +18,7 @@ from barrier_runtime.data.few_rows import MOST_ROWS, FewRows, layout_of
 from barrier_runtime.data.partitioning import hash_partition
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
 from barrier_runtime.operators.base import Emit
-from barrier_runtime.operators.batch_functions import SelectColumnsOperator
+from barrier_runtime.operators.functions.batch_functions import SelectColumnsOperator
 from barrier_runtime.runtime.network.frames import FrameError, FrameReader, FrameWriter, RowTooLarge
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys import key_groups

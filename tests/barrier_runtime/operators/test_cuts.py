@@ -33,7 +33,7 @@ from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import EventClock
 from barrier_runtime.data.partitioning import hash_partition
 from barrier_runtime.data.rows import Row
-from barrier_runtime.operators.process import ProcessOperator
+from barrier_runtime.operators.functions.process import ProcessOperator
 from barrier_runtime.runtime.network.frames import FrameReader, FrameWriter
 from tests.drawn import examples
 

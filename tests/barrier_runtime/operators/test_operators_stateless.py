@@ -15,10 +15,10 @@ from barrier_runtime.api.dataflow import Dataflow
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.expressions import Compiled
 from barrier_runtime.data.rows import rows_of
-from barrier_runtime.operators.batch_functions import MapBatchesOperator, SelectColumnsOperator, UnionOperator
-from barrier_runtime.operators.expressions import FilterExpressionOperator, SelectExpressionsOperator
+from barrier_runtime.operators.functions.batch_functions import MapBatchesOperator, SelectColumnsOperator, UnionOperator
+from barrier_runtime.operators.functions.expressions import FilterExpressionOperator, SelectExpressionsOperator
+from barrier_runtime.operators.functions.row_functions import FilterOperator, FlatMapOperator, MapOperator
 from barrier_runtime.operators.joins.broadcast import EnrichOperator
-from barrier_runtime.operators.row_functions import FilterOperator, FlatMapOperator, MapOperator
 from barrier_runtime.operators.watermarks import WatermarkOperator
 from barrier_runtime.state.errors import InvalidJob, Unavailable, UserCodeError
 

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from barrier_runtime.operators.wall_timers import WallTimers
+from barrier_runtime.operators.keyed.wall_timers import WallTimers
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "time.md"
 

@@ -13,7 +13,7 @@ from subtask_bench import Bench, barrier
 
 from barrier_runtime.data.elements import WATERMARK_MAX, Batch, EndOfInput, Watermark
 from barrier_runtime.data.rows import Row
-from barrier_runtime.operators.process import ProcessOperator
+from barrier_runtime.operators.functions.process import ProcessOperator
 from barrier_runtime.state.keys.key_groups import key_group
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.values.timer_table import TimerTable

@@ -14,7 +14,7 @@ from barrier_runtime import CollectSink, Dataflow
 from barrier_runtime.data.elements import WATERMARK_MAX
 from barrier_runtime.operators.aggregation.functions import Aggregate, max_, mean, min_, sum_
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
-from barrier_runtime.operators.keyed_progress import VALUE, Progress, schema_bytes
+from barrier_runtime.operators.keyed.progress import VALUE, Progress, schema_bytes
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.assigners import Tumbling
 from barrier_runtime.state.errors import InvalidJob

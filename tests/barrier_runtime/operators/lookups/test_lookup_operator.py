@@ -15,10 +15,10 @@ from operator_harness import World
 from barrier_runtime import Cache, InvalidJob, Retry, Unavailable, UserCodeError
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.operators.base import Emit
-from barrier_runtime.operators.failures import ERRORS
 from barrier_runtime.operators.lookups.book import BookSettings
 from barrier_runtime.operators.lookups.held_rows import decode_held, encode_held
 from barrier_runtime.operators.lookups.operator import MISSES, LookupOperator, LookupSettings
+from barrier_runtime.operators.outputs.failures import ERRORS
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from tests.drawn import examples

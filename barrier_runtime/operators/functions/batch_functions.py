@@ -1,0 +1,137 @@
+"""`select` by names, `map_batches` and `union`: a batch at a time, no Python per row."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.few_rows import FewRows
+from barrier_runtime.data.schemas import described
+from barrier_runtime.operators.base import Emit, Operator, OperatorContext
+from barrier_runtime.operators.outputs.failures import Failures, OnError, in_parts
+from barrier_runtime.operators.user_code import function_name, user_error
+from barrier_runtime.state.errors import InvalidJob
+
+
+class SelectColumnsOperator(Operator):
+    """Columns in the given order, renamed: new name → column. Copies nothing."""
+
+    def __init__(self, name: str, columns: Mapping[str, str]) -> None:
+        self._where = f"select {name!r}"
+        self._columns = dict(columns)
+        self._from: pa.Schema | None = None  # of small batches: their schema, and what becomes of it
+        self._to: pa.Schema | None = None
+        self._positions: list[int] | None = None  # of the chosen columns; None: there are not all of them
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        few = batch.few
+        if few is not None:
+            if few.schema is not self._from:
+                self._see(few)
+            if self._positions is not None:
+                columns = few.columns
+                emit(batch.having(FewRows.made_of(self._to, [columns[at] for at in self._positions])))
+                return
+        arrays = [column_of(batch.rows, column, self._where) for column in self._columns.values()]
+        emit(batch.having(pa.RecordBatch.from_arrays(arrays, names=list(self._columns))))
+
+    def _see(self, few: FewRows) -> None:
+        """Small batches are of another schema from now on."""
+        self._from, self._positions = few.schema, None
+        positions, wanted = few.layout.positions, self._columns.values()
+        if positions.keys() >= set(wanted):
+            self._positions = [positions[column] for column in wanted]
+            self._to = pa.schema([(new, few.schema.field(column).type) for new, column in self._columns.items()])
+
+
+class MapBatchesOperator(Operator):
+    """A user's function of a whole `pyarrow.RecordBatch`."""
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[[pa.RecordBatch], pa.RecordBatch],
+        schema: pa.Schema | None = None,
+        on_error: OnError = "fail",
+    ) -> None:
+        self._name = name
+        self._function = function
+        self._schema = schema
+        self._subtask = 0
+        self._failures = None if on_error == "fail" else Failures(on_error, name, function_name(function))
+
+    def open(self, context: OperatorContext) -> None:
+        self._subtask = context.subtask
+        if self._failures is not None:
+            self._failures.metrics, self._failures.replay = context.metrics, context.replay
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        failures = self._failures
+        if failures is not None:
+            for part, result in in_parts(batch, lambda part: self._function(part.rows), failures, self._failed):
+                self._emit(result, part, emit)
+            failures.flush(emit, batch.emit_ns)
+            return
+        try:
+            result = self._function(batch.rows)
+        except Exception as error:
+            raise self._failed(error, batch) from error
+        self._emit(result, batch, emit)
+
+    def _failed(self, error: Exception, batch: Batch) -> Exception:
+        return user_error(
+            error,
+            function=function_name(self._function),
+            operator=self._name,
+            subtask=self._subtask,
+            batch=batch.rows,
+        )
+
+    def _emit(self, result: Any, batch: Batch, emit: Emit) -> None:
+        if isinstance(result, pa.Table):
+            result = result.combine_chunks()
+            result = result.to_batches()[0] if result.num_rows else None
+        if result is None:
+            return
+        if not isinstance(result, pa.RecordBatch):
+            raise InvalidJob(
+                f"{function_name(self._function)} of operator {self._name!r} returned {type(result).__name__}: "
+                "return a pyarrow.RecordBatch, a pyarrow.Table or None"
+            )
+        if self._schema is None:
+            self._schema = result.schema
+        elif not result.schema.equals(self._schema):
+            raise InvalidJob(
+                f"{function_name(self._function)} of operator {self._name!r} returned ({described(result.schema)}), "
+                f"but its schema is ({described(self._schema)}): return one schema always, or correct schema="
+            )
+        if result.num_rows:
+            emit(Batch(result, batch.emit_ns))
+
+
+class UnionOperator(Operator):
+    """Whatever comes in on any port goes out. Watermarks are merged by the subtask's inputs."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._schema: pa.Schema | None = None
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        if self._schema is None:
+            self._schema = batch.schema
+        elif batch.schema is not self._schema and not batch.schema.equals(self._schema):
+            raise InvalidJob(
+                f"union {self._name!r}: input {port} has the columns {described(batch.schema)}, earlier ones had "
+                f"{described(self._schema)}: select() the same columns in every input"
+            )
+        emit(batch)
+
+
+def column_of(rows: pa.RecordBatch, column: str, where: str) -> pa.Array:
+    try:
+        return rows.column(column)
+    except KeyError as error:
+        raise InvalidJob(
+            f"{where}: there is no column {column!r}: use one of {', '.join(rows.schema.names)}"
+        ) from error

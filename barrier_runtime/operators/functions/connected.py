@@ -1,0 +1,252 @@
+"""The step of `connect`: a keyed function with several inputs, of which each has rows of its own and a handler.
+
+Rows by key are processed as those of `process` are: the operator turns to the input at hand, to its key columns, its
+handler and its event time, and is a `ProcessOperator` for this batch. All inputs meet in the same state, by the values
+of their keys, whatever the columns are called.
+
+Rows of broadcast inputs come to every subtask in one order (`sequencing`). Their handlers run for no key; what they
+yield and emit goes out of subtask 0 alone, so that it is there once at every parallelism.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.keys import KeyCodec
+from barrier_runtime.data.rows import Row, each_row_of
+from barrier_runtime.data.schemas import described
+from barrier_runtime.operators.base import Capture, Emit, OperatorContext
+from barrier_runtime.operators.functions.process import ProcessOperator, no_key
+from barrier_runtime.operators.functions.sequencing import by_input
+from barrier_runtime.operators.keyed.progress import check_same, columns_of, schema_bytes
+from barrier_runtime.operators.outputs.failures import OnError, guarded
+from barrier_runtime.operators.state.broadcast import ConnectedKey
+from barrier_runtime.operators.state.broadcast_copy import BroadcastCopies
+from barrier_runtime.operators.state.handle import CurrentKey
+from barrier_runtime.state.errors import InvalidJob, UserCodeError
+
+_INPUTS = "inputs"  # name of a snapshot value: the keyed inputs in the order of their ports
+
+
+@dataclass(frozen=True)
+class ConnectedInput:
+    """One named input of a connected step."""
+
+    name: str
+    keys: tuple[str, ...]  # columns; empty: it is broadcast
+    schema: pa.Schema | None  # when known
+    event_time: str | None = None  # column
+
+    @property
+    def handler(self) -> str:
+        return f"on_{self.name}"
+
+
+class _Port:
+    """An input, and what of the operator belongs to it."""
+
+    def __init__(self, input: ConnectedInput) -> None:
+        self.input = input
+        self.call: Callable[..., Any] | None = None
+        self.seen: pa.Schema | None = None
+        self.codec: KeyCodec | None = None  # of a keyed input, once its columns are known
+
+
+class ConnectedOperator(ProcessOperator):
+    """Keyed inputs are the ports 0 and up, in their order; broadcast inputs together are the port behind them."""
+
+    kind = "connect"
+
+    def __init__(
+        self,
+        name: str,
+        inputs: Sequence[ConnectedInput],
+        function: Any,
+        output: pa.Schema | None = None,
+        side: Mapping[str, pa.Schema] | None = None,
+        on_error: OnError = "fail",
+    ) -> None:
+        """`function`: a class (or object) with a handler for each input."""
+        self._keyed = [_Port(input) for input in inputs if input.keys]
+        self._broadcast = [_Port(input) for input in inputs if not input.keys]
+        self._at = self._keyed[0]
+        columns = canonical_keys(len(self._at.input.keys))
+        super().__init__(name, columns, function, None, None, output, None, side, on_error)
+        self._event_time = _least_known([port.input.event_time for port in self._keyed])
+        self._ready = False
+        self._names = ", ".join(port.input.name for port in self._keyed).encode()
+
+    def _made_current(self) -> CurrentKey:
+        return ConnectedKey()
+
+    def open(self, context: OperatorContext) -> None:
+        for snapshot in context.restored:
+            if snapshot.in_flight and snapshot.values.get(_INPUTS, self._names) != self._names:
+                raise InvalidJob(
+                    f"{self.where}: the checkpoint has rows in flight to its inputs by key, which were "
+                    f"{snapshot.values[_INPUTS].decode()} then and are {self._names.decode()} now: start the old "
+                    "version of the program, let it end with stop(), and start the new one from there"
+                )
+        copies = BroadcastCopies(self.name, context.subtask, context.exactly_once, context.restored)
+        self._copies = copies
+        assert isinstance(self._current, ConnectedKey)
+        self._current.copies = copies
+        self._speaks = context.subtask == 0
+        super().open(context)
+        self.bind(pa.schema([]))  # broadcast rows may come before the first row with a key
+        copies.opened()
+        for port in self._keyed:
+            if port.input.schema is not None:
+                self._turn_to(port)
+                self._check(port.input.schema)
+                port.seen = self._seen
+
+    def bind(self, columns: pa.Schema) -> None:
+        if self._ready:
+            return
+        self._ready = True
+        super().bind(columns)
+        for port in (*self._keyed, *self._broadcast):
+            port.call = getattr(self._target, port.input.handler)
+        if self._failures is not None:
+            for port in self._keyed:
+                assert port.call is not None
+                port.call = guarded(port.call, self._writer.take, self._sides, self._failures, of_rows=True)
+
+    def snapshot(self, checkpoint: int) -> Capture:
+        self._key_columns = self._columns  # of the state, whatever input came last
+        capture = super().snapshot(checkpoint)
+        capture.values[_INPUTS] = self._names
+        self._copies.add_to(capture)
+        return capture
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        if port < len(self._keyed):
+            at = self._keyed[port]
+            self._turn_to(at)
+            super().process(batch, emit, port)
+            at.seen = self._seen
+        elif len(self._broadcast) == 1:
+            self._process_broadcast(self._broadcast[0], batch, emit)
+        else:
+            for number, part in by_input(batch):
+                self._process_broadcast(self._broadcast[number], part, emit)
+
+    def turn_to(self, port: int) -> None:
+        """What is visited next is a key of this input: for harnesses."""
+        self._turn_to(self._keyed[port])
+
+    def content_of(self, state: str) -> dict[Any, Any]:
+        """A broadcast state as this subtask has it: for harnesses."""
+        return dict(vars(self._target)[state].items())
+
+    # ---- rows with keys
+
+    def _turn_to(self, port: _Port) -> None:
+        """The next batch is of this input."""
+        self._at = port
+        self._key_columns = port.input.keys
+        self._event_time = port.input.event_time
+        self._seen = port.seen
+        if port.call is not None:
+            self._call = port.call
+        if port.codec is not None:
+            self.codec = port.codec
+
+    def _accept(self, schema: pa.Schema) -> None:
+        port = self._at
+        where = f"{self.where}, input {port.input.name!r}"
+        columns = columns_of(schema, port.input.keys, where)
+        keys = pa.schema(
+            [(name, field.type) for name, field in zip(canonical_keys(len(columns)), columns, strict=True)]
+        )
+        codec = KeyCodec(columns, port.input.keys, where)
+        if self._bound is None:
+            self._bind(keys)
+        elif any(other.codec is not None for other in self._keyed) and not keys.equals(self._bound):
+            raise InvalidJob(
+                f"{where}: its keys are ({described(columns)}), but those of the inputs before are "
+                f"({described(self._bound)}): cast them to the same types in a step before key_by()"
+            )
+        else:
+            check_same(keys, self._bound, where)
+        port.codec = self.codec = codec
+        self.on_input_schema(schema)
+
+    def _bind(self, columns: pa.Schema) -> None:
+        self._bound = columns
+        self._bound_bytes = schema_bytes(columns)
+        self.codec = KeyCodec(columns, columns.names, self.where)
+        self.bind(columns)
+
+    # ---- rows for all
+
+    def _process_broadcast(self, port: _Port, batch: Batch, emit: Emit) -> None:
+        """Row by row, as `_process_in_time` does it."""
+        if port.seen is None or not batch.schema.equals(port.seen):
+            self._event_time = port.input.event_time
+            self.on_input_schema(batch.schema)
+            port.seen = batch.schema
+        self._event_time = port.input.event_time
+        self._emit_ns = max(self._emit_ns, batch.emit_ns)
+        if self._reclaiming is not None:
+            self._reclaiming.begin()
+        self._by_row = self._by_row or batch.reached is not None
+        reached = None if batch.reached is None else batch.reached.tolist()
+        given, context, current = self._nothing_given(), self._context, self._current
+        self._begin(batch, self._watermark_ms if self._by_row else None)
+        without_key = no_key(self.where, f"{port.input.handler}()")
+        for at, (timestamp, row) in enumerate(zip(self._timestamps(batch), each_row_of(batch), strict=False)):
+            if reached is not None and reached[at] > self._watermark_ms:
+                self._advance(reached[at], given)
+            if self._by_row:
+                self._sides.reached_ms = self._watermark_ms
+            current.key, context.key = without_key, None
+            context.timestamp, context.watermark = timestamp, self._watermark_ms
+            rows = self._handled(port, row, batch, at)
+            if self._speaks:
+                given.rows += rows
+            given.upto(self._watermark_ms)
+        if self._replaceable:
+            self._check_handles()
+        if given.rows:
+            emit(given.batch(self._writer, batch.schema, batch.emit_ns))
+        self._flush_sides(emit, batch.emit_ns)
+
+    def _handled(self, port: _Port, row: Row, batch: Batch, at: int) -> list[Row]:
+        """What the handler gives for `row`, number `at` of its batch."""
+        call: Any = port.call
+        emitted, rows, failures = self._sides.counts(), list[Row](), self._failures
+        self._copies.changes = port.input.handler
+        try:
+            result = call(row, self._context)
+            if result is not None:
+                self._writer.take((result,) if type(result) is dict else result, rows)
+        except UserCodeError:
+            raise
+        except Exception as error:
+            self._check_handles()
+            if failures is None or not failures.takes(error):
+                raise self._failed(error, call, batch=batch.rows, row=at) from error
+            self._sides.back_to(emitted)
+            rows = []
+            if self._speaks:
+                failures.add(error, at, self._sides.reached_ms, event_time_ms=self._context.timestamp)
+        finally:
+            self._copies.changes = ""
+        if not self._speaks:
+            self._sides.back_to(emitted)
+        return rows
+
+
+def canonical_keys(count: int) -> tuple[str, ...]:
+    """Names of key columns that are called differently in every input."""
+    return tuple(f"key_{number}" for number in range(1, count + 1))
+
+
+def _least_known(columns: Sequence[str | None]) -> str | None:
+    """One of them, if all are known."""
+    return None if None in columns else columns[0]

@@ -1,0 +1,558 @@
+"""`process`: the user's row-wise function per key, with state and timers bound to the key of the row at hand.
+
+The cost beside the user's own call is kept to a few attribute writes: state handles do not know keys, they share one
+`CurrentKey`.
+"""
+
+import copy
+import itertools
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from operator import length_hint
+from sys import getrefcount
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.data.elements import WATERMARK_MIN, Batch
+from barrier_runtime.data.event_time import check_event_time_type, event_times_ms
+from barrier_runtime.data.rows import Row, RowWriter, each_row_of
+from barrier_runtime.operators.base import Capture, Emit
+from barrier_runtime.operators.functions.context_hints import no_attribute
+from barrier_runtime.operators.functions.user_metrics import UserMetrics
+from barrier_runtime.operators.keyed.operator import KeyedOperator
+from barrier_runtime.operators.keyed.reclaiming import Reclaiming
+from barrier_runtime.operators.keyed.timers import TABLE, Slice, Timers
+from barrier_runtime.operators.keyed.wall_timers import WALL_TABLE, WallTimers
+from barrier_runtime.operators.outputs.failures import Failures, OnError, guarded
+from barrier_runtime.operators.outputs.side_outputs import SideOutputs
+from barrier_runtime.operators.state.handle import CurrentKey, KeyedState, NoKey, States
+from barrier_runtime.operators.state.ttl import Timing
+from barrier_runtime.operators.user_code import close_function, function_name, open_function, user_error
+from barrier_runtime.state.errors import InvalidJob, UserCodeError
+
+_SIMPLE = (bool, int, float, str, bytes)
+_ABSENT = object()
+
+
+class ProcessContext:
+    """`ctx` of a keyed function.
+
+    `key`: of the row or timer: the column's value, or a tuple of several columns' values. `timestamp`: event time of
+    the row (when `event_time=` is given; None if null) or of the timer, ms; None to a wall-clock timer. `watermark`:
+    event time the stream has reached, ms; to a timer of event time its own time. `state`: the states by name.
+    `timers`: `register(ms)` and `delete(ms)`. `wall_timers`: the same by the wall clock, and `after(timedelta)`.
+    `emit(name, row)`: give a row to a side output of the step, as it is now. `metrics`: `counter(name).inc()`,
+    `gauge(name).set(value)` and `histogram(name).record(value)`, told with the step's own.
+    """
+
+    __slots__ = (
+        "emit",
+        "key",
+        "metrics",
+        "operator",
+        "state",
+        "subtask",
+        "timers",
+        "timestamp",
+        "wall_timers",
+        "watermark",
+    )
+
+    def __init__(
+        self,
+        operator: str,
+        subtask: int,
+        watermark: int,
+        timers: Timers,
+        wall_timers: WallTimers,
+        state: States,
+        sides: SideOutputs,
+        metrics: UserMetrics,
+    ) -> None:
+        self.key: Any = None
+        self.timestamp: int | None = None
+        self.watermark = watermark
+        self.timers = timers
+        self.wall_timers = wall_timers
+        self.state = state
+        self.operator = operator
+        self.subtask = subtask
+        self.emit = sides.emit
+        self.metrics = metrics
+
+    if not TYPE_CHECKING:  # a type checker shall go on refusing every other name
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_attribute(name, self.__slots__)
+
+
+def declared_states(function: Any, extra: Mapping[str, KeyedState] | None = None) -> dict[str, KeyedState]:
+    """States declared as attributes of a class (or of its instance), and those given beside it."""
+    states = {name: value for name in dir(function) if isinstance(value := getattr(function, name, None), KeyedState)}
+    for name, value in (extra or {}).items():
+        if name in states:
+            raise InvalidJob(f"state {name!r} is declared in {function_name(function)} and in state=: keep one")
+        if not isinstance(value, KeyedState):
+            raise InvalidJob(f"state {name!r} is {value!r}: declare it as ValueState(type), or another kind of state")
+        states[name] = value
+    return states
+
+
+def check_event_time_of_states(states: Mapping[str, KeyedState], event_time: str | None, where: str) -> list[str]:
+    """Names of the states with a TTL in event time. Raises `InvalidJob` if the step has none."""
+    names = [name for name, state in states.items() if state.ttl is not None and state.ttl.clock == "event"]
+    if names and event_time is None:
+        raise InvalidJob(
+            f"{where}: state {names[0]!r} has a TTL in event time, but the step does not know the time of its rows: "
+            "pass event_time= to process(), or take TTL(…, clock='processing')"
+        )
+    return names
+
+
+def no_key(where: str, function: str) -> Any:
+    """In place of a key, while `function` runs, which has none."""
+    return NoKey(
+        f"{where}: {function} uses {{}}, which belongs to a key, but it runs for no key: use it where there is one, in "
+        "the function that gets rows by key, in on_timer() or in on_wall_timer()"
+    )
+
+
+class _Given:
+    """Rows that a function gave, and the event time reached at each of them if that is told on."""
+
+    __slots__ = ("_by_row", "_reached", "rows")
+
+    def __init__(self, by_row: bool) -> None:
+        self.rows: list[Row] = []
+        self._by_row = by_row
+        self._reached: list[int] = []
+
+    def upto(self, reached_ms: int) -> None:
+        """Of the rows that came since the last call."""
+        if self._by_row and len(self._reached) < len(self.rows):
+            self._reached += [reached_ms] * (len(self.rows) - len(self._reached))
+
+    def batch(self, writer: RowWriter, like: pa.Schema | None, emit_ns: int) -> Batch:
+        reached = np.array(self._reached, np.int64) if self._by_row else None
+        return Batch(writer.made(self.rows, like), emit_ns, reached)
+
+
+def _plain_attributes(target: Any) -> dict[str, Any]:
+    """Attributes of an object that could be meant as state: numbers and text by value, containers by size."""
+    attributes = vars(target).items() if hasattr(target, "__dict__") else ()
+    return {
+        name: repr(value) if type(value) is float else value if type(value) in _SIMPLE else len(value)
+        for name, value in attributes
+        if type(value) in (*_SIMPLE, list, dict, set)
+    }
+
+
+class ProcessOperator(KeyedOperator):
+    kind = "process"
+
+    def __init__(
+        self,
+        name: str,
+        keys: Sequence[str],
+        function: Any,
+        states: Mapping[str, KeyedState] | None = None,
+        event_time: str | None = None,
+        output: pa.Schema | None = None,
+        schema: pa.Schema | None = None,
+        side: Mapping[str, pa.Schema] | None = None,
+        on_error: OnError = "fail",
+    ) -> None:
+        """`function`: a class (or object) with `process(self, key, row, ctx)`, or a function of (key, row, ctx).
+        `side`: the schemas of its side outputs."""
+        super().__init__(name, keys, keys, schema)
+        self._function = function
+        self._extra = dict(states or {})
+        self._event_time = event_time
+        self._output = output
+        self._sides = SideOutputs(self.where, side or {})
+        self._on_error = on_error
+        self._failures: Failures | None = None
+        self._current = self._made_current()
+        self._by_row = False  # event time is told row by row
+        self._attributes: dict[str, Any] = {}
+        self._warned = False
+        self._reclaiming: Reclaiming | None = None  # of states with a TTL
+        self._rest: Batch | None = None  # of a batch within which a slice ended
+        self._to_close: Any = None  # the user's object, once its open() has ended
+
+    def _made_current(self) -> CurrentKey:
+        return CurrentKey()
+
+    def bind(self, columns: pa.Schema) -> None:
+        width = len(self._key_columns)
+        target = self._function
+        if isinstance(target, type):
+            try:
+                target = target()
+            except Exception as error:
+                raise self._failed(error, self._function) from error
+        elif hasattr(target, "process"):
+            target = copy.deepcopy(target)  # subtasks of one process must not share attributes
+        self._call = target.process if hasattr(target, "process") else target
+        self._on_timer = getattr(target, "on_timer", None)
+        self._on_wall_timer = getattr(target, "on_wall_timer", None)
+        self._writer = RowWriter(f"{function_name(self._call)} of operator {self.name!r}", self._output)
+        if self._on_error != "fail":
+            self._guard(Failures(self._on_error, self.name, function_name(self._call)))
+        self._target = target
+        self._replaceable: dict[str, KeyedState] = {}  # made in __init__: nothing refuses to assign to them
+        state, states = States(), declared_states(target, self._extra)
+        check_event_time_of_states(states, self._event_time, self.where)
+        timing = self._current.timing = self._timing = Timing(self.context.wall_ms, lambda: self._watermark_ms)
+        for name, declared in states.items():
+            where = f"{self.where}, state {name!r}"
+            holder = "ctx.state" if name in self._extra else "self"
+            handle = declared.open(self.backend, name, where, width, self._current, holder)
+            vars(state)[name] = handle
+            if name not in self._extra:
+                if not hasattr(target, "__dict__"):
+                    raise InvalidJob(
+                        f"{self.where}: {type(target).__name__} has __slots__, so it can hold no state: drop them"
+                    )
+                vars(target)[name] = handle
+                if not isinstance(getattr(type(target), name, None), KeyedState):
+                    self._replaceable[name] = handle
+        name = function_name(self._call)
+        timers_table, wall_table = (self.backend.timer_table(table, width) for table in (TABLE, WALL_TABLE))
+        from_ms, wall_from_ms = (self._timers_from_ms.get(table, WATERMARK_MIN) for table in (TABLE, WALL_TABLE))
+        self._timers = timers = Timers(timers_table, self._current, None if self._on_timer else name, from_ms)
+        self._wall_timers = WallTimers(
+            wall_table, self._current, self.context, None if self._on_wall_timer else name, wall_from_ms
+        )
+        self._context = ProcessContext(
+            self.name,
+            self.context.subtask,
+            self._watermark_ms,
+            timers,
+            self._wall_timers,
+            state,
+            self._sides,
+            UserMetrics(self.where, self.metrics),
+        )
+        timing.event.context = self._context
+        if timing.tables:
+            self._reclaiming = Reclaiming(timing, self.backend, self.context, self.where)
+        self._current.key = no_key(self.where, "open()")
+        open_function(target, self._context, self._failed)
+        self._attributes = _plain_attributes(target)
+        self._to_close = target
+
+    def _guard(self, failures: Failures) -> None:
+        """What the functions raise is for `failures`."""
+        self._failures = failures
+        failures.metrics = self.metrics
+        failures.replay = self.context.replay
+        take, sides = self._writer.take, self._sides
+        self._call = guarded(self._call, take, sides, failures, of_rows=True)
+        if self._on_timer is not None:
+            self._on_timer = guarded(self._on_timer, take, sides, failures, of_rows=False)
+        if self._on_wall_timer is not None:
+            self._on_wall_timer = guarded(self._on_wall_timer, take, sides, failures, of_rows=False)
+
+    def _nothing_given(self) -> _Given:
+        return _Given(self._by_row)
+
+    def _begin(self, batch: Batch | None, reached_ms: int | None) -> None:
+        self._sides.begin(reached_ms)
+        if self._failures is not None:
+            self._failures.begin(batch)
+
+    def _flush_sides(self, emit: Emit, emit_ns: int) -> None:
+        self._sides.flush(emit, emit_ns, self.metrics)
+        if self._failures is not None:
+            self._failures.flush(emit, emit_ns)
+
+    def visit(self, rows: pa.RecordBatch, at_ms: int | None = None) -> None:
+        """States and timers are those of the key of `rows` (one row) until the next row or timer, and event time is
+        `at_ms`: for harnesses."""
+        self._check(rows.schema)
+        self._current.key = self.codec.state_keys(rows)[0]
+        self._context.timestamp = at_ms
+        if self._reclaiming is not None:
+            self._reclaiming.begin()
+
+    @property
+    def states(self) -> dict[str, KeyedState]:
+        """By name, once a row came or was visited."""
+        return dict(vars(self._context.state))
+
+    @property
+    def timers(self) -> Timers:
+        return self._timers
+
+    @property
+    def wall_timers(self) -> WallTimers:
+        return self._wall_timers
+
+    def snapshot(self, checkpoint: int) -> Capture:
+        if self._bound is not None and self.backend.watched and not self._warned:
+            self._look_at_attributes()
+        if self._reclaiming is not None:
+            self._reclaiming.snapshot(checkpoint)
+        if self._bound is not None:
+            self._timers_from_ms = {TABLE: self._timers.lowest_ms, WALL_TABLE: self._wall_timers.lowest_ms}
+        return super().snapshot(checkpoint)
+
+    def on_complete(self, checkpoint: int) -> None:
+        super().on_complete(checkpoint)
+        if self._reclaiming is not None:
+            self._reclaiming.completed(checkpoint)
+
+    def close(self) -> None:
+        if self._reclaiming is not None:
+            self._reclaiming.close()
+        try:
+            target, self._to_close = self._to_close, None
+            close_function(target, self._failed)
+        finally:
+            super().close()
+
+    def on_input_schema(self, schema: pa.Schema) -> None:
+        if self._event_time is not None:
+            if self._event_time not in schema.names:
+                raise InvalidJob(f"{self.where}: there is no event-time column {self._event_time!r} in its rows")
+            check_event_time_type(schema.field(self._event_time).type, self._event_time, self.where)
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        self._check(batch.schema)
+        self._emit_ns = max(self._emit_ns, batch.emit_ns)
+        while (goal_ms := self.going_to_ms) is not None:  # a subtask has done that before it gives a batch
+            self.toward(goal_ms, emit)
+        if self._reclaiming is not None:
+            self._reclaiming.begin()
+        if self._wall_timers.overdue and self._on_wall_timer is not None:
+            self._fire_by_wall_clock(self._wall_timers.overdue_of(self.codec.keys(batch)[0]), emit)
+        watermarks = self._row_watermarks(batch)
+        if watermarks is not None or batch.reached is not None or self._on_timer is not None:
+            self._process_in_time(batch, watermarks, emit)
+            return
+        self._begin(batch, None)
+        state_keys, user_keys = self.codec.keys(batch)
+        times, coming = self._timestamps(batch), iter(state_keys)
+        current, context, call = self._current, self._context, self._call
+        results: list[Row] = []
+        append, taken, alone = results.append, self._writer.taken, self._writer.alone
+        try:
+            for current.key, key, context.timestamp, row in zip(
+                coming, user_keys, times, each_row_of(batch), strict=False
+            ):
+                context.key = key
+                result = call(key, row, context)
+                if result is not None:  # `RowWriter.take`, here without a call: this is done once per row
+                    kind = type(result)
+                    if kind is dict:
+                        held = alone + 1 if result is row else alone
+                        append(result if getrefcount(result) == held else taken(result))
+                    elif kind is list:
+                        held = alone + 1 if getrefcount(result) == alone else alone
+                        for one in result:
+                            append(one if getrefcount(one) == held else taken(one))
+                    else:
+                        for one in result:
+                            append(one if getrefcount(one) == alone else taken(one))
+        except Exception as error:
+            self._check_handles()
+            at = max(0, len(batch) - length_hint(coming) - 1)
+            raise self._failed(error, call, key=user_keys[at], batch=batch.rows, row=at) from error
+        if self._replaceable:
+            self._check_handles()
+        if results:
+            emit(Batch(self._writer.made(results, batch.schema), batch.emit_ns))
+        self._flush_sides(emit, batch.emit_ns)
+
+    def _process_in_time(self, batch: Batch, watermarks: npt.NDArray[np.int64] | None, emit: Emit) -> None:
+        """Row by row as if a watermark came before each: so what a function sees and gives does not depend on where
+        batches end. `watermarks`: of each row's key group; timers wait for what the whole stream has reached."""
+        self._by_row = self._by_row or batch.reached is not None
+        state_keys, user_keys = self.codec.keys(batch)
+        reached: Iterable[int] = itertools.repeat(WATERMARK_MIN) if batch.reached is None else batch.reached.tolist()
+        seen: Iterable[int] = itertools.repeat(WATERMARK_MIN) if watermarks is None else watermarks.tolist()
+        current, context, call, timers = self._current, self._context, self._call, self._timers
+        taken, alone = self._writer.taken, self._writer.alone
+        given, by_row, coming = _Given(self._by_row), self._by_row, iter(state_keys)
+        append, watermark_ms, sides = given.rows.append, self._watermark_ms, self._sides
+        self._begin(batch, watermark_ms if by_row else None)
+        try:
+            for state_key, key, timestamp, row, reached_ms, seen_ms in zip(
+                coming, user_keys, self._timestamps(batch), each_row_of(batch), reached, seen, strict=False
+            ):
+                if reached_ms > watermark_ms:
+                    if timers.next_ms <= reached_ms and not self._advance(reached_ms, given, self.stops):
+                        self._stopped(batch, max(0, len(batch) - length_hint(coming) - 1), reached_ms)
+                        break
+                    self._watermark_ms = watermark_ms = reached_ms
+                    if by_row:
+                        sides.reached_ms = reached_ms
+                current.key, context.key, context.timestamp = state_key, key, timestamp
+                context.watermark = seen_ms if seen_ms > watermark_ms else watermark_ms
+                result = call(key, row, context)
+                if result is not None:
+                    kind = type(result)
+                    if kind is dict:
+                        held = alone + 1 if result is row else alone
+                        append(result if getrefcount(result) == held else taken(result))
+                    elif kind is list:
+                        held = alone + 1 if getrefcount(result) == alone else alone
+                        for one in result:
+                            append(one if getrefcount(one) == held else taken(one))
+                    else:
+                        for one in result:
+                            append(one if getrefcount(one) == alone else taken(one))
+                if by_row:
+                    given.upto(watermark_ms)
+                if timers.next_ms <= watermark_ms:
+                    self._advance(watermark_ms, given)  # registered for the past by this row
+        except UserCodeError:
+            raise  # of a timer
+        except Exception as error:
+            self._check_handles()
+            at = max(0, len(batch) - length_hint(coming) - 1)
+            raise self._failed(error, call, key=user_keys[at], batch=batch.rows, row=at) from error
+        if self._replaceable:
+            self._check_handles()
+        if given.rows:
+            emit(given.batch(self._writer, batch.schema, batch.emit_ns))
+        self._flush_sides(emit, batch.emit_ns)
+
+    def _stopped(self, batch: Batch, at: int, reached_ms: int) -> None:
+        """More timers are due before row `at` than fit into a slice."""
+        self._rest = batch.slice(at)
+        self._going_to_ms = reached_ms
+
+    def take_rest(self) -> Batch | None:
+        rest, self._rest = self._rest, None
+        return rest
+
+    @property
+    def going_to_ms(self) -> int | None:
+        if self._going_to_ms is not None:
+            return self._going_to_ms
+        return self._watermark_ms if self._bound is not None and self._wall_timers.crowded else None
+
+    def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
+        self._go_on(watermark_ms, emit, in_slices=False)
+
+    def toward(self, watermark_ms: int, emit: Emit) -> bool:
+        if self._bound is not None and self._wall_timers.crowded:
+            if self._on_wall_timer is not None and self._wall_timers.any_due():
+                self._fire_by_wall_clock(self._wall_timers.due_now(), emit)
+            return False
+        return self._go_on(watermark_ms, emit, in_slices=True)
+
+    def _go_on(self, watermark_ms: int, emit: Emit, in_slices: bool) -> bool:
+        if self._going_to_ms is not None:
+            watermark_ms = max(watermark_ms, self._going_to_ms)
+        elif watermark_ms <= self._watermark_ms:
+            return True
+        if self._bound is None:  # no row came yet, so there is no timer
+            self._watermark_ms, self._going_to_ms = watermark_ms, None
+            return True
+        if self._reclaiming is not None:
+            self._reclaiming.begin()
+        given = _Given(self._by_row)
+        self._begin(None, self._watermark_ms if self._by_row else None)
+        done = self._advance(watermark_ms, given, in_slices)
+        self._going_to_ms = None if done else watermark_ms
+        if given.rows:
+            emit(given.batch(self._writer, self._seen, self._emit_ns))
+        self._flush_sides(emit, self._emit_ns)
+        return done
+
+    def on_wall_clock(self, emit: Emit, last: bool = False) -> bool:
+        if self._bound is None or self._on_wall_timer is None or not self._wall_timers.any_due():
+            return False
+        self._fire_by_wall_clock(self._wall_timers.last_due() if last else self._wall_timers.due_now(), emit)
+        return True
+
+    def _fire_by_wall_clock(self, due: Iterable[tuple[tuple[Any, ...], int]], emit: Emit) -> None:
+        """Event time stands still: what these timers give is as what a row would that came now."""
+        current, context, given, reached_ms = self._current, self._context, _Given(self._by_row), self._watermark_ms
+        on_wall_timer: Any = self._on_wall_timer
+        if self._reclaiming is not None:
+            self._reclaiming.begin()
+        self._begin(None, reached_ms if self._by_row else None)
+        last_ms, context.timestamp, context.watermark = context.timestamp, None, reached_ms
+        self._timing.event.instead_ms = reached_ms if reached_ms > WATERMARK_MIN or last_ms is None else last_ms
+        try:
+            for current.key, due_ms in due:
+                context.key = self.codec.user_key(current.key)
+                result = on_wall_timer(context.key, due_ms, context)
+                if result is not None:
+                    self._writer.take((result,) if type(result) is dict else result, given.rows)
+        except Exception as error:
+            self._check_handles()
+            raise self._failed(error, on_wall_timer, key=context.key) from error
+        if self._replaceable:
+            self._check_handles()
+        context.timestamp, self._timing.event.instead_ms = last_ms, None
+        given.upto(reached_ms)
+        emit_ns = self.context.wall_ms() * 1_000_000  # however long ago the last row came
+        if given.rows:
+            emit(given.batch(self._writer, self._seen, emit_ns))
+        self._flush_sides(emit, emit_ns)
+
+    def _advance(self, watermark_ms: int, given: "_Given", in_slices: bool = False) -> bool:
+        """Event time goes on to `watermark_ms`, and on its way stops at each timer that is due. False: a slice is over,
+        and it is at the last timer that fired."""
+        current, context, on_timer = self._current, self._context, self._on_timer
+        if on_timer is not None and self._timers.next_ms <= watermark_ms:
+            time_slice = Slice(self.context.now_s) if in_slices else None
+            try:
+                for current.key, at_ms in self._timers.due(watermark_ms, time_slice):
+                    before_ms, self._watermark_ms = self._watermark_ms, max(self._watermark_ms, at_ms)
+                    context.timestamp, context.watermark = at_ms, self._watermark_ms
+                    context.key = self.codec.user_key(current.key)
+                    reached_ms = max(before_ms, at_ms - 1)  # what a timer gives is not late for its own time
+                    if self._by_row:
+                        self._sides.reached_ms = reached_ms
+                    result = on_timer(context.key, at_ms, context)
+                    if result is not None:
+                        self._writer.take((result,) if type(result) is dict else result, given.rows)
+                    given.upto(reached_ms)
+            except Exception as error:
+                raise self._failed(error, on_timer, key=context.key) from error
+            if self._timers.next_ms <= watermark_ms:
+                return False
+        self._watermark_ms = context.watermark = max(self._watermark_ms, watermark_ms)
+        return True
+
+    def _check_handles(self) -> None:
+        for name, handle in self._replaceable.items():
+            found = vars(self._target).get(name)
+            if found is not handle:
+                raise handle.assigned(found)
+
+    def _look_at_attributes(self) -> None:
+        """An attribute that changes is rarely meant to be shared by keys and forgotten by restarts: say it once."""
+        now = _plain_attributes(self._target)
+        changed = [name for name, seen in now.items() if self._attributes.get(name, _ABSENT) != seen]
+        if changed:
+            self._warned = True
+            warnings.warn(
+                f"{self.where}: {changed[0]!r} of {type(self._target).__name__} changed while rows were processed, and "
+                "is no state: all keys of a subtask share it, and no checkpoint has it. Make it a "
+                "ValueState if it must last",
+                stacklevel=2,
+            )
+
+    def _timestamps(self, batch: Batch) -> Iterable[int | None]:
+        if self._event_time is None:
+            return itertools.repeat(None)
+        times = batch.column(self._event_time)
+        if not times.null_count:
+            return list(event_times_ms(times).tolist())
+        valid = iter(event_times_ms(times.drop_null()).tolist())
+        return [next(valid) if known else None for known in times.is_valid().to_pylist()]
+
+    def _failed(self, error: Exception, function: Any, **where: Any) -> Exception:
+        return user_error(
+            error, function=function_name(function), operator=self.name, subtask=self.context.subtask, **where
+        )

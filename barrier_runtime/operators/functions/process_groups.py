@@ -1,0 +1,263 @@
+"""`process_groups`: a user's function of a whole batch, with state per key as numpy columns.
+
+State is a columnar table (`state/columns/column_table`), so nothing runs once per row or key. The function gets a copy
+of what the batch's keys have; it is written back when the function has returned, so a function that raises has changed
+nothing. Only keys whose columns it has changed go into the next snapshot.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.grouping import group_rows
+from barrier_runtime.data.schemas import described
+from barrier_runtime.operators.aggregation.own import columns_of_numbers
+from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.keyed.operator import KeyedOperator
+from barrier_runtime.operators.outputs.failures import Failures, OnError, in_parts
+from barrier_runtime.operators.user_code import function_name, user_error
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.snapshots.continued_aggregates import COLUMN, described_name
+from barrier_runtime.state.snapshots.snapshot import StateDescription
+
+_MANY = 512  # rows from which finding the distinct keys first pays
+
+Ints = npt.NDArray[np.int64]
+Declared = Mapping[str, Any]  # column -> numpy dtype, or (dtype, initial value)
+
+
+class BatchKeys:
+    """The keys of a batch, numbered from 0 on in the order in which they come first.
+
+    `of_row`: the number of each row's key, an array of int64. `len(keys)`: how many there are, which is the length of
+    the columns of state. `first_rows`, `last_rows`: the number of each key's first and last row in the batch. `rows`:
+    the key columns, a row per key.
+    """
+
+    def __init__(self, of_row: Ints, count: int, batch: pa.RecordBatch, columns: Sequence[str]) -> None:
+        self.of_row = of_row
+        self._count = count
+        self._batch = batch
+        self._columns = list(columns)
+        self._forgotten: list[Any] = []
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def first_rows(self) -> Ints:
+        found = np.empty(self._count, np.int64)
+        found[self.of_row[::-1]] = np.arange(len(self.of_row) - 1, -1, -1)
+        return found
+
+    @property
+    def last_rows(self) -> Ints:
+        found = np.empty(self._count, np.int64)
+        found[self.of_row] = np.arange(len(self.of_row))  # of equal indices the last one stays
+        return found
+
+    @property
+    def rows(self) -> pa.RecordBatch:
+        return self._batch.select(self._columns).take(pa.array(self.first_rows))
+
+    def forget(self, which: Any) -> None:
+        """The state of these keys goes when the function returns; their next row finds the initial values. `which`:
+        a mask with a boolean per key, or numbers of keys."""
+        numbers = np.asarray(which)
+        if numbers.dtype == np.bool_ and numbers.shape == (self._count,):
+            numbers = np.flatnonzero(numbers)
+        elif not numbers.size:
+            numbers = np.empty(0, np.int64)
+        elif (
+            numbers.dtype.kind not in "iu" or numbers.ndim != 1 or not 0 <= numbers.min() <= numbers.max() < self._count
+        ):
+            raise InvalidJob(
+                f"keys.forget({which!r}): give a mask with a boolean for each of the {self._count} keys, or numbers of "
+                "keys, as in keys.forget(state['open'] == 0)"
+            )
+        self._forgotten.append(numbers)
+
+    @property
+    def forgotten(self) -> Ints:
+        """Each once."""
+        return np.unique(np.concatenate([*self._forgotten, np.empty(0, np.int64)])).astype(np.int64)
+
+
+def declared_columns(function: Any, state: Declared | None, where: str) -> dict[str, tuple[str, int | float]]:
+    """Name → (numpy dtype, initial value), of a class's attribute `state` or of `state=`. Raises `InvalidJob` for what
+    are no columns of numbers."""
+    own = getattr(function, "state", None)
+    if own is not None and state is not None:
+        raise InvalidJob(f"{where}: its state is declared in {function_name(function)[:-2]} and in state=: keep one")
+    return columns_of_numbers(where, own if state is None else state)
+
+
+def described_columns(columns: Mapping[str, tuple[str, int | float]]) -> dict[str, StateDescription]:
+    """As snapshots and the job that goes on from them have them."""
+    return {
+        described_name(COLUMN, name): StateDescription(COLUMN, fields=(kind,)) for name, (kind, _) in columns.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a call gave, and what it left in the columns of its keys."""
+
+    result: Any
+    row_ids: Ints
+    keys: BatchKeys
+    before: Mapping[str, Any]
+    state: Mapping[str, Any]
+
+
+class ProcessGroupsOperator(KeyedOperator):
+    kind = "process_groups"
+
+    def __init__(
+        self,
+        name: str,
+        keys: Sequence[str],
+        function: Any,
+        state: Declared | None = None,
+        output: pa.Schema | None = None,
+        schema: pa.Schema | None = None,
+        on_error: OnError = "fail",
+    ) -> None:
+        """`function`: a class (or object) with `process_groups(self, keys, batch, state)`, or a function of these."""
+        super().__init__(name, keys, keys, schema)
+        self._function = function
+        self._declared_columns = declared_columns(function, state, self.where)
+        self._output = output
+        self._failures = None if on_error == "fail" else Failures(on_error, name, function_name(function))
+
+    def bind(self, columns: pa.Schema) -> None:
+        target = self._function
+        if isinstance(target, type):
+            try:
+                target = target()
+            except Exception as error:
+                raise self._failed(error, None) from error
+        elif hasattr(target, "process_groups"):
+            target = copy.deepcopy(target)  # subtasks of one process must not share attributes
+        self._call = getattr(target, "process_groups", target)
+        self._table = self._column_table("groups", self._declared_columns, (), evictable=True)
+        for name, what in described_columns(self._declared_columns).items():
+            self.backend.describe(name, what)
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        rows = batch.rows
+        self._check(rows.schema)
+        if not rows.num_rows:
+            return
+        failures = self._failures
+        if failures is not None:
+            failures.metrics, failures.replay = self.metrics, self.context.replay
+            for part, given in in_parts(batch, self._given, failures, self._failed_part):
+                self._take(given, part, emit)
+            failures.flush(emit, batch.emit_ns)
+            return
+        try:
+            given = self._given(batch)
+        except Exception as error:
+            raise self._failed(error, rows) from error
+        self._take(given, batch, emit)
+
+    def _given(self, batch: Batch) -> _Given:
+        """What the function makes of it; nothing is written yet."""
+        rows = batch.rows
+        of_row, row_ids = self._grouped(rows)
+        keys = BatchKeys(of_row, len(row_ids), rows, self._key_columns)
+        before = {name: self._table.columns[name][row_ids] for name in self._declared_columns}
+        state = {name: column.copy() for name, column in before.items()}
+        return _Given(self._call(keys, rows, state), row_ids, keys, before, state)
+
+    def _take(self, given: _Given, batch: Batch, emit: Emit) -> None:
+        made = self._made(given.result)
+        self._write_back(given.row_ids, given.before, given.state)
+        forgotten = given.row_ids[given.keys.forgotten]
+        if len(forgotten):
+            self._table.remove(forgotten)
+        if made is not None and made.num_rows:
+            emit(Batch(made, batch.emit_ns))
+
+    def _grouped(self, rows: pa.RecordBatch) -> tuple[Ints, Ints]:
+        """The number of each row's key, and the row ids of the keys."""
+        key = rows.column(self._key_columns[0])
+        if self.codec.is_one_int64 and not key.null_count and len(key) >= _MANY:
+            encoded = key.dictionary_encode()  # the index is asked once per key, not once per row
+            of_row = encoded.indices.to_numpy().astype(np.int64)
+            return of_row, self._table.row_ids_int64(encoded.dictionary.to_numpy())
+        groups = group_rows(self.codec.arrays(rows))
+        return groups.of_row, self._table.row_ids(groups.keys)
+
+    def _write_back(self, row_ids: Ints, before: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        changed = np.zeros(len(row_ids), np.bool_)
+        for name, column in before.items():
+            now = state.get(name)
+            if not isinstance(now, np.ndarray) or (now.dtype, now.shape) != (column.dtype, column.shape):
+                found = f"{now.dtype}, {now.shape}" if isinstance(now, np.ndarray) else repr(now)[:100]
+                raise InvalidJob(
+                    f"{function_name(self._call)} of operator {self.name!r} left state[{name!r}] as {found}, but it is "
+                    f"{column.dtype} with an element per key ({len(row_ids)}): change it in place, as in "
+                    f"state[{name!r}][:] = …"
+                )
+            changed |= now != column
+        if len(state) > len(before):
+            raise InvalidJob(
+                f"{function_name(self._call)} of operator {self.name!r} put {sorted(set(state) - set(before))} into "
+                "its state, which are not declared: declare them in state, such as state = {'total': 'float64'}"
+            )
+        if changed.any():
+            changed_ids = row_ids[changed]
+            for name, column in state.items():
+                self._table.columns[name][changed_ids] = column[changed]
+            self._table.mark_dirty(changed_ids)
+
+    def _made(self, result: Any) -> pa.RecordBatch | None:
+        """What the function returned, as rows of the step's schema."""
+        name = f"{function_name(self._call)} of operator {self.name!r}"
+        if result is None:
+            return None
+        try:
+            if isinstance(result, Mapping):
+                result = pa.table(dict(result), schema=self._output)
+            if isinstance(result, pa.Table):
+                result = result.combine_chunks()
+                result = result.to_batches()[0] if result.num_rows else None
+        except (pa.ArrowException, TypeError, ValueError, KeyError) as error:
+            raise InvalidJob(
+                f"{name} returned columns that are no rows ({error}): return columns of one length"
+            ) from error
+        if result is None:
+            return None
+        if not isinstance(result, pa.RecordBatch):
+            raise InvalidJob(
+                f"{name} returned {type(result).__name__}: return a pyarrow.RecordBatch or Table, a dict of columns "
+                "or None; a pandas.DataFrame as pyarrow.RecordBatch.from_pandas(frame, preserve_index=False)"
+            )
+        if self._output is None:
+            self._output = result.schema
+        elif not result.schema.equals(self._output):
+            raise InvalidJob(
+                f"{name} returned ({described(result.schema)}), but its schema is ({described(self._output)}): return "
+                "one schema always, or correct schema="
+            )
+        return result
+
+    def _failed_part(self, error: Exception, batch: Batch) -> Exception:
+        return self._failed(error, batch.rows)
+
+    def _failed(self, error: Exception, rows: pa.RecordBatch | None) -> Exception:
+        return user_error(
+            error,
+            function=function_name(getattr(self, "_call", self._function)),
+            operator=self.name,
+            subtask=self.context.subtask,
+            batch=rows,
+        )

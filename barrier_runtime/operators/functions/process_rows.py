@@ -1,0 +1,120 @@
+"""`process` of a stream without key: the user's object sees row after row, with side outputs and metrics beside what it
+yields, and may open something that all its rows need. There is no state: that belongs to a key."""
+
+import copy
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.rows import Row, RowWriter, each_row_of
+from barrier_runtime.operators.base import Emit, Operator, OperatorContext
+from barrier_runtime.operators.functions.context_hints import KEYED, no_attribute
+from barrier_runtime.operators.functions.user_metrics import UserMetrics
+from barrier_runtime.operators.outputs.failures import Failures, OnError
+from barrier_runtime.operators.outputs.side_outputs import SideOutputs
+from barrier_runtime.operators.user_code import close_function, function_name, open_function, user_error
+
+
+class RowContext:
+    """`ctx` of a function without key.
+
+    `emit(name, row)`: give a row to a side output of the step, as it is now. `metrics`: `counter(name).inc()` and
+    `gauge(name).set(value)`, told with the step's own. `operator`: the step's name; `subtask`: which one of it this is.
+    """
+
+    __slots__ = ("emit", "metrics", "operator", "subtask")
+
+    def __init__(self, operator: str, subtask: int, sides: SideOutputs, metrics: UserMetrics) -> None:
+        self.operator = operator
+        self.subtask = subtask
+        self.emit = sides.emit
+        self.metrics = metrics
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name in KEYED:
+                raise AttributeError(f"ctx has no {name!r}, which belongs to a key: call .key_by(…) before process()")
+            raise no_attribute(name, self.__slots__)
+
+
+class ProcessRowsOperator(Operator):
+    def __init__(
+        self,
+        name: str,
+        function: Any,
+        schema: pa.Schema | None = None,
+        side: Mapping[str, pa.Schema] | None = None,
+        on_error: OnError = "fail",
+    ) -> None:
+        """`function`: a class (or object) with `process(self, row, ctx)`, or a function of (row, ctx)."""
+        self._name = name
+        self._where = f"process {name!r}"
+        self._function = function
+        self._schema = schema
+        self._sides = SideOutputs(self._where, side or {})
+        self._on_error = on_error
+        self._failures: Failures | None = None
+        self._to_close: Any = None
+
+    def open(self, context: OperatorContext) -> None:
+        self._subtask = context.subtask
+        self._metrics = context.metrics
+        target = self._function
+        if isinstance(target, type):
+            try:
+                target = target()
+            except Exception as error:
+                raise self._failed(error, self._function) from error
+        elif hasattr(target, "process"):
+            target = copy.deepcopy(target)  # subtasks of one process must not share attributes
+        self._call = target.process if hasattr(target, "process") else target
+        name = function_name(self._call)
+        self._writer = RowWriter(f"{name} of operator {self._name!r}", self._schema)
+        if self._on_error != "fail":
+            self._failures = Failures(self._on_error, self._name, name)
+            self._failures.metrics = context.metrics
+            self._failures.replay = context.replay
+        metrics = UserMetrics(self._where, context.metrics)
+        self._context = RowContext(self._name, context.subtask, self._sides, metrics)
+        open_function(target, self._context, self._failed)
+        self._to_close = target
+
+    def close(self) -> None:
+        target, self._to_close = self._to_close, None
+        close_function(target, self._failed)
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        sides, failures, reached = self._sides, self._failures, batch.reached
+        sides.begin(None)
+        if failures is not None:
+            failures.begin(batch)
+        results: list[Row] = []
+        counts: list[int] = []  # of each row's results
+        for at, row in enumerate(each_row_of(batch)):
+            if reached is not None:
+                sides.reached_ms = int(reached[at])
+            before, emitted = len(results), sides.counts()
+            try:
+                result = self._call(row, self._context)
+                if result is not None:
+                    self._writer.take((result,) if type(result) is dict else result, results)
+            except Exception as error:
+                if failures is None or not failures.takes(error):
+                    raise self._failed(error, self._call, batch=batch.rows, row=at) from error
+                del results[before:]
+                sides.back_to(emitted)
+                failures.add(error, at, sides.reached_ms)
+            counts.append(len(results) - before)
+        if results:
+            spread = None if reached is None else np.repeat(reached, counts)
+            emit(Batch(self._writer.made(results, batch.schema), batch.emit_ns, spread))
+        sides.flush(emit, batch.emit_ns, self._metrics)
+        if failures is not None:
+            failures.flush(emit, batch.emit_ns)
+
+    def _failed(self, error: Exception, function: Any, **where: Any) -> Exception:
+        return user_error(error, function=function_name(function), operator=self._name, subtask=self._subtask, **where)

@@ -1,0 +1,166 @@
+"""`map`, `filter` and `flat_map` with Python functions of one row (a dict).
+
+Where a step does not fail with a row whose function raises (`on_error`), rows are tried one by one: `_tried`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from sys import getrefcount
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.rows import Row, RowWriter, cut, each_row_of, preview
+from barrier_runtime.operators.base import Emit, Operator, OperatorContext
+from barrier_runtime.operators.outputs.failures import Failures, OnError
+from barrier_runtime.operators.user_code import function_name, user_error
+from barrier_runtime.state.errors import InvalidJob
+
+_TRUTHS = frozenset({bool, np.bool_})
+
+
+class RowwiseOperator(Operator):
+    """What the three share: rows in, the user's function per row, an error that shows the row."""
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[[Row], Any],
+        schema: pa.Schema | None = None,
+        on_error: OnError = "fail",
+    ) -> None:
+        self._name = name
+        self._function = function
+        self._writer = RowWriter(f"{function_name(function)} of operator {name!r}", schema)
+        self._subtask = 0
+        self._failures = None if on_error == "fail" else Failures(on_error, name, function_name(function))
+
+    def open(self, context: OperatorContext) -> None:
+        self._subtask = context.subtask
+        if self._failures is not None:
+            self._failures.metrics = context.metrics
+            self._failures.replay = context.replay
+
+    def _tried(self, failures: Failures, batch: Batch, call: Callable[[Row], Any], failed: Any) -> Iterator[Any]:
+        """What `call` gives for each row; `failed` for one at which it raises."""
+        failures.begin(batch)
+        for at, row in enumerate(each_row_of(batch)):
+            try:
+                result = call(row)
+            except Exception as error:
+                if not failures.takes(error):
+                    raise self._failed(error, batch, at) from error
+                failures.add(error, at, None if batch.reached is None else int(batch.reached[at]))
+                result = failed
+            yield result
+
+    def _results(self, call: Callable[[Row], Iterable[Row]], batch: Batch, failures: Failures, emit: Emit) -> None:
+        """Of a function that gives rows: all that it gives for a row, or nothing of it."""
+
+        def given(row: Row) -> list[Row]:
+            rows: list[Row] = []
+            self._writer.take(call(row), rows)
+            return rows
+
+        results: list[Row] = []
+        counts: list[int] = []
+        for rows in self._tried(failures, batch, given, ()):
+            results += rows
+            counts.append(len(rows))
+        reached = None if batch.reached is None else np.repeat(batch.reached, counts)
+        self._emit_rows(results, batch, reached, emit)
+        failures.flush(emit, batch.emit_ns)
+
+    def _failed(self, error: Exception, batch: Batch, row: int) -> Exception:
+        return user_error(
+            error,
+            function=function_name(self._function),
+            operator=self._name,
+            subtask=self._subtask,
+            batch=batch.rows,
+            row=row,
+        )
+
+    def _emit_rows(self, rows: list[Row], batch: Batch, reached: npt.NDArray[np.int64] | None, emit: Emit) -> None:
+        if rows:
+            emit(Batch(self._writer.made(rows, batch.schema), batch.emit_ns, reached))
+
+
+class MapOperator(RowwiseOperator):
+    """One row in, one row out."""
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        function = self._function
+        if self._failures is not None:
+            self._results(lambda row: (function(row),), batch, self._failures, emit)
+            return
+        results: list[Row] = []
+        append, taken, alone = results.append, self._writer.taken, self._writer.alone
+        try:
+            for result in map(function, each_row_of(batch)):  # holds no row, so one that comes back is alone
+                append(result if getrefcount(result) == alone else taken(result))
+        except Exception as error:
+            raise self._failed(error, batch, len(results)) from error
+        self._emit_rows(results, batch, batch.reached, emit)
+
+
+class FilterOperator(RowwiseOperator):
+    """Rows for which the function is true."""
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        keep: list[bool] = []
+        if self._failures is not None:
+            keep.extend(self._tried(self._failures, batch, self._function, False))
+        else:
+            try:
+                keep.extend(map(self._function, each_row_of(batch)))
+            except Exception as error:
+                raise self._failed(error, batch, len(keep)) from error
+        if not _TRUTHS.issuperset(map(type, keep)):
+            self._refuse_others(keep, batch)
+        if all(keep):
+            emit(batch)
+        elif any(keep):
+            kept = np.flatnonzero(keep)
+            few = batch.few
+            rows = batch.rows.take(pa.array(kept)) if few is None else few.take(kept.tolist())
+            emit(batch.only(rows, kept))
+        if self._failures is not None:
+            self._failures.flush(emit, batch.emit_ns)
+
+    def _refuse_others(self, keep: list[Any], batch: Batch) -> None:
+        """A text such as "no" is true for Python, and None may be a forgotten return."""
+        row = next(at for at, kept in enumerate(keep) if type(kept) not in (bool, np.bool_))
+        raise InvalidJob(
+            f"{function_name(self._function)} of operator {self._name!r} gave {cut(repr(keep[row]))} where True or "
+            f"False is expected: return one of them, as in bool(…)\n  record: {preview(batch.rows, row)}"
+        )
+
+
+class FlatMapOperator(RowwiseOperator):
+    """One row in, any number of rows out."""
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        function: Callable[[Row], Iterable[Row]] = self._function
+        if self._failures is not None:
+            self._results(function, batch, self._failures, emit)
+            return
+        results: list[Row] = []
+        append, taken, alone = results.append, self._writer.taken, self._writer.alone
+        done, reached = 0, batch.reached
+        ends: list[int] = []  # of each row's results
+        try:
+            for rows in map(function, each_row_of(batch)):
+                held = alone + 1 if type(rows) is list and getrefcount(rows) == alone else alone
+                for one in rows:
+                    append(one if getrefcount(one) == held else taken(one))
+                if reached is not None:
+                    ends.append(len(results))
+                done += 1
+        except Exception as error:
+            raise self._failed(error, batch, done) from error
+        if reached is not None:
+            reached = np.repeat(reached, np.diff(ends, prepend=0))
+        self._emit_rows(results, batch, reached, emit)

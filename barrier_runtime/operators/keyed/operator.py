@@ -1,0 +1,174 @@
+"""What all keyed operators of one input share: binding to the columns that their state depends on."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.keys import KeyCodec
+from barrier_runtime.data.plain_rows import plain_schema
+from barrier_runtime.operators.base import Capture, OperatorContext
+from barrier_runtime.operators.keyed.life import KeyedLife
+from barrier_runtime.operators.keyed.progress import (
+    COLUMNS,
+    VALUE,
+    Progress,
+    StateColumns,
+    check_same,
+    columns_of,
+    columns_to_bind,
+    keys_said,
+    restored_columns,
+    schema_bytes,
+    schema_of,
+)
+from barrier_runtime.state.columns.column_table import ColumnTable, other_columns
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.snapshots.snapshot import DEFINITION, KEYS
+
+
+class KeyedOperator(KeyedLife):
+    """Base of the stateful operators after `key_by`."""
+
+    kind = "keyed operator"
+    definition = ""  # see `OperatorSpec`
+
+    def __init__(
+        self,
+        name: str,
+        keys: Sequence[str],
+        columns: Sequence[str],
+        schema: pa.Schema | None,
+        more: Sequence[str] = (),
+    ) -> None:
+        """`columns`: all columns that the state depends on, keys included, and `more` those that may be others in the
+        next version of the program. `schema`: of the input, when known."""
+        super().__init__()
+        self.name = name
+        self.where = f"{self.kind} {name!r}"
+        self._key_columns = tuple(keys)
+        self._columns = (*columns, *more)
+        self._fixed = len(columns)
+        self._declared = schema
+        self._seen: pa.Schema | None = None  # the input's schema, once a batch came
+        self._bound: pa.Schema | None = None  # the columns the state depends on
+        self._bound_bytes = b""
+        self._state_columns: tuple[str, ...] = ()
+        self._state_types: dict[str, str] = {}  # of the columns, where it is known
+        self._going_to_ms: int | None = None  # event time is on its way there
+        self._timers_from_ms: Mapping[str, int] = {}  # see `Progress`
+
+    def open(self, context: OperatorContext) -> None:
+        progress = self._restore_progress(context)
+        self._state_columns = progress.state_columns
+        self._state_types = restored_columns(context.restored, self.name)
+        self._going_to_ms = progress.going_to_ms
+        self._timers_from_ms = progress.timers_from_ms
+        if progress.schema:
+            stored = plain_schema(schema_of(progress.schema))  # older releases kept dictionary types
+            self._bind(columns_to_bind(self._columns, self._fixed, stored, self._declared, self.where))
+        if self._declared is not None:
+            self._accept(self._declared)
+
+    def snapshot(self, checkpoint: int) -> Capture:
+        self.backend.freeze(checkpoint)
+        progress = Progress(
+            self._watermark_ms,
+            self._emit_ns,
+            self._bound_bytes,
+            floors=self._floors_to_store(),
+            state_columns=self._state_columns,
+            going_to_ms=self._going_to_ms,
+            timers_from_ms=self._timers_from_ms,
+        )
+        values = {VALUE: progress.encode()}
+        if self._bound is not None:
+            values[KEYS] = keys_said(self._bound, self._key_columns).encode()
+            if self._state_columns:
+                values[COLUMNS] = StateColumns(tuple(self._state_types.items())).encode()
+        if self.definition:
+            values[DEFINITION] = self.definition.encode()
+        return Capture(values=values, keyed=self.backend)
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """The key's columns, once they are known."""
+        assert self._bound is not None, "no row came, and the flow does not tell the columns"
+        return pa.schema([self._bound.field(name) for name in self._key_columns])
+
+    def bind_without_rows(self, keys: pa.Schema) -> None:
+        """For who makes state before any row comes: opens the state tables, by the key's columns where the flow does
+        not tell those of the input. Raises `InvalidJob` where the state depends on more than that."""
+        if self._bound is not None:
+            return
+        missing = [column for column in self._columns if column not in keys.names]
+        if missing:
+            raise InvalidJob(
+                f"{self.where}: its state depends on the type of column {missing[0]!r}, which the flow does not tell: "
+                "give schema= to the step before it"
+            )
+        self._bind(columns_of(keys, self._columns, self.where))
+
+    def _check(self, schema: pa.Schema) -> None:
+        """Called per batch: almost always the very same schema object."""
+        if schema is not self._seen:
+            if self._seen is None or not schema.equals(self._seen):
+                self._accept(schema)
+            self._seen = schema
+
+    def _accept(self, schema: pa.Schema) -> None:
+        columns = columns_of(schema, self._columns, self.where)
+        if self._bound is None:
+            self._bind(columns)
+        else:
+            check_same(columns, self._bound, self.where)
+        self.on_input_schema(schema)
+
+    def _bind(self, columns: pa.Schema) -> None:
+        self._bound = columns
+        self._bound_bytes = schema_bytes(columns)
+        self.codec = KeyCodec(columns, self._key_columns, self.where)
+        self.bind(columns)
+
+    def _row_floors(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64] | None:
+        return self._floors_by_key(rows, self._key_columns)
+
+    def _row_watermarks(self, batch: Batch) -> npt.NDArray[np.int64] | None:
+        return self._watermarks_by_key(batch, self._key_columns)
+
+    def _column_table(
+        self,
+        name: str,
+        columns: Mapping[str, tuple[str, Any]],
+        added: Collection[str],
+        evictable: bool = False,
+        by_last: bool = False,
+    ) -> ColumnTable:
+        """The one columnar table of an operator (see `KeyedBackend.column_table`). Where the restored state has other
+        columns, or in another order, its rows are made anew: what is new is at its initial value in all of them, what
+        is gone is dropped. (Whether it may be was asked before the run began.) Raises `InvalidJob` for state of a
+        release that did not say its columns' types."""
+        types = {column: np.dtype(kind).str for column, (kind, _) in columns.items()}
+        before: dict[str, str] | None = None
+        if self._state_types:
+            before = self._state_types if list(self._state_types.items()) != list(types.items()) else None
+        elif self._state_columns:  # of a release that named its columns, but not their types
+            if not types.keys() - set(added) <= set(self._state_columns) <= types.keys():
+                raise other_columns(self.name, name, ", ".join(self._state_columns))
+            stored = {column: types[column] for column in self._state_columns}
+            before = stored if [column for column in types if column in stored] != list(stored) else None
+        self._state_types, self._state_columns = types, tuple(types)
+        return self.backend.column_table(name, columns, len(self._key_columns), evictable, added, before, by_last)
+
+    def _known_columns(self) -> frozenset[str]:
+        """Names of the columns that the restored state has; empty where there is none, or it does not say."""
+        return frozenset(self._state_types or self._state_columns)
+
+    def bind(self, columns: pa.Schema) -> None:
+        """Open the state tables. Called once: at `open` when types are known, else at the first batch."""
+
+    def on_input_schema(self, schema: pa.Schema) -> None:
+        """The input has this schema from now on."""

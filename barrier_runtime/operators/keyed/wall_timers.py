@@ -1,0 +1,187 @@
+"""Timers by the wall clock: due at a time of day, whether rows come or not.
+
+They are stored and ordered as timers of event time are, in a table of their own. What makes them fire is the slot: an
+timer of its loop wakes it when the first one is due, and the subtask then gives the operator its turn. Many that are
+due fire in slices, so that barriers and rows have their turns in between.
+
+An operator opens off the loop, so no wake-up is set before its first turn.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
+from barrier_runtime.operators.base import OperatorContext
+from barrier_runtime.operators.keyed.timers import Slice, StateKey, Timers
+from barrier_runtime.operators.state.handle import CurrentKey
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.values.timer_table import TimerTable
+
+WALL_TABLE = "@wall_timers"
+_MOST_OVERDUE = 100_000  # that are known by key
+_LOOK_MS = 1_000  # at least so often while a timer waits: the wall clock may have been set
+_CATCHING_UP = 0.5  # ms per ms, while the wall clock is behind what was told already
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+class WallClock:
+    """The wall clock, which never goes back. Where the machine's was set back, time goes on at half the pace of a
+    steady clock until the machine's has caught up: so timers go on firing, and it is right again after twice the jump.
+    """
+
+    def __init__(self, wall_ms: Callable[[], int], steady_s: Callable[[], float]) -> None:
+        self._wall_ms = wall_ms
+        self._steady_s = steady_s
+        self._told_ms: float = wall_ms()
+        self._told_s = steady_s()
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970."""
+        wall_ms, steady_s = self._wall_ms(), self._steady_s()
+        if wall_ms >= self._told_ms:
+            self._told_ms = wall_ms
+        else:
+            self._told_ms += max(0.0, steady_s - self._told_s) * 1_000 * _CATCHING_UP
+        self._told_s = steady_s
+        return int(self._told_ms)
+
+
+class WallTimers(Timers):
+    """`ctx.wall_timers`: register and delete timers of the current key that go by the wall clock."""
+
+    _said = "ctx.wall_timers"
+    _what = "a wall-clock timer"
+    _handler = "on_wall_timer(self, key, due_ms, ctx)"
+
+    def __init__(
+        self,
+        table: TimerTable,
+        current: CurrentKey,
+        context: OperatorContext,
+        without_handler: str | None = None,
+        from_ms: int = WATERMARK_MIN,
+    ) -> None:
+        self._clock = WallClock(context.wall_ms, context.now_s)
+        self._steady_s = context.now_s
+        self._call_later = context.call_later
+        self._wake = context.wake
+        self._may_wake = False  # from the first turn on
+        self._wakes_ms = WATERMARK_MAX  # the earliest wake-up that is set
+        super().__init__(table, current, without_handler, from_ms)
+        self._opened_ms = self._clock.now_ms()
+        self.crowded = False  # with more that are overdue: rows wait for all of them
+        self.overdue = (
+            {} if without_handler else self._due_of_keys()
+        )  # since before the restore, by key; none has fired
+
+    @property
+    def now_ms(self) -> int:
+        """The wall clock (ms since 1970) as these timers see it: it never goes back."""
+        return self._clock.now_ms()
+
+    def register(self, timestamp_ms: int) -> None:
+        """Call `on_wall_timer(key, timestamp_ms, ctx)` once the wall clock has reached `timestamp_ms` (ms since 1970),
+        whether rows come or not; as soon as may be if it has already. Twice is once.
+
+        What was due while the job was down fires after the restore, before the next row of its key. When all input has
+        ended, timers that are not due stay in the last checkpoint and do not fire.
+        """
+        self._register(timestamp_ms)
+
+    def after(self, delay: timedelta) -> int:
+        """Register a timer `delay` from now, at least 1 ms. Returns when it is due, for `delete`."""
+        if not isinstance(delay, timedelta):
+            raise InvalidJob(f"wall-clock timer after {delay!r}: pass a timedelta, as in after(timedelta(seconds=5))")
+        due_ms = self._clock.now_ms() + max(1, math.ceil(delay / _MILLISECOND))
+        self._register(due_ms)
+        return due_ms
+
+    # ---- for the operator
+
+    def any_due(self) -> bool:
+        """Asked in each turn. If there is none, the slot is woken when the next one is due."""
+        self._may_wake = True
+        if not self._heap:
+            return False
+        now_ms = self._clock.now_ms()
+        if self.next_ms <= now_ms:
+            return True
+        self._wake_in_time(now_ms)
+        return False
+
+    def due_now(self) -> Iterator[tuple[StateKey, int]]:
+        """Take those that are due, earliest first: a slice of them."""
+        self._may_wake = False  # once, at its end
+        yield from self.due(self._clock.now_ms(), Slice(self._steady_s))
+        self._may_wake = True
+        self._look()
+        if self.next_ms > self._opened_ms:
+            self.overdue.clear()
+            self.crowded = False
+
+    def last_due(self) -> Iterator[tuple[StateKey, int]]:
+        """Take all that are due, earliest first, without those that are registered meanwhile."""
+        self._postponed = []
+        yield from self.due(self._clock.now_ms())
+        postponed, self._postponed = self._postponed, None
+        for entry in set(postponed):
+            if (entry[0], entry[3]) in self._held:
+                heapq.heappush(self._heap, entry)
+        self._look()
+
+    def overdue_of(self, keys: Iterable[StateKey]) -> Iterator[tuple[StateKey, int]]:
+        """Take those of these keys that were due before the restore, each key's earliest first."""
+        for key in keys:
+            for timestamp_ms in self.overdue.pop(key, ()):
+                timer = (timestamp_ms, key)
+                held = self._held.get(timer)
+                if held:
+                    self._kill(timer)
+                    yield key, timestamp_ms
+                elif held is None and self._table.get(timer) is not None:
+                    self._table.delete(timer)
+                    yield key, timestamp_ms
+
+    # ---- inside
+
+    def _due_of_keys(self) -> dict[StateKey, list[int]]:
+        """Reads what is due, and goes on holding it."""
+        found: dict[StateKey, list[int]] = {}
+        taken = []
+        while self.next_ms <= self._opened_ms:
+            entry = heapq.heappop(self._heap)
+            if entry[2]:
+                self._read(entry)
+                continue
+            taken.append(entry)
+            if len(taken) > _MOST_OVERDUE:
+                self.crowded, found = True, {}
+                break
+            found.setdefault(entry[3], []).append(entry[0])
+            self._look()
+        for entry in taken:
+            heapq.heappush(self._heap, entry)
+        self._look()
+        return found
+
+    def _look(self) -> None:
+        super()._look()
+        if self._may_wake and self.next_ms < self._wakes_ms:
+            self._wake_in_time(self._clock.now_ms())
+
+    def _wake_in_time(self, now_ms: int) -> None:
+        """No wake-up is cancelled: one that comes too early finds nothing to do. There are at most as many as
+        milliseconds until the next look."""
+        wait_ms = min(_LOOK_MS, max(0, self.next_ms - now_ms))
+        if now_ms + wait_ms < self._wakes_ms:
+            self._wakes_ms = now_ms + wait_ms
+            self._call_later(wait_ms / 1_000, partial(self._woken, self._wakes_ms))
+
+    def _woken(self, wakes_ms: int) -> Any:
+        if wakes_ms == self._wakes_ms:
+            self._wakes_ms = WATERMARK_MAX
+        self._wake()

@@ -1,0 +1,176 @@
+"""What becomes of a row whose function raised, where a step does not fail with it: it is skipped, or goes as data to a
+side output of its own.
+
+Only what the user's function raises is data. Wrong use of this package, storage that fails and a lack of memory still
+end the job, and so does a result that does not fit the step's schema.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from barrier_runtime.coordinator.metric_table import ERROR_ROWS, SKIPPED_ROWS
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.rows import Row, rows_of
+from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.metrics import MetricGroup
+from barrier_runtime.operators.outputs.side_outputs import SideOutput, SideOutputs
+from barrier_runtime.operators.user_code import function_name, said, user_traceback
+from barrier_runtime.state.errors import BarrierRuntimeError
+
+OnError: TypeAlias = Literal["fail", "skip", "side"]
+
+T = TypeVar("T")
+_NO_KEY = object()
+
+ERRORS = "errors"  # tag of the side output
+ERROR_SCHEMA = pa.schema(
+    [
+        ("operator", pa.string()),
+        ("error_type", pa.string()),
+        ("message", pa.string()),
+        ("traceback", pa.string()),  # without frames of this package
+        ("row", pa.string()),  # JSON, as it came to the step; null of a timer
+        ("key", pa.string()),  # JSON; null in steps without keys
+        ("event_time", pa.timestamp("ms", "UTC")),  # of the row or timer, where the step knows it
+        ("replay", pa.string()),  # the command that meets the row again; null where it cannot be
+    ]
+)
+
+
+class Failures:
+    """Of one step. `metrics` and `replay` are set when it is opened, `begin` is told each batch."""
+
+    metrics: MetricGroup
+    replay: Callable[..., str] = staticmethod(lambda *key: "")  # see `OperatorContext`
+
+    def __init__(self, on_error: OnError, operator: str, function: str) -> None:
+        self._operator = operator
+        self._function = function
+        self._output = (
+            SideOutput(ERRORS, f"operator {operator!r}", ERROR_SCHEMA, "report this") if on_error == "side" else None
+        )
+        self._said = False
+        self.begin(None)
+
+    def begin(self, batch: Batch | None) -> None:
+        """The next rows are those of `batch`; None: there are only timers."""
+        self._batch = batch
+        self.row = -1  # the last one of the batch that was tried
+        if self._output is not None:
+            self._output.back_to(0)
+
+    def takes(self, error: Exception) -> bool:
+        """Whether it is data; else it ends the job."""
+        return not isinstance(error, BarrierRuntimeError | MemoryError)
+
+    def add(
+        self,
+        error: Exception,
+        row: int | None,
+        reached_ms: int | None,
+        key: object = _NO_KEY,
+        event_time_ms: int | None = None,
+    ) -> None:
+        """The call for row `row` of the batch (None: for a timer) has raised `error`."""
+        if self._output is None:
+            self.metrics.count(SKIPPED_ROWS)
+            self._say(error)
+            return
+        self.metrics.count(ERROR_ROWS)
+        rows = [] if self._batch is None or row is None else rows_of(self._batch.rows.slice(row, 1))
+        self._output.add(
+            {
+                "operator": self._operator,
+                "error_type": type(error).__name__,
+                "message": _text(said(error)),
+                "traceback": _text(user_traceback(error)),
+                "row": _json(rows[0]) if rows else None,
+                "key": None if key is _NO_KEY else _json(key),
+                "event_time": event_time_ms,
+                "replay": (self.replay() if key is _NO_KEY else self.replay(key)) or None,
+            },
+            reached_ms,
+        )
+
+    def flush(self, emit: Emit, emit_ns: int) -> None:
+        """The batch has ended."""
+        self._batch = None
+        if self._output is not None:
+            self._output.flush(emit, emit_ns, self.metrics)
+
+    def _say(self, error: Exception) -> None:
+        """Of the first row that is skipped: what else tells why?"""
+        if not self._said:
+            self._said = True
+            warnings.warn(
+                f"{self._function} of operator {self._operator!r} raised {type(error).__name__}: {said(error)}; the "
+                f"row is skipped, and so are later ones: they are counted ({SKIPPED_ROWS.name}) and not told of again",
+                stacklevel=2,
+            )
+
+
+def in_parts(
+    batch: Batch, call: Callable[[Batch], T], failures: Failures, failed: Callable[[Exception, Batch], Exception]
+) -> Iterator[tuple[Batch, T]]:
+    """What `call`, a function of batches, gives for `batch`; where it raises, what it gives for halves of it, until the
+    rows for which it raises are alone. In order, each with the rows it is of. `failed` makes what ends the job."""
+    failures.begin(batch)
+    waiting = [(0, len(batch))]
+    while waiting:
+        first, count = waiting.pop()
+        part = batch if count == len(batch) else batch.slice(first, count)
+        try:
+            given = call(part)
+        except Exception as error:
+            if not failures.takes(error):
+                raise failed(error, part) from error
+            if count == 1:
+                failures.add(error, first, None if batch.reached is None else int(batch.reached[first]))
+            else:
+                waiting += [(first + count // 2, count - count // 2), (first, count // 2)]
+            continue
+        yield part, given
+
+
+def guarded(
+    call: Callable[..., Any],
+    take: Callable[[Iterable[Any], list[Row]], None],
+    sides: SideOutputs,
+    failures: Failures,
+    of_rows: bool,
+) -> Callable[..., Any]:
+    """`call`, a keyed function of rows (or of timers), as one that does not raise what `failures` takes: then nothing
+    of what it yielded or emitted for this row stays. `take` copies rows into a list as they are yielded."""
+
+    def tried(key: Any, what: Any, ctx: Any) -> list[Row] | None:
+        if of_rows:
+            failures.row += 1
+        emitted = sides.counts()
+        given: list[Row] = []
+        try:
+            result = call(key, what, ctx)
+            if result is not None:
+                take((result,) if type(result) is dict else result, given)
+        except Exception as error:
+            if not failures.takes(error):
+                raise
+            sides.back_to(emitted)
+            failures.add(error, failures.row if of_rows else None, sides.reached_ms, key, ctx.timestamp)
+            return None
+        return given
+
+    tried.__qualname__ = function_name(call)[:-2]
+    return tried
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value, enc_hook=str).decode()
+
+
+def _text(text: str) -> str:
+    """As Arrow can store it: an exception may quote what is not Unicode."""
+    return text.encode(errors="backslashreplace").decode()

@@ -1,0 +1,132 @@
+"""`on_error=Retry(…)`: calls of functions of one row are repeated, and what fails at last restarts the job."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barrier_runtime import CollectSink, Dataflow, InvalidJob, Retry, Unavailable, UserCodeError, ValueState
+from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.operators.functions.retried_calls import LONGEST_S, RetriedCall, check_pauses
+from tests.drawn import examples
+
+SHORT = timedelta(milliseconds=1)
+
+
+@examples(100)
+@given(
+    raised=st.lists(st.sampled_from([ConnectionError, TimeoutError, ValueError, None]), min_size=1, max_size=6),
+    times=st.integers(1, 4),
+)
+def test_a_call_is_repeated_for_what_is_named_and_no_oftener(raised: list[Any], times: int) -> None:
+    paused: list[float] = []
+    calls = []
+
+    def asks(row: int) -> int:
+        kind = raised[len(calls)] if len(calls) < len(raised) else None
+        calls.append(row)
+        if kind is not None:
+            raise kind("away")
+        return row + 1
+
+    call = RetriedCall(asks, Retry(times, timedelta(seconds=0.1), on=(OSError,)), False, paused.append)
+    first = next((at for at, kind in enumerate([*raised, None]) if kind is None or not issubclass(kind, OSError)))
+    ends = ([*raised, None])[first]
+    if first > times:
+        with pytest.raises(Unavailable, match=rf"asks\(\) raised .*: away, {times + 1} times for one row"):
+            call(7)
+        assert (len(calls), len(paused)) == (times + 1, times)
+        return
+    if ends is None:
+        assert call(7) == 8
+    else:
+        with pytest.raises(ValueError, match="away"):
+            call(7)
+    assert calls == [7] * (first + 1)
+    assert paused == [pytest.approx(0.1 * 2**at) for at in range(first)]
+
+
+def test_rows_of_a_call_that_fails_half_way_do_not_go_out() -> None:
+    failing = [True]
+
+    def twice(row: dict[str, int]) -> Any:
+        yield {"n": row["n"]}
+        if failing.pop() if failing else False:
+            raise ConnectionError("away")
+        yield {"n": row["n"] + 10}
+
+    flow, sink = Dataflow("retried"), CollectSink()
+    numbers = flow.from_iterator("in", lambda i, of: iter([{"n": 1}, {"n": 2}]), schema={"n": int}, splits=1)
+    numbers.flat_map(twice, on_error=Retry(1, SHORT)).filter(lambda row: row["n"] != 2, on_error=Retry(1)).sink(
+        "o", sink
+    )
+    flow.run_local(parallelism=1)
+    assert [row["n"] for row in sink.rows()] == [1, 11, 12]
+
+
+def test_what_fails_at_last_goes_on_from_the_last_checkpoint_under_restart(tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+
+    def asks(row: dict[str, int]) -> dict[str, int]:
+        with calls.open("a") as file:
+            file.write(".")
+        if row["n"] == 3 and calls.stat().st_size < 8:
+            raise ConnectionError("away")
+        return row
+
+    def run(**more: Any) -> list[int]:
+        flow, sink = Dataflow("retried"), CollectSink()
+        rows = flow.from_iterator("in", lambda i, of: iter([{"n": n} for n in range(5)]), schema={"n": int}, splits=1)
+        rows.map(asks, on_error=Retry(1, SHORT, on=(ConnectionError,))).sink("out", sink)
+        flow.run_local(parallelism=1, **more)
+        return [row["n"] for row in sink.rows()]
+
+    with pytest.raises(JobFailed, match=r"asks\(\) raised ConnectionError: away, 2 times for one row"):
+        run(restart="none")
+    calls.unlink()
+    assert run(restart_delay=0.01) == [0, 1, 2, 3, 4]
+
+
+def test_a_keyed_function_says_unavailable_and_is_restarted_with_its_state(tmp_path: Path) -> None:
+    raised = tmp_path / "raised"
+
+    class Counts:
+        seen = ValueState(int, default=0)
+
+        def process(self, key: int, row: dict[str, int], ctx: Any) -> dict[str, int]:
+            self.seen.value += 1
+            if row["n"] == 4 and not raised.exists():
+                raised.touch()
+                raise Unavailable("the shop does not answer")
+            return {"n": row["n"], "seen": self.seen.value}
+
+    flow, sink = Dataflow("unavailable"), CollectSink()
+    rows = flow.from_iterator(
+        "in", lambda i, of: iter([{"k": 1, "n": n} for n in range(6)]), schema={"k": int, "n": int}, splits=1
+    )
+    rows.key_by("k").process("counts", Counts, schema={"n": int, "seen": int}).sink("out", sink)
+    flow.run_local(parallelism=1, restart_delay=0.01)
+    assert [(row["n"], row["seen"]) for row in sink.rows()] == [(n, n + 1) for n in range(6)]
+
+
+def test_wrong_use_is_refused_with_the_remedy() -> None:
+    numbers = Dataflow("refused").from_iterator("in", lambda i, of: iter(()), schema={"k": int}, splits=1)
+    with pytest.raises(InvalidJob, match=r"Raise Unavailable.* where a repetition may help"):
+        numbers.key_by("k").process("p", lambda key, row, ctx: None, on_error=Retry(1))  # type: ignore[call-overload]
+    with pytest.raises(InvalidJob, match=r"its slot stands still: keep them within 1 s, or take lookup"):
+        numbers.map(lambda row: row, on_error=Retry(5, timedelta(seconds=0.2)))
+    check_pauses(Retry(3, timedelta(seconds=LONGEST_S / 7)), "here")
+    with pytest.raises(InvalidJob, match="is for functions"):
+        numbers.filter("k > 1", on_error=Retry(1))
+
+
+def test_what_is_not_named_ends_the_job_with_the_users_traceback() -> None:
+    flow = Dataflow("named")
+    numbers = flow.from_iterator("in", lambda i, of: iter([{"k": 1}]), schema={"k": int}, splits=1)
+    numbers.map(lambda row: {"k": row["gone"]}, on_error=Retry(2, SHORT, on=(OSError,))).sink("o", CollectSink())
+    with pytest.raises(JobFailed, match="KeyError: 'gone'") as failed:
+        flow.run_local(parallelism=1)
+    assert isinstance(failed.value.__cause__, KeyError | UserCodeError)
