@@ -24,7 +24,7 @@ import msgspec
 
 from barrier_runtime import CallableSink, Dataflow, count
 from barrier_runtime.coordinator.page.render import explained, job_page
-from barrier_runtime.coordinator.server.prometheus import exposition
+from barrier_runtime.coordinator.server.telemetry.prometheus import exposition
 from barrier_runtime.coordinator.status.status import (
     ChainStatus,
     CheckpointsStatus,

@@ -35,8 +35,8 @@ DOORWAYS = {  # library -> the only places that may import it
     "greenlet": ("barrier_runtime/testing/simulation/jobs.py",),
     "starlette": ("coordinator/",),
     "uvicorn": ("coordinator/",),
-    "opentelemetry": ("coordinator/server/tracing.py", "coordinator/server/otel_metrics.py"),
-    "prometheus_client": ("coordinator/server/prometheus.py",),
+    "opentelemetry": ("coordinator/server/telemetry/tracing.py", "coordinator/server/telemetry/otel_metrics.py"),
+    "prometheus_client": ("coordinator/server/telemetry/prometheus.py",),
     "typer": ("barrier_runtime/tools/cli.py", "barrier_runtime/tools/options.py", "coordinator/"),
 }
 PICKLE_BY_WISH = {"barrier_runtime/operators/state/stored_type.py"}  # codec="pickle", which the user asks for by name

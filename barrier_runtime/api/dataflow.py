@@ -128,7 +128,7 @@ def preview_of_restore(flow: Dataflow, options: Mapping[str, object], *, local: 
     """What becomes of each operator's state in a start with `options`, and whether it would start. Writes nothing."""
     from barrier_runtime.graph.compiler import compile_plan
     from barrier_runtime.launch.options import JobOptions, job_spec
-    from barrier_runtime.launch.restore_preview import restore_preview
+    from barrier_runtime.launch.steering.restore_preview import restore_preview
 
     chosen = (JobOptions.for_local_run if local else JobOptions.from_keywords)(options, flow.options)
     graph = compile_plan(flow.plan, chosen.parallelism, chosen.max_parallelism, mode=chosen.mode)

@@ -32,8 +32,8 @@ from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.data.schemas import SchemaLike, as_schema, described, milliseconds, require_columns
 from barrier_runtime.graph.drawing import drawn
 from barrier_runtime.graph.logical import Input, Plan, SourceNode, StepNode
+from barrier_runtime.launch.display.shown_rows import Rows, rich_table
 from barrier_runtime.launch.plain_errors import plain_errors
-from barrier_runtime.launch.shown_rows import Rows, rich_table
 from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
 from barrier_runtime.operators.functions.batch_functions import UnionOperator
 from barrier_runtime.operators.functions.process_rows import ProcessRowsOperator
@@ -344,7 +344,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         """The first rows, as an Arrow table, for looking at: what leads to this stream runs in this process until there
         are enough, without checkpoints and without the flow's sinks. Not for sources that lose what was read
         (RabbitMQ)."""
-        from barrier_runtime.launch.preview import first_rows
+        from barrier_runtime.launch.display.preview import first_rows
 
         return first_rows(self._plan, self._as_input(), rows)
 
@@ -363,7 +363,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
 
         >>> orders.filter("amount > 100").preview()
         """
-        from barrier_runtime.launch.preview import first_rows
+        from barrier_runtime.launch.display.preview import first_rows
 
         return Rows(first_rows(self._plan, self._as_input(), rows, within), rows)
 

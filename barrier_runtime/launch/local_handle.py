@@ -18,9 +18,9 @@ from typing import Any, Literal, TypeVar
 
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.status.health import described
-from barrier_runtime.coordinator.status.reason import Answer
 from barrier_runtime.coordinator.status.status import JobStatus
-from barrier_runtime.coordinator.status.why_job import answer
+from barrier_runtime.coordinator.status.why.job import answer
+from barrier_runtime.coordinator.status.why.reason import Answer
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.graph.logical import Plan
@@ -130,7 +130,7 @@ class LocalJobHandle:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """Notebooks ask for this: a widget that changes by itself, or where there is none, the line."""
-        from barrier_runtime.launch.live_widget import live_widget
+        from barrier_runtime.launch.display.live_widget import live_widget
 
         widget = live_widget(self)
         return {"text/plain": repr(self)} if widget is None else dict(widget._repr_mimebundle_())

@@ -24,17 +24,18 @@ from barrier_runtime.coordinator.client.failover import FailoverClient, addresse
 from barrier_runtime.coordinator.client.rest_token import read_token_file
 from barrier_runtime.coordinator.client.rest_types import SavepointAsked, SubmitReply
 from barrier_runtime.coordinator.status.health import TROUBLED, described
-from barrier_runtime.coordinator.status.reason import Answer
 from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.status.why.reason import Answer
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.logical import Plan
+from barrier_runtime.launch.display.progress import Follower
+from barrier_runtime.launch.display.progress_display import Show
+from barrier_runtime.launch.display.progress_display import shown as progress_shown
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.launch.prepare import PreparedJob
-from barrier_runtime.launch.progress import Follower
-from barrier_runtime.launch.progress_display import Show
-from barrier_runtime.launch.progress_display import shown as progress_shown
-from barrier_runtime.launch.replacing import (
+from barrier_runtime.launch.result import JobFailed, JobResult, raise_unless_ended_well
+from barrier_runtime.launch.steering.replacing import (
     HasPlan,
     Programs,
     Replaced,
@@ -43,10 +44,9 @@ from barrier_runtime.launch.replacing import (
     own_flow,
     wait_for_replace,
 )
-from barrier_runtime.launch.replacing import asked_for as replace_asked_for
-from barrier_runtime.launch.rescaling import DEFAULT_TIMEOUT_S, Rescaled, asked_for, wait_for_rescale
-from barrier_runtime.launch.result import JobFailed, JobResult, raise_unless_ended_well
-from barrier_runtime.launch.savepoints import (
+from barrier_runtime.launch.steering.replacing import asked_for as replace_asked_for
+from barrier_runtime.launch.steering.rescaling import DEFAULT_TIMEOUT_S, Rescaled, asked_for, wait_for_rescale
+from barrier_runtime.launch.steering.savepoints import (
     SavepointFailed,
     SavepointTaken,
     asked_at,

@@ -24,7 +24,7 @@ from barrier_runtime.coordinator.options import MAX_CHECKPOINT_DIGITS, MAX_PARAL
 from barrier_runtime.coordinator.wire.messages import CheckpointOptions, JobSpec
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.launch.restart_options import refuse_idle, restart_options
-from barrier_runtime.launch.savepoints import is_savepoint_url
+from barrier_runtime.launch.steering.savepoints import is_savepoint_url
 from barrier_runtime.runtime.resources import SlotOptions
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.ids import check_job_id

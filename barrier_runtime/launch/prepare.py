@@ -27,8 +27,8 @@ from barrier_runtime.launch.batch_functions import BatchFunctions, has_batch_fun
 from barrier_runtime.launch.options import JobOptions, job_spec
 from barrier_runtime.launch.patient_listing import patient_listing
 from barrier_runtime.launch.removed_sinks import commit_removed_sinks
-from barrier_runtime.launch.savepoints import is_savepoint_url
 from barrier_runtime.launch.staged_sources import stage_sources, unstage_sources
+from barrier_runtime.launch.steering.savepoints import is_savepoint_url
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.probe import probe_conditional_put
 from barrier_runtime.state.store.urls import shown

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from barrier_runtime.launch.replacing import Replaced, own_flow, wait_for_replace
-from barrier_runtime.launch.replacing import asked_for as replace_asked_for
-from barrier_runtime.launch.rescaling import Rescaled, asked_for, wait_for_rescale
-from barrier_runtime.launch.wishes import known_status
+from barrier_runtime.launch.steering.replacing import Replaced, own_flow, wait_for_replace
+from barrier_runtime.launch.steering.replacing import asked_for as replace_asked_for
+from barrier_runtime.launch.steering.rescaling import Rescaled, asked_for, wait_for_rescale
+from barrier_runtime.launch.steering.wishes import known_status
 
 
 def rescale(client: Any, job: str, parallelism: int, timeout: float) -> Rescaled:

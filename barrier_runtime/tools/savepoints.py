@@ -5,12 +5,12 @@ from typing import Any
 
 from barrier_runtime.coordinator.log.savepoint import object_sizes
 from barrier_runtime.coordinator.savepoints.files import claimed_by, delete_savepoint, missing_objects, read_savepoint
-from barrier_runtime.launch.savepoints import (
+from barrier_runtime.launch.steering.savepoints import (
     SavepointTaken,
     asked_at,
     wait_for_savepoint,
 )
-from barrier_runtime.launch.wishes import known_status
+from barrier_runtime.launch.steering.wishes import known_status
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.urls import shown
 

@@ -11,10 +11,10 @@ from rich.text import Text
 
 from barrier_runtime.coordinator.client.rest_types import JobSummary
 from barrier_runtime.coordinator.page.figures import duration
-from barrier_runtime.coordinator.status.bottleneck import bottleneck
 from barrier_runtime.coordinator.status.health import TROUBLED, described, in_seconds
 from barrier_runtime.coordinator.status.status import ChainStatus, CheckpointStatus, JobStatus
-from barrier_runtime.coordinator.status.why import why_checkpoint
+from barrier_runtime.coordinator.status.why.bottleneck import bottleneck
+from barrier_runtime.coordinator.status.why.checkpoint import why_checkpoint
 
 _CHECKPOINTS = 8
 _FAILURES = 3

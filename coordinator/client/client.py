@@ -25,8 +25,8 @@ from barrier_runtime.coordinator.client.rest_types import (
     TriggerReply,
     news_of,
 )
-from barrier_runtime.coordinator.status.reason import Answer
 from barrier_runtime.coordinator.status.status import CheckpointsStatus, JobStatus
+from barrier_runtime.coordinator.status.why.reason import Answer
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.ids import check_job_id

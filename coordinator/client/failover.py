@@ -17,8 +17,8 @@ from barrier_runtime.coordinator.client.rest_types import (
     SubmitReply,
     TriggerReply,
 )
-from barrier_runtime.coordinator.status.reason import Answer
 from barrier_runtime.coordinator.status.status import CheckpointsStatus, JobStatus
+from barrier_runtime.coordinator.status.why.reason import Answer
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 

@@ -13,11 +13,11 @@ from typing import TypeAlias
 from barrier_runtime.coordinator.job.effects import KillSlotTask
 from barrier_runtime.coordinator.job.events import Link
 from barrier_runtime.coordinator.metric_table import LOOP_LAG_MS
-from barrier_runtime.coordinator.status.contact import Contact
 from barrier_runtime.coordinator.status.history import KnownSlot
 from barrier_runtime.coordinator.status.latency import ToldHistograms
 from barrier_runtime.coordinator.status.shares import ToldFigures
 from barrier_runtime.coordinator.status.status import SlotDuring
+from barrier_runtime.coordinator.status.why.contact import Contact
 from barrier_runtime.coordinator.wire.messages import Heartbeat, HeldBack, Peer, Register
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from barrier_runtime.coordinator.status.reason import Reason
 from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.status.why.reason import Reason
 
 MASK = "******"
 _STATUS = msgspec.json.Decoder(JobStatus)

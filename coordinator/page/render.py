@@ -19,11 +19,11 @@ from barrier_runtime.coordinator.client.rest_types import JobSummary
 from barrier_runtime.coordinator.page import checkpoint_chart, figures, graph_chart, job_view, latency_charts
 from barrier_runtime.coordinator.page.masking import masked, masked_reason
 from barrier_runtime.coordinator.page.timeline import timeline
-from barrier_runtime.coordinator.status.reason import Reason
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus
 from barrier_runtime.coordinator.status.transactions import of_sinks
-from barrier_runtime.coordinator.status.why import SLOW_MS, why_checkpoint
-from barrier_runtime.coordinator.status.why_job import why_job
+from barrier_runtime.coordinator.status.why.checkpoint import SLOW_MS, why_checkpoint
+from barrier_runtime.coordinator.status.why.job import why_job
+from barrier_runtime.coordinator.status.why.reason import Reason
 
 HERE = Path(__file__).parent
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")

@@ -29,8 +29,8 @@ from barrier_runtime.coordinator.server.daemon_log import configure
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.lease import Holder
 from barrier_runtime.coordinator.server.leases import Leases
-from barrier_runtime.coordinator.server.otel_metrics import interval_s, metrics_of, send_metrics
-from barrier_runtime.coordinator.server.tracing import Tracing, sender_of
+from barrier_runtime.coordinator.server.telemetry.otel_metrics import interval_s, metrics_of, send_metrics
+from barrier_runtime.coordinator.server.telemetry.tracing import Tracing, sender_of
 from barrier_runtime.coordinator.server.web.front import now_ms
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from barrier_runtime.coordinator.server import lease
-from barrier_runtime.coordinator.status import bottleneck, health, why
+from barrier_runtime.coordinator.status import health
+from barrier_runtime.coordinator.status.why import bottleneck
+from barrier_runtime.coordinator.status.why import checkpoint as why
 from barrier_runtime.runtime import execution
 from barrier_runtime.runtime.sinks import driver, effects, global_committer
 from barrier_runtime.runtime.sinks.global_committer import GlobalCommitDriver, GlobalEffect

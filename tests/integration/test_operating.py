@@ -15,7 +15,7 @@ from harness import counting_flow, kill, until, verdict, visible_files
 
 from barrier_runtime import Dataflow, InvalidJob, JsonlSink
 from barrier_runtime.coordinator.client.client import CoordinatorClient
-from barrier_runtime.launch.savepoints import SavepointFailed
+from barrier_runtime.launch.steering.savepoints import SavepointFailed
 from barrier_runtime.state.errors import Unavailable
 
 pytestmark = pytest.mark.spark

@@ -6,7 +6,7 @@ import pytest
 from harness import counting_flow, until, verdict, visible_files
 from test_rescaling import RATE, Strike, runs, start, tasks_of
 
-from barrier_runtime.launch.replacing import ReplaceFailed
+from barrier_runtime.launch.steering.replacing import ReplaceFailed
 from barrier_runtime.spark.closure import ship_by_value
 from barrier_runtime.tools.cli import load_flow
 from barrier_runtime.tools.load_program import modules_beside

@@ -7,7 +7,7 @@ import psutil
 import pytest
 from harness import counting_flow, kill, until, verdict
 
-from barrier_runtime.launch.rescaling import RescaleFailed
+from barrier_runtime.launch.steering.rescaling import RescaleFailed
 from barrier_runtime.tools.rescaling import rescale
 
 pytestmark = pytest.mark.spark

@@ -184,7 +184,7 @@ MUTANTS = (
     Mutant(
         "later-rows-win-ties",
         "of rows that compare alike the first one is taken, over batches, too",
-        "barrier_runtime/operators/aggregation/picks.py",
+        "barrier_runtime/operators/aggregation/kinds/picks.py",
         "nothing | (ranks < held_ranks[its_group])",
         "nothing | (ranks <= held_ranks[its_group])",
         (
@@ -195,7 +195,7 @@ MUTANTS = (
     Mutant(
         "ranks-of-other-groups",
         "the smallest value of one key does not hide those of the next",
-        "barrier_runtime/operators/aggregation/picks.py",
+        "barrier_runtime/operators/aggregation/kinds/picks.py",
         "ranks + (len(held_ranks) - 1 - its_group) * (most + 1)",
         "ranks",
         (
@@ -206,7 +206,7 @@ MUTANTS = (
     Mutant(
         "first-of-each-batch",
         "the first row of a key stays the first one in later batches",
-        "barrier_runtime/operators/aggregation/picks.py",
+        "barrier_runtime/operators/aggregation/kinds/picks.py",
         "positions[nothing & (np.diff(its_group, prepend=-1) != 0)]",
         "positions[np.diff(its_group, prepend=-1) != 0]",
         (
@@ -228,7 +228,7 @@ MUTANTS = (
     Mutant(
         "moved-shift",
         "a variance counts from the first value of all batches",
-        "barrier_runtime/operators/aggregation/moments.py",
+        "barrier_runtime/operators/aggregation/kinds/moments.py",
         "(held[0][its_group] == 0) & (np.diff",
         "(held[0][its_group] >= 0) & (np.diff",
         (
@@ -239,7 +239,7 @@ MUTANTS = (
     Mutant(
         "decimal-sums-wrap",
         "a sum of decimals that leaves its digits ends the job",
-        "barrier_runtime/operators/aggregation/decimal_sums.py",
+        "barrier_runtime/operators/aggregation/kinds/decimal_sums.py",
         "if beyond.any():",
         "if False:",
         ("tests/barrier_runtime/operators/aggregation/test_decimals.py",),
@@ -247,7 +247,7 @@ MUTANTS = (
     Mutant(
         "decimal-carry-is-lost",
         "sums of decimals carry from one word into the next",
-        "barrier_runtime/operators/aggregation/decimal_sums.py",
+        "barrier_runtime/operators/aggregation/kinds/decimal_sums.py",
         "carry = total >> 32",
         "carry = 0 * total",
         ("tests/barrier_runtime/operators/aggregation/test_decimals.py",),
@@ -781,7 +781,7 @@ MUTANTS = (
     Mutant(
         "merged-cells-lose-one-side",
         "a list or sketch of two sessions that become one has what both had",
-        "barrier_runtime/operators/aggregation/cells.py",
+        "barrier_runtime/operators/aggregation/kinds/cells.py",
         "self.kind.merged(merged[entry], cell) if merged[entry] else cell",
         "merged[entry] or cell",
         ("tests/barrier_runtime/operators/aggregation/test_collections.py",),
@@ -789,7 +789,7 @@ MUTANTS = (
     Mutant(
         "digest-is-written-between-chunks",
         "a quantile does not depend on how rows are cut into batches",
-        "barrier_runtime/operators/aggregation/sketches.py",
+        "barrier_runtime/operators/aggregation/kinds/sketches.py",
         "while len(state.waiting) >= _CHUNK:",
         "while state.waiting:",
         ("tests/barrier_runtime/operators/aggregation/test_sketches.py",),
@@ -797,7 +797,7 @@ MUTANTS = (
     Mutant(
         "known-values-of-another-cell",
         "a set that was left out of memory is made of its bytes again",
-        "barrier_runtime/operators/aggregation/collecting.py",
+        "barrier_runtime/operators/aggregation/kinds/collecting.py",
         "        return KnownValues(set(self.encoding.split(data)), data)\n",
         "        return KnownValues(set(), data)\n",
         ("tests/barrier_runtime/operators/aggregation/test_collections.py",),
@@ -805,7 +805,7 @@ MUTANTS = (
     Mutant(
         "equal-values-of-one-batch-count-twice",
         "0.0 and -0.0 that come new in one batch are one value of an exact distinct count",
-        "barrier_runtime/operators/aggregation/collecting.py",
+        "barrier_runtime/operators/aggregation/kinds/collecting.py",
         "        return sorted({values[index]: index for index in reversed(found)}.values())\n",
         "        return found\n",
         ("tests/barrier_runtime/operators/aggregation/test_distinct.py",),
@@ -813,7 +813,7 @@ MUTANTS = (
     Mutant(
         "text-compares-by-length",
         "text compares by code points",
-        "barrier_runtime/operators/aggregation/picks.py",
+        "barrier_runtime/operators/aggregation/kinds/picks.py",
         'pc.rank(to_binary(joined[0]), tiebreaker="dense")',
         'pc.rank(pc.binary_length(to_binary(joined[0])), tiebreaker="dense")',
         ("tests/barrier_runtime/operators/aggregation/test_ordered_aggregates.py",),

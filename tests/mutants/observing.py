@@ -6,7 +6,7 @@ MUTANTS = (
     Mutant(
         "usual-is-what-came-after",
         "what is usual is said by the checkpoints before the one that is asked about",
-        "coordinator/status/why.py",
+        "coordinator/status/why/checkpoint.py",
         'if each.outcome == "complete" and each.checkpoint < record.checkpoint and each.parts',
         'if each.outcome == "complete" and each.parts',
         ("tests/coordinator/status/test_why.py",),
@@ -14,7 +14,7 @@ MUTANTS = (
     Mutant(
         "large-state-is-a-slow-store",
         "a checkpoint with much more state than usual is not put down to the store",
-        "coordinator/status/why.py",
+        "coordinator/status/why/checkpoint.py",
         "if self._much_state and writing.async_ms",
         "if not self._much_state and writing.async_ms",
         ("tests/coordinator/status/test_why.py",),

@@ -14,15 +14,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.operators.aggregation.batch_values import Left
-from barrier_runtime.operators.aggregation.cell_outputs import cell_output
-from barrier_runtime.operators.aggregation.cells import Cells, Reader
-from barrier_runtime.operators.aggregation.composite import Composite
-from barrier_runtime.operators.aggregation.decimal_sums import DecimalSum
 from barrier_runtime.operators.aggregation.functions import Aggregate
-from barrier_runtime.operators.aggregation.moments import Moments
+from barrier_runtime.operators.aggregation.kinds.cell_outputs import cell_output
+from barrier_runtime.operators.aggregation.kinds.cells import Cells, Reader
+from barrier_runtime.operators.aggregation.kinds.composite import Composite
+from barrier_runtime.operators.aggregation.kinds.decimal_sums import DecimalSum
+from barrier_runtime.operators.aggregation.kinds.moments import Moments
+from barrier_runtime.operators.aggregation.kinds.picks import Pick
 from barrier_runtime.operators.aggregation.own import AnyAggregate, ColumnAggregate, OwnAggregate, RowAggregate
 from barrier_runtime.operators.aggregation.own_state import OwnColumns, row_cells
-from barrier_runtime.operators.aggregation.picks import Pick
 from barrier_runtime.operators.aggregation.state_columns import (
     ROWS,
     Accumulator,

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from barrier_runtime import CallableSink, Dataflow, InvalidJob, JobFailed, Unavailable
-from barrier_runtime.launch.live_widget import table_of
+from barrier_runtime.launch.display.live_widget import table_of
 from barrier_runtime.launch.local_handle import LocalJobHandle
 
 

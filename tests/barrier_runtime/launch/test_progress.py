@@ -14,8 +14,8 @@ from barrier_runtime.coordinator.status.status import (
     LatencyStatus,
     RecoveryStatus,
 )
-from barrier_runtime.launch import progress_display
-from barrier_runtime.launch.progress import Follower
+from barrier_runtime.launch.display import progress_display
+from barrier_runtime.launch.display.progress import Follower
 from barrier_runtime.state.store.memory import MemoryStore
 
 STARTED = RecoveryStatus(1, "run begins", 1_000, 1_200, 1_300, 300)

@@ -15,9 +15,9 @@ from barrier_runtime.coordinator.page.checkpoint_chart import phases_of, strip, 
 from barrier_runtime.coordinator.page.job_view import events, live, rows_per_s
 from barrier_runtime.coordinator.page.render import CommandLine, JobFacts, inert
 from barrier_runtime.coordinator.page.timeline import timeline
-from barrier_runtime.coordinator.status.reason import Reason
 from barrier_runtime.coordinator.status.status import ChainStatus, CheckpointsStatus, CheckpointStatus, JobStatus
 from barrier_runtime.coordinator.status.transactions import of_sinks
+from barrier_runtime.coordinator.status.why.reason import Reason
 
 REASON = Reason("store", "Checkpoint 120 failed: the disk is full.", ("df says 100 %",), "free some")
 EVIL = "<script>alert(1)</script>\"'><b>&amp; \u202edlrow\u2066"

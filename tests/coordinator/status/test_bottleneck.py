@@ -2,8 +2,8 @@
 
 import pytest
 
-from barrier_runtime.coordinator.status.bottleneck import bottleneck
 from barrier_runtime.coordinator.status.status import ChainStatus
+from barrier_runtime.coordinator.status.why.bottleneck import bottleneck
 
 
 def chain(number: int, name: str, *inputs: int, busy: float, blocked: float = 0.0, held: float = 0.0, **more):

@@ -13,7 +13,7 @@ from coordinator_world import options, spec, started
 from prometheus_client.parser import text_string_to_metric_families
 from test_rest import GOOD, body, served
 
-from barrier_runtime.coordinator.server.prometheus import exposition
+from barrier_runtime.coordinator.server.telemetry.prometheus import exposition
 from barrier_runtime.coordinator.status.exposed import (
     FAMILIES,
     FORGOTTEN_MS,

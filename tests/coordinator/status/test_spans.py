@@ -5,7 +5,7 @@ from coordinator_world import Coordinator, started
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from test_why import phases, record
 
-from barrier_runtime.coordinator.server.tracing import OpenTelemetrySender, sender_of
+from barrier_runtime.coordinator.server.telemetry.tracing import OpenTelemetrySender, sender_of
 from barrier_runtime.coordinator.status.history import History
 from barrier_runtime.coordinator.status.spans import (
     NewSpans,

@@ -9,8 +9,8 @@ from coordinator_world import options, spec
 from test_daemon import Daemon, running_slots
 
 from barrier_runtime.coordinator.client.rest_types import JobSummary
-from barrier_runtime.coordinator.status.reason import Answer
 from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.status.why.reason import Answer
 from barrier_runtime.coordinator.wire.messages import RestartOptions
 
 JOB = spec(

@@ -6,7 +6,7 @@ from coordinator_world import started
 from barrier_runtime.coordinator.status.exposed import SPENT, samples
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.status.transactions import of_sinks
-from barrier_runtime.coordinator.status.why_job import why_job
+from barrier_runtime.coordinator.status.why.job import why_job
 from barrier_runtime.coordinator.wire.messages import Heartbeat
 
 NOW_MS = 1_000_000_000

@@ -12,7 +12,7 @@ import pytest
 from coordinator_world import spec, started
 
 from barrier_runtime.coordinator.status.status import ChainStatus, CheckpointStatus, SlotDuring, SubtaskPhases
-from barrier_runtime.coordinator.status.why import CAUSES, slow_above_ms, why_checkpoint
+from barrier_runtime.coordinator.status.why.checkpoint import CAUSES, slow_above_ms, why_checkpoint
 from barrier_runtime.coordinator.wire.messages import Heartbeat, Trigger
 
 RECORDED = Path(__file__).resolve().parents[2] / "recorded_checkpoints"

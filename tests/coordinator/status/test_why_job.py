@@ -17,7 +17,7 @@ from barrier_runtime.coordinator.status.status import (
     SourceStatus,
     SubtaskPhases,
 )
-from barrier_runtime.coordinator.status.why_job import Cores, answer, why_job
+from barrier_runtime.coordinator.status.why.job import Cores, answer, why_job
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.memory import MemoryStore
 

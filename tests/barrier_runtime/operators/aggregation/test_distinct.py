@@ -5,10 +5,10 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, RunningOrder
-from barrier_runtime.operators.aggregation.cells import Cells, Reader
-from barrier_runtime.operators.aggregation.collecting import SetCell
-from barrier_runtime.operators.aggregation.distinct import DistinctCells
-from barrier_runtime.operators.aggregation.encoded_values import EncodedValues
+from barrier_runtime.operators.aggregation.kinds.cells import Cells, Reader
+from barrier_runtime.operators.aggregation.kinds.collecting import SetCell
+from barrier_runtime.operators.aggregation.kinds.distinct import DistinctCells
+from barrier_runtime.operators.aggregation.kinds.encoded_values import EncodedValues
 from barrier_runtime.state.errors import InvalidJob
 
 NAN = float("nan")

@@ -15,10 +15,15 @@ from hypothesis import strategies as st
 from operator_harness import Driven
 
 from barrier_runtime import Dataflow
-from barrier_runtime.operators.aggregation import sketches
-from barrier_runtime.operators.aggregation.encoded_values import EncodedValues
 from barrier_runtime.operators.aggregation.functions import Aggregate, count_distinct, quantile, quantiles, top_k
-from barrier_runtime.operators.aggregation.sketches import DistinctSketch, FrequentSketch, QuantileSketch, quantiles_of
+from barrier_runtime.operators.aggregation.kinds import sketches
+from barrier_runtime.operators.aggregation.kinds.encoded_values import EncodedValues
+from barrier_runtime.operators.aggregation.kinds.sketches import (
+    DistinctSketch,
+    FrequentSketch,
+    QuantileSketch,
+    quantiles_of,
+)
 from barrier_runtime.state.errors import InvalidJob
 from tests.barrier_runtime.operators.aggregation.everywhere import Row, Slots, check, operator_of
 from tests.drawn import examples

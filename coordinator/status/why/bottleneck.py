@@ -14,8 +14,8 @@ at, in this order:
 
 from collections.abc import Sequence
 
-from barrier_runtime.coordinator.status.reason import Reason
 from barrier_runtime.coordinator.status.status import ChainStatus
+from barrier_runtime.coordinator.status.why.reason import Reason
 
 _HELD = 0.5
 _AT_LIMIT = 0.75  # of a slot's time: the rest goes to sockets, snapshots and messages

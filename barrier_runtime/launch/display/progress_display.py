@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from barrier_runtime.coordinator.status.status import JobStatus
-from barrier_runtime.launch.progress import Follower
+from barrier_runtime.launch.display.progress import Follower
 
 Show: TypeAlias = Callable[[JobStatus], None]
 

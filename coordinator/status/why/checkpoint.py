@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from barrier_runtime.coordinator.status.health import in_seconds
-from barrier_runtime.coordinator.status.reason import Reason
 from barrier_runtime.coordinator.status.status import ChainStatus, CheckpointStatus, SlotDuring, SubtaskPhases
+from barrier_runtime.coordinator.status.why.reason import Reason
 
 CAUSES = (
     "store",

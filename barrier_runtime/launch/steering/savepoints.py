@@ -8,7 +8,7 @@ from pathlib import Path
 
 from barrier_runtime.coordinator.client.rest_types import SavepointAsked
 from barrier_runtime.coordinator.status.status import JobStatus
-from barrier_runtime.launch.wishes import wait_until_over
+from barrier_runtime.launch.steering.wishes import wait_until_over
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.store.urls import shown, without_credentials
 

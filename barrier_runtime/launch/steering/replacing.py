@@ -27,7 +27,7 @@ from barrier_runtime.launch.batch_functions import has_batch_functions
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.launch.prepare import PreparedJob
 from barrier_runtime.launch.staged_sources import has_staged_sources
-from barrier_runtime.launch.wishes import wait_until_over
+from barrier_runtime.launch.steering.wishes import wait_until_over
 from barrier_runtime.spark.closure import check_travels, fingerprint, pickled
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, Unavailable
 

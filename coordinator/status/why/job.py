@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from barrier_runtime.coordinator.status.bottleneck import bottleneck
 from barrier_runtime.coordinator.status.health import TROUBLED, in_seconds
-from barrier_runtime.coordinator.status.reason import Answer, Reason
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus, LatencyPoint, LatencyStatus
 from barrier_runtime.coordinator.status.transactions import SinkTransactions, most_spent, of_sinks
-from barrier_runtime.coordinator.status.why import slow_above_ms, why_checkpoint
+from barrier_runtime.coordinator.status.why.bottleneck import bottleneck
+from barrier_runtime.coordinator.status.why.checkpoint import slow_above_ms, why_checkpoint
+from barrier_runtime.coordinator.status.why.reason import Answer, Reason
 from barrier_runtime.state.errors import InvalidJob
 
 _RECENT_MS = 120_000  # a recovery this long ago still explains a latency

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from barrier_runtime.coordinator.client.rest_types import RescaleAsked
 from barrier_runtime.coordinator.status.status import JobStatus, RescaleStatus
-from barrier_runtime.launch.wishes import wait_until_over
+from barrier_runtime.launch.steering.wishes import wait_until_over
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 
 DEFAULT_TIMEOUT_S = 60.0

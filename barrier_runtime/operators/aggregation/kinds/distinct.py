@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder, running_integers
-from barrier_runtime.operators.aggregation.cells import Cells
-from barrier_runtime.operators.aggregation.collecting import SetCell, number_of
+from barrier_runtime.operators.aggregation.kinds.cells import Cells
+from barrier_runtime.operators.aggregation.kinds.collecting import SetCell, number_of
 from barrier_runtime.operators.aggregation.state_columns import Columns, Ints, Values
 
 

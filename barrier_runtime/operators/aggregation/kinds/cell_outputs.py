@@ -2,12 +2,12 @@
 
 import pyarrow as pa
 
-from barrier_runtime.operators.aggregation.cells import Cells, Reader
-from barrier_runtime.operators.aggregation.collecting import ListCell, SetCell, lists
-from barrier_runtime.operators.aggregation.distinct import DistinctCells
-from barrier_runtime.operators.aggregation.encoded_values import EncodedValues
 from barrier_runtime.operators.aggregation.functions import Aggregate
-from barrier_runtime.operators.aggregation.sketches import (
+from barrier_runtime.operators.aggregation.kinds.cells import Cells, Reader
+from barrier_runtime.operators.aggregation.kinds.collecting import ListCell, SetCell, lists
+from barrier_runtime.operators.aggregation.kinds.distinct import DistinctCells
+from barrier_runtime.operators.aggregation.kinds.encoded_values import EncodedValues
+from barrier_runtime.operators.aggregation.kinds.sketches import (
     DistinctSketch,
     FrequentSketch,
     QuantileSketch,

@@ -9,7 +9,7 @@ from barrier_runtime.coordinator.log.savepoint_choice import GoOn, import_run_id
 from barrier_runtime.coordinator.savepoints.files import check_whole, named, read_savepoint
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.launch.options import JobOptions
-from barrier_runtime.launch.savepoints import is_savepoint_url
+from barrier_runtime.launch.steering.savepoints import is_savepoint_url
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.open import open_existing_store
 from barrier_runtime.state.store.paths import Paths

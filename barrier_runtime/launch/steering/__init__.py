@@ -1,0 +1,1 @@
+"""What a program asks of its running job, and waits for: savepoints, another number of slots, another program."""

@@ -1,0 +1,1 @@
+"""Kinds of accumulators beside plain numbers: decimals, moments, picked values, cells, collections, sketches."""
