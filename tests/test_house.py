@@ -37,7 +37,7 @@ DOORWAYS = {  # library -> the only places that may import it
     "uvicorn": ("coordinator/",),
     "opentelemetry": ("coordinator/server/telemetry/tracing.py", "coordinator/server/telemetry/otel_metrics.py"),
     "prometheus_client": ("coordinator/server/telemetry/prometheus.py",),
-    "typer": ("barrier_runtime/tools/cli.py", "barrier_runtime/tools/options.py", "coordinator/"),
+    "typer": ("barrier_runtime/tools/", "coordinator/"),
 }
 PICKLE_BY_WISH = {"barrier_runtime/operators/state/stored_type.py"}  # codec="pickle", which the user asks for by name
 PICKLE_BELOW = "barrier_runtime/spark/"  # closures travel that way, inside Spark's own trust

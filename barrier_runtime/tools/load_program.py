@@ -12,7 +12,7 @@ import msgspec
 from barrier_runtime.launch.steering.replacing import LoadedProgram, LoadOrder, new_program
 from barrier_runtime.spark.closure import ship_by_value
 from barrier_runtime.state.errors import BarrierRuntimeError
-from barrier_runtime.tools.cli import load_flow
+from barrier_runtime.tools.commands.app import load_flow
 
 _ORDER = msgspec.json.Decoder(LoadOrder)
 

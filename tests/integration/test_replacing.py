@@ -8,7 +8,7 @@ from test_rescaling import RATE, Strike, runs, start, tasks_of
 
 from barrier_runtime.launch.steering.replacing import ReplaceFailed
 from barrier_runtime.spark.closure import ship_by_value
-from barrier_runtime.tools.cli import load_flow
+from barrier_runtime.tools.commands.app import load_flow
 from barrier_runtime.tools.load_program import modules_beside
 from barrier_runtime.tools.rescaling import replace
 

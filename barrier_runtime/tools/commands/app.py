@@ -1,0 +1,81 @@
+"""What all commands share: the application they belong to, the arguments that several have, and the flow named on a
+command line.
+"""
+
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, UserCodeError
+
+if TYPE_CHECKING:
+    from barrier_runtime.api.dataflow import Dataflow
+
+HELP = """Run a flow, explain it, start a coordinator daemon, look at and steer its jobs.
+
+Errors a person must fix are printed without a stack trace and exit with 2; a failed job exits with 1, one that was
+interrupted with 130, and a local one that got SIGTERM with 143, after a last checkpoint.
+"""
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=HELP)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"barrier-runtime {sys.modules['barrier_runtime'].__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version and leave")
+    ] = False,
+) -> None:
+    """The command line of barrier-runtime."""
+
+
+Target = Annotated[str, typer.Argument(help="the file and the name of the flow in it: app.py:flow")]
+Redact = Annotated[list[str] | None, typer.Option(help="a column whose values are hidden; may be repeated")]
+USER_MODULE = "barrier_runtime_user_app"
+
+
+def load_flow(target: str) -> "Dataflow":
+    """The flow named by `file.py:name`. Raises `InvalidJob` that says what is missing."""
+    from barrier_runtime.api.dataflow import Dataflow
+
+    file, _, name = target.rpartition(":")
+    if not file or not name.isidentifier():
+        raise InvalidJob(f"{target!r} names no flow: write it as file.py:name, for example app.py:flow")
+    path = Path(file)
+    if not path.is_file():
+        raise InvalidJob(f"there is no file {file!r} (looked in {Path.cwd()})")
+    spec = importlib.util.spec_from_file_location(USER_MODULE, path)
+    if spec is None or spec.loader is None:
+        raise InvalidJob(f"{file!r} is not a Python file: give one that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[USER_MODULE] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except BarrierRuntimeError as error:
+        raise InvalidJob(f"{error}\n  said of {_user_line(error, path)}") from error
+    except Exception as error:
+        from barrier_runtime.operators.user_code import user_traceback
+
+        raise UserCodeError(f"{file} cannot be loaded: correct it, then start again", user_traceback(error)) from error
+    flow = getattr(module, name, None)
+    if not isinstance(flow, Dataflow):
+        have = [key for key, value in vars(module).items() if isinstance(value, Dataflow)]
+        raise InvalidJob(f"{file} has no Dataflow called {name!r}; it has: {', '.join(have) or 'none'}")
+    flow.plan.program = target
+    return flow
+
+
+def _user_line(error: Exception, path: Path) -> str:
+    """Where in the user's file the mistake is."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == path.resolve()]
+    return f"{path}, line {frames[-1].lineno}: {frames[-1].line}" if frames else str(path)

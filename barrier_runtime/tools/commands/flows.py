@@ -1,0 +1,115 @@
+"""Commands that take a flow or begin one: `run`, `explain`, `demo`, `new`; and the daemon that coordinates jobs."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from barrier_runtime.tools.commands.app import USER_MODULE, Target, app, load_flow
+from barrier_runtime.tools.options import Given, with_options
+
+if TYPE_CHECKING:
+    from barrier_runtime.api.dataflow import Dataflow
+
+
+@app.command()
+@with_options
+def run(
+    target: Target,
+    local: Annotated[bool, typer.Option("--local", help="run in this process, without Spark")] = False,
+    *,
+    given: Given,
+) -> None:
+    """Run a flow until it ends."""
+    options = given.for_run(local=local)
+    flow = load_flow(target)
+    try:
+        if local:
+            _run_local(flow, options)
+        else:
+            from barrier_runtime.spark.closure import ship_by_value
+
+            ship_by_value(sys.modules[USER_MODULE])
+            print(flow.run(**options))
+    except KeyboardInterrupt:
+        print(
+            f"interrupted: job {flow.name} was stopped; what its last checkpoint covers is committed", file=sys.stderr
+        )
+        raise typer.Exit(130) from None
+
+
+def _run_local(flow: "Dataflow", options: dict[str, Any]) -> None:
+    from barrier_runtime.launch.local import run_until_terminated
+    from barrier_runtime.launch.options import JobOptions
+
+    result, terminated = run_until_terminated(flow.plan, JobOptions.for_local_run(options, flow.options))
+    if result is not None:
+        print(result)
+    if terminated:
+        last = "after a last checkpoint" if result is not None else "without a last checkpoint, which took too long"
+        print(
+            f"terminated: job {flow.name} was stopped {last}; what its last checkpoint covers is committed",
+            file=sys.stderr,
+        )
+        raise typer.Exit(143)
+
+
+@app.command()
+@with_options
+def explain(
+    target: Target,
+    local: Annotated[bool, typer.Option("--local", help="as a local run would see it")] = False,
+    *,
+    given: Given,
+) -> None:
+    """Print chains, edges, the delivery guarantee of each sink, and all options with where each value comes from.
+
+    With --restore also what becomes of each operator's state; exits with 2 where `run` would refuse. Writes nothing.
+    """
+    options = given.for_run(local=local)
+    flow = load_flow(target)
+    from barrier_runtime.api.dataflow import explain_flow
+
+    print(explain_flow(flow, options, {name: given.sources[name] for name in options}, local=local))
+    if "restore" in options:
+        from barrier_runtime.api.dataflow import preview_of_restore
+
+        page, starts = preview_of_restore(flow, options, local=local)
+        print(page, end="")
+        if not starts:
+            raise typer.Exit(2)
+
+
+@app.command()
+def demo(
+    rate: Annotated[float, typer.Option(help="orders per second")] = 2_000,
+    orders: Annotated[int | None, typer.Option(help="end after so many orders; without it at Ctrl-C")] = None,
+    browser: Annotated[bool, typer.Option(help="open the page in a browser")] = True,
+) -> None:
+    """Run a small live flow with its page, from this package alone: no Spark, no Java. Kill parts of it and look."""
+    from functools import partial
+
+    from barrier_runtime.tools.demo import demo as run_demo
+
+    on_terminal = sys.stdout.isatty()
+    print(run_demo(rate, orders, browser=browser and on_terminal, say=partial(print, flush=True)))
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="of the project: its folder, and the job's name")],
+) -> None:
+    """Make a project: a flow that runs, its test, a Makefile, and a compose file with Kafka, PostgreSQL and S3."""
+    from barrier_runtime.tools.new_project import new_project
+
+    for line in new_project(name, Path.cwd()):
+        print(line)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
+def coordinator(context: typer.Context) -> None:
+    """Run a coordinator daemon: --listen host:port --http host:port --storage URL --token-file FILE --lease SECONDS."""
+    from barrier_runtime.coordinator.server.daemon import main as daemon_main
+
+    raise typer.Exit(daemon_main(context.args))

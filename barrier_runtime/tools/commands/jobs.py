@@ -1,0 +1,222 @@
+"""Commands that look at and steer jobs of a daemon: `status`, `top`, `why`, `stop`, `savepoint`, `rescale` and more."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.tools.commands.app import Target, app, load_flow
+
+Coordinator = Annotated[str, typer.Option(help="REST address of the daemon, http://host:port; of several with commas")]
+TokenFile = Annotated[Path, typer.Option(help="file with the daemon's bearer token")]
+Json = Annotated[bool, typer.Option("--json", help="for programs")]
+
+
+@app.command()
+def status(
+    coordinator: Coordinator,
+    token_file: TokenFile,
+    job: Annotated[str | None, typer.Argument(help="one job")] = None,
+    json: Json = False,
+) -> None:
+    """Print the state of one job, or the list of jobs, as tables. `--json`: all of it, for programs; on stderr whether
+    each job makes progress, in a line."""
+    client = _client(coordinator, token_file)
+    answer = client.status(job) if job else client.jobs()
+    if json:
+        _print_json(answer)
+        for each in [answer] if job else answer:
+            _print_condition(each)
+        return
+    from rich.console import Console
+
+    from barrier_runtime.tools.views import job_view, jobs_view
+
+    Console(highlight=False).print(job_view(_with_subtasks(client, answer)) if job else jobs_view(answer))
+
+
+@app.command()
+def top(
+    coordinator: Coordinator,
+    token_file: TokenFile,
+    job: str,
+    every: Annotated[float, typer.Option(help="seconds between two looks")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="look once and leave")] = False,
+) -> None:
+    """Watch a job: rates, busy shares, latencies, checkpoints, slots and the bottleneck, until it ends or Ctrl-C."""
+    from barrier_runtime.tools.top import watch
+
+    if not 0.2 <= every <= 3600:
+        raise InvalidJob(f"--every {every:g}: give 0.2 to 3600 seconds")
+    client = _client(coordinator, token_file)
+    watch(lambda: _with_subtasks(client, client.status(job)), every, once=once)
+
+
+@app.command()
+def why(
+    coordinator: Coordinator,
+    token_file: TokenFile,
+    job: str,
+    checkpoint: Annotated[int | None, typer.Argument(help="number of a checkpoint; without it, of the job")] = None,
+    json: Json = False,
+) -> None:
+    """Say why a checkpoint was slow or failed, or why the job does not start, shows nothing or got slow."""
+    answer = _client(coordinator, token_file).why(job, checkpoint)
+    if json:
+        _print_json(answer)
+    else:
+        print(answer)
+
+
+@app.command()
+def checkpoint(coordinator: Coordinator, token_file: TokenFile, job: str) -> None:
+    """Trigger a checkpoint now. Exits with 1 when the job cannot take one."""
+    reply = _client(coordinator, token_file).trigger(job)
+    _print_json(reply)
+    if reply.answer == "refused":
+        raise typer.Exit(1)
+
+
+@app.command()
+def stop(
+    coordinator: Coordinator,
+    token_file: TokenFile,
+    job: str,
+    now: Annotated[bool, typer.Option("--now", help="without a last checkpoint")] = False,
+    savepoint: Annotated[
+        str | None, typer.Option(help="folder or URL: the job ends with a savepoint there, which is waited for")
+    ] = None,
+    drain: Annotated[bool, typer.Option("--drain", help="end the input first: windows and timers fire")] = False,
+) -> None:
+    """Take a last checkpoint, commit it and stop the job. Exits with 1 when the savepoint failed: the job goes on, but
+    a drained one ends."""
+    client = _client(coordinator, token_file)
+    if drain and now:
+        raise InvalidJob("--now does not wait for what --drain emits: leave one of them out")
+    if savepoint is None:
+        _print_json(client.stop(job, "now" if now else "drain" if drain else "checkpoint"))
+        return
+    if now:
+        raise InvalidJob("--now takes no last checkpoint, so there can be no savepoint: leave one of them out")
+    from barrier_runtime.tools.savepoints import stop_with
+
+    _print_savepoint(lambda: stop_with(client, job, savepoint, drain))
+
+
+@app.command("savepoint")
+def take_savepoint(
+    coordinator: Coordinator,
+    token_file: TokenFile,
+    job: str,
+    to: Annotated[str, typer.Option(help="folder or URL of its own, seen by the coordinator")],
+    timeout: Annotated[float | None, typer.Option(help="seconds to wait for it; default: as long as it takes")] = None,
+) -> None:
+    """Copy a running job's state to a folder that needs nothing else; start a job with it by --restore."""
+    from barrier_runtime.tools.savepoints import take
+
+    client = _client(coordinator, token_file)
+    _print_savepoint(lambda: take(client, job, to, timeout))
+
+
+def _print_savepoint(take: Callable[[], Any]) -> None:
+    from barrier_runtime.launch.steering.savepoints import SavepointFailed
+
+    try:
+        taken = take()
+    except SavepointFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    print(f"savepoint {taken.url}: checkpoint {taken.checkpoint}, {taken.bytes:,} bytes")
+
+
+@app.command()
+def rescale(
+    coordinator: Coordinator,
+    token_file: TokenFile,
+    job: str,
+    parallelism: Annotated[int, typer.Option(help="slots to go on with, at most the job's max_parallelism")],
+    timeout: Annotated[float, typer.Option(help="seconds for the new slots to come")] = 60.0,
+) -> None:
+    """Change a running job's number of slots. Exits with 1 when that failed: the job goes on as it was."""
+    from barrier_runtime.launch.steering.rescaling import RescaleFailed
+    from barrier_runtime.tools.rescaling import rescale as rescaled
+
+    try:
+        done = rescaled(_client(coordinator, token_file), job, parallelism, timeout)
+    except RescaleFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    if done.checkpoint is None:
+        print(f"job {job} has {done.parallelism} slots")
+    else:
+        print(
+            f"job {job}: {done.before} -> {done.parallelism} slots at checkpoint {done.checkpoint}, {done.pause_ms} ms"
+        )
+
+
+@app.command()
+def replace(
+    target: Target,
+    coordinator: Coordinator,
+    token_file: TokenFile,
+    job: Annotated[str, typer.Option(help="default: the one that is called as the flow is")] = "",
+    timeout: Annotated[float, typer.Option(help="seconds for the new slots to come")] = 60.0,
+    allow_non_restored: Annotated[
+        bool, typer.Option("--allow-non-restored", help="drop state that the new program does not have")
+    ] = False,
+) -> None:
+    """Go on with the program that is in app.py now, while the job runs; it is loaded by the program that runs the job,
+    from the file that this was started with. Exits with 1 when that failed: the job goes on as it was."""
+    from barrier_runtime.launch.steering.replacing import ReplaceFailed
+    from barrier_runtime.tools.rescaling import replace as replaced
+
+    try:
+        job = job or load_flow(target).name
+        done = replaced(_client(coordinator, token_file), job, target, timeout, allow_non_restored=allow_non_restored)
+    except ReplaceFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    print(f"job {job}: goes on with another program from checkpoint {done.checkpoint}, {done.pause_ms} ms")
+
+
+@app.command()
+def report(
+    job: str,
+    to: Annotated[Path, typer.Option(help="HTML file to write; one that exists is replaced")],
+    coordinator: Annotated[str | None, typer.Option(help="as of `status`, for a job that runs")] = None,
+    token_file: Annotated[Path | None, typer.Option(help="file with the daemon's bearer token")] = None,
+    checkpoints: Annotated[str | None, typer.Option(help="folder or URL, for a job that has ended")] = None,
+) -> None:
+    """Write the page of a job to one HTML file, for a bug report: no script, nothing fetched, secrets masked."""
+    from barrier_runtime.tools.report import report as write_report
+
+    print(f"{to}: {write_report(job, to, coordinator, token_file, checkpoints):,} bytes")
+
+
+def _client(address: str, token_file: Path) -> Any:
+    from barrier_runtime.coordinator.client.failover import FailoverClient, addresses
+    from barrier_runtime.coordinator.client.rest_token import read_token_file
+
+    return FailoverClient(addresses(address), read_token_file(token_file))
+
+
+def _with_subtasks(client: Any, status: Any) -> Any:
+    """The status leaves out what says why a past checkpoint was slow."""
+    import msgspec
+
+    return msgspec.structs.replace(status, checkpoints=client.checkpoints(status.job))
+
+
+def _print_json(answer: object) -> None:
+    import msgspec
+
+    print(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+
+
+def _print_condition(job: Any) -> None:
+    from barrier_runtime.coordinator.status.health import described
+
+    print(f"job {job.job}: {described(job.condition, job.condition_reason)}", file=sys.stderr)

@@ -1,0 +1,197 @@
+"""Commands that work on what jobs have stored, without a job: savepoints, state as tables, `fsck`, `compact`,
+`transactions`.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from barrier_runtime.state.errors import BarrierRuntimeError
+from barrier_runtime.tools.commands.app import Redact, app
+
+savepoints = typer.Typer(no_args_is_help=True, help="Look at savepoints, delete them.")
+app.add_typer(savepoints, name="savepoints")
+
+state = typer.Typer(no_args_is_help=True, help="Read the state in checkpoints and savepoints, without the program.")
+app.add_typer(state, name="state")
+
+
+@savepoints.command("describe")
+def describe_savepoint(url: Annotated[str, typer.Argument(help="its folder or URL")]) -> None:
+    """Say what a savepoint is of, and whether it is whole. Exits with 1 when files are missing."""
+    from barrier_runtime.tools.savepoints import describe
+
+    page, whole = describe(url)
+    print(page)
+    if not whole:
+        raise typer.Exit(1)
+
+
+@savepoints.command("delete")
+def delete_savepoint(
+    url: Annotated[str, typer.Argument(help="its folder or URL")],
+    yes: Annotated[bool, typer.Option("--yes", help="really")] = False,
+) -> None:
+    """Delete a savepoint. Jobs that began with it have a copy of their own."""
+    from barrier_runtime.tools.savepoints import delete
+
+    print(delete(url, yes))
+
+
+Stored = Annotated[str, typer.Argument(help="a savepoint, or with --job the folder or URL of checkpoints")]
+OfJob = Annotated[str, typer.Option(help="the job whose checkpoints are in the folder")]
+Number = Annotated[int | None, typer.Option(help="of a retained checkpoint; default: the newest")]
+StateName = Annotated[str, typer.Argument(help="operator.state, as `state tables` lists it")]
+
+
+@state.command("tables")
+def state_tables(url: Stored, job: OfJob = "", checkpoint: Number = None) -> None:
+    """List the states of every operator."""
+    from barrier_runtime.tools.state import tables
+
+    print(tables(url, job, checkpoint))
+
+
+@state.command("show")
+def state_show(
+    url: Stored,
+    name: StateName,
+    job: OfJob = "",
+    checkpoint: Number = None,
+    key: Annotated[list[str] | None, typer.Option(help="column=value of the key; may be repeated")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="entries")] = 20,
+    redact: Redact = None,
+) -> None:
+    """Print entries of a state, a line of JSON each; of a running job those of its last checkpoint, whose age is told
+    on stderr. With the whole key given only its part is read."""
+    from barrier_runtime.tools.state import show
+
+    page, of = show(url, job, checkpoint, name, key or (), limit, redact or ())
+    print(page)
+    print(of, file=sys.stderr)
+
+
+@state.command("diff")
+def state_diff(
+    before: Annotated[str, typer.Argument(help="number of a checkpoint of --job, or URL of a savepoint")],
+    after: Annotated[str, typer.Argument(help="the same, of a later one")],
+    url: Annotated[str, typer.Option("--checkpoints", help="folder or URL of the job's checkpoints")] = "",
+    job: OfJob = "",
+    name: Annotated[str, typer.Option("--state", help="only this step, or step.state")] = "",
+    limit: Annotated[int, typer.Option(min=0, help="entries that are printed; all are counted")] = 100,
+    redact: Redact = None,
+) -> None:
+    """Print what differs between two checkpoints or savepoints of a job: entries inserted, changed, deleted. Exits with
+    1 when anything does."""
+    from barrier_runtime.tools.state import differences
+
+    sides = [(url, job, int(each)) if each.isdigit() else (each, "", None) for each in (before, after)]
+    line = ""
+    for line in differences(sides[0], sides[1], name, limit, redact or ()):
+        print(line)
+    if line != "0 inserted, 0 changed, 0 deleted":
+        raise typer.Exit(1)
+
+
+@state.command("export")
+def state_export(
+    url: Stored,
+    name: StateName,
+    to: Annotated[Path, typer.Option(help="a new Parquet file")],
+    job: OfJob = "",
+    checkpoint: Number = None,
+) -> None:
+    """Write a state to a Parquet file."""
+    from barrier_runtime.tools.state import export
+
+    print(export(url, job, checkpoint, name, to))
+
+
+@app.command()
+def fsck(
+    url: Annotated[str, typer.Argument(help="folder or URL of the checkpoints, as in checkpoints=")],
+    job: Annotated[str | None, typer.Option(help="only this job; default: every job there")] = None,
+    delete: Annotated[bool, typer.Option("--delete", help="delete orphans, as the jobs' own sweeps would")] = False,
+    min_age: Annotated[float, typer.Option(help="seconds; younger objects are never orphans")] = 600.0,
+    form: Annotated[str, typer.Option("--format", help="text or json")] = "text",
+) -> None:
+    """Verify logs, manifests and every hash; list orphans with the reason.
+
+    Exits with 0 when clean, 1 with orphans only, 2 with damage, 3 when it could not be checked.
+    """
+    from barrier_runtime.tools.fsck import fsck as run_fsck
+
+    try:
+        code = run_fsck(url, job, delete=delete, min_age_s=min_age, form=form)
+    except (BarrierRuntimeError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 3
+    raise typer.Exit(code)
+
+
+@app.command()
+def compact(
+    url: Annotated[str, typer.Argument(help="folder or URL that file sinks write to")],
+    job: Annotated[str | None, typer.Option(help="of this job only")] = None,
+    sink: Annotated[str | None, typer.Option(help="of this sink only")] = None,
+    target: Annotated[int, typer.Option(help="MiB that a large file is to have")] = 128,
+    keep: Annotated[float, typer.Option(help="seconds for which files that readers may have listed stay")] = 3_600.0,
+) -> None:
+    """Make large files of the small ones that file sinks have committed, while the job runs and readers read.
+
+    Run it again and again, as every hour: each run goes on with what the one before began. Who reads through the sink's
+    commit log notices nothing; who lists the folder misses rows for a moment, and sees none twice.
+    """
+    from barrier_runtime.connectors.files.sink.compaction import compact_files
+
+    try:
+        done = compact_files(url, job, sink, target_bytes=target << 20, keep_s=keep)
+    except (BarrierRuntimeError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(1) from None
+    for (of_job, of_sink), each in sorted(done.items()):
+        print(
+            f"{of_job}/{of_sink}: {each.merged} files became {each.made}; {each.shown} large files took the place of "
+            f"their small ones in the folder, {each.waiting} will when {keep:g} s have passed"
+        )
+        for reason in each.skipped:
+            print(f"{of_job}/{of_sink}: left as it is: {reason}", file=sys.stderr)
+
+
+@app.command()
+def transactions(
+    job: str,
+    action: Annotated[str, typer.Argument(help="list, commit or abort")],
+    checkpoints: Annotated[str, typer.Option(help="folder or URL of the checkpoints, as in checkpoints=")],
+    sink: Annotated[
+        list[str] | None, typer.Option(help="a sink of your own: name=file.py:factory; may be repeated")
+    ] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="setting of a sink: sink.key=value; may be repeated")
+    ] = None,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="abort: drop decided transactions too; their rows are lost")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="settle although the job seems to run")] = False,
+    form: Annotated[str, typer.Option("--format", help="text or json")] = "text",
+) -> None:
+    """Show or settle what a stopped job has decided and not made visible, from its checkpoints alone.
+
+    list only looks. commit makes everything decided visible. abort drops what was never decided, after committing the
+    rest. Passwords come from the environment. Exits with 1 when something could not be settled.
+    """
+    from barrier_runtime.tools.transactions import transactions as run_transactions
+
+    code = run_transactions(
+        job,
+        action,
+        checkpoints,
+        sinks=sink or (),
+        settings=setting or (),
+        accept_loss=accept_loss,
+        force=force,
+        form=form,
+    )
+    raise typer.Exit(code)
