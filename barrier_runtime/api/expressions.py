@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 if TYPE_CHECKING:
     from barrier_runtime.data.expressions import Compiled
-    from barrier_runtime.data.sql_expressions import SqlExpression
+    from barrier_runtime.data.sql.expression import SqlExpression
 
 Expression: TypeAlias = "Compiled | SqlExpression"
 
@@ -28,7 +28,7 @@ def ready(given: str | pc.Expression, schema: pa.Schema | None, where: str) -> t
     if isinstance(given, pc.Expression):
         compiled = Compiled(given, str(given))
     else:
-        from barrier_runtime.data.sql_expressions import SqlExpression
+        from barrier_runtime.data.sql.expression import SqlExpression
 
         sql = SqlExpression(given, where)
         if schema is None:

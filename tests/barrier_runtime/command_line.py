@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from barrier_runtime.tools import cli
+from barrier_runtime.tools.commands.app import USER_MODULE
 
 COMMAND = [str(Path(sys.executable).with_name("barrier-runtime"))]
 
@@ -41,5 +42,5 @@ def run_here(*arguments: str, cwd: Path | None = None, variables: Mapping[str, s
             return Done(int(left.code or 0), out.getvalue(), err.getvalue())
         finally:
             os.chdir(before)
-            sys.modules.pop(cli._USER_MODULE, None)
+            sys.modules.pop(USER_MODULE, None)
     raise AssertionError("the command came back without an exit code")

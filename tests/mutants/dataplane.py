@@ -749,7 +749,7 @@ MUTANTS = (
     Mutant(
         "sql-not-is-lost",
         "NOT LIKE and NOT IN are the opposite of LIKE and IN",
-        "barrier_runtime/data/sql_expressions.py",
+        "barrier_runtime/data/sql/compiler.py",
         "            return pc.invert(self._made(positive))\n",
         "            return self._made(positive)\n",
         ("tests/barrier_runtime/data/test_sql_expressions.py",),
@@ -757,7 +757,7 @@ MUTANTS = (
     Mutant(
         "sql-divides-whole-numbers",
         "a division of whole numbers gives a fraction, as in Spark",
-        "barrier_runtime/data/sql_expressions.py",
+        "barrier_runtime/data/sql/compiler.py",
         "left.made.cast(pa.float64()), right.made.cast(pa.float64())",
         "left.made, right.made",
         ("tests/barrier_runtime/data/test_sql_expressions.py",),
@@ -765,7 +765,7 @@ MUTANTS = (
     Mutant(
         "sql-null-takes-the-branch",
         "a condition of CASE that is null is not taken",
-        "barrier_runtime/data/sql_expressions.py",
+        "barrier_runtime/data/sql/compiler.py",
         "pc.if_else(pc.coalesce(self._truth(condition), _FALSE), result, taken)",
         "pc.if_else(self._truth(condition), result, taken)",
         ("tests/barrier_runtime/data/test_sql_expressions.py",),

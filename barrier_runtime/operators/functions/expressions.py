@@ -17,7 +17,7 @@ from barrier_runtime.operators.outputs.split import SplitOperator
 from barrier_runtime.state.errors import InvalidJob
 
 if TYPE_CHECKING:
-    from barrier_runtime.data.sql_expressions import SqlExpression
+    from barrier_runtime.data.sql.expression import SqlExpression
 
 
 class _Evaluation:

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from barrier_runtime.data.sql_expressions import known_functions
+from barrier_runtime.data.sql.expression import known_functions
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "expressions.md"
 

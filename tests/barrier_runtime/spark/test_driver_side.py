@@ -12,7 +12,7 @@ import time
 import pytest
 
 from barrier_runtime.coordinator.wire.messages import ChainSpec, JobSpec, Shutdown
-from barrier_runtime.launch.on_spark import _Coordinator
+from barrier_runtime.launch.coordinator_of_job import CoordinatorOfJob
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.spark.task import (
     _run_on_new_loop,
@@ -35,7 +35,7 @@ SPEC = JobSpec(
 
 @pytest.fixture
 def coordinator(tmp_path):
-    found = _Coordinator(SPEC, JobOptions(checkpoints=str(tmp_path / "checkpoints")))
+    found = CoordinatorOfJob(SPEC, JobOptions(checkpoints=str(tmp_path / "checkpoints")))
     yield found
     found.close()
 

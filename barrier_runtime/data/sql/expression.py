@@ -1,0 +1,103 @@
+"""SQL expressions, compiled once to Arrow's: `SqlExpression("price > 100 AND kind = 'bid'")`.
+
+sqlglot parses Spark's dialect; `compiler` makes Arrow's expressions of the tree, `functions` has the functions. What
+comes out means what Spark SQL means by the same text in its ANSI mode: null where a value is unknown, an error where an
+integer overflows or something is divided by zero. Differences, all of them documented in docs/expressions.md:
+
+- a number with a decimal point is a double (Spark: a decimal);
+- regular expressions are RE2's (Spark: Java's);
+- NaN is equal to nothing (Spark: to itself, and greater than all numbers);
+- times without a zone are UTC.
+
+What is not known is refused by name when the flow is written; so is what a replay would compute differently.
+"""
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import sqlglot
+from sqlglot import exp
+
+from barrier_runtime.data.sql.compiler import Compiler, plain_name
+from barrier_runtime.data.sql.functions import FUNCTIONS
+from barrier_runtime.state.errors import InvalidJob
+
+_BEFORE = "SELECT "
+_CHANGES = ("current_timestamp", "current_date", "now", "rand", "randn", "uuid", "unix_timestamp")
+_SPARK_NAMES = {"timestamp_trunc": "date_trunc", "pow": "power", "regexp_like": "rlike", "starts_with": "startswith"}
+_SPARK_NAMES |= {"ends_with": "endswith", "day_of_month": "dayofmonth"}
+_KNOWN = (exp.Case, exp.If, exp.Cast, exp.And, exp.Or, exp.TsOrDsToDate, exp.Interval)
+
+
+class SqlExpression:
+    """One expression of SQL as text. `compiled` makes Arrow's of it for rows of a schema. Raises `InvalidJob` for text
+    that is no expression, and for functions that are not known."""
+
+    def __init__(self, text: str, where: str) -> None:
+        """`where`: the step, for messages."""
+        self.text = text
+        self.where = f"{where}: {text!r}"
+        self._tree = self._parsed()
+        for node in self._tree.walk():
+            self._check(node)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def compiled(self, schema: pa.Schema) -> pc.Expression:
+        """For rows of `schema`. Raises `InvalidJob` for columns that they do not have, and for types that do not go
+        together."""
+        return Compiler(schema, self.where).result(self._tree)
+
+    def _parsed(self) -> exp.Expr:
+        """As what a query selects, so that words with which statements begin, such as `update`, are columns."""
+        try:
+            query = sqlglot.parse_one(_BEFORE + self.text, read="spark")
+        except sqlglot.errors.SqlglotError as error:
+            near = error.errors[0]["highlight"] if isinstance(error, sqlglot.ParseError) and error.errors else ""
+            raise InvalidJob(
+                f"{self.where} is no SQL expression{f', at {near!r}' if near else ''}: correct it. A column whose name "
+                "is a word of SQL stands in backticks"
+            ) from error
+        selected: list[exp.Expr] = query.args.get("expressions") or []
+        if not isinstance(query, exp.Select) or len(selected) != 1:
+            raise InvalidJob(f"{self.where} is no SQL expression: give one, without a comma or semicolon around it")
+        if any(value for name, value in query.args.items() if name != "expressions"):
+            raise InvalidJob(f"{self.where}: a query does not belong here: give one expression of a row's columns")
+        return selected[0]
+
+    def _name(self, node: exp.Expr) -> str:
+        """Of a function, as it is written."""
+        if isinstance(node, exp.Window):
+            return f"{self._name(node.this)} OVER"
+        start, end = node.meta.get("start"), node.meta.get("end")
+        if start is not None and end is not None:
+            return self.text[start - len(_BEFORE) : end + 1 - len(_BEFORE)].lower()
+        return plain_name(node)
+
+    def _check(self, node: exp.Expr) -> None:
+        is_function = isinstance(node, exp.Func)
+        name = self._name(node) if is_function or isinstance(node, exp.Window) else ""
+        if isinstance(node, exp.Alias):
+            raise InvalidJob(f"{self.where}: a new name does not belong here: select({{'name': 'expression'}}) has it")
+        if isinstance(node, exp.AggFunc | exp.Window):
+            raise InvalidJob(
+                f"{self.where}: {name} is an aggregate of many rows: use .key_by(…).aggregate(…), or a window"
+            )
+        if name in _CHANGES:
+            raise InvalidJob(
+                f"{self.where}: {name}() would give another value when rows are read again after a failure: let the "
+                "rows bring it"
+            )
+        if isinstance(node, exp.Query):
+            raise InvalidJob(f"{self.where}: a query does not belong here: give one expression of a row's columns")
+        if is_function and not isinstance(node, (*FUNCTIONS, *_KNOWN)):
+            raise InvalidJob(
+                f"{self.where}: the function {name} is not known here: use a pyarrow.compute expression, or map with a "
+                f"function of Python. Known are {', '.join(known_functions())}"
+            )
+
+
+def known_functions() -> list[str]:
+    """Names, as in SQL, in their order."""
+    shown = {kind.sql_name().lower() for kind in FUNCTIONS if issubclass(kind, exp.Func)}
+    return sorted({_SPARK_NAMES.get(name, name) for name in shown} | {"cast", "if"})

@@ -1,0 +1,92 @@
+"""The coordinator of a job on Spark, as the program that runs the job sees it: a child process, or daemons that run."""
+
+import contextlib
+import ipaddress
+import logging
+from pathlib import Path
+
+from barrier_runtime.coordinator.client.client import CoordinatorClient
+from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
+from barrier_runtime.coordinator.client.failover import FailoverClient, addresses
+from barrier_runtime.coordinator.client.rest_token import read_token_file
+from barrier_runtime.coordinator.client.rest_types import SubmitReply
+from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.wire.messages import JobSpec
+from barrier_runtime.launch.options import JobOptions
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.store.open import open_store
+
+log = logging.getLogger("barrier_runtime.job")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class CoordinatorOfJob:
+    """The daemon of this job: a child process of ours, or one that runs already."""
+
+    def __init__(self, spec: JobSpec, options: JobOptions) -> None:
+        self._spec = spec
+        self._options = options
+        self._embedded: EmbeddedCoordinator | None = None
+        if options.coordinator is None:
+            assert options.checkpoints is not None
+            self._embedded = EmbeddedCoordinator(
+                options.checkpoints,
+                host=options.coordinator_host,
+                network="loopback" if _is_loopback(options.coordinator_host) else "trusted",
+                ui=options.ui,
+            )
+            self.submitted: SubmitReply = self._embedded.submit(spec)
+            self.client: CoordinatorClient | FailoverClient = self._embedded.client
+        else:
+            assert options.token_file is not None
+            self.client = FailoverClient(addresses(options.coordinator), read_token_file(Path(options.token_file)))
+            self.submitted = self._submit()
+
+    def _submit(self) -> SubmitReply:
+        assert self._options.checkpoints is not None
+        return self.client.submit(self._spec, open_store(self._options.checkpoints).url)
+
+    def control_addresses(self) -> tuple[tuple[str, int], ...]:
+        """Where slots may find the daemon that leads: first the one that took the job, then all others that answer."""
+        first = (self.submitted.control_host, self.submitted.control_port)
+        if not isinstance(self.client, FailoverClient):
+            return (first,)
+        storage = open_store(self._options.checkpoints or "").url
+        others = []
+        for daemon in self.client.daemons():
+            if daemon.storage == storage:
+                others.append((daemon.control_host, daemon.control_port))
+            else:
+                log.warning("a coordinator keeps checkpoints in %s, not in %s: not used", daemon.storage, storage)
+        return tuple(dict.fromkeys([first, *others]))
+
+    def status(self) -> JobStatus | None:
+        """None while it is being restarted. Raises when it never will be there again, or refuses this run."""
+        return self.next_status(None, 0.0)
+
+    def next_status(self, last: JobStatus | None, wait_s: float) -> JobStatus | None:
+        """The same, as soon as there are news since `last`, at the latest after `wait_s`."""
+        try:
+            return self.client.next_status(self._spec.job, self._spec.run_id, last, wait_s)
+        except Unavailable:
+            if self._embedded is not None:
+                self._embedded.ensure_alive()
+        except InvalidJob:  # it was restarted before the first record of this run was in the log
+            with contextlib.suppress(Unavailable):
+                self._submit()  # changes nothing for a run that it does know
+        return None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the child process; None for a daemon that is not ours."""
+        return self._embedded.pid if self._embedded is not None else None
+
+    def close(self) -> None:
+        if self._embedded is not None:
+            self._embedded.close()
