@@ -1,0 +1,90 @@
+"""Sizes as guides: a file, a folder or a call that outgrows them has one idea too many, or a reason told here."""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.house.test_layers import modules
+from tests.parsed import nodes
+
+ROOT = Path(__file__).resolve().parents[2]
+LINES_OF_A_FILE = 450  # about 400, and room for a change
+FILES_OF_A_FOLDER = 16
+PARAMETERS = 9  # without `self`
+
+# Each with a bound of its own, so that it does not grow unseen, and why it is one idea all the same.
+LONG_FILES = {
+    "barrier_runtime/api/readers.py": (490, "a method per source, each the arguments of its class"),
+    "barrier_runtime/operators/functions/process.py": (570, "one operator: rows, timers and errors share a key's turn"),
+    "barrier_runtime/runtime/slot.py": (530, "every order of the coordinator and what a slot answers"),
+    "barrier_runtime/runtime/sources/driver.py": (570, "one reader's life: opened, read, idle, paused, ended"),
+    "barrier_runtime/runtime/subtask.py": (620, "one turn of a chain: whatever is split off needs all its fields"),
+    "barrier_runtime/testing/simulation/cluster.py": (530, "everything of one simulated job: its processes and faults"),
+    "barrier_runtime/testing/simulation/loop.py": (590, "world, process and loop refer to one another"),
+    "barrier_runtime/testing/simulation/network.py": (700, "network, connection and transport refer to one another"),
+    "coordinator/job/phases/running.py": (660, "every event of a job that runs: one table of moves"),
+    "coordinator/maintenance/fsck.py": (480, "one pass over a store: what is read decides what is read next"),
+    "coordinator/server/rest.py": (500, "a handler per route"),
+    "coordinator/status/why/checkpoint.py": (510, "one decision: the first cause that the evidence shows"),
+    "state/backend/keyed_backend.py": (
+        640,
+        "the doorway to all kinds of state: a method per kind and per step of a snapshot",
+    ),
+    "state/columns/column_table.py": (700, "one table: rows, runs, eviction and snapshots share its index"),
+}
+FULL_FOLDERS: dict[str, tuple[int, str]] = {}
+_USERS = "a user's call: keywords, most of them with defaults"
+WIDE_CALLS = {
+    "barrier_runtime/api/lookup_steps.py:lookup": (14, _USERS),
+    "barrier_runtime/api/readers.py:read_csv": (12, _USERS),
+    "barrier_runtime/api/readers.py:read_kafka": (19, _USERS),
+    "barrier_runtime/api/readers.py:read_postgres_changes": (13, _USERS),
+    "barrier_runtime/api/readers.py:read_rabbitmq": (14, _USERS),
+    "barrier_runtime/api/steps.py:_stateful": (12, "the parts of one node of the plan"),
+    "barrier_runtime/connectors/kafka/sink/sink.py:__init__": (10, _USERS),
+    "barrier_runtime/launch/local.py:_slot": (12, "the parts of one slot, as its process has them"),
+    "barrier_runtime/operators/lookups/arguments.py:lookup_settings": (15, "the arguments of `lookup`, checked"),
+    "barrier_runtime/replay/replaying.py:replay": (10, _USERS),
+    "barrier_runtime/runtime/context.py:__init__": (11, "what an operator is given of its slot"),
+    "barrier_runtime/runtime/snapshots.py:__init__": (11, "one snapshot: whose, where to, and whom it tells"),
+    "barrier_runtime/testing/certification.py:certify": (19, _USERS),
+    "barrier_runtime/testing/connected_harness.py:__init__": (12, _USERS),
+    "barrier_runtime/testing/keyed_harness.py:__init__": (12, _USERS),
+    "state/backend/keyed_backend.py:__init__": (10, "the parts of a backend"),
+    "state/backend/keyed_backend.py:open_keyed_backend": (18, "what a backend is opened with"),
+    "state/columns/column_table.py:__init__": (14, "the parts of a table"),
+}
+
+
+def bound(exceptions: dict[str, tuple[int, str]], name: str, usual: int) -> int:
+    return exceptions[name][0] if name in exceptions else usual
+
+
+def test_a_file_holds_one_idea() -> None:
+    sizes = {module: len((ROOT / module).read_text(encoding="utf-8").splitlines()) for module in modules()}
+    assert {m: n for m, n in sizes.items() if n > bound(LONG_FILES, m, LINES_OF_A_FILE)} == {}, "cut it by ideas"
+    assert {m for m in LONG_FILES if sizes.get(m, 0) <= LINES_OF_A_FILE} == set(), "no exceptions any more"
+
+
+def test_a_folder_is_seen_at_a_glance() -> None:
+    sizes = Counter(str(Path(module).parent) for module in modules() if not module.endswith("__init__.py"))
+    assert {f: n for f, n in sizes.items() if n > bound(FULL_FOLDERS, f, FILES_OF_A_FOLDER)} == {}, "make rooms"
+    assert {f for f in FULL_FOLDERS if sizes[f] <= FILES_OF_A_FOLDER} == set(), "no exception any more"
+
+
+def test_a_call_takes_few_parameters() -> None:
+    sizes = dict(calls())
+    assert {c: n for c, n in sizes.items() if n > bound(WIDE_CALLS, c, PARAMETERS)} == {}, "make them one value"
+    assert {c for c in WIDE_CALLS if sizes.get(c, 0) <= PARAMETERS} == set(), "no exception any more"
+
+
+def calls() -> Iterator[tuple[str, int]]:
+    """Functions and methods with how many parameters they have, `self` apart; the widest of a name in a file."""
+    for module in modules():
+        widest: Counter[str] = Counter()
+        for node in nodes(module):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                names = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                widest[node.name] = max(widest[node.name], len([name for name in names if name not in ("self", "cls")]))
+        yield from ((f"{module}:{name}", count) for name, count in widest.items())
