@@ -195,7 +195,7 @@ def test_project_files_stand_on_their_own() -> None:
 
 DECODERS_BELOW_MODULE_LEVEL = {
     "barrier_runtime/operators/state/described_types.py",  # users' types, one at a time under a lock
-    "barrier_runtime/connectors/kafka/source/decoders.py",  # a type of its own per decoder: nobody else can use it
+    "barrier_runtime/connectors/source_bases/payloads.py",  # a type of its own per decoder: nobody else can use it
 }
 CONVERTS = {"barrier_runtime/launch/options.py"}  # plain types and unions of them; on the driver's one thread
 

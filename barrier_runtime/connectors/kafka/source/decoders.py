@@ -1,22 +1,18 @@
 """Keys and values of Kafka records as typed Arrow columns: bytes, text, JSON, or the client's own deserialisers.
 
-A decoder is made in the slot from a `PayloadFormat`, which travels. It takes many payloads at once; when something is
-wrong with one of them `decoded` finds out which, so that the rest is good and the bad one can be named. JSON is decoded
-record by record: joined for one parse, a record could pass for two, and two for one.
+A decoder (`source_bases/payloads`) is made in the slot from a `PayloadFormat`, which travels.
 """
 
 import datetime
-import decimal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Annotated, Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-import msgspec
 import pyarrow as pa
 
 from barrier_runtime.connectors.kafka.source.debezium import Debezium, DebeziumRows, debezium_schema
+from barrier_runtime.connectors.source_bases.payloads import Decoder, JsonPayloads, PlainPayloads, json_row
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 Deserialiser: TypeAlias = Callable[..., Any]  # (data, SerializationContext) -> dict, Protobuf message or plain value
@@ -62,20 +58,8 @@ def format_of(
     if schema is None:
         raise InvalidJob(f"{where}: {part}= is decoded, so its columns must be known: pass {schema_option}")
     if format_name == "json":
-        _json_row(schema, f"{where}, {schema_option}")
+        json_row(schema, f"{where}, {schema_option}")
     return PayloadFormat(part, format_name, schema)
-
-
-class Decoder(Protocol):
-    schema: pa.Schema
-
-    def rows(self, payloads: Sequence[bytes | None], messages: Sequence[Any]) -> list[Any]:
-        """One row each, of whatever kind. Raises if one cannot be decoded."""
-        ...
-
-    def columns(self, rows: Sequence[Any]) -> list[pa.Array]:
-        """Raises if a value does not fit its column. A row may be None: nulls."""
-        ...
 
 
 def make_decoder(format: PayloadFormat, where: str) -> Decoder:
@@ -84,46 +68,13 @@ def make_decoder(format: PayloadFormat, where: str) -> Decoder:
         deserialise = _Client(format, where).value_of if callable(format.format_name) else None
         return DebeziumRows(format.debezium, format.table, deserialise, f"{where}, {format.part}")
     if format.format_name == "bytes" or format.format_name == "string":
-        return _Plain(format.schema)
+        return PlainPayloads(format.schema)
     if format.format_name == "json":
-        return _Json(format.schema, f"{where}, {format.part}")
+        return JsonPayloads(format.schema, f"{where}, {format.part}")
     return _Client(format, where)
 
 
-def decoded(
-    decoder: Decoder, payloads: Sequence[bytes | None], messages: Sequence[Any]
-) -> tuple[list[pa.Array], dict[int, str]]:
-    """Columns, and by index what is wrong with the bad ones, whose columns are null. Raises `Unavailable` when the
-    fault is none of a record's."""
-    try:
-        return decoder.columns(decoder.rows(payloads, messages)), {}
-    except Exception as error:
-        _raise_if_outage(error)
-    rows: list[Any] = []
-    bad: dict[int, str] = {}
-    for index, (payload, message) in enumerate(zip(payloads, messages, strict=True)):
-        row = None
-        try:
-            (row,) = decoder.rows([payload], [message])
-            decoder.columns([row])
-        except Exception as error:
-            _raise_if_outage(error)
-            row, bad[index] = None, f"{type(error).__name__}: {error}"[:_CUT]
-        rows.append(row)
-    return _nullable(decoder, rows, bad), bad
-
-
-def _nullable(decoder: Decoder, rows: list[Any], bad: dict[int, str]) -> list[pa.Array]:
-    """Columns of the good rows, with nulls where the bad ones are."""
-    good = [index for index in range(len(rows)) if index not in bad]
-    columns = decoder.columns([rows[index] for index in good])
-    places: list[int | None] = [None] * len(rows)
-    for place, index in enumerate(good):
-        places[index] = place
-    return [column.take(pa.array(places, pa.int64())) for column in columns]
-
-
-def _raise_if_outage(error: Exception) -> None:
+def raise_outage(error: Exception) -> None:
     """A schema registry that is down, or refuses us, says nothing about a record."""
     if isinstance(error, (InvalidJob, Unavailable)):
         raise error
@@ -136,91 +87,6 @@ def _raise_if_outage(error: Exception) -> None:
     outage = isinstance(error, OSError) or (client is not None and isinstance(error, client.HTTPError))
     if outage or status == 429 or (isinstance(status, int) and status >= 500):
         raise Unavailable(f"a deserialiser cannot reach what it needs: {error}"[:_CUT]) from error
-
-
-class _Plain:
-    def __init__(self, schema: pa.Schema) -> None:
-        self.schema = schema
-        self._text = pa.types.is_string(schema.field(0).type)
-
-    def rows(self, payloads: Sequence[bytes | None], messages: Sequence[Any]) -> list[Any]:
-        return list(payloads)
-
-    def columns(self, rows: Sequence[Any]) -> list[pa.Array]:
-        column = pa.array(rows, pa.binary())
-        return [column.cast(pa.string()) if self._text else column]
-
-
-# ---------------------------------------------------------------- JSON
-
-_INTEGERS = {
-    kind: Annotated[int, msgspec.Meta(ge=-(2 ** (bits - 1)), le=2 ** (bits - 1) - 1)]
-    for kind, bits in ((pa.int8(), 8), (pa.int16(), 16), (pa.int32(), 32), (pa.int64(), 64))
-}
-
-
-def _json_type(kind: pa.DataType, column: str, where: str) -> Any:
-    """What msgspec has to read for a column of type `kind`."""
-    is_ = pa.types
-    if kind in _INTEGERS:
-        return _INTEGERS[kind]
-    for fits, found in (
-        (is_.is_integer, Annotated[int, msgspec.Meta(ge=0)]),
-        (is_.is_floating, float),
-        (is_.is_boolean, bool),
-        (lambda kind: is_.is_string(kind) or is_.is_large_string(kind), str),
-        (lambda kind: is_.is_binary(kind) or is_.is_large_binary(kind), bytes),
-        (is_.is_timestamp, datetime.datetime),
-        (is_.is_date32, datetime.date),
-        (is_.is_time, datetime.time),
-        (is_.is_duration, datetime.timedelta),
-        (is_.is_decimal, decimal.Decimal),
-    ):
-        if fits(kind):
-            return found
-    if is_.is_list(kind) or is_.is_large_list(kind):
-        return list[_json_type(kind.value_type, column, where) | None]  # type: ignore[misc]
-    if is_.is_map(kind) and is_.is_string(kind.key_type):
-        return dict[str, _json_type(kind.item_type, column, where) | None]  # type: ignore[misc]
-    if is_.is_struct(kind):
-        from typing import TypedDict
-
-        fields = {field.name: _json_type(field.type, column, where) | None for field in kind}
-        return TypedDict("Nested", fields, total=False)  # type: ignore[operator]
-    raise InvalidJob(f"{where}: column {column!r} has type {kind}, which JSON is not read as: choose another type")
-
-
-def _json_row(schema: pa.Schema, where: str) -> type[msgspec.Struct]:
-    fields: list[Any] = []
-    for number, field in enumerate(schema):
-        kind = _json_type(field.type, field.name, where)
-        fields.append((f"c{number}", kind | None, None) if field.nullable else (f"c{number}", kind))
-    names = {f"c{number}": field.name for number, field in enumerate(schema)}
-    return msgspec.defstruct("Row", fields, rename=names, kw_only=True, gc=False)
-
-
-class _Json:
-    """One JSON object per record. Fields that are not in the schema are left out, absent ones are null. Times are RFC
-    3339 text (UTC where they do not say), binary is base64. A record without value is a row of nulls."""
-
-    def __init__(self, schema: pa.Schema, where: str) -> None:
-        self.schema = schema
-        row = _json_row(schema, where)
-        self._decode = msgspec.json.Decoder(row).decode
-        self._gets = [attrgetter(f"c{number}") for number in range(len(schema))]
-        optional = not any(not field.nullable for field in schema)
-        self._absent = row() if optional else None
-
-    def rows(self, payloads: Sequence[bytes | None], messages: Sequence[Any]) -> list[Any]:
-        decode, absent = self._decode, self._absent
-        if absent is None:
-            return [decode(payload or b"") for payload in payloads]
-        return [decode(payload) if payload is not None else absent for payload in payloads]
-
-    def columns(self, rows: Sequence[Any]) -> list[pa.Array]:
-        return [
-            pa.array([get(row) for row in rows], field.type) for get, field in zip(self._gets, self.schema, strict=True)
-        ]
 
 
 # ---------------------------------------------------------------- the client's own deserialisers
@@ -240,7 +106,7 @@ class _Client:
         try:
             self._deserialise = format.format_name()
         except Exception as error:
-            _raise_if_outage(error)
+            raise_outage(error)
             raise InvalidJob(f"{where}: {format.part}= cannot make its deserialiser: {error}") from error
         if not callable(self._deserialise):
             raise InvalidJob(

@@ -6,7 +6,8 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.kafka.source.decoders import PayloadFormat, decoded, make_decoder
+from barrier_runtime.connectors.kafka.source.decoders import PayloadFormat, make_decoder, raise_outage
+from barrier_runtime.connectors.source_bases.payloads import decoded
 from barrier_runtime.state.errors import InvalidJob
 
 BadRecords: TypeAlias = Literal["fail", "dead_letter"]
@@ -98,9 +99,9 @@ class RecordConverter:
         arrays: list[pa.Array] = []
         bad: dict[int, str] = {}
         if self._key is not None:
-            arrays, wrong = decoded(self._key, [message.key() for message in messages], messages)
+            arrays, wrong = decoded(self._key, [message.key() for message in messages], messages, raise_outage)
             bad = {index: f"its key: {reason}" for index, reason in wrong.items()}
-        values, wrong = decoded(self._value, [message.value() for message in messages], messages)
+        values, wrong = decoded(self._value, [message.value() for message in messages], messages, raise_outage)
         bad.update({index: f"its value: {reason}" for index, reason in wrong.items()})
         arrays += values
         arrays += [_METADATA_ARRAYS[name](messages) for name in self._columns.metadata]

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime.connectors.kafka.source.debezium import Debezium
-from barrier_runtime.connectors.kafka.source.decoders import decoded, format_of, make_decoder
+from barrier_runtime.connectors.kafka.source.decoders import format_of, make_decoder
+from barrier_runtime.connectors.source_bases.payloads import decoded
 from barrier_runtime.state.errors import InvalidJob
 
 WHERE = "source 'changes'"

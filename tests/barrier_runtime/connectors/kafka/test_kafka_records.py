@@ -11,8 +11,9 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 from confluent_kafka.serialization import SerializationError
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2, wrappers_pb2
 
-from barrier_runtime.connectors.kafka.source.decoders import FormatName, decoded, format_of, make_decoder
+from barrier_runtime.connectors.kafka.source.decoders import FormatName, format_of, make_decoder, raise_outage
 from barrier_runtime.connectors.kafka.source.records import ERROR, RecordConverter, record_columns
+from barrier_runtime.connectors.source_bases.payloads import decoded
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 WHERE = "source 'src'"
@@ -30,7 +31,7 @@ def decode(
 ) -> tuple[list[Any], dict[int, str]]:
     """Rows as tuples, and the bad ones."""
     decoder = make_decoder(format_of("value", format_name, schema, WHERE), WHERE)
-    columns, bad = decoded(decoder, payloads, messages(*payloads))
+    columns, bad = decoded(decoder, payloads, messages(*payloads), raise_outage)
     return list(zip(*(column.to_pylist() for column in columns), strict=True)), bad
 
 

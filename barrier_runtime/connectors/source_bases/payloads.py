@@ -1,0 +1,157 @@
+"""Payloads of records as typed Arrow columns: bytes, text or JSON, for every source of a log.
+
+A decoder takes many payloads at once; when something is wrong with one of them `decoded` finds out which, so that the
+rest is good and the bad one can be named. JSON is decoded payload by payload: joined for one parse, a payload could
+pass for two, and two for one.
+"""
+
+import datetime
+import decimal
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Annotated, Any, Protocol
+
+import msgspec
+import pyarrow as pa
+
+from barrier_runtime.state.errors import InvalidJob
+
+_CUT = 300  # characters of a reason that is not ours
+
+
+class Decoder(Protocol):
+    schema: pa.Schema
+
+    def rows(self, payloads: Sequence[bytes | None], records: Sequence[Any]) -> list[Any]:
+        """One row each, of whatever kind. `records`: what the payloads came in. Raises if one cannot be decoded."""
+        ...
+
+    def columns(self, rows: Sequence[Any]) -> list[pa.Array]:
+        """Raises if a value does not fit its column. A row may be None: nulls."""
+        ...
+
+
+def _no_outage(error: Exception) -> None:
+    """Nothing outside is asked for a payload."""
+
+
+def decoded(
+    decoder: Decoder,
+    payloads: Sequence[bytes | None],
+    records: Sequence[Any],
+    raise_outage: Callable[[Exception], None] = _no_outage,
+) -> tuple[list[pa.Array], dict[int, str]]:
+    """Columns, and by index what is wrong with the bad ones, whose columns are null. `raise_outage`: raises
+    `Unavailable` or `InvalidJob` when an error is the fault of no record."""
+    try:
+        return decoder.columns(decoder.rows(payloads, records)), {}
+    except Exception as error:
+        raise_outage(error)
+    rows: list[Any] = []
+    bad: dict[int, str] = {}
+    for index, (payload, record) in enumerate(zip(payloads, records, strict=True)):
+        row = None
+        try:
+            (row,) = decoder.rows([payload], [record])
+            decoder.columns([row])
+        except Exception as error:
+            raise_outage(error)
+            row, bad[index] = None, f"{type(error).__name__}: {error}"[:_CUT]
+        rows.append(row)
+    return _nullable(decoder, rows, bad), bad
+
+
+def _nullable(decoder: Decoder, rows: list[Any], bad: dict[int, str]) -> list[pa.Array]:
+    """Columns of the good rows, with nulls where the bad ones are."""
+    good = [index for index in range(len(rows)) if index not in bad]
+    columns = decoder.columns([rows[index] for index in good])
+    places: list[int | None] = [None] * len(rows)
+    for place, index in enumerate(good):
+        places[index] = place
+    return [column.take(pa.array(places, pa.int64())) for column in columns]
+
+
+class PlainPayloads:
+    """Payloads as they are: bytes, or UTF-8 text."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._text = pa.types.is_string(schema.field(0).type)
+
+    def rows(self, payloads: Sequence[bytes | None], records: Sequence[Any]) -> list[Any]:
+        return list(payloads)
+
+    def columns(self, rows: Sequence[Any]) -> list[pa.Array]:
+        column = pa.array(rows, pa.binary())
+        return [column.cast(pa.string()) if self._text else column]
+
+
+_INTEGERS = {
+    kind: Annotated[int, msgspec.Meta(ge=-(2 ** (bits - 1)), le=2 ** (bits - 1) - 1)]
+    for kind, bits in ((pa.int8(), 8), (pa.int16(), 16), (pa.int32(), 32), (pa.int64(), 64))
+}
+
+
+def _json_type(kind: pa.DataType, column: str, where: str) -> Any:
+    """What msgspec has to read for a column of type `kind`."""
+    is_ = pa.types
+    if kind in _INTEGERS:
+        return _INTEGERS[kind]
+    for fits, found in (
+        (is_.is_integer, Annotated[int, msgspec.Meta(ge=0)]),
+        (is_.is_floating, float),
+        (is_.is_boolean, bool),
+        (lambda kind: is_.is_string(kind) or is_.is_large_string(kind), str),
+        (lambda kind: is_.is_binary(kind) or is_.is_large_binary(kind), bytes),
+        (is_.is_timestamp, datetime.datetime),
+        (is_.is_date32, datetime.date),
+        (is_.is_time, datetime.time),
+        (is_.is_duration, datetime.timedelta),
+        (is_.is_decimal, decimal.Decimal),
+    ):
+        if fits(kind):
+            return found
+    if is_.is_list(kind) or is_.is_large_list(kind):
+        return list[_json_type(kind.value_type, column, where) | None]  # type: ignore[misc]
+    if is_.is_map(kind) and is_.is_string(kind.key_type):
+        return dict[str, _json_type(kind.item_type, column, where) | None]  # type: ignore[misc]
+    if is_.is_struct(kind):
+        from typing import TypedDict
+
+        fields = {field.name: _json_type(field.type, column, where) | None for field in kind}
+        return TypedDict("Nested", fields, total=False)  # type: ignore[operator]
+    raise InvalidJob(f"{where}: column {column!r} has type {kind}, which JSON is not read as: choose another type")
+
+
+def json_row(schema: pa.Schema, where: str) -> type[msgspec.Struct]:
+    """What msgspec decodes a payload to. Raises `InvalidJob` for a column of a type that JSON is not read as."""
+    fields: list[Any] = []
+    for number, field in enumerate(schema):
+        kind = _json_type(field.type, field.name, where)
+        fields.append((f"c{number}", kind | None, None) if field.nullable else (f"c{number}", kind))
+    names = {f"c{number}": field.name for number, field in enumerate(schema)}
+    return msgspec.defstruct("Row", fields, rename=names, kw_only=True, gc=False)
+
+
+class JsonPayloads:
+    """One JSON object per payload. Fields that are not in the schema are left out, absent ones are null. Times are RFC
+    3339 text (UTC where they do not say), binary is base64. A payload that is None is a row of nulls."""
+
+    def __init__(self, schema: pa.Schema, where: str) -> None:
+        self.schema = schema
+        row = json_row(schema, where)
+        self._decode = msgspec.json.Decoder(row).decode
+        self._gets = [attrgetter(f"c{number}") for number in range(len(schema))]
+        optional = not any(not field.nullable for field in schema)
+        self._absent = row() if optional else None
+
+    def rows(self, payloads: Sequence[bytes | None], records: Sequence[Any]) -> list[Any]:
+        decode, absent = self._decode, self._absent
+        if absent is None:
+            return [decode(payload or b"") for payload in payloads]
+        return [decode(payload) if payload is not None else absent for payload in payloads]
+
+    def columns(self, rows: Sequence[Any]) -> list[pa.Array]:
+        return [
+            pa.array([get(row) for row in rows], field.type) for get, field in zip(self._gets, self.schema, strict=True)
+        ]
