@@ -63,6 +63,7 @@ _HOME = {
     "CsvSource": "barrier_runtime.connectors.files.source.csv",
     "TextSource": "barrier_runtime.connectors.files.source.plain_text",
     "KafkaSource": "barrier_runtime.connectors.kafka.source.source",
+    "KinesisSource": "barrier_runtime.connectors.kinesis.source",
     "RabbitMQSource": "barrier_runtime.connectors.rabbitmq.source",
     "RateSource": "barrier_runtime.connectors.memory.rate",
     "IteratorSource": "barrier_runtime.connectors.memory.iterator",
@@ -126,6 +127,7 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.iceberg.source import IcebergSource as IcebergSource
     from barrier_runtime.connectors.kafka.sink.sink import KafkaSink as KafkaSink
     from barrier_runtime.connectors.kafka.source.source import KafkaSource as KafkaSource
+    from barrier_runtime.connectors.kinesis.source import KinesisSource as KinesisSource
     from barrier_runtime.connectors.memory.callable import CallableSink as CallableSink
     from barrier_runtime.connectors.memory.collect import CollectSink as CollectSink
     from barrier_runtime.connectors.memory.iterator import IteratorSource as IteratorSource

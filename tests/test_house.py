@@ -20,9 +20,8 @@ MAY_IMPORT = {
     "barrier_runtime": {"state", "coordinator", "barrier_runtime"},
 }
 DOORWAYS = {  # library -> the only places that may import it
-    "boto3": ("state/store/s3.py",),
     "obstore": ("state/store/clouds.py",),
-    "botocore": ("state/store/s3.py",),
+    "botocore": ("state/store/s3.py", "barrier_runtime/connectors/kinesis/client.py"),
     "mypy_boto3_s3": ("state/store/s3.py",),
     "rocksdict": ("state/kv/rocksdb.py",),
     **{
@@ -30,6 +29,7 @@ DOORWAYS = {  # library -> the only places that may import it
         for row in CONNECTORS
         if row.library is not None
     },
+    "boto3": ("state/store/s3.py", "barrier_runtime/connectors/kinesis/client.py"),
     "pyspark": ("barrier_runtime/spark/",),
     "hdrh": ("barrier_runtime/data/latency.py", "coordinator/"),
     "greenlet": ("barrier_runtime/testing/simulation/jobs.py",),

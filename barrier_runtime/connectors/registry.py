@@ -169,6 +169,19 @@ CONNECTORS = (
         ),
     ),
     Connector(
+        "kinesis",
+        library=ClientLibrary("boto3", "kinesis", "client.py"),
+        sources=(
+            Sources(
+                (PublicClass("kinesis.source", "KinesisSource"),),
+                (),
+                "sequence numbers in the checkpoint",
+                "[streams of Amazon Kinesis](kinesis.md), resharded as they are; records that are not retained any "
+                "more stop the job",
+            ),
+        ),
+    ),
+    Connector(
         "rabbitmq",
         library=ClientLibrary("pika", "rabbitmq", "broker.py"),
         sources=(

@@ -28,6 +28,7 @@ PROSE = {  # tables that no code holds as data
     "barrier_runtime/connectors/delta/history.py": "cases: tests/ends/test_delta_source.py",
     "barrier_runtime/connectors/iceberg/history.py": "cases: tests/ends/test_iceberg_source.py",
     "barrier_runtime/connectors/iceberg/table.py": "cases: tests/ends/test_iceberg.py",
+    "barrier_runtime/connectors/kinesis/fetcher.py": "moves: tests/barrier_runtime/connectors/kinesis",
     "barrier_runtime/connectors/kafka/source/debezium.py": "types: tests/barrier_runtime/connectors/kafka",
     "barrier_runtime/connectors/postgres/changes/position.py": "cases: tests/ends/test_postgres_changes.py",
     "barrier_runtime/connectors/postgres/changes/server.py": "cases: test_postgres_changes_pure.py",

@@ -243,6 +243,22 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "a-shard-position-is-the-answers",
+        "a position of a shard names the row behind those that went out, not behind all that were fetched",
+        "barrier_runtime/connectors/kinesis/reader.py",
+        "after = chunk.records[self._taken - 1].sequence",
+        "after = chunk.records[-1].sequence",
+        ("tests/barrier_runtime/connectors/kinesis/test_kinesis_source.py",),
+    ),
+    Mutant(
+        "an-expired-iterator-begins-anew",
+        "an iterator that expired is looked up again behind the last record that was fetched",
+        "barrier_runtime/connectors/kinesis/fetcher.py",
+        "            after = records[-1].sequence if records else after\n",
+        "",
+        ("tests/barrier_runtime/connectors/kinesis/test_kinesis_source.py",),
+    ),
+    Mutant(
         "newest-message-is-acknowledged",
         "a message is acknowledged when a completed checkpoint covers it",
         "barrier_runtime/connectors/rabbitmq/source.py",

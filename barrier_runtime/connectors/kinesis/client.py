@@ -1,0 +1,171 @@
+"""Kinesis as the source asks it: shards, iterators, records. The only file of the connector that knows boto3.
+
+Credentials come from boto3's default chain only. botocore's own retries are off: who asks decides how long to go on.
+"""
+
+import datetime
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+from barrier_runtime.connectors.kinesis.position import KinesisSplit
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+
+MOST_RECORDS = 10_000  # that one answer may have
+_TIMEOUT_S = 10.0
+_THROTTLED = {"ProvisionedThroughputExceededException", "LimitExceededException", "KMSThrottlingException"}
+_REFUSED = {
+    "AccessDeniedException",
+    "UnrecognizedClientException",
+    "InvalidSignatureException",
+    "ExpiredTokenException",
+}
+_REFUSED |= {"IncompleteSignatureException", "MissingAuthenticationTokenException", "KMSAccessDeniedException"}
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"}
+_WRONG_SETTINGS = {"NoRegionError", "InvalidRegionError", "ProfileNotFound", "ParamValidationError"}
+
+_MAKING = threading.Lock()  # boto3 makes clients on one thread at a time; they serve any number
+
+T = TypeVar("T")
+
+
+class IteratorExpired(BarrierRuntimeError):
+    """An iterator lives five minutes: the place is to be looked up again."""
+
+
+class Throttled(Unavailable):
+    """The shard's or the account's limit of requests or bytes: the same request is granted later."""
+
+
+@dataclass(frozen=True)
+class KinesisRecord:
+    """`arrived_ms`: when Kinesis took it, in milliseconds since 1970."""
+
+    sequence: str
+    key: str
+    data: bytes
+    arrived_ms: int
+
+
+@dataclass(frozen=True)
+class ShardAnswer:
+    """One answer. `iterator`: of the next one; None: the shard was closed, and this is its end. `behind_ms`: how far
+    the answer's end is behind the newest record of the shard; 0: nothing is left."""
+
+    records: Sequence[KinesisRecord]
+    iterator: str | None
+    behind_ms: int
+
+
+class KinesisClient:
+    """One stream. Travels to the slots without its connection. Every call may block for some ten seconds, and raises
+    `Unavailable`, or `InvalidJob` when a person must change something."""
+
+    def __init__(self, stream: str, region: str | None, endpoint: str | None, where: str) -> None:
+        self.stream = stream
+        self._region = region
+        self._endpoint = endpoint
+        self._where = where
+        self._made: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": None}
+
+    def shards(self) -> list[str]:
+        """Ids of all shards whose records are retained, in their order."""
+        found: list[str] = []
+        more: dict[str, Any] = {"StreamName": self.stream}
+        while more:
+            answer = self._asked(lambda client, more=more: client.list_shards(**more))  # type: ignore[misc]
+            found += [shard["ShardId"] for shard in answer["Shards"]]
+            more = {"NextToken": answer["NextToken"]} if answer.get("NextToken") else {}
+        return sorted(found)
+
+    def retention_ms(self) -> int:
+        summary = self._asked(lambda client: client.describe_stream_summary(StreamName=self.stream))
+        return int(summary["StreamDescriptionSummary"]["RetentionPeriodHours"]) * 3_600_000
+
+    def iterator(self, split: KinesisSplit, after: str | None) -> str:
+        """Where to go on: behind a record, or where the split begins."""
+        place: dict[str, Any] = {"ShardIteratorType": "TRIM_HORIZON"}
+        if after is not None:
+            place = {"ShardIteratorType": "AFTER_SEQUENCE_NUMBER", "StartingSequenceNumber": after}
+        elif split.from_ms is not None:
+            at = datetime.datetime.fromtimestamp(split.from_ms / 1000, datetime.timezone.utc)
+            place = {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": at}
+        answer = self._asked(
+            lambda client: client.get_shard_iterator(StreamName=self.stream, ShardId=split.shard, **place)
+        )
+        return str(answer["ShardIterator"])
+
+    def records(self, iterator: str) -> ShardAnswer:
+        """Raises `IteratorExpired` and `Throttled`, too."""
+        answer = self._asked(lambda client: client.get_records(ShardIterator=iterator, Limit=MOST_RECORDS))
+        records = [
+            KinesisRecord(
+                each["SequenceNumber"],
+                each["PartitionKey"],
+                each["Data"],
+                round(each["ApproximateArrivalTimestamp"].timestamp() * 1000),
+            )
+            for each in answer["Records"]
+        ]
+        return ShardAnswer(records, answer.get("NextShardIterator"), int(answer.get("MillisBehindLatest") or 0))
+
+    def _asked(self, ask: Callable[[Any], T]) -> T:
+        try:
+            with _MAKING:
+                if self._made is None:
+                    self._made = _client(self._region, self._endpoint)
+            return ask(self._made)
+        except InvalidJob:
+            raise
+        except Exception as error:
+            raise self._trouble(error) from error
+
+    def _trouble(self, error: Exception) -> BarrierRuntimeError:
+        """What an exception of boto3 means. Keeps request headers and credentials out of the message."""
+        response = getattr(error, "response", None) or {}
+        code = str(response.get("Error", {}).get("Code", "")) or type(error).__name__
+        place = f"{self._where}, stream {self.stream!r}"
+        if code == "ExpiredIteratorException":
+            return IteratorExpired(f"{place}: an iterator expired")
+        if code in _THROTTLED:
+            return Throttled(f"{place}: Kinesis limits requests ({code})")
+        if code == "ResourceNotFoundException":
+            return InvalidJob(f"{place}: it, or a shard of it, does not exist: correct stream= or region=")
+        if code in _REFUSED:
+            return InvalidJob(
+                f"{place}: Kinesis refuses access ({code}): give the credentials of driver and slots the permissions "
+                "kinesis:ListShards, DescribeStreamSummary, GetShardIterator and GetRecords"
+            )
+        if code in _NO_CREDENTIALS:
+            return InvalidJob(f"{place}: no AWS credentials: set them up for boto3 (environment, ~/.aws or role)")
+        if code in _WRONG_SETTINGS:
+            return InvalidJob(f"{place}: boto3 refused it: {error}: correct stream=, region= or the AWS settings")
+        return Unavailable(f"{place}: Kinesis did not answer ({code}); it is asked again")
+
+
+def _client(region: str | None, endpoint: str | None) -> Any:
+    try:
+        from botocore.config import Config
+    except ImportError as error:
+        raise InvalidJob("Kinesis needs boto3: pip install 'barrier-runtime[kinesis]'") from error
+    config = Config(
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        connect_timeout=_TIMEOUT_S,
+        read_timeout=_TIMEOUT_S,
+        max_pool_connections=64,
+        tcp_keepalive=True,
+    )
+    return _session().client("kinesis", region_name=region, endpoint_url=endpoint, config=config)
+
+
+@cache
+def _session() -> Any:
+    """One per process: each reads a megabyte of descriptions of services."""
+    import boto3
+
+    return boto3.session.Session()

@@ -1,0 +1,205 @@
+"""The thread that fetches one shard: it stays ahead of the reader by a bounded number of bytes, and wakes the slot.
+
+| state    | does                                    | goes on                                                      |
+|----------|-----------------------------------------|--------------------------------------------------------------|
+| locating | asks for a place behind the last record | fetching                                                     |
+| fetching | asks for records                        | full; nothing is left: resting; the shard's end: ended       |
+| full     | waits until less than the limit is held | fetching                                                     |
+| resting  | waits for `every`                       | fetching                                                     |
+| waiting  | backs off: throttled, or no answer      | what it did before; no answer for long: ended, with an error |
+| ended    | the reader takes what is held           |                                                              |
+
+An iterator that expired, as behind a job that stood still, means locating again; nothing is fetched twice, because the
+place is the last record that was handed to the queue. `close` ends every state, a request under way when it returns.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.kinesis.client import (
+    IteratorExpired,
+    KinesisClient,
+    KinesisRecord,
+    ShardAnswer,
+    Throttled,
+)
+from barrier_runtime.connectors.kinesis.position import KinesisPosition, KinesisSplit, shown_time
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+
+HELD_BYTES = 16 << 20  # one answer, of up to 10 MB, may come on top
+GIVE_UP_S = 60.0  # without an answer: the job's restart= decides then
+_FIRST_WAIT_S = 0.2
+_LONGEST_WAIT_S = 5.0
+_SHORTEST_RETENTION_MS = 24 * 3_600_000
+_MINUTE_MS = 60_000
+
+T = TypeVar("T")
+
+
+@dataclass
+class ShardRows:
+    """Rows of one answer, and the records they were made of. `at_ns`: on the monotonic clock, when it came.
+    `complete_ms`: of a `KinesisPosition`, once all rows are out."""
+
+    rows: pa.RecordBatch | None
+    records: Sequence[KinesisRecord]
+    at_ns: int
+    complete_ms: int
+
+
+class ShardFetcher:
+    """`convert` makes rows of records, in the thread; it raises `InvalidJob` for a record that is bad."""
+
+    def __init__(
+        self,
+        client: KinesisClient,
+        split: KinesisSplit,
+        begin: KinesisPosition,
+        convert: Callable[[str, Sequence[KinesisRecord]], pa.RecordBatch],
+        every_s: float,
+        wake: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._split = split
+        self._begin = begin
+        self._convert = convert
+        self._every_s = every_s
+        self._wake = wake
+        self._changed = threading.Condition()
+        self._held: deque[ShardRows] = deque()
+        self._held_bytes = 0
+        self._error: BaseException | None = None
+        self._ended = False
+        self._closed = False
+        threading.Thread(target=self._run, name=f"kinesis-{split.shard}", daemon=True).start()
+
+    def take(self) -> ShardRows | None:
+        """The next rows; None when there are none now, or no more. Raises what ended the thread."""
+        with self._changed:
+            if self._held:
+                chunk = self._held.popleft()
+                self._held_bytes -= _size(chunk)
+                self._changed.notify_all()
+                return chunk
+            if self._error is not None:
+                raise self._error
+            return None
+
+    @property
+    def over(self) -> bool:
+        """Every row was taken, and there will be no more."""
+        with self._changed:
+            return self._ended and not self._held and self._error is None
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            self._check_retained()
+            self._fetch()
+        except BaseException as raised:  # `take` raises it again
+            error = raised
+        with self._changed:
+            self._error = error
+            self._ended = True
+        self._wake()
+
+    def _check_retained(self) -> None:
+        """A position may be older than what the stream retains: then rows may be gone that nobody has read."""
+        complete_ms = self._begin.complete_ms
+        now_ms = time.time_ns() // 1_000_000
+        if complete_ms is None or now_ms - complete_ms < _SHORTEST_RETENTION_MS:
+            return
+        retention_ms = self._answered(self._client.retention_ms)
+        if retention_ms is not None and now_ms - complete_ms > retention_ms:
+            raise InvalidJob(
+                f"shard {self._split.shard!r} of stream {self._client.stream!r} was read to {shown_time(complete_ms)}, "
+                f"and the stream retains {retention_ms // 3_600_000} hours: records behind that may be gone. Bring "
+                "them back by another way, and start without state (restore='none')"
+            )
+
+    def _fetch(self) -> None:
+        after, iterator = self._begin.after, None
+        while not self._closed:
+            if iterator is None:
+                iterator = self._answered(partial(self._client.iterator, self._split, after))
+                if iterator is None:
+                    return
+            try:
+                fetched = self._answered(partial(self._client.records, iterator))
+            except IteratorExpired:
+                iterator = None
+                continue
+            if fetched is None:
+                return
+            records, last = self._wanted(fetched)
+            self._hand_over(records, fetched.behind_ms)
+            after = records[-1].sequence if records else after
+            iterator = fetched.iterator
+            if last or iterator is None:
+                return
+            if not self._may_go_on(rest=fetched.behind_ms == 0):
+                return
+
+    def _wanted(self, fetched: ShardAnswer) -> tuple[Sequence[KinesisRecord], bool]:
+        """The records before the end of the split, and whether that was reached."""
+        until = self._split.until_ms
+        if until is None:
+            return fetched.records, False
+        for index, record in enumerate(fetched.records):
+            if record.arrived_ms > until:
+                return fetched.records[:index], True
+        return fetched.records, fetched.behind_ms == 0
+
+    def _hand_over(self, records: Sequence[KinesisRecord], behind_ms: int) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        complete_ms = (now_ms - behind_ms) // _MINUTE_MS * _MINUTE_MS
+        rows = self._convert(self._split.shard, records) if records else None
+        chunk = ShardRows(rows, records, time.monotonic_ns(), complete_ms)
+        with self._changed:
+            if self._held and not records and self._held[-1].rows is None:
+                self._held[-1] = chunk
+            else:
+                self._held.append(chunk)
+            self._held_bytes += _size(chunk)
+        if records:
+            self._wake()
+
+    def _may_go_on(self, *, rest: bool) -> bool:
+        """Waits for room, and at the tip of the shard for `every`. False: closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._held_bytes < HELD_BYTES)
+            if rest:
+                self._changed.wait_for(lambda: self._closed, self._every_s)
+            return not self._closed
+
+    def _answered(self, ask: Callable[[], T]) -> T | None:
+        """The answer, asked for again and again; None: closed. Throttling is waited for as long as it lasts."""
+        wait_s, trouble_since = _FIRST_WAIT_S, time.monotonic()
+        while True:
+            try:
+                return ask()
+            except Unavailable as error:
+                if not isinstance(error, Throttled) and time.monotonic() - trouble_since > GIVE_UP_S:
+                    raise
+            with self._changed:
+                if self._changed.wait_for(lambda: self._closed, wait_s):
+                    return None
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+
+
+def _size(chunk: ShardRows) -> int:
+    return sum([len(record.data) for record in chunk.records])

@@ -1,0 +1,170 @@
+"""Kinesis streams as a source: one split per shard, its position a sequence number in the checkpoint.
+
+    driver: shards ──► splits ──► slot: KinesisReader per shard ──► a ShardFetcher each
+    slot: discovery, in a thread ──► splits of shards that came by splitting and merging, from their first record
+
+Records of a partition key are in order within a shard. When a stream is resharded, a key goes on in another shard,
+which is read as soon as it is found, beside what is left of the old one.
+"""
+
+import datetime
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.discovery import ListingThread
+from barrier_runtime.connectors.kinesis.client import KinesisClient
+from barrier_runtime.connectors.kinesis.position import POSITION, SPLIT, KinesisSplit, owner, shown_time
+from barrier_runtime.connectors.kinesis.reader import KinesisReader
+from barrier_runtime.connectors.kinesis.records import (
+    METADATA,
+    KinesisColumns,
+    KinesisRows,
+    Value,
+    record_columns,
+)
+from barrier_runtime.connectors.name_set import NameSet
+from barrier_runtime.connectors.source import Discovery, Split
+from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
+from barrier_runtime.state.errors import InvalidJob
+
+Start: TypeAlias = Literal["earliest", "latest"] | datetime.datetime
+
+_ONCE_S = 1e9  # "again after 30 years": a listing at the start and no other
+
+
+@dataclass(frozen=True)
+class KinesisSource:
+    """A stream of Amazon Kinesis; one split per shard. Sequence numbers are kept in checkpoints. Credentials, and the
+    region unless `region` is given, come from boto3's default chain (environment, ~/.aws, role); `endpoint`: of a
+    server that speaks the interface, instead of Amazon's.
+
+    `start` counts where no checkpoint does: "earliest" (what is retained), "latest" (what arrives from now on) or a
+    datetime. `until="latest"`: what has arrived by the start is the stream. Shards that come by splitting and merging
+    are looked for every `discover` (None: only at a restart), and read from their first record.
+
+    Columns: `value` (bytes, or text with `value="string"`), or with `value="json"` those of `schema`; then those of
+    `metadata`: partition_key, shard, sequence_number, arrived_at. A record that cannot be decoded ends the job with its
+    place. Records that Amazon's producer library has aggregated come as they are, as one.
+
+    A shard is asked every `every` while nothing is left of it, and at once otherwise; Kinesis allows five requests a
+    second per shard, of all readers together.
+
+    A job that was away for longer than the stream retains its records does not start: records may be gone.
+
+    >>> clicks = KinesisSource("clicks", value="json", schema={"page": str, "user": int})
+    >>> flow.source("clicks", clicks, event_time="arrived_at")
+    """
+
+    stream: str
+    _: KW_ONLY
+    region: str | None = None
+    endpoint: str | None = None
+    start: Start = "earliest"
+    until: Literal["latest"] | None = None
+    value: Value = "bytes"
+    schema: SchemaLike | None = None
+    metadata: Sequence[str] = tuple(METADATA)
+    every: datetime.timedelta = datetime.timedelta(milliseconds=250)
+    discover: datetime.timedelta | None = datetime.timedelta(minutes=1)
+
+    def named(self, name: str) -> "KinesisStream":
+        where = f"source {name!r}"
+        if not isinstance(self.stream, str) or not self.stream.strip():
+            raise InvalidJob(f"{where}: stream={self.stream!r}: give the name of a stream")
+        if self.endpoint is not None and "@" in self.endpoint:
+            raise InvalidJob(f"{where}: endpoint= must not carry credentials: boto3 finds them in the environment")
+        if self.until not in (None, "latest"):
+            raise InvalidJob(f'{where}: until={self.until!r}: use "latest" (what is there at the start), or leave it')
+        schema = as_schema(self.schema, where) if self.schema is not None else None
+        return KinesisStream(
+            name,
+            KinesisClient(self.stream, self.region, self.endpoint, where),
+            record_columns(self.value, schema, self.metadata, where),
+            start=_checked_start(self.start, where),
+            bounded=self.until is not None,
+            every_s=milliseconds(self.every, f"every of {where}") / 1000,
+            discover_s=_ONCE_S if self.discover is None else milliseconds(self.discover, f"discover of {where}") / 1000,
+        )
+
+
+class KinesisStream:
+    """A `KinesisSource` with its name."""
+
+    exactly_once = True
+
+    def __init__(
+        self,
+        name: str,
+        client: KinesisClient,
+        columns: KinesisColumns,
+        *,
+        start: Start,
+        bounded: bool,
+        every_s: float,
+        discover_s: float,
+    ) -> None:
+        self._name = name
+        self._client = client
+        self._columns = columns
+        self._start = start
+        self._bounded = bounded
+        self._every_s = every_s
+        self._discover_s = discover_s
+        self.schema: pa.Schema = columns.schema
+
+    def __repr__(self) -> str:
+        start = f"{self._start:%Y-%m-%dT%H:%M:%S%z}" if isinstance(self._start, datetime.datetime) else self._start
+        return (
+            f"Kinesis stream {self._client.stream}, from {start}{', until what is there now' if self._bounded else ''}"
+        )
+
+    def splits(self, parallelism: int) -> Sequence[Split]:
+        now_ms = time.time_ns() // 1_000_000
+        from_ms: int | None = None
+        if isinstance(self._start, datetime.datetime):
+            from_ms = int(self._start.timestamp() * 1000)
+        elif self._start == "latest":
+            from_ms = now_ms
+        until_ms = now_ms if self._bounded else None
+        return [KinesisSplit(shard, from_ms, until_ms).split() for shard in self._client.shards()]
+
+    def reader(self, split: Split) -> KinesisReader:
+        convert = KinesisRows(self._columns, f"source {self._name!r}").convert
+        return KinesisReader(self._client, SPLIT.decode(split.payload), convert, self._every_s)
+
+    def owner(self, split_id: str, parallelism: int) -> int:
+        return owner(split_id, parallelism)
+
+    def discovery(self, known: NameSet) -> Discovery | None:
+        if self._bounded:
+            return None
+        return ListingThread(self._all_shards, known, self._discover_s, self._name)
+
+    def _all_shards(self) -> list[Split]:
+        return [KinesisSplit(shard).split() for shard in self._client.shards()]
+
+    def no_longer_there(self, positions: Mapping[str, bytes | None]) -> Sequence[str]:
+        """Shards that were read to a time that the stream does not retain any more."""
+        oldest_ms = time.time_ns() // 1_000_000 - self._client.retention_ms()
+        read_to = {shard: POSITION.decode(at).complete_ms for shard, at in positions.items() if at is not None}
+        return [
+            f"shard {shard!r}: records that arrived behind {shown_time(ms)} are no longer retained"
+            for shard, ms in sorted(read_to.items())
+            if ms is not None and ms < oldest_ms
+        ]
+
+
+def _checked_start(start: Any, where: str) -> Start:
+    if isinstance(start, datetime.datetime):
+        if start.tzinfo is None:
+            raise InvalidJob(
+                f"{where}: start={start} has no time zone: give one, as in start.replace(tzinfo=timezone.utc)"
+            )
+        return start
+    if start not in ("earliest", "latest"):
+        raise InvalidJob(f'{where}: start={start!r}: use "earliest", "latest" or a datetime with its time zone')
+    return start  # type: ignore[no-any-return]

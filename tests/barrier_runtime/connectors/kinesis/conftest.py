@@ -1,0 +1,48 @@
+"""moto's Kinesis, in this process, mended where it is not as Kinesis is, and with faults put before its answers.
+
+A shard that was split keeps its records, and its iterator ends behind them.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from kinesis_world import KinesisWorld
+from moto.kinesis.models import KinesisBackend, Shard, Stream
+
+
+@pytest.fixture
+def make_kinesis(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., KinesisWorld]]:
+    """`make_kinesis(shards=1)`: a stream of this test's own. moto serves it beside S3."""
+    worlds: dict[str, KinesisWorld] = {}
+
+    def make(shards: int = 1) -> KinesisWorld:
+        world = KinesisWorld(s3_endpoint, shards)
+        worlds[world.name] = world
+        return world
+
+    get_records = KinesisBackend.get_records
+
+    def records(self: KinesisBackend, arn: Any, iterator: str, limit: Any) -> Any:
+        from moto.kinesis.utils import decompose_shard_iterator
+
+        name, shard, _ = decompose_shard_iterator(iterator)
+        worlds[name].answer()
+        following, found, behind = get_records(self, arn, iterator, limit)
+        shard_is_open = self.describe_stream(stream_arn=None, stream_name=name).get_shard(shard).is_open
+        return (following if shard_is_open or found else None), found, behind
+
+    def split(self: Stream, shard_to_split: str, starts_at: str) -> None:
+        shard = self.shards[shard_to_split]
+        last = max(each._shard_id for each in self.shards.values())
+        middle = (shard.starting_hash + shard.ending_hash) // 2
+        for number, (begin, end) in enumerate(((shard.starting_hash, middle), (middle, shard.ending_hash)), 1):
+            child = Shard(last + number, starting_hash=begin, ending_hash=end, parent=shard.shard_id)
+            self.shards[child.shard_id] = child
+        shard.is_open, shard.starting_hash, shard.ending_hash = False, -1, -1  # nothing more is put into it
+
+    monkeypatch.setattr(KinesisBackend, "get_records", records)
+    monkeypatch.setattr(Stream, "split_shard", split)
+    yield make
+    for world in worlds.values():
+        world.client.delete_stream(StreamName=world.name)
