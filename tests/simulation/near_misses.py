@@ -23,6 +23,7 @@ from barrier_runtime.operators.keyed.timers import Timers
 from barrier_runtime.operators.windows.base import WindowOperator
 from barrier_runtime.runtime.alignment.aligner import Aligner
 from barrier_runtime.runtime.in_flight import storage as in_flight
+from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.errors import Fenced
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.values.timed_table import Timed
@@ -248,6 +249,27 @@ def _swept(original: Any, note: Note) -> Any:
     return sweep
 
 
+def _evicted(original: Any, note: Note) -> Any:
+    def make_room(self: Any) -> None:
+        before = self.entries
+        original(self)
+        if self.entries < before:
+            note("entries left memory")
+
+    return make_room
+
+
+def _came_back(original: Any, note: Note) -> Any:
+    def row_ids(self: Any, *arguments: Any) -> Any:
+        before = self.loaded
+        found = original(self, *arguments)
+        if self.loaded > before:
+            note("entries came back into memory")
+        return found
+
+    return row_ids
+
+
 _PROBES: tuple[tuple[Any, str, Callable[[Any, Note], Any]], ...] = (
     (store_effects, "check_permit", _permit),
     (PendingCheckpoints, "ack", _ack),
@@ -268,6 +290,9 @@ _PROBES: tuple[tuple[Any, str, Callable[[Any, Note], Any]], ...] = (
     (Aligner, "overtake", _overtaken),
     (ProcessOperator, "snapshot", _between_slices),
     (Floors, "__init__", _floors),
+    (ColumnTable, "_make_room", _evicted),
+    (ColumnTable, "_placed", _came_back),
+    (ColumnTable, "_load_chunk", _came_back),
     (Timed, "_judge", _judged),
     (Timed, "sweep", _swept),
 )

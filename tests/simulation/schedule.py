@@ -111,6 +111,7 @@ class Schedule:
     events: EventTimes | None = None  # the job is one in event time; else it is the bank
     joined: Joined | None = None  # which joins two streams of events
     lookups: tuple[bool, bool, int, int] | None = None  # of the bank's legs: see `lookups.Owners`
+    held: int | None = None  # entries that each table of columns has in memory; None: as in production
     rescaled_every: int = 5  # so many starts of the program: one is at another parallelism
     savepoints: tuple[int, ...] = ()  # ms, when one is asked for
     rescales: tuple[tuple[int, int], ...] = ()  # (ms, parallelism): the running job is to have so many slots
@@ -142,11 +143,17 @@ class Schedule:
 
 def draw(seed: int) -> Schedule:
     """Each part has a generator of its own, so that a new one changes nothing about the others."""
-    return _draw_drift(
-        _draw_draining(
-            _draw_replaces(_draw_rescales(_draw_savepoints(_bounded(_timely(_draw_corners(_draw_kind(seed)))))))
-        )
-    )
+    schedule = _bounded(_timely(_draw_corners(_draw_kind(seed))))
+    schedule = _draw_replaces(_draw_rescales(_draw_savepoints(schedule)))
+    return _draw_memory(_draw_drift(_draw_draining(schedule)))
+
+
+def _draw_memory(schedule: Schedule) -> Schedule:
+    """In some jobs most of what tables of columns hold does not fit in memory."""
+    rng = random.Random(f"memory {schedule.seed}")
+    if rng.random() > 0.4:
+        return schedule
+    return replace(schedule, held=rng.choice((0, 1, 2, 5)))
 
 
 def _draw_drift(schedule: Schedule) -> Schedule:

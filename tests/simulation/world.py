@@ -69,6 +69,8 @@ from barrier_runtime.runtime.in_flight import storage as in_flight
 from barrier_runtime.runtime.network import frames
 from barrier_runtime.runtime.slot import Slot
 from barrier_runtime.state.backend.restore import BACKENDS
+from barrier_runtime.state.columns import column_table, entries_by_last
+from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store import open as open_module
 from barrier_runtime.state.store.object_store import PutOutcome
@@ -240,6 +242,7 @@ class World(SimCluster):
             tuned,
             slices,
             self._few_timers(),
+            self._few_entries(),
             rounds,
             in_one_thread(),
             chunks,
@@ -304,6 +307,20 @@ class World(SimCluster):
             patch.object(firing_module, "FEW", 1),
             patch.object(firing_module, "FEW_TUPLES", 1),
             patch.object(firing_module, "PART", 1),
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def _few_entries(self) -> Iterator[None]:
+        """What leaves memory, and is read, deleted or written at once, is of single entries."""
+        if self.schedule.held is None:
+            yield
+            return
+        with (
+            patch.object(ColumnTable, "_entry_limit", self.schedule.held),
+            patch.object(column_table, "SPILLED_AT_ONCE", 1),
+            patch.object(column_table, "_MOST_REMOVED", 1),
+            patch.object(entries_by_last, "_AT_ONCE", 1),
         ):
             yield
 
