@@ -35,8 +35,8 @@ def retried(
     return RetriedCall(function, on_error, all_rows), "fail"
 
 
-def with_errors(function: str, on_error: OnError) -> str:
-    return f"{function}, skips rows for which it raises" if on_error == "skip" else function
+def with_errors(function: str, on_error: OnError, what: str = "rows") -> str:
+    return f"{function}, skips {what} for which it raises" if on_error == "skip" else function
 
 
 def check_callable(function: Any, where: str) -> None:
@@ -65,6 +65,12 @@ def check_aggregates(aggregates: Mapping[str, Any], where: str) -> None:
     if not aggregates:
         raise InvalidJob(f"{where}: no aggregates: give at least one, such as n=count()")
     for name, aggregate in aggregates.items():
+        if name == "on_error" and (isinstance(aggregate, Retry) or aggregate in ("fail", "skip", "side")):
+            raise InvalidJob(
+                f"{where}: on_error={aggregate!r} is not for aggregates: a row that one of them leaves out would count "
+                "in the others, and what add() had changed before it raised would stay. Let the aggregate pass over "
+                "what it cannot take (return the state), or sort such rows out before, as in map(…, on_error='side')"
+            )
         if not isinstance(aggregate, AnyAggregate):
             raise InvalidJob(
                 f"{where}: {name}={aggregate!r} is not an aggregate: use one of barrier_runtime's, as count() or "

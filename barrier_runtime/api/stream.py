@@ -302,14 +302,20 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         self._add_sink(name, sink, make_sink, None)
 
     def for_each_batch(
-        self, function: Callable[[Any, BatchCheckpoint], Any], *, name: str = "for_each_batch", attempts: int = 10
+        self,
+        function: Callable[[Any, BatchCheckpoint], Any],
+        *,
+        name: str = "for_each_batch",
+        attempts: int = 10,
+        on_error: Literal["fail"] = "fail",
     ) -> None:
         """Call `function(rows, checkpoint)` in this program with the rows of each decided checkpoint, in order: a Spark
         DataFrame of the driver's session, or a `pyarrow.Table` from `run_local`. A checkpoint without rows is left out.
 
         A call that raises is repeated with the same rows and the same `checkpoint.number`; after `attempts` failures in
         a row the job stops with `BatchFunctionFailed`. It is also repeated when the program dies before the success is
-        noted: a target that stores `checkpoint.application` and `checkpoint.number` with the rows has them once.
+        noted: a target that stores `checkpoint.application` and `checkpoint.number` with the rows has them once. Rows
+        cannot be skipped here (`on_error`): they are decided, and the function gets all of a checkpoint together.
 
         >>> orders.for_each_batch(write_orders, name="orders_out")
         """
@@ -317,6 +323,12 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         check_callable(function, where)
         if attempts < 1:
             raise InvalidJob(f"{where}: attempts is {attempts}: give 1 or more")
+        if on_error != "fail":
+            raise InvalidJob(
+                f"{where}: on_error={on_error!r}: the rows it gets are those of a decided checkpoint, all together, so "
+                "none can be left out or sent on any more: let the function pass over what it cannot write, sort such "
+                "rows out before, as in map(…, on_error='side'), or say with attempts= how often a call is repeated"
+            )
         sink = BatchFunctionSink(function_name(function))
         self._add_sink(name, sink, partial(copy.deepcopy, sink), BatchCall(function, attempts))
 

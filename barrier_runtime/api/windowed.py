@@ -2,16 +2,18 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, Literal, overload
+from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 import pyarrow as pa
 
-from barrier_runtime.api.arguments import aggregates_said, check_aggregates, check_free
-from barrier_runtime.api.steps import KeyedSteps, S
+from barrier_runtime.api.arguments import aggregates_said, check_aggregates, check_free, with_errors
+from barrier_runtime.api.steps import KeyedSteps, S, one_or_all
 from barrier_runtime.data.schemas import SchemaLike, as_schema, require_columns
 from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.operators.aggregation.described import described_aggregates
 from barrier_runtime.operators.aggregation.own import AnyAggregate, require_merge
+from barrier_runtime.operators.outputs.declared_outputs import side_schemas
+from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.assigners import Count, Global, Session, WindowAssigner, lateness_definition
@@ -25,6 +27,8 @@ from barrier_runtime.operators.windows.whole.apply import ApplyOperator, TimeWin
 from barrier_runtime.operators.windows.whole.one_key import ONE_KEY, OfAllRows
 from barrier_runtime.operators.windows.whole.top import TopOperator, top_definition, top_schema
 from barrier_runtime.state.errors import InvalidJob
+
+T = TypeVar("T")
 
 
 @plain_errors
@@ -128,6 +132,7 @@ class WindowedStream(Generic[S]):
         schema: SchemaLike,
         batches: bool = False,
         late: Literal[False] = False,
+        on_error: Literal["fail", "skip"] = "fail",
         **aggregates: AnyAggregate,
     ) -> S: ...
 
@@ -139,8 +144,21 @@ class WindowedStream(Generic[S]):
         schema: SchemaLike,
         batches: bool = False,
         late: Literal[True],
+        on_error: OnError = "fail",
         **aggregates: AnyAggregate,
-    ) -> tuple[S, S]: ...
+    ) -> tuple[S, ...]: ...
+
+    @overload
+    def apply(
+        self,
+        function: Callable[[Any, TimeWindow, Any], Any],
+        *,
+        schema: SchemaLike,
+        batches: bool = False,
+        late: bool = False,
+        on_error: Literal["side"],
+        **aggregates: AnyAggregate,
+    ) -> tuple[S, ...]: ...
 
     def apply(
         self,
@@ -149,8 +167,9 @@ class WindowedStream(Generic[S]):
         schema: SchemaLike,
         batches: bool = False,
         late: Any = False,
+        on_error: OnError = "fail",
         **aggregates: AnyAggregate,
-    ) -> S | tuple[S, S]:
+    ) -> S | tuple[S, ...]:
         """A function of each whole window once it is over: `function(key, window, table)`, with the key (a tuple of
         several columns), the window (`start` and `end`) and its rows, all columns, as a `pyarrow.Table` ordered by
         event time. It returns a table, a record batch, a row (dict), any number of these, or None; `schema` has their
@@ -161,13 +180,16 @@ class WindowedStream(Generic[S]):
         With aggregates, as in `apply(function, schema=…, n=count())`, no rows are held: the function gets a dict of
         them in place of the table, for each result that `aggregate` would give, of every kind of window.
 
+        `on_error` as in `map`, with the errors as the last stream: of a window for which the function raises nothing
+        goes out, and its rows are gone; the error tells which window it was, and of how many rows.
+
         >>> hours.apply(lambda key, window, table: {"key": key, "rows": len(table)}, schema={"key": str, "rows": int})
         """
         where = f"window {self._name!r}"
         if not callable(function):
             raise InvalidJob(f"{where}: {function!r} cannot be called: pass a function of (key, window, table)")
         if aggregates:
-            return self._apply_to_aggregates(function, as_schema(schema, where), batches, late, aggregates)
+            return self._apply_to_aggregates(function, as_schema(schema, where), batches, late, on_error, aggregates)
         window, rows = self._whole_windows("apply", late)
         if self._all_rows:
             function = OfAllRows(function, batches)
@@ -181,19 +203,21 @@ class WindowedStream(Generic[S]):
             output=as_schema(schema, where),
             late=late,
             batches=batches,
+            on_error=on_error,
         )
         definition = applied_definition(window)
-        streams: S | tuple[S, S] = self._keyed._stateful(
+        errors = side_schemas(None, on_error, where)
+        streams: S | tuple[S, ...] = self._keyed._stateful(
             self._name,
             "window",
             make,
             as_schema(schema, where),
-            f"{window.definition}: {function_name(function)}",
+            f"{window.definition}: {with_errors(function_name(function), on_error, 'windows')}",
             detail="late",
             definition=definition,
-            side_outputs={LATE: rows} if late else {},
+            side_outputs={**({LATE: rows} if late else {}), **errors},
         )
-        return self._shown(streams, results=False)
+        return self._shown(streams, results=False, errors=bool(errors))
 
     @overload
     def top(self, n: int, *, by: str, largest: bool = True, late: Literal[False] = False) -> S: ...
@@ -243,26 +267,34 @@ class WindowedStream(Generic[S]):
         return self._shown(streams)
 
     def _apply_to_aggregates(
-        self, function: Any, schema: pa.Schema, batches: bool, late: bool, aggregates: dict[str, AnyAggregate]
-    ) -> S | tuple[S, S]:
+        self,
+        function: Any,
+        schema: pa.Schema,
+        batches: bool,
+        late: bool,
+        on_error: OnError,
+        aggregates: dict[str, AnyAggregate],
+    ) -> S | tuple[S, ...]:
         if batches:
             raise InvalidJob(f"window {self._name!r}: the function gets aggregates and no rows: leave batches= out")
         give: Any = self.aggregate
         streams = give(late=late, **aggregates)
         results, *others = streams if late else (streams,)
         keys = () if self._all_rows else self._keyed._keyed_input().keys
-        applied = results.flat_map(OfAggregates(function, keys), schema=schema)
-        return (applied, *others) if others else applied
+        applied = results.flat_map(OfAggregates(function, keys), schema=schema, on_error=on_error)
+        given = applied if isinstance(applied, tuple) else (applied,)
+        every: S | tuple[S, ...] = one_or_all((given[0], *others, *given[1:]))
+        return every
 
-    def _shown(self, streams: S | tuple[S, S], results: bool = True) -> S | tuple[S, S]:
-        """`streams` as users see them. `results`: whether those of the main output have the key columns."""
+    def _shown(self, streams: T, results: bool = True, errors: bool = False) -> T:
+        """`streams` as users see them. `results`: whether those of the main output have the key columns. `errors`: the
+        last stream is that of errors, which have none."""
         if not self._all_rows:
             return streams
-        if not isinstance(streams, tuple):
-            only: S = without_one_key(streams) if results else streams
-            return only
-        main, late = streams
-        return without_one_key(main) if results else main, without_one_key(late)
+        main, *others = streams if isinstance(streams, tuple) else (streams,)
+        kept = others[-1:] if errors else []
+        late = [without_one_key(stream) for stream in others[: len(others) - len(kept)]]
+        return cast(T, one_or_all((without_one_key(main) if results else main, *late, *kept)))
 
     def _whole_windows(self, method: str, late: bool) -> tuple[WindowAssigner, pa.Schema]:
         """The window and the columns of its rows, for a step that holds rows."""

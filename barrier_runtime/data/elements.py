@@ -109,6 +109,16 @@ class Batch:
         return Batch(rows, self.emit_ns, self.reached[chosen])
 
 
+def within(batch: Batch, most_ms: int, known_ms: int = WATERMARK_MIN) -> Batch:
+    """`batch` at event times no further than `most_ms`; without any where they say no more than `known_ms`."""
+    if batch.reached is None or not len(batch):
+        return batch
+    last_ms = int(batch.reached[-1])
+    if min(last_ms, most_ms) <= known_ms:
+        return batch.reaching(None)
+    return batch if last_ms <= most_ms else batch.reaching(np.minimum(batch.reached, most_ms))
+
+
 @dataclass(frozen=True, slots=True)
 class Watermark:
     """No row with event time <= `ms` (milliseconds since the epoch) is expected any more."""

@@ -75,6 +75,10 @@ def _not_replayed(*key: Any) -> str:
     return ""
 
 
+def _no_position() -> str:
+    return ""
+
+
 def _no_threads() -> Any:
     raise ProtocolViolation("this operator was opened without threads of its own: run it in a slot")
 
@@ -116,6 +120,7 @@ class OperatorContext:
     wake_from_thread: Callable[[], None] = _no_threads  # as `wake`, from any thread
     new_executor: Callable[[], SequentialExecutor] = _no_threads  # one more as `executor`, beside it
     replay: Callable[..., str] = _not_replayed  # the command that meets the row at hand (of a key) again
+    position: Callable[[], str] = _no_position  # where the source of its chain is; "" where it is in none
 
     def opened(self) -> None:
         """The operator is open: what it was restored from, which may be large, is not kept any longer."""

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from barrier_runtime.coordinator.wire.messages import Deploy
 from barrier_runtime.graph.job_graph import JobGraph
@@ -73,6 +74,13 @@ class GenerationExecutors:
         return executor
 
 
+class AtHand(Protocol):
+    """What is known of the row that a chain is at."""
+
+    def replay_command(self, chain: int, operator: str, key: object = ...) -> str: ...
+    def source_position(self, chain: int) -> str: ...
+
+
 class OperatorContexts:
     """Makes the contexts of all operators and sources that one generation opens in one slot."""
 
@@ -88,9 +96,9 @@ class OperatorContexts:
         call_later: Callable[[float, Callable[[], None]], None],
         wake: Callable[[], None],
         wake_from_thread: Callable[[], None],
-        replay: Callable[..., str],
+        at_hand: AtHand,
     ) -> None:
-        self._replay = replay
+        self._at_hand = at_hand
         self._graph = graph
         self._mode = mode
         self._token = deploy.token
@@ -163,7 +171,8 @@ class OperatorContexts:
             report_commit=partial(self._report_commit, operator),
             wake_from_thread=self._wake_from_thread,
             new_executor=self._executors.add_further,
-            replay=partial(self._replay, chain, operator),
+            replay=partial(self._at_hand.replay_command, chain, operator),
+            position=partial(self._at_hand.source_position, chain),
         )
 
     def remove_folder(self, operator: str) -> None:

@@ -99,7 +99,7 @@ class Execution:
             self._call_later,
             wake,
             self._wake_from_thread,
-            self._replay_command,
+            self,
         )
         self._chains = OpenChains(graph, resources, contexts, executors, events.waiting)
         self._wiring = Wiring(graph, deploy.token, slot, plane, wake, resources.window_bytes, resources.local_output)
@@ -305,18 +305,23 @@ class Execution:
             self._broken(error)
             return
         operator = getattr(error, "operator", "") or self._graph.chains[subtask.id.chain].name
-        if isinstance(error, UserCodeError) and subtask.source is not None:
-            add_position(error, subtask.source[1].last_read())
+        if isinstance(error, UserCodeError):
+            add_position(error, self.source_position(subtask.id.chain))
         if isinstance(error, UserCodeError) and error.raised_in:
-            add_replay(error, self._replay_command(subtask.id.chain, error.raised_in, *error.key))
+            add_replay(error, self.replay_command(subtask.id.chain, error.raised_in, *error.key))
         self._fail(subtask.id, operator, error)
 
-    def _replay_command(self, chain: int, operator: str, key: object = NO_KEY) -> str:
+    def replay_command(self, chain: int, operator: str, key: object = NO_KEY) -> str:
         """By which the row at hand of that operator, of this key, is met again."""
         columns = next((edge.keys for edge in self._graph.inputs(chain) if edge.partitioning == "hash"), ())
         source = self._chains.sources.get(chain)
         rows = None if source is None else source[1].last_rows()
         return replay_command(self._graph.replay, self._completed, operator, columns, key, rows)
+
+    def source_position(self, chain: int) -> str:
+        """Where the batch came from that a chain with a source is at; "" of other chains."""
+        source = self._chains.sources.get(chain)
+        return "" if source is None else source[1].last_read()
 
     def _channel_broken(self, channel: ChannelId, reason: str) -> None:
         other = channel.source_slot if channel.target_slot == self._res.slot else channel.target_slot

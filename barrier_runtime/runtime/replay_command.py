@@ -23,7 +23,7 @@ def replay_command(
         values = key if isinstance(key, tuple) else (key,)
         if len(values) == len(columns):
             words += [f"--key {shlex.quote(f'{c}={_text(v)}')}" for c, v in zip(columns, values, strict=True)]
-    elif rows is not None:
+    elif key is NO_KEY and rows is not None:  # of a key: the row may be one that was read long ago
         split, first, last = rows
         words.append(f"--row {shlex.quote(f'{split}:{first}' if first == last else f'{split}:{first}-{last}')}")
     return " ".join(words)

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
-import numpy as np
-
 from barrier_runtime.coordinator.wire.messages import SubtaskId
 from barrier_runtime.data.elements import (
     WATERMARK_MAX,
@@ -25,6 +23,7 @@ from barrier_runtime.data.elements import (
     EndOfInput,
     Idle,
     Watermark,
+    within,
 )
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
 from barrier_runtime.data.watermarks import WatermarkMerger
@@ -423,13 +422,7 @@ class Subtask:
 
     def _as_far_as_all(self, batch: Batch, channel: int) -> Batch:
         """Event time at the rows of one channel is no further than the other channels let it be."""
-        if batch.reached is None:
-            return batch
-        others_ms = self._merger.others(channel)
-        last_ms = int(batch.reached[-1])
-        if min(last_ms, others_ms) <= self.watermark:
-            return batch.reaching(None)
-        return batch if last_ms <= others_ms else batch.reaching(np.minimum(batch.reached, others_ms))
+        return batch if batch.reached is None else within(batch, self._merger.others(channel), self.watermark)
 
     def _on_merged(self, said: Watermark | Idle | None) -> None:
         if isinstance(said, Watermark):
@@ -557,7 +550,7 @@ class Subtask:
         began_ns = self._host.now_ns()
         self.last_checkpoint = barrier.id
         if snapshot.recorded:
-            self._in_flight.begin(barrier.id, self._replay, snapshot.recorded)
+            self._in_flight.begin(barrier.id, self._replay, snapshot.recorded, self._merger.others)
         if not self.ended:
             self._control(barrier)  # first: downstream aligns while we capture
         captures: dict[str, Capture] = {}

@@ -23,7 +23,7 @@ from typing import Any
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.keys.key_codec import decode_key, encode_key
 from barrier_runtime.state.kv.shard import Shard
-from barrier_runtime.state.values.table import Key, StateTable, shown
+from barrier_runtime.state.values.table import MISSING, Key, StateTable, shown
 from barrier_runtime.state.values.watched_table import WatchedTable
 
 _ENTRY, _NUMBER = encode_key((False,)), encode_key((True,))
@@ -107,24 +107,34 @@ class EntryTable(StateTable):
         whole = (*key, False, entry)
         if self._dirty.get(whole) is not None:  # the usual case of a key that is written often
             return True
-        for values in (self._dirty, self._young, self._frozen, self._encoded):
+        for values in (self._dirty, self._young, self._frozen, self._encoded, self._old):
             if whole in values:
                 return values[whole] is not None
         return self._is_stored(whole)
 
     def put_entry(self, key: Key, entry: Any, value: Any) -> None:
         """Set the value of one entry; None deletes it."""
-        pending = self._pending.get(key)
-        if pending is None:
-            pending = self._pending[key] = {}
-        if entry not in pending:
-            pending[entry] = None
-            order = self._orders.get(key)
-            if order is not None:
-                insort(order, encode_key((entry,)))
-                if len(order) > 2 * len(pending) + _STALE:
-                    del self._orders[key]
+        self._index(key, entry)
         self.put((*key, False, entry), value)
+
+    def put_counted(self, key: Key, entry: Any, value: Any) -> None:
+        """Set the value of one entry, not None; the number of entries is kept right here. As `has_entry`, `set_number`
+        and `put_entry`, with as few looks into the dicts as may be: each of them hashes the whole key."""
+        whole = (*key, False, entry)
+        known = self._dirty.get(whole, MISSING)
+        if known is MISSING or known is None:
+            if known is MISSING:
+                known = self._young.pop(whole, MISSING)
+                is_there = self.has_entry(key, entry) if known is MISSING else known is not None
+            else:
+                is_there = False
+            if not is_there:
+                self.set_number(key, self.number(key) + 1)
+            self._index(key, entry)
+        dirty = self._dirty  # another one, perhaps: a number may have been one too many
+        dirty[whole] = value
+        if len(dirty) > self._dirty_bound:
+            self._relieve()
 
     def walk(self, key: Key, values: bool = True, start: int = 0) -> Iterator[tuple[Any, Any]]:
         """(entry key, value) of the entries of `key` in the order of their keys; None for each value unless `values`.
@@ -173,6 +183,19 @@ class EntryTable(StateTable):
         self.load([(*key, True) for key in numbers], [_Number(number) for number in numbers.values()])
 
     # ---- inside
+
+    def _index(self, key: Key, entry: Any) -> None:
+        """An entry is about to be written."""
+        pending = self._pending.get(key)
+        if pending is None:
+            pending = self._pending[key] = {}
+        if entry not in pending:
+            pending[entry] = None
+            order = self._orders.get(key)
+            if order is not None:
+                insort(order, encode_key((entry,)))
+                if len(order) > 2 * len(pending) + _STALE:
+                    del self._orders[key]
 
     def _stored_entries(self, key: Key, prefix: bytes, last: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Encoded entry key and data of what the store has of `key` behind `last`.
@@ -233,6 +256,10 @@ class WatchedEntryTable(EntryTable, WatchedTable):
     """One that notices entries changed in place and not stored (`watched_table`)."""
 
     _remedy = "store it again (state[key] = value of a map, update(list) of a list)"
+
+    def put_counted(self, key: Key, entry: Any, value: Any) -> None:
+        self._lent.pop((*key, False, entry), None)
+        super().put_counted(key, entry, value)
 
 
 def _gapped(number: int, start: int, end: int) -> _Gapped:

@@ -21,7 +21,7 @@ from barrier_runtime.state.kv.store import Entry
 
 Key = tuple[Any, ...]
 
-_MISSING: Any = object()
+MISSING: Any = object()
 _FIRST_GUESS_BYTES = 400  # per cached entry, until values have been encoded
 _OVERHEAD_BYTES = 300  # of a key tuple, two dict slots and a small object
 _EXPANSION = 3  # a Python value is about that much larger than its encoding
@@ -67,8 +67,8 @@ class StateTable:
             return value
         if key in self._dirty:
             return None
-        value = self._young.get(key, _MISSING)
-        if value is not _MISSING:
+        value = self._young.get(key, MISSING)
+        if value is not MISSING:
             return value
         return self._miss(key)
 
@@ -89,8 +89,8 @@ class StateTable:
         for data_key, data in self._shard.scan_state(self._state_id):
             key = entry_key(data_key)
             if key not in overlay:
-                cached = self._young.get(key, _MISSING)
-                yield key, self._decode(data) if cached is _MISSING or cached is None else cached
+                cached = self._young.get(key, MISSING)
+                yield key, self._decode(data) if cached is MISSING or cached is None else cached
         for key in overlay:
             value = self.get(key)
             if value is not None:
@@ -177,8 +177,8 @@ class StateTable:
         elif key in self._encoded:
             value = self._decode(self._encoded[key])
         else:
-            value = self._old.pop(key, _MISSING)
-            if value is _MISSING:
+            value = self._old.pop(key, MISSING)
+            if value is MISSING:
                 data = self._shard.kv.get(self._kv_key(key))
                 value = None if data is None else self._decode(data)
         self._remember(key, value)

@@ -95,6 +95,7 @@ class Bench:
     def recorded(self, subtask, checkpoint, in_flight):
         assert checkpoint not in self.in_flight
         self.in_flight[checkpoint] = {port: values(batches) for port, batches in in_flight.items()}
+        self.recorded_batches = [(port, batch) for port, batches in in_flight.items() for batch in batches]
 
     def start_timer(self, subtask, delay_ms, callback):
         self.timers = [(self.clock_ms + delay_ms, callback)]

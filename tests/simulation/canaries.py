@@ -477,8 +477,8 @@ def _failed_commit_dropped() -> Iterator[None]:
 @canary("in-flight-channel-forgotten", "what is in flight on one channel is left out of the snapshot")
 def _in_flight_channel_forgotten() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def begin(self: Any, checkpoint: int, left: Any, channels: Any) -> None:
-            original(self, checkpoint, left, tuple(channels)[1:])
+        def begin(self: Any, checkpoint: int, left: Any, channels: Any, others: Any) -> None:
+            original(self, checkpoint, left, tuple(channels)[1:], others)
 
         return begin
 

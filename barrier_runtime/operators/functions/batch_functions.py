@@ -64,7 +64,7 @@ class MapBatchesOperator(Operator):
     def open(self, context: OperatorContext) -> None:
         self._subtask = context.subtask
         if self._failures is not None:
-            self._failures.metrics, self._failures.replay = context.metrics, context.replay
+            self._failures.opened(context)
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         failures = self._failures

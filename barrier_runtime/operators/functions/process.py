@@ -248,8 +248,7 @@ class ProcessOperator(KeyedOperator):
     def _guard(self, failures: Failures) -> None:
         """What the functions raise is for `failures`."""
         self._failures = failures
-        failures.metrics = self.metrics
-        failures.replay = self.context.replay
+        failures.opened(self.context)
         take, sides = self._writer.take, self._sides
         self._call = guarded(self._call, take, sides, failures, of_rows=True)
         if self._on_timer is not None:

@@ -157,7 +157,7 @@ class ProcessGroupsOperator(KeyedOperator):
             return
         failures = self._failures
         if failures is not None:
-            failures.metrics, failures.replay = self.metrics, self.context.replay
+            failures.opened(self.context)
             for part, given in in_parts(batch, self._given, failures, self._failed_part):
                 self._take(given, part, emit)
             failures.flush(emit, batch.emit_ns)

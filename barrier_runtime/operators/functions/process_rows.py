@@ -76,8 +76,7 @@ class ProcessRowsOperator(Operator):
         self._writer = RowWriter(f"{name} of operator {self._name!r}", self._schema)
         if self._on_error != "fail":
             self._failures = Failures(self._on_error, self._name, name)
-            self._failures.metrics = context.metrics
-            self._failures.replay = context.replay
+            self._failures.opened(context)
         metrics = UserMetrics(self._where, context.metrics)
         self._context = RowContext(self._name, context.subtask, self._sides, metrics)
         open_function(target, self._context, self._failed)

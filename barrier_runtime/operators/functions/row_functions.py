@@ -40,8 +40,7 @@ class RowwiseOperator(Operator):
     def open(self, context: OperatorContext) -> None:
         self._subtask = context.subtask
         if self._failures is not None:
-            self._failures.metrics = context.metrics
-            self._failures.replay = context.replay
+            self._failures.opened(context)
 
     def _tried(self, failures: Failures, batch: Batch, call: Callable[[Row], Any], failed: Any) -> Iterator[Any]:
         """What `call` gives for each row; `failed` for one at which it raises."""

@@ -88,8 +88,7 @@ class LookupOperator(Operator):
     def open(self, context: OperatorContext) -> None:
         self._context = context
         if self._failures is not None:
-            self._failures.metrics = context.metrics
-            self._failures.replay = context.replay
+            self._failures.opened(context, later=True)
         self._writer = RowWriter(f"{self._said} of {self._where}", self._settings.schema, "correct it, or schema=")
         self._nothing = dict.fromkeys(self._settings.schema.names)
         self._calls = self._connect()

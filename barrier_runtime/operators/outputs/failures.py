@@ -6,7 +6,7 @@ end the job, and so does a result that does not fit the step's schema.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -15,7 +15,7 @@ import pyarrow as pa
 from barrier_runtime.coordinator.metric_table import ERROR_ROWS, SKIPPED_ROWS
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.rows import Row, rows_of
-from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.base import Emit, OperatorContext
 from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.operators.outputs.side_outputs import SideOutput, SideOutputs
 from barrier_runtime.operators.user_code import function_name, said, user_traceback
@@ -24,7 +24,7 @@ from barrier_runtime.state.errors import BarrierRuntimeError
 OnError: TypeAlias = Literal["fail", "skip", "side"]
 
 T = TypeVar("T")
-_NO_KEY = object()
+NO_KEY = object()
 
 ERRORS = "errors"  # tag of the side output
 ERROR_SCHEMA = pa.schema(
@@ -33,19 +33,21 @@ ERROR_SCHEMA = pa.schema(
         ("error_type", pa.string()),
         ("message", pa.string()),
         ("traceback", pa.string()),  # without frames of this package
-        ("row", pa.string()),  # JSON, as it came to the step; null of a timer
+        ("row", pa.string()),  # JSON, as it came to the step; of a window, which it is; null of a timer
         ("key", pa.string()),  # JSON; null in steps without keys
-        ("event_time", pa.timestamp("ms", "UTC")),  # of the row or timer, where the step knows it
+        ("event_time", pa.timestamp("ms", "UTC")),  # of the row, timer or window, where the step knows it
         ("replay", pa.string()),  # the command that meets the row again; null where it cannot be
+        ("position", pa.string()),  # of the source, where the step is in one chain with it; else null
     ]
 )
 
 
 class Failures:
-    """Of one step. `metrics` and `replay` are set when it is opened, `begin` is told each batch."""
+    """Of one step. `opened` is told its context, `begin` each batch."""
 
     metrics: MetricGroup
-    replay: Callable[..., str] = staticmethod(lambda *key: "")  # see `OperatorContext`
+    _replay: Callable[..., str]
+    _position: Callable[[], str]
 
     def __init__(self, on_error: OnError, operator: str, function: str) -> None:
         self._operator = operator
@@ -55,6 +57,11 @@ class Failures:
         )
         self._said = False
         self.begin(None)
+
+    def opened(self, context: OperatorContext, later: bool = False) -> None:
+        """`later`: rows fail when the source has read others."""
+        self.metrics, self._replay = context.metrics, context.replay
+        self._position = _nowhere if later else context.position
 
     def begin(self, batch: Batch | None) -> None:
         """The next rows are those of `batch`; None: there are only timers."""
@@ -72,26 +79,30 @@ class Failures:
         error: Exception,
         row: int | None,
         reached_ms: int | None,
-        key: object = _NO_KEY,
+        key: object = NO_KEY,
         event_time_ms: int | None = None,
+        instead: Mapping[str, Any] | None = None,
     ) -> None:
-        """The call for row `row` of the batch (None: for a timer) has raised `error`."""
+        """The call for row `row` of the batch (None: for a timer, or for what `instead` says) has raised `error`."""
         if self._output is None:
             self.metrics.count(SKIPPED_ROWS)
             self._say(error)
             return
         self.metrics.count(ERROR_ROWS)
-        rows = [] if self._batch is None or row is None else rows_of(self._batch.rows.slice(row, 1))
+        shown = instead
+        if self._batch is not None and row is not None:
+            (shown,) = rows_of(self._batch.rows.slice(row, 1))
         self._output.add(
             {
                 "operator": self._operator,
                 "error_type": type(error).__name__,
                 "message": _text(said(error)),
                 "traceback": _text(user_traceback(error)),
-                "row": _json(rows[0]) if rows else None,
-                "key": None if key is _NO_KEY else _json(key),
+                "row": None if shown is None else _json(shown),
+                "key": None if key is NO_KEY else _json(key),
                 "event_time": event_time_ms,
-                "replay": (self.replay() if key is _NO_KEY else self.replay(key)) or None,
+                "replay": (self._replay() if key is NO_KEY else self._replay(key)) or None,
+                "position": self._position() or None,
             },
             reached_ms,
         )
@@ -165,6 +176,10 @@ def guarded(
 
     tried.__qualname__ = function_name(call)[:-2]
     return tried
+
+
+def _nowhere() -> str:
+    return ""
 
 
 def _json(value: object) -> str:

@@ -32,7 +32,7 @@ class SplitOperator(Operator):
         self._subtask = context.subtask
         self._metrics = context.metrics
         if self._failures is not None:
-            self._failures.metrics, self._failures.replay = context.metrics, context.replay
+            self._failures.opened(context)
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         rows: dict[str, list[int]] = {branch: [] for branch in self._into}

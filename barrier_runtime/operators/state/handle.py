@@ -178,6 +178,18 @@ def entry_putter(table: EntryTable | TimedEntries) -> Callable[[StateKey, Any, A
     return table.put_entry
 
 
+def counted_putter(table: EntryTable | TimedEntries) -> Callable[[StateKey, Any, Any], None]:
+    """The same, and keeps the number of entries right."""
+    if isinstance(table, WatchedEntryTable):
+        return partial(_put_counted_watched, table)
+    return table.put_counted if isinstance(table, EntryTable) else entry_putter(table)
+
+
+def _put_counted_watched(table: WatchedEntryTable, key: StateKey, entry: Any, value: Any) -> None:
+    own_entry(table, key, entry, value)
+    table.put_counted(key, entry, value)
+
+
 def value_table(
     handle: KeyedState,
     of: StoredType,

@@ -11,8 +11,8 @@ from barrier_runtime.operators.state.handle import (
     KeyedState,
     StateKey,
     Unbound,
+    counted_putter,
     entries_table,
-    entry_putter,
     refuse,
 )
 from barrier_runtime.operators.state.migration import Migrate
@@ -83,10 +83,7 @@ class MapState(KeyedState, Generic[K, V]):
         if value is None:
             raise InvalidJob(f"None cannot be a value of {self._said}: remove the entry with del {self._said}[…]")
         entry, accepted = self._as_key(self._name, key), self._type.accepted(self._name, value)
-        of, table = self._current.key, self._table
-        if not table.has_entry(of, entry):
-            table.set_number(of, table.number(of) + 1)
-        self._put(of, entry, accepted)
+        self._put(self._current.key, entry, accepted)
 
     def __delitem__(self, key: K) -> None:
         if not self._removed(key):
@@ -169,7 +166,7 @@ class MapState(KeyedState, Generic[K, V]):
         if isinstance(table, TimedEntries):
             bound.__class__ = _TimedMap
         bound._table = cast(EntryTable, table)
-        bound._put = entry_putter(table)
+        bound._put = counted_putter(table)
         return bound
 
     def _walk(self, values: bool = True) -> Iterator[tuple[Any, Any]]:

@@ -6,6 +6,9 @@ one object, or inside the manifest when they are tiny. On worker threads only.
 At another parallelism rows are spread anew: by key group on a hash edge, so that they meet the state of their key;
 whole subtasks' shares on a rebalance edge. Rows that reach a subtask thus are processed there before anything new, so
 those of one key keep their order. Other edges have no rows in flight: their barriers are always aligned.
+
+What event time was reached at a row is stored with it, so that timers and windows come between the same rows after a
+restore. At another parallelism it is not told: it would be further than the rows of other subtasks are.
 """
 
 import hashlib
@@ -86,9 +89,13 @@ def _own(
     store: ObjectStore,
 ) -> Iterator[Batch]:
     """Of what is stored, that which is for `subtask`."""
-    if edge.partitioning == "rebalance" or snapshot.parallelism == parallelism:
-        if snapshot.subtask % parallelism == subtask:
+    if snapshot.parallelism == parallelism:
+        if snapshot.subtask == subtask:
             yield from _decoded(store, stored.file)
+        return
+    if edge.partitioning == "rebalance":
+        if snapshot.subtask % parallelism == subtask:
+            yield from (batch.reaching(None) for batch in _decoded(store, stored.file))
         return
     first, last = key_group_range(subtask, parallelism, max_parallelism)
     had_first, had_last = key_group_range(snapshot.subtask, snapshot.parallelism, max_parallelism)
@@ -97,7 +104,7 @@ def _own(
     for batch in _decoded(store, stored.file):
         for target, rows in hash_partition(batch, edge.keys, parallelism, max_parallelism):
             if target == subtask:
-                yield rows
+                yield rows.reaching(None)
 
 
 def _encoded(batches: Sequence[Batch]) -> list[bytes]:
@@ -109,7 +116,7 @@ def _encoded(batches: Sequence[Batch]) -> list[bytes]:
             parts.append(b"".join(chunks))
             writer, chunks = FrameWriter(), []
         schema = batch.rows.schema
-        chunks += writer.encode(Batch(batch.rows, batch.emit_ns))  # event time begins anew with a restore
+        chunks += writer.encode(Batch(batch.rows, batch.emit_ns, batch.reached))
     if chunks:
         parts.append(b"".join(chunks))
     return parts
@@ -127,7 +134,5 @@ def _decoded(store: ObjectStore, ref: FileRef) -> list[Batch]:
         ) from error
     batches = [element for element, _ in elements if isinstance(element, Batch)]
     return [
-        Batch(batch.rows.slice(start, _ROWS_AT_ONCE), batch.emit_ns)
-        for batch in batches
-        for start in range(0, batch.rows.num_rows, _ROWS_AT_ONCE)
+        batch.slice(start, _ROWS_AT_ONCE) for batch in batches for start in range(0, batch.rows.num_rows, _ROWS_AT_ONCE)
     ]

@@ -4,11 +4,11 @@ One recording at a time, which belongs to one checkpoint. What it gathers is onl
 anyway, until they are written down; the channels do the recording (`InputChannel.record`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain, zip_longest
 from typing import TypeAlias
 
-from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.elements import Batch, within
 from barrier_runtime.runtime.network.channels import InputChannel
 
 InFlightData: TypeAlias = dict[int, list[Batch]]  # port of the first operator -> batches in their order
@@ -19,20 +19,27 @@ class InFlightWriter:
         self._inputs = inputs
         self._checkpoint = 0  # 0: nothing is recorded
         self._left: list[tuple[int, Batch]] = []
-        self._channels: list[tuple[int, list[Batch]]] = []  # port, batches
+        self._channels: list[tuple[int, int, list[Batch]]] = []  # port, see `others`, batches
 
-    def begin(self, checkpoint: int, left: Iterable[tuple[int, Batch]], channels: Iterable[int]) -> None:
-        """Record `channels` for `checkpoint`. `left`: (port, batch) that come before all of them."""
+    def begin(
+        self, checkpoint: int, left: Iterable[tuple[int, Batch]], channels: Iterable[int], others: Callable[[int], int]
+    ) -> None:
+        """Record `channels` for `checkpoint`. `left`: (port, batch) that come before all of them. `others`: how far the
+        other channels let event time go at a channel's rows; after a restore nobody says it again before them."""
         self.drop(self._checkpoint)
         self._checkpoint = checkpoint
         self._left = list(left)
-        self._channels = [(self._inputs[index].port, self._inputs[index].record(checkpoint)) for index in channels]
+        self._channels = [
+            (self._inputs[index].port, others(index), self._inputs[index].record(checkpoint)) for index in channels
+        ]
 
     def finish(self, checkpoint: int) -> InFlightData:
         """All that was recorded for `checkpoint`. Batches of different channels take turns, as when they are read."""
         assert checkpoint == self._checkpoint, f"recorded for checkpoint {self._checkpoint}, wanted is {checkpoint}"
         in_flight: InFlightData = {}
-        in_turns = zip_longest(*([(port, batch) for batch in batches] for port, batches in self._channels))
+        in_turns = zip_longest(
+            *([(port, within(batch, others_ms)) for batch in batches] for port, others_ms, batches in self._channels)
+        )
         for each in chain(self._left, chain.from_iterable(in_turns)):
             if each is not None:
                 in_flight.setdefault(each[0], []).append(each[1])

@@ -13,7 +13,9 @@ from subtask_bench import Bench, barrier
 
 from barrier_runtime.data.elements import WATERMARK_MAX, Batch, EndOfInput, Watermark
 from barrier_runtime.data.rows import Row
+from barrier_runtime.graph.job_graph import Edge
 from barrier_runtime.operators.functions.process import ProcessOperator
+from barrier_runtime.runtime.in_flight.storage import read_in_flight, write_in_flight
 from barrier_runtime.state.keys.key_groups import key_group
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.values.timer_table import TimerTable
@@ -177,6 +179,43 @@ def test_an_aligned_barrier_waits_a_little_for_timers_and_then_overtakes_the_row
     restored = Bench(operator=made(world, (snapshot,)), inputs=1, replay=stored)
     restored.work()
     assert early + keys(restored.emitted()) == ["row", *due(5_500), "row", "row", "row"]
+
+
+def test_rows_that_were_overtaken_meet_the_timers_between_them_after_a_restore_too() -> None:
+    """What they set for 20 is due before the row at which event time is 25."""
+    world, bench = opened(5_500)
+    bench.queue((0, batch(("a", 900), ("b", 20), ("c", 902), reached=[1, DUE, 15])))
+    bench.subtask.step()
+    bench.queue((0, batch(("d", 903), ("e", 30), ("f", 905), reached=[25, 25, 35])), (0, barrier(1)))
+    bench.subtask.on_trigger(barrier(1), overtakes_timers=True)
+    bench.subtask.step()
+    bench.pass_time(10)
+    bench.subtask.step()
+    assert bench.in_flight == {1: {0: ["b", "c", "d", "e", "f"]}}
+    early = keys(bench.emitted())
+    snapshot = world.finish("op", 1, bench.captured.calls[0][1]["sum"])
+    bench.work()
+    rest = keys(bench.emitted())
+    assert rest[-7:] == ["row", "row", "b", "row", "row", "e", "row"]
+    store, stored = world.store, iter(["job/data/rows"])
+    files = write_in_flight({0: [each for _, each in bench.recorded_batches]}, store, stored.__next__, 0, lambda: None)
+    in_flight = OperatorSnapshot("op", 0, 1, in_flight=files)
+    replay = read_in_flight([in_flight], "op", {0: Edge(0, 0, 1, "hash", ("k",))}, 0, 1, 128, store)
+    restored = Bench(operator=made(world, (snapshot,)), inputs=1, replay=replay)
+    restored.work()
+    assert early + keys(restored.emitted()) == early + rest
+
+
+def test_event_time_of_rows_in_flight_is_no_further_than_the_other_channels_had_come() -> None:
+    _, bench = opened(10, inputs=2)
+    bench.feed((1, Watermark(4)))
+    bench.queue((0, barrier(1, 0)), (1, batch(("x", 900), ("y", 900), reached=[7, 9])))
+    bench.queue((1, barrier(1, 0)))
+    assert [each.reached.tolist() for _, each in bench.recorded_batches if each.reached is not None] == []
+    bench.feed((0, Watermark(8)))
+    bench.queue((0, barrier(2, 0)), (1, batch(("x", 900), ("y", 900), ("z", 900), reached=[5, 8, 9])))
+    bench.queue((1, barrier(2, 0)))
+    assert [each.reached.tolist() for _, each in bench.recorded_batches] == [[5, 8, 8]]
 
 
 @pytest.mark.parametrize("wanted", [None, "another checkpoint", "one that has no rows in flight"])

@@ -16,11 +16,13 @@ import pyarrow as pa
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.rows import RowWriter
 from barrier_runtime.data.schemas import described, fit
-from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.base import Emit, OperatorContext
+from barrier_runtime.operators.outputs.failures import NO_KEY, Failures, OnError
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.operators.windows.base import Ints
+from barrier_runtime.operators.windows.whole.one_key import ONE_KEY
 from barrier_runtime.operators.windows.whole.window_rows import CHUNKS, WindowRows
 from barrier_runtime.state.columns.wide_columns import EMPTY, WIDE
 from barrier_runtime.state.errors import InvalidJob
@@ -132,9 +134,10 @@ class ApplyOperator(HeldWindowOperator):
         output: pa.Schema,
         late: bool = False,
         batches: bool = False,
+        on_error: OnError = "fail",
     ) -> None:
         """`output`: of what the function gives. `batches`: it is called with an iterator of record batches in place of
-        a table."""
+        a table. `on_error`: what becomes of a window for which it raises."""
         super().__init__(name, keys, window, event_time, schema, late)
         self.definition = applied_definition(window)
         self._function = function
@@ -142,6 +145,21 @@ class ApplyOperator(HeldWindowOperator):
         self._batches = batches
         self._said = f"{function_name(function)} of operator {name!r}"
         self._writer = RowWriter(self._said, output)
+        self._failures = None if on_error == "fail" else Failures(on_error, name, function_name(function))
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        if self._failures is not None:
+            self._failures.opened(context)
+
+    def _fire(self, row_ids: Ints, emit: Emit) -> None:
+        failures = self._failures
+        if failures is None:
+            super()._fire(row_ids, emit)
+            return
+        failures.begin(None)
+        super()._fire(row_ids, emit)
+        failures.flush(emit, self._emit_ns)
 
     def _results_of(self, row_id: int, state_key: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
         key = self.codec.user_key(state_key[:-1]) if state_key[:-1] else None
@@ -149,8 +167,12 @@ class ApplyOperator(HeldWindowOperator):
         span = (start_ms, start_ms + self._window.size_ms) if self._window.bounded else (None, None)
         rows = self._held_rows.batches_of(row_id) if self._batches else self._held_rows.all_of(row_id)
         try:
-            yield from self._as_batches(self._function(key, TimeWindow(*span), rows))
+            results = self._as_batches(self._function(key, TimeWindow(*span), rows))
+            yield from results if self._failures is None else list(results)
         except Exception as error:
+            if self._failures is not None and self._failures.takes(error):
+                self._failed_window(self._failures, error, row_id, state_key)
+                return
             raise user_error(
                 error,
                 function=function_name(self._function),
@@ -158,6 +180,17 @@ class ApplyOperator(HeldWindowOperator):
                 subtask=self.context.subtask,
                 key=key,
             ) from error
+
+    def _failed_window(self, failures: Failures, error: Exception, row_id: int, state_key: tuple[Any, ...]) -> None:
+        """Nothing goes out for this window, whose rows may be more than memory has room for: they are only counted."""
+        *keys, start_ms = state_key
+        end_ms, told = start_ms + self._window.size_ms, dict[str, Any]({"rows": self._held_rows.count_of(row_id)})
+        if self._window.bounded:
+            window = TimeWindow(start_ms, end_ms)
+            told = {"window_start": window.start, "window_end": window.end, **told}
+        key = NO_KEY if self._key_columns == (ONE_KEY,) else self.codec.user_key(tuple(keys))
+        event_time_ms = end_ms - 1 if self._window.bounded else None
+        failures.add(error, None, end_ms - 2 if self._by_row else None, key, event_time_ms, told)
 
     def _as_batches(self, result: Any) -> Iterator[pa.RecordBatch]:
         """What the function gave: a table, a record batch, a row, or any number of them."""

@@ -86,6 +86,10 @@ class WindowRows:
             if parts:
                 yield self._merged(parts)
 
+    def count_of(self, row_id: int) -> int:
+        """How many rows a window has."""
+        return sum(rows for _, _, rows in self._spans(row_id))
+
     def remove(self, row_ids: Ints) -> None:
         """The rows of these windows, whose entries are still there."""
         for row_id, key in zip(row_ids.tolist(), self._windows.keys_of(row_ids), strict=True):

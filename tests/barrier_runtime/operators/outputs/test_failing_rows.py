@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -9,26 +10,31 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from operator_harness import World
+from operator_harness import Driven, World, entries_left
 
 from barrier_runtime import (
     BatchKeys,
     CollectSink,
     Dataflow,
+    Global,
     InvalidJob,
     IteratorSource,
     JobFailed,
     ProcessContext,
+    Retry,
     Stream,
+    Tumbling,
     UserCodeError,
     ValueState,
+    count,
 )
-from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.elements import WATERMARK_MAX, Batch
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.functions.batch_functions import MapBatchesOperator
 from barrier_runtime.operators.functions.row_functions import FilterOperator, FlatMapOperator, MapOperator
 from barrier_runtime.operators.outputs.failures import ERROR_SCHEMA, ERRORS
+from barrier_runtime.operators.windows.whole.apply import ApplyOperator, TimeWindow
 from barrier_runtime.testing import KeyedHarness
 
 Row = dict[str, Any]
@@ -118,6 +124,12 @@ def test_rows_that_fail_are_a_stream_of_their_own_and_nothing_of_them_is_in_the_
     assert json.loads(row["row"]) == {"k": "k0", "n": 33, "at": "2020-01-01T00:00:33Z"}
     assert (row["operator"], row["error_type"], row["message"]) == ("step", "ValueError", "33 is bad")
     assert (row["key"], row["event_time"]) == (('"k0"', when(33)) if keyed else (None, None))
+    if keyed:
+        assert row["position"] is None, "it is behind an exchange"
+    else:
+        assert re.fullmatch(r"source 'numbers', split '1-of-2', rows \d+ to \d+ \(.*\)", row["position"])
+        first, last = map(int, re.findall(r"rows (\d+) to (\d+)", row["position"])[0])
+        assert first <= 33 // 2 <= last
     assert "in checked" in row["traceback"]
     assert row["traceback"].endswith("ValueError: 33 is bad\n")
     ours = [
@@ -436,6 +448,98 @@ def test_wrong_use_in_a_function_of_batches_ends_the_job_whatever_on_error_says(
     good.sink("good", CollectSink())
     with pytest.raises(JobFailed, match="not of the data"):
         flow.run_local(parallelism=1)
+
+
+def of_window(key: str | None, window: TimeWindow, table: pa.Table) -> Row:
+    n = table["n"].to_pylist()
+    if 33 in n:
+        raise ValueError("33 is bad")
+    return {"n": len(n)}
+
+
+def of_total(key: str | None, window: TimeWindow, values: dict[str, int]) -> Row:
+    if window.start == when(30):
+        raise ValueError("30 is bad")
+    return {"n": values["rows"]}
+
+
+@pytest.mark.parametrize("by_key", [True, False])
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_a_window_for_which_a_function_raises_is_one_row_of_errors(by_key: bool, late: bool, parallelism: int) -> None:
+    flow = Dataflow("windows")
+    rows = flow.source("numbers", IteratorSource(numbers, schema=SCHEMA, splits=2), event_time="at")
+    minute = Tumbling(datetime.timedelta(seconds=30))
+    windowed = (rows.key_by("k") if by_key else rows).__getattribute__("window" if by_key else "window_all")
+    good, *others, errors = windowed("w", minute, event_time="at").apply(
+        of_window, schema=NUMBER, late=late, on_error="side"
+    )
+    totals, *_, total_errors = windowed("t", minute, event_time="at").apply(
+        of_total, schema=NUMBER, late=late, on_error="side", rows=count()
+    )
+    assert [other.schema for other in others] == ([SCHEMA] if late else [])
+    assert errors.schema == total_errors.schema == ERROR_SCHEMA
+    sinks = {name: CollectSink() for name in ("good", "errors", "totals", "total-errors")}
+    for stream, (name, sink) in zip((good, errors, totals, total_errors), sinks.items(), strict=True):
+        stream.sink(name, sink)
+    status = flow.run_local(parallelism=parallelism).status
+    windows = (3 if by_key else 1) * 7
+    assert len(sinks["good"].rows()) == windows - 1
+    assert sum(slot.metrics.get("w.error_rows", 0) for slot in status.slots) == 1
+    (error,) = sinks["errors"].rows()
+    assert json.loads(error["row"]) == {
+        "window_start": "2020-01-01T00:00:30Z",
+        "window_end": "2020-01-01T00:01:00Z",
+        "rows": 10 if by_key else 30,
+    }
+    assert (error["operator"], error["key"]) == ("w", '"k0"' if by_key else None)
+    assert error["event_time"] == when(60) - datetime.timedelta(milliseconds=1)
+    assert "in of_window" in error["traceback"]
+    assert len(sinks["totals"].rows()) == windows - (3 if by_key else 1)
+    assert {json.loads(row["row"])["rows"] for row in sinks["total-errors"].rows()} == {10 if by_key else 30}
+
+
+@pytest.mark.parametrize("form", [Tumbling(datetime.timedelta(seconds=30)), Global()])
+def test_a_window_that_failed_is_gone_and_what_it_gave_before_is_not_given(form: Any) -> None:
+    def several(key: str, window: TimeWindow, batches: Iterator[pa.RecordBatch]) -> Iterator[Row]:
+        yield {"n": 1}
+        for batch in batches:
+            checked(batch.slice(0, 1).to_pylist()[0])
+
+    time = "at" if form.bounded else None
+    operator = ApplyOperator("w", ["k"], form, time, several, SCHEMA, NUMBER, batches=True, on_error="side")
+    driven = Driven(operator, tags=[ERRORS], name="w")
+    driven.feed([{"k": "good", "n": 1, "at": when(1)}, {"k": "bad", "n": 3, "at": when(2)}], SCHEMA)
+    driven.watermark(WATERMARK_MAX)
+    assert driven.rows == [{"n": 1}]
+    (error,) = (row for batch in driven.side[ERRORS] for row in batch.rows.to_pylist())
+    assert (error["key"], error["message"]) == ('"bad"', "3 is bad")
+    assert (error["event_time"] is None) == (not form.bounded)
+    assert driven.snapshot(1).keyed is None or entries_left(operator) == 0
+
+
+def test_windows_that_are_skipped_are_counted() -> None:
+    flow = Dataflow("windows")
+    rows = flow.source("numbers", IteratorSource(numbers, schema=SCHEMA, splits=1), event_time="at")
+    windows = rows.key_by("k").window("w", Tumbling(datetime.timedelta(seconds=30)), event_time="at")
+    windows.apply(of_window, schema=NUMBER, on_error="skip").sink("good", good := CollectSink())
+    assert "skips windows for which it raises" in flow.explain()
+    with pytest.warns(UserWarning, match="of operator 'w' raised ValueError: 33 is bad"):
+        status = flow.run_local(parallelism=1).status
+    assert len(good.rows()) == 20
+    assert status.slots[0].metrics["w.skipped_rows"] == 1
+
+
+def test_where_no_row_can_be_left_out_on_error_is_refused_with_the_reason() -> None:
+    keyed = source(Dataflow("wrong")).key_by("k")
+    with pytest.raises(InvalidJob, match="on_error='skip' is not for aggregates: a row that one of them leaves out"):
+        keyed.aggregate("sums", rows=count(), on_error="skip")  # type: ignore[arg-type]
+    with pytest.raises(InvalidJob, match="window 'w': on_error='side' is not for aggregates"):
+        keyed.window("w", Global()).aggregate(rows=count(), on_error="side")  # type: ignore[call-overload]
+    with pytest.raises(InvalidJob, match=r"for_each_batch 'out': on_error='skip': .* attempts="):
+        source(Dataflow("wrong")).for_each_batch(print, name="out", on_error="skip")  # type: ignore[arg-type]
+    with pytest.raises(InvalidJob, match=r"window 'w': on_error=Retry\(.*is for functions of a row alone"):
+        keyed.window("w", Global()).apply(of_window, schema=NUMBER, on_error=Retry(3))  # type: ignore[call-overload]
 
 
 def test_wrong_declarations_are_refused_when_the_flow_is_written() -> None:

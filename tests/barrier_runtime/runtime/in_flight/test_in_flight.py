@@ -1,5 +1,6 @@
 """Rows in flight on their way into a checkpoint and back: stored, checked, spread anew at another parallelism."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -59,6 +60,34 @@ def test_every_row_of_a_batch_that_is_worked_off_in_pieces_comes_back(rows):
     read = [each.rows for _, each in stored.read(0, 1, HASH)]
     assert pa.Table.from_batches(read).column("at").to_pylist() == list(range(rows + 1))
     assert max(each.num_rows for each in read) <= 256
+
+
+def timed(keys, reached):
+    return Batch(batch(keys).rows, 1, np.array(reached, np.int64))
+
+
+def test_rows_keep_what_event_time_was_reached_at_each_of_them():
+    stored = Stored(1)
+    stored.write(0, {0: [timed([3, 1, 2], [5, 7, 7]), batch([2]), timed(list(range(600)), list(range(600)))]})
+    read = [each for _, each in stored.read(0, 1, HASH)]
+    assert [None if each.reached is None else each.reached.tolist() for each in read] == [
+        [5, 7, 7],
+        None,
+        list(range(256)),
+        list(range(256, 512)),
+        list(range(512, 600)),
+    ]
+
+
+@pytest.mark.parametrize("edges", [HASH, ROUND_ROBIN])
+def test_at_another_parallelism_event_time_is_told_by_those_who_are_behind(edges):
+    """A subtask may get rows of one that was far ahead, and then some of one that was behind."""
+    stored = Stored(2)
+    for subtask in range(2):
+        stored.write(subtask, {0: [timed([1, 2, 3], [5 * subtask] * 3)]})
+    read = [each for subtask in range(3) for _, each in stored.read(subtask, 3, edges)]
+    assert len(read) >= 2
+    assert all(each.reached is None for each in read)
 
 
 def test_few_rows_travel_inside_the_manifest():
