@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as types
 
-MOST_ROWS = 64
+MOST_ROWS = 128
 _MOST_CELL_BYTES = 9  # a number or an offset of 64 bits, and whether it is null
 _COLUMNS = msgspec.msgpack.Decoder(list[list[Any]])
 _ENCODE = msgspec.msgpack.Encoder().encode

@@ -6,8 +6,8 @@ timers and messages are served. When nothing is left it sleeps until a channel, 
 it.
 
 A pass costs about the same for one row as for fifty. So rows of a source that says when they are due wait a while for
-others: twice as long as a pass takes, and never longer than the latency target; half of it when rows of another slot
-are there to be processed. What is late is polled at once.
+others: three times as long as a pass takes, and never longer than the latency target; half of it when rows of another
+slot are there to be processed. What is late is polled at once.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from barrier_runtime.runtime.host.clock import SYSTEM_CLOCK, Clock, SourceTime
 from barrier_runtime.runtime.load import LongSteps
 from barrier_runtime.runtime.subtask import Subtask
 
-_ASK_AGAIN_S = 0.001  # a source that does not know when its next rows are due
+_ASK_AGAIN_NS = 1_000_000  # a source that does not know when its next rows are due
 _PASS_BUDGET_S = 0.002
 _ROUNDS_S = 0.0005  # of a pass; a round that began is ended
 _MOST_ROUNDS = 4
 _LONG_STEP_S = 2.0  # nothing else was served meanwhile: worth telling
 _BETWEEN_SHARE = 0.5  # of the time the last pass took, for the small work between passes
-_REST = 2.0  # passes' time that rows wait for others
+_REST = 3.0  # passes' time that rows wait for others
 _JOINS = 0.5  # of that time; then they join rows that came from elsewhere
 _SMOOTHING = 0.2  # of the time that a pass takes
 _LOOK_S = 0.001  # between two looks at what waits for room; the last pass before a pause looks, too
@@ -51,9 +51,11 @@ class Scheduler:
         self._subtasks: list[Subtask] = []  # the last first
         self._downwards: list[Subtask] = []
         self._stepping: Subtask | None = None
-        self._scheduled = False
+        self._scheduled = False  # for a pass, or in one
+        self._woken = False  # since the last round of a pass began
         self._stopped = False
-        self._timer = clock.timer(loop, self.wake)
+        self._timer = clock.timer(loop, self._rang)
+        self._rings_ns: int | None = None  # when the timer is to ring that was set last, by the time of sources
         self._last_pass_s = 0.0
         self.busy_s = 0.0
         self.backpressured_s = 0.0
@@ -69,25 +71,34 @@ class Scheduler:
         self.wake()
 
     def wake(self) -> None:
+        self._woken = True
         if not self._scheduled and not self._stopped:
             self._scheduled = True
             self._loop.call_soon(self._pass)
+
+    def _rang(self) -> None:
+        self._rings_ns = None
+        self.wake()
 
     def stop(self) -> None:
         self._stopped = True
         self._timer.close()
 
     def _pass(self) -> None:
-        self._scheduled = False
-        if self._stopped:
-            return
+        again = False
         self._stepping = None
         try:
-            self._work()
+            again = not self._stopped and self._work()
         except Exception as error:
+            again = self._woken
             self._on_error(self._stepping, error)
+        finally:
+            self._scheduled = False
+        if again:
+            self.wake()
 
-    def _work(self) -> None:
+    def _work(self) -> bool:
+        """True: another pass is due at once. What wakes the slot before the last round is done by that one."""
         started = self._now_s()
         more = self._work_between(started)
         stepped = self._now_s()
@@ -96,10 +107,11 @@ class Scheduler:
         # Sinks first, so that there is room; where a pass is quick there is, and rows go all the way in one round.
         subtasks = self._downwards if self._last_pass_s < _ROUNDS_S else self._subtasks
         for _ in range(_MOST_ROUNDS):
+            self._woken = False
             round_worked, round_polled = self._round(subtasks, now, stepped + _PASS_BUDGET_S)
             subtasks = self._subtasks
             if self._stopped:
-                return
+                return False
             worked, polled = worked or round_worked, polled or round_polled
             now = self._now_s()
             if not round_worked or now - stepped > _ROUNDS_S:
@@ -111,14 +123,13 @@ class Scheduler:
             self._note_long(self._last_pass_s, self._stepping)
         if worked or more:
             self.busy_s += now - started
-        if round_worked or more:
-            self.wake()
-        else:
-            self._sleep()
-            self._look(now)
-            return
-        if self._looked_s is None or now - self._looked_s >= _LOOK_S:
-            self._look(now)
+        if round_worked or more or self._woken:
+            if self._looked_s is None or now - self._looked_s >= _LOOK_S:
+                self._look(now)
+            return True
+        self._sleep()
+        self._look(now)
+        return False
 
     def _round(self, subtasks: list[Subtask], now: float, deadline: float) -> tuple[bool, bool]:
         """Each of `subtasks` once. Whether something was done (or is left because time is over), and by a source."""
@@ -149,11 +160,10 @@ class Scheduler:
     def _is_due(self, subtask: Subtask) -> bool:
         if subtask.source is None or not self._latency_target_s:
             return True
-        due_ns = subtask.source[1].next_due_ns()
-        if due_ns is None:
+        source, gathering_ns, now_ns = subtask.source[1], self._gathering_ns, self.source_time.now_ns()
+        if _is_over(source.next_due_ns(gathering_ns), now_ns):
             return True
-        late_ns, gathering_ns = self.source_time.now_ns() - due_ns, self._gathering_ns
-        return late_ns >= gathering_ns or (late_ns >= gathering_ns * _JOINS and self._rows_wait)
+        return self._rows_wait and _is_over(source.next_due_ns(int(gathering_ns * _JOINS)), now_ns)
 
     @property
     def _rows_wait(self) -> bool:
@@ -192,14 +202,20 @@ class Scheduler:
 
     def _sleep(self) -> None:
         """Sources need to be asked in time; everything else is woken by its channels."""
-        now_ns = self.source_time.now_ns()
-        delay: float | None = None
+        now_ns, gathering_ns = self.source_time.now_ns(), self._gathering_ns
+        rings_ns: int | None = None
         for subtask in self._subtasks:
             if subtask.source is None or subtask.ended or not subtask.writable:
                 continue
             self._stepping = subtask
-            due_ns = subtask.source[1].next_due_ns()
-            wait = _ASK_AGAIN_S if due_ns is None else (due_ns + self._gathering_ns - now_ns) / 1e9
-            delay = wait if delay is None else min(delay, wait)
-        if delay is not None:
-            self._timer.set(delay)
+            due_ns = subtask.source[1].next_due_ns(gathering_ns)
+            if due_ns is None:
+                due_ns = now_ns + _ASK_AGAIN_NS
+            rings_ns = due_ns if rings_ns is None else min(rings_ns, due_ns)
+        if rings_ns is not None and rings_ns != self._rings_ns:
+            self._rings_ns = rings_ns
+            self._timer.set((rings_ns - now_ns) / 1e9)
+
+
+def _is_over(due_ns: int | None, now_ns: int) -> bool:
+    return due_ns is None or due_ns <= now_ns

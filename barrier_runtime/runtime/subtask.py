@@ -161,7 +161,9 @@ class Subtask:
             if not operator.has_room:
                 held = True
                 break
-        self.load.looked(since_last_s, blocked, held)
+        load = self.load
+        if blocked or held or load.blocked or load.held:
+            load.looked(since_last_s, blocked, held)
         return blocked or held
 
     @property

@@ -271,9 +271,9 @@ class SourceDriver:
         self._told_ns = now_ns
         return watermark_ms
 
-    def next_due_ns(self) -> int | None:
-        """When the next row is due, if every unfinished split knows that, or when to look for splits again; None =
-        poll as soon as possible."""
+    def next_due_ns(self, gathering_ns: int = 0) -> int | None:
+        """When to poll next, if every unfinished split knows when rows are due and they wait `gathering_ns` for others,
+        or when to look for splits again. None = poll as soon as possible."""
         if self._ended_early:
             return None
         earliest = None if self._discovery is None else self._looked_ns + self._look_again_ns
@@ -286,6 +286,7 @@ class SourceDriver:
             due_ns = split.reader.next_due_ns()
             if due_ns is None:
                 return None
+            due_ns += gathering_ns
             if self._timeout_ns and split.silent_for_ns() <= self._timeout_ns:
                 due_ns = min(due_ns, split.asked_ns + self._timeout_ns // 2)  # to notice in time that it is idle
             due_ns = max(due_ns, split.rests_ns)

@@ -6,7 +6,7 @@ from barrier_runtime.connectors.source import CheckpointListener, Split, SplitRe
 from barrier_runtime.data.elements import WATERMARK_MIN
 from barrier_runtime.runtime.sources.progress import NO_POSITION, SplitProgress
 
-_TICK_NS = 600_000  # rows that fall due within it are read together: a batch costs as much as hundreds of rows
+_TICK_NS = 500_000  # rows that fall due within it are read together: a batch costs as much as hundreds of rows
 
 
 class OpenSplit:

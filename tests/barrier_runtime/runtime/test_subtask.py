@@ -8,6 +8,7 @@ from subtask_bench import TOKEN, Bench, Summing, barrier, rows, values
 
 from barrier_runtime.coordinator.wire.messages import SubtaskId
 from barrier_runtime.data.elements import WATERMARK_MAX, Barrier, Batch, CancelBarrier, EndOfInput, Idle, Watermark
+from barrier_runtime.data.few_rows import MOST_ROWS
 from barrier_runtime.operators.base import Operator
 from barrier_runtime.runtime.alignment.tracker import BarrierTracker
 from barrier_runtime.runtime.network.channels import SMALL_ROW_BYTES
@@ -215,9 +216,10 @@ def test_small_batches_of_all_channels_are_processed_together():
 
 def test_together_are_no_more_rows_than_one_small_batch_has():
     bench = Bench(operator=Batches(), inputs=1)
-    bench.queue(*[(0, few(*range(20))) for _ in range(4)])
+    size = MOST_ROWS // 3
+    bench.queue(*[(0, few(*range(size))) for _ in range(4)])
     bench.work()
-    assert [len(taken) for _, taken in bench.operator.calls] == [60, 20]
+    assert [len(taken) for _, taken in bench.operator.calls] == [3 * size, size]
 
 
 def test_what_is_not_a_small_batch_of_the_same_port_and_columns_is_processed_by_itself():
