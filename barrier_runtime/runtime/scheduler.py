@@ -6,7 +6,7 @@ timers and messages are served. When nothing is left it sleeps until a channel, 
 it.
 
 A pass costs about the same for one row as for fifty. So rows of a source that says when they are due wait a while for
-others: three times as long as a pass takes, and never longer than the latency target; half of it when rows of another
+others: four times as long as a pass takes, and never longer than the latency target; half of it when rows of another
 slot are there to be processed. What is late is polled at once.
 """
 
@@ -23,7 +23,7 @@ _ROUNDS_S = 0.0005  # of a pass; a round that began is ended
 _MOST_ROUNDS = 4
 _LONG_STEP_S = 2.0  # nothing else was served meanwhile: worth telling
 _BETWEEN_SHARE = 0.5  # of the time the last pass took, for the small work between passes
-_REST = 3.0  # passes' time that rows wait for others
+_REST = 4.0  # passes' time that rows wait for others
 _JOINS = 0.5  # of that time; then they join rows that came from elsewhere
 _SMOOTHING = 0.2  # of the time that a pass takes
 _LOOK_S = 0.001  # between two looks at what waits for room; the last pass before a pause looks, too

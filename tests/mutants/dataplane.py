@@ -723,6 +723,14 @@ MUTANTS = (
         ("tests/barrier_runtime/runtime/test_scheduler.py",),
     ),
     Mutant(
+        "wake-within-a-pass-is-lost",
+        "whoever wakes a slot in the middle of a pass is served after it, although the pass found nothing",
+        "barrier_runtime/runtime/scheduler.py",
+        "        if round_worked or more or self._woken:\n",
+        "        if round_worked or more:\n",
+        ("tests/barrier_runtime/runtime/test_scheduler.py",),
+    ),
+    Mutant(
         "emitted-row-is-not-copied",
         "a row of a side output counts as it was when it was emitted",
         "barrier_runtime/operators/outputs/side_outputs.py",

@@ -217,8 +217,6 @@ class SourceDriver:
         if due_ns is not None and due_ns > now_ns:
             split.had_nothing(now_ns, self._timeout_ns)
             return None
-        if split.rests(now_ns):
-            return None
         if self._range is not None:
             limit = min(limit, self._range.left(split.id, split.rows))
             if limit <= 0:
@@ -289,7 +287,6 @@ class SourceDriver:
             due_ns += gathering_ns
             if self._timeout_ns and split.silent_for_ns() <= self._timeout_ns:
                 due_ns = min(due_ns, split.asked_ns + self._timeout_ns // 2)  # to notice in time that it is idle
-            due_ns = max(due_ns, split.rests_ns)
             earliest = due_ns if earliest is None else min(earliest, due_ns)
         return earliest
 

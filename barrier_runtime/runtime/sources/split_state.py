@@ -2,11 +2,9 @@
 
 import msgspec
 
-from barrier_runtime.connectors.source import CheckpointListener, Split, SplitReader, Waking
+from barrier_runtime.connectors.source import CheckpointListener, Split, SplitReader
 from barrier_runtime.data.elements import WATERMARK_MIN
 from barrier_runtime.runtime.sources.progress import NO_POSITION, SplitProgress
-
-_TICK_NS = 500_000  # rows that fall due within it are read together: a batch costs as much as hundreds of rows
 
 
 class OpenSplit:
@@ -21,11 +19,9 @@ class OpenSplit:
         "payload",
         "polled",
         "reader",
-        "rests_ns",
         "rows",
         "silent_ns",
         "size",
-        "wakes",
     )
 
     def __init__(self, split: Split, reader: SplitReader, progress: SplitProgress | None) -> None:
@@ -34,13 +30,11 @@ class OpenSplit:
         self.size = split.size
         self.reader: SplitReader | None = reader
         self.listener = reader if isinstance(reader, CheckpointListener) else None
-        self.wakes = isinstance(reader, Waking)  # its thread gathers rows: they do not rest here once more
         self.asked = progress is not None  # for rows: its position may differ from that of the beginning
         self.rows = progress.rows if progress else 0
         self.greatest_ms = progress.greatest_ms if progress else WATERMARK_MIN
         self.finished = False
         self.polled = 0  # turn of the last poll
-        self.rests_ns = 0  # not asked before: it gave all that was due
         self.silent_ns: int | None = None  # since when it was asked and had nothing
         self.asked_ns = 0  # when it was asked last
         self.ended_in: int | None = None  # first checkpoint with the end of a split whose reader listens
@@ -50,12 +44,6 @@ class OpenSplit:
         self.silent_ns = None
         self.asked_ns = now_ns
         self.rows += rows
-        due_ns = None if self.reader is None or self.wakes else self.reader.next_due_ns()
-        self.rests_ns = 0 if due_ns is None or due_ns <= now_ns else now_ns + _TICK_NS
-
-    def rests(self, now_ns: int) -> bool:
-        """A clock that went back keeps nobody waiting."""
-        return 0 < self.rests_ns - now_ns <= _TICK_NS
 
     def had_nothing(self, now_ns: int, timeout_ns: int) -> None:
         """The last poll returned nothing. A split that was not polled for the idle timeout may have rows by now."""

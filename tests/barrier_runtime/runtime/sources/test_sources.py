@@ -301,17 +301,15 @@ def test_next_due_says_when_to_come_back() -> None:
     assert driver.poll(SECOND_NS + 9_999_999) is None
 
 
-def test_rows_that_fall_due_within_a_moment_are_read_together() -> None:
-    """A batch costs as much as hundreds of rows: at 100 rows per ms one batch per row would be all that is done."""
+def test_rows_of_a_schedule_are_due_for_a_poll_when_they_have_waited_for_others() -> None:
+    """Whoever is asked all the same gives what is due: how long rows wait is for the slot to say."""
     driver = opened(spec_of(GeneratedRows("src", 100_000, None, None, None)), World())
     assert driver.poll(SECOND_NS) is not None
-    assert driver.poll(SECOND_NS + 100_000) is None  # ten rows are due
-    due_ns = driver.next_due_ns()
-    assert due_ns is not None
-    assert SECOND_NS + 100_000 < due_ns <= SECOND_NS + 1_000_000
-    batch = driver.poll(due_ns)
+    assert driver.next_due_ns() == SECOND_NS + 10_000
+    assert driver.next_due_ns(gathering_ns=500_000) == SECOND_NS + 510_000
+    batch = driver.poll(SECOND_NS + 100_000)
     assert batch is not None
-    assert batch.rows.num_rows == (due_ns - SECOND_NS) // 10_000
+    assert batch.rows.num_rows == 10
 
 
 def test_a_backlog_is_read_without_a_rest() -> None:
@@ -394,14 +392,14 @@ class FetchingReader(BacklogReader):
         return None if self._waiting else self.asked_ns + 1_000_000
 
 
-def test_a_clock_that_goes_back_keeps_nobody_waiting_who_rested() -> None:
+def test_rows_that_are_there_are_given_whatever_the_clock_did_since_the_last_ones() -> None:
     source = Fetching()
     driver = opened(spec_of(source, 2), World())
     now_ns = 10**18
     source.waiting["a"] += [[1]]
     assert driver.poll(now_ns) is not None
     source.waiting["a"] += [[2]]
-    assert driver.poll(now_ns + 100_000) is None
+    assert driver.next_due_ns(gathering_ns=1_000_000) is None  # at once
     assert driver.poll(now_ns - 3_600 * SECOND_NS) is not None
 
 
