@@ -1,7 +1,14 @@
 """Pins of readers: what they hold back, and for how long. Interleavings of a reader and a coordinator that deletes."""
 
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
 from barrier_runtime.coordinator.pins import CheckpointPin, PinnedDeletions, pins_of
 from barrier_runtime.state.store.memory import Fault, MemoryStore
+from barrier_runtime.state.store.object_store import ObjectInfo
 from barrier_runtime.state.store.paths import Paths
 
 PATHS = Paths("pinned")
@@ -102,3 +109,125 @@ def test_what_the_reader_finds_after_its_pin_is_never_deleted_whenever_the_coord
         step(3)
         assert not set(keys_of(found)) & set(deleted), drops_at
         pin.release()
+
+
+# ---------------------------------------------------------------- several deletions at once
+
+
+class Interrupted(MemoryStore):
+    """Between an answer of the store and what its caller makes of it, `meanwhile` happens: as on other threads."""
+
+    meanwhile: Callable[[], object] = lambda: None
+
+    def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes:
+        try:
+            return super().get(key, offset, size)
+        finally:
+            self.meanwhile()
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        found = list(super().list(prefix))
+        self.meanwhile()
+        return iter(found)
+
+    def once(self, happens: Callable[[], object]) -> None:
+        """At the next list."""
+
+        def now() -> None:
+            if self.calls.get("list", 0) > before:
+                self.meanwhile = lambda: None
+                happens()
+
+        before = self.calls.get("list", 0)
+        self.meanwhile = now
+
+
+def interrupted() -> tuple[Interrupted, PinnedDeletions]:
+    store = Interrupted()
+    return store, PinnedDeletions(store, PATHS, lambda: 1)
+
+
+def test_what_two_calls_may_both_free_goes_once() -> None:
+    store, deletions = interrupted()
+    CheckpointPin(store, PATHS, 5).release()
+    other: list[tuple[str, ...]] = []
+    store.once(lambda: other.extend(deletions.free(keys_of(2))))
+    assert deletions.free(keys_of(1)) == []
+    assert other == [keys_of(1), keys_of(2)]
+    assert deletions.free(()) == []
+
+
+def test_what_comes_to_wait_while_pins_are_listed_is_not_freed_by_that_list() -> None:
+    """The list had no pin; the reader's and the dropped checkpoint are both younger."""
+    store, deletions = interrupted()
+    CheckpointPin(store, PATHS, 5).release()
+    pins: list[CheckpointPin] = []
+
+    def meanwhile() -> None:
+        pins.append(CheckpointPin(store, PATHS, 7))
+        assert deletions.free(keys_of(7)) == []
+
+    store.once(meanwhile)
+    assert deletions.free(()) == []
+    assert deletions.free(keys_of(6)) == [keys_of(6)]
+    pins[0].release()
+    assert deletions.free(()) == [keys_of(7)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_many_deletions_at_once_go_once_each_and_never_before_a_pin_that_was_there_when_they_were_dropped(
+    seed: int,
+) -> None:
+    """Calls begin within others, pins come and go meanwhile, and some lists fail."""
+    rng = random.Random(seed)
+    store, deletions = interrupted()
+    held: list[tuple[int, CheckpointPin]] = []
+    bound_by: dict[int, list[CheckpointPin]] = {}  # of each dropped checkpoint, the pins that were there
+    freed: Counter[int] = Counter()
+    depth = 0
+
+    def free(checkpoint: int | None) -> None:
+        if checkpoint is not None:
+            bound_by[checkpoint] = [pin for pinned, pin in held if pinned <= checkpoint]
+        try:
+            taken = deletions.free(() if checkpoint is None else keys_of(checkpoint))
+        except Exception as error:
+            assert "failed" in str(error)  # noqa: PT017
+            return
+        still_held = [pin for _, pin in held]
+        for keys in taken:
+            found = PATHS.checkpoint_of(keys[0])
+            assert found is not None
+            assert not [pin for pin in bound_by[found[0]] if pin in still_held], (seed, found)
+            freed[found[0]] += 1
+
+    def something() -> None:
+        nonlocal depth
+        if depth == 4:
+            return
+        depth += 1
+        chosen = rng.random()
+        if chosen < 0.5:
+            free(len(bound_by) + 1)
+        elif chosen < 0.6:
+            free(None)
+        elif chosen < 0.8:
+            pinned = max(1, len(bound_by) + rng.randint(-3, 3))
+            held.append((pinned, CheckpointPin(store, PATHS, pinned)))
+        elif held:
+            held.pop(rng.randrange(len(held)))[1].release()
+        if chosen > 0.97:
+            store.inject(Fault.FAIL_BEFORE, "list")
+        depth -= 1
+
+    store.meanwhile = lambda: something() if rng.random() < 0.6 else None
+    for _ in range(60):
+        something()
+    for _, pin in held:
+        pin.release()
+    held.clear()
+    store.meanwhile = lambda: None
+    for _ in range(20):  # some lists may still have to fail
+        free(None)
+    assert freed == Counter(dict.fromkeys(bound_by, 1))
+    assert len(freed) > 20
