@@ -1,18 +1,18 @@
 """The table in docs/operating.md: what may be another when a job goes on, by kind of snapshot. A test a cell."""
 
-import collections
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_replaced_jobs import KEYS, Number, Running, Target, flow
+from test_replaced_jobs import First, flow
 
 from barrier_runtime import ProcessContext, ValueState
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
+from tests.barrier_runtime.running_job import RunningJob, Target, check_each_once
 
 
-class Also(Number):
+class Also(First):
     """One more state; its rows have the columns that they had."""
 
     also = ValueState(int, default=0)
@@ -25,20 +25,11 @@ class Also(Number):
 KINDS = ("aligned checkpoint", "unaligned checkpoint", "savepoint")
 
 
-def whole(target: Target) -> None:
-    """Each key's numbers are 1, 2, 3, and so on."""
-    rows = collections.defaultdict(list)
-    for row in target.rows():
-        rows[row["key"]].append(row["own"])
-    assert set(rows) == set(range(KEYS))
-    assert all(sorted(of_key) == list(range(1, len(of_key) + 1)) for of_key in rows.values())
-
-
 async def left_behind(kind: str, folder: Path, target: Target, **options: Any) -> dict[str, Any]:
     """A job that has ended without a word, or with a savepoint. What its successor restores from."""
     unaligned = {"unaligned": True, "aligned_timeout": 0.0} if kind == "unaligned checkpoint" else {}
-    job = Running(flow(target, Number, []), {}, folder, **unaligned, **options)
-    await job.until(lambda status: len(target.rows()) >= 300)
+    job = RunningJob(flow(target, First, []), folder, **unaligned, **options)
+    await job.rows_in(target, 300)
     if kind == "savepoint":
         url = f"{folder}-savepoint"
         job.runner.stop("checkpoint", SavepointRequest("kept", url, stops=True))
@@ -63,9 +54,8 @@ async def test_a_job_goes_on_though_something_is_another(tmp_path: Path, kind: s
         folder = tmp_path / "moved"
     elif kind == "savepoint":
         folder = tmp_path / "second"
-    before = len(target.rows())
-    job = Running(flow(target, Also if change == "program" else Number, []), {}, folder, **options)
-    await job.until(lambda status: len(target.rows()) >= before + 300)
+    job = RunningJob(flow(target, Also if change == "program" else First, []), folder, **options)
+    await job.more_in(target, 300)
     assert job.runner.status().restored_checkpoint > 0
     await job.stop()
-    whole(target)
+    check_each_once(target)

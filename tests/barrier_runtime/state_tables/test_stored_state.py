@@ -30,8 +30,7 @@ from barrier_runtime import (
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state_tables import open_checkpoint, stored_state
-from tests.barrier_runtime.launch.test_savepoints import Running, Target, numbers, rows_in
-from tests.barrier_runtime.launch.test_savepoints import flow as counting
+from tests.barrier_runtime.running_job import RunningJob, Target, numbers_flow, numbers_of
 
 USERS = ("ann", "bob", "cid", "dot", "eve")
 ROWS = [{"user": USERS[n % len(USERS)], "n": n} for n in range(200)]
@@ -103,7 +102,7 @@ def storage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("kept") / "checkpoints"
 
     async def run() -> None:
-        assert (await Running(flow(), folder, state_backend=request.param).task).outcome == "finished"
+        assert (await RunningJob(flow(), folder, state_backend=request.param).task).outcome == "finished"
 
     asyncio.run(run())
     return str(folder)
@@ -232,8 +231,6 @@ def test_it_needs_no_part_of_the_program(storage: str) -> None:
     """Another process, which has none of the classes."""
     program = f"""
 from barrier_runtime.state_tables import open_checkpoint, stored_state
-from tests.barrier_runtime.launch.test_savepoints import Running, Target, numbers, rows_in
-from tests.barrier_runtime.launch.test_savepoints import flow as counting
 with open_checkpoint({storage!r}, "kept") as stored:
     print(sorted(row["value"]["level"] for row in stored.table("all", "basket").read_all().to_pylist()))
 """
@@ -243,8 +240,8 @@ with open_checkpoint({storage!r}, "kept") as stored:
 
 async def test_a_savepoint_is_read_by_its_folder_alone(tmp_path: Path) -> None:
     target = Target()
-    job = Running(counting("job", target), tmp_path / "job")
-    await rows_in(target, 500, job)
+    job = RunningJob(numbers_flow(target), tmp_path / "job")
+    await job.rows_in(target, 500)
     request = SavepointRequest(uuid.uuid4().hex, str(tmp_path / "savepoint"), stops=True)
     job.runner.stop("checkpoint", request)
     await job.task
@@ -253,4 +250,4 @@ async def test_a_savepoint_is_read_by_its_folder_alone(tmp_path: Path) -> None:
         (columns,) = [each.state for each in stored.tables() if each.operator == "count"]
         assert stored.table("count", columns).read_all().num_rows == len(own)
         assert sum(row["rows"] for row in stored.positions().to_pylist()) == sum(own.values())
-    assert own == {key: of_key[-1] for key, of_key in numbers(target.rows()).items()}
+    assert own == {key: of_key[-1] for key, of_key in numbers_of(target.rows()).items()}
