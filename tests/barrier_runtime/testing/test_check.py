@@ -162,9 +162,9 @@ def test_a_few_crashes_of_a_right_flow_change_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_at_every_parallelism_and_with_other_seeds() -> None:
-    checked = check(rich_flow, {"payments": ROWS}, seeds=[1, 2], sinks={"out": table})
-    assert checked.crashes == 2 * 3 * 2 * len(PHASES)
+def test_at_other_parallelisms_and_with_another_seed() -> None:
+    checked = check(rich_flow, {"payments": ROWS}, parallelism=(1, 3), seeds=[1], sinks={"out": table})
+    assert checked.crashes == 2 * 2 * len(PHASES)
 
 
 @pytest.mark.slow
