@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.servers.base import Server, ServerError, free_port, run_as
-from examples.servers.kafka_ends import TopicEnds
+from examples.servers.kafka_ends import TopicEnds, asked_again
 from examples.servers.maven import java_program, maven_jars
 
 _POM = Path(__file__).with_name("pom.xml")
@@ -104,7 +104,7 @@ class KafkaServer(Server):
         named = {name.replace("_", "."): str(value) for name, value in config.items()}
         admin.create_topics([NewTopic(topic, partitions, 1, config=named)])[topic].result()
         deadline = time.monotonic() + self.start_s
-        while not _has_leaders(admin, topic, partitions):
+        while not asked_again(lambda: _has_leaders(admin, topic, partitions)):
             if time.monotonic() > deadline:
                 raise ServerError(f"topic {topic} has no leaders after {self.start_s:.0f} s")
             time.sleep(0.02)

@@ -1,12 +1,30 @@
 """Where a topic ends, asked of a broker that may just have been started again."""
 
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from barrier_runtime.connectors.kafka.asking import Asker
 
 _ANSWER_S = 5.0
 _PATIENCE_S = 60.0
 _AGAIN_S = 0.1
+
+T = TypeVar("T")
+
+
+def asked_again(question: Callable[[], T]) -> T:
+    """Its answer. Asked again while it raises KafkaException, for a minute: a busy broker may not answer in time."""
+    from confluent_kafka import KafkaException
+
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return question()
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_AGAIN_S)
 
 
 class TopicEnds:
@@ -32,7 +50,6 @@ class TopicEnds:
         return self._ends(IsolationLevel.READ_UNCOMMITTED)
 
     def _ends(self, level: object) -> dict[int, int]:
-        from confluent_kafka import KafkaException
         from confluent_kafka.admin import OffsetSpec
 
         wanted = {place: OffsetSpec.latest() for place in self._places}
@@ -41,11 +58,4 @@ class TopicEnds:
             asked = admin.list_offsets(wanted, isolation_level=level, request_timeout=_ANSWER_S)  # type: ignore[attr-defined]
             return {place.partition: answer.result(2 * _ANSWER_S).offset for place, answer in asked.items()}
 
-        deadline = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                return self._asker.ask(question)
-            except KafkaException:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(_AGAIN_S)
+        return asked_again(lambda: self._asker.ask(question))

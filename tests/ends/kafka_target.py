@@ -44,7 +44,7 @@ class Topic:
 
     def read(self) -> list[dict[str, Any]]:
         """Everything committed. A broker ends a transaction a moment after it said so: waits for that."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while self.has_open_transactions():
             assert time.monotonic() < deadline, f"there is an open transaction on {self.name}"
         return self.read_stable()
@@ -56,7 +56,7 @@ class Topic:
         """What readers see now: up to the first open transaction."""
         committed = self._known.committed()
         stable = [committed[place.partition] for place in self._places]
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while any(end < wanted for end, wanted in zip(self._ends, stable, strict=True)):
             assert time.monotonic() < deadline, f"{self.name} cannot be read up to {stable}, only to {self._ends}"
             for message in self._consumer.consume(500, timeout=0.05):

@@ -15,8 +15,9 @@ from barrier_runtime.connectors.kafka.source.reader import KafkaReader
 from barrier_runtime.connectors.kafka.source.source import KafkaTopics
 from barrier_runtime.connectors.source import Split
 from examples.servers import KafkaServer
+from examples.servers.kafka_ends import asked_again
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 class Topic:
@@ -53,7 +54,7 @@ class Topic:
     def grow(self, partitions: int) -> None:
         """To so many partitions."""
         self.admin.create_partitions([NewPartitions(self.name, partitions)])[self.name].result()
-        wait_until(lambda: len(self.admin.list_topics(self.name).topics[self.name].partitions) == partitions, "it grew")
+        wait_until(lambda: len(self._topics()[self.name].partitions) == partitions, "it grew")
         self._producer = Producer({"bootstrap.servers": self.kafka.bootstrap})  # the other does not know them yet
 
     def delete_before(self, offset: int, partition: int = 0) -> None:
@@ -63,7 +64,10 @@ class Topic:
 
     def delete(self) -> None:
         self.admin.delete_topics([self.name])[self.name].result()
-        wait_until(lambda: self.name not in self.admin.list_topics(timeout=10).topics, "the topic is gone")
+        wait_until(lambda: self.name not in self._topics(), "the topic is gone")
+
+    def _topics(self) -> dict[str, Any]:
+        return asked_again(lambda: self.admin.list_topics(timeout=10)).topics
 
     def committed(self, group: str, partition: int = 0) -> int:
         """The group's offset; negative: none."""
@@ -71,7 +75,8 @@ class Topic:
 
         consumer = Consumer({"bootstrap.servers": self.kafka.bootstrap, "group.id": group})
         try:
-            return int(consumer.committed([TopicPartition(self.name, partition)], timeout=PATIENCE_S)[0].offset)
+            places = [TopicPartition(self.name, partition)]
+            return int(asked_again(lambda: consumer.committed(places, timeout=10))[0].offset)
         finally:
             consumer.close()
 

@@ -31,7 +31,7 @@ class LateRequests:
         assert self._kept is not None, "no request was kept"
         server, request = self._kept
         server.sendall(request)
-        return self._late_answers.get(timeout=10)
+        return self._late_answers.get(timeout=120)
 
     def __enter__(self) -> Self:
         return self

@@ -14,7 +14,7 @@ import pika.exceptions
 
 from examples.servers import RabbitServer
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 def wait_until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> None:
@@ -46,7 +46,7 @@ class Queue:
             with contextlib.suppress(pika.exceptions.AMQPError):
                 self._channel.connection.process_data_events()  # it may have been closed meanwhile
         if self._channel is None or not self._channel.is_open:
-            connection = pika.BlockingConnection(pika.URLParameters(self._server.url + "?socket_timeout=2"))
+            connection = pika.BlockingConnection(pika.URLParameters(self._server.url + "?socket_timeout=20"))
             self._channel = connection.channel()
             self._channel.confirm_delivery()
         return self._channel

@@ -10,6 +10,7 @@ from barrier_runtime.connectors.kafka.sink import transactions as kafka_transact
 from barrier_runtime.state.errors import Corrupt, Fenced, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound
 from examples.servers import KafkaServer
+from examples.servers.kafka_ends import asked_again
 from tests.ends.kafka_target import Job, Topic, kafka_sink, new_topic, numbers, sealed
 from tests.ends.test_kafka_lost_marker import delete_markers
 
@@ -25,7 +26,8 @@ def transactions_on(kafka: KafkaServer, topic: Topic) -> int:
     rows = len(topic.read())
     consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": "counting"})
     try:
-        return int(consumer.get_watermark_offsets(TopicPartition(topic.name, 0), timeout=10)[1]) - rows
+        place = TopicPartition(topic.name, 0)
+        return int(asked_again(lambda: consumer.get_watermark_offsets(place, timeout=10))[1]) - rows
     finally:
         consumer.close()
 

@@ -21,7 +21,7 @@ from examples.servers import PostgresServer
 from tests.ends.postgres_tables import left_over, made_visible, new_job, new_table, numbers, opened, pre_committed, seen
 
 BOTH = pytest.mark.parametrize("transactions", ["staged", "prepared"])
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from examples.servers import (
     s3_server,
 )
 from examples.servers.base import Server, find_program
+from examples.servers.kafka_ends import asked_again
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,7 +47,7 @@ def read_from_kafka(server: KafkaServer) -> list[str]:
     from confluent_kafka import Consumer, TopicPartition
 
     reader = Consumer({"bootstrap.servers": server.bootstrap, "group.id": "reader", "enable.auto.commit": False})
-    _, end = reader.get_watermark_offsets(TopicPartition("kept", 0), timeout=20)
+    _, end = asked_again(lambda: reader.get_watermark_offsets(TopicPartition("kept", 0), timeout=10))
     reader.assign([TopicPartition("kept", 0, 0)])
     read: list[Any] = []
     while len(read) < end:

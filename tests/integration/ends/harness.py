@@ -371,13 +371,20 @@ class _Run:
     # ------------------------------------------------------------ the end
 
     def _rescanned(self, rows: int) -> Audit:
-        """With a fresh reader. Of a large target, on a slow machine, one look may not give all."""
+        """With a fresh reader. On a slow machine one look may not give all of a large target, or fail."""
         again, look = self._make_audit(), self._open_reader()
         deadline = time.monotonic() + PATIENCE_S
-        again.observe("rescan", look())
-        while again.rows < rows and time.monotonic() < deadline:
-            again.observe("rescan", look())
-        return again
+        while True:
+            try:
+                seen = look()
+            except Exception:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_TICK_S)
+                continue
+            again.observe("rescan", seen)
+            if again.rows >= rows or time.monotonic() > deadline:
+                return again
 
     def _judged(self, rows: int) -> Report:
         again = self._rescanned(rows)
