@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -29,7 +30,7 @@ from tests.integration.chaos.reader import FolderView, SinkView, parsed
 from tests.integration.chaos.report import recoveries
 from tests.integration.chaos.run import Chosen, chaos
 from tests.integration.chaos.store_proxy import Fault, store_proxy
-from tests.integration.chaos.verdict import Rows, SinkAudit, Truth
+from tests.integration.chaos.verdict import Rows, SinkAudit, Truth, told
 
 TRUTH = Truth(splits=2, keys=4, groups=3)
 SEEDS = [1, *([int(os.environ["CHAOS_SEED"])] if "CHAOS_SEED" in os.environ else [])]
@@ -55,73 +56,62 @@ class World:
         return Rows(*(np.array(column, dtype=np.int64) for column in zip(*table, strict=True)))
 
 
-def judged(*observations: Rows):
-    audit = SinkAudit(TRUTH)
-    for number, rows in enumerate(observations, 1):
-        audit.observe(f"record {number}", rows)
-    return audit.figures
-
-
 def without(rows: Rows, at: int) -> Rows:
     return Rows(*(np.delete(getattr(rows, name), at) for name in Rows.__dataclass_fields__))
 
 
-def test_right_rows_are_found_right_whatever_the_order_of_splits():
-    world = World()
-    figures = judged(world.rows(0, 2, 4, 1), world.rows(3, 5, 7, 6), world.rows(8))
-    assert figures.right, figures
-    assert (figures.rows, figures.observations) == (9, 3)
+def swapped(rows: Rows, order: list[int]) -> Rows:
+    """State columns stay right: they are of the group's rows as they came."""
+    return Rows(rows.value[order], rows.key[order], rows.n[order], rows.due_ns[order])
 
 
-def test_a_lost_row_is_found_and_only_as_lost():
-    world = World()
-    figures = judged(world.rows(0, 1), without(world.rows(2, 3, 4, 5, 6, 7), 1))
-    assert (figures.lost, figures.duplicated, figures.out_of_order, figures.torn) == (1, 0, 0, 0)
-    assert figures.wrong_observations == 1
-    assert "missing below the highest seen; first 3" in " ".join(figures.examples)
+def spoiled(rows: Rows, column: str, at: int, by: int) -> Rows:
+    getattr(rows, column)[at] += by
+    return rows
 
 
-def test_rows_that_come_one_observation_late_make_the_first_one_wrong_although_nothing_is_lost_in_the_end():
-    world = World()
+def late_by_one_observation(world: World) -> list[Rows]:
     late, rest = world.rows(1), world.rows(0, 2, 3)
-    figures = judged(rest, late)
-    assert (figures.lost, figures.duplicated, figures.wrong_observations) == (0, 0, 1)
+    return [rest, late]
 
 
-def test_a_row_seen_twice_is_found_in_one_observation_and_across_two():
-    world = World()
-    first = world.rows(0, 1, 2)
-    figures = judged(first, first)
-    assert figures.duplicated == 3
-    twice = Rows.joined([world.rows(3), world.rows(3)])
-    assert judged(World().rows(0, 1, 2), twice).duplicated == 1
+FIVE = (0, 1, 2, 3, 4)
+VERDICTS: dict[str, tuple[Callable[[World], list[Rows]], str]] = {  # histories of a sink, and what is told of them
+    "right, whatever the order of splits": (lambda w: [w.rows(0, 2, 4, 1), w.rows(3, 5, 7, 6), w.rows(8)], ""),
+    "a lost row": (lambda w: [w.rows(0, 1), without(w.rows(2, 3, 4, 5, 6, 7), 1)], "lost 1, state 1, wrong 1"),
+    "rows that come one observation late": (late_by_one_observation, "wrong 1"),
+    "seen again in another observation": (lambda w: [w.rows(0, 1, 2)] * 2, "twice 3, state 3, wrong 1"),
+    "seen twice in one": (lambda w: [Rows.joined([World().rows(0, 1), World().rows(1)])], "twice 1, state 1, wrong 1"),
+    "a late row of a key": (lambda w: [swapped(w.rows(0, 1, 2, 3, 4, 5), [4, 1, 2, 3, 0, 5])], "late 1"),
+    "state that counted twice: the key's": (lambda w: [spoiled(w.rows(*FIVE), "n", 4, 1)], "state 1"),
+    "the group's count": (lambda w: [spoiled(w.rows(*FIVE), "m", 2, 1)], "state 1"),
+    "the group's sum: this row and the next": (lambda w: [spoiled(w.rows(*FIVE), "total", 3, 7)], "state 2"),
+}
 
 
-def test_a_late_row_of_a_key_is_out_of_order_and_nothing_else_is():
-    rows = World().rows(0, 1, 2, 3, 4, 5)
-    order = [4, 1, 2, 3, 0, 5]  # values 0 and 4 have the same key
-    swapped = Rows(rows.value[order], rows.key[order], rows.n[order], rows.due_ns[order])
-    figures = judged(swapped)
-    assert (figures.out_of_order, figures.lost, figures.duplicated, figures.wrong_state) == (1, 0, 0, 0)
+@pytest.mark.parametrize(("history", "verdict"), VERDICTS.values(), ids=VERDICTS)
+def test_a_history_gets_its_verdict(history: Callable[[World], list[Rows]], verdict: str) -> None:
+    audit = SinkAudit(TRUTH)
+    observations = history(World())
+    for number, rows in enumerate(observations, 1):
+        audit.observe(f"record {number}", rows)
+    assert told(audit.figures) == verdict
+    assert audit.figures.right is not bool(verdict)
+    assert audit.figures.observations == len(observations)
+    assert bool(audit.figures.examples) is bool(verdict)
 
 
-def test_state_that_counted_a_row_twice_is_found_in_the_count_and_in_the_sum():
-    rows = World().rows(0, 1, 2, 3, 4)
-    rows.n[4] += 1
-    assert judged(rows).wrong_state == 1
-    rows = World().rows(0, 1, 2, 3, 4)
-    rows.total[3] += 7  # of group 0: this row breaks with the one before, the next one with this
-    assert judged(rows).wrong_state == 2
-    rows = World().rows(0, 1, 2, 3, 4)
-    rows.m[2] += 1
-    assert judged(rows).wrong_state == 1
+def test_what_is_lost_is_named():
+    audit = SinkAudit(TRUTH)
+    audit.observe("record 1", World().rows(0, 1, 2, 5))
+    assert "missing below the highest seen; first 3" in " ".join(audit.figures.examples)
 
 
 def test_a_torn_file_makes_the_verdict_wrong():
     audit = SinkAudit(TRUTH)
     audit.torn("record 1", "part-1 has another hash than its record says")
+    assert told(audit.figures) == "torn 1"
     assert not audit.figures.right
-    assert audit.figures.torn == 1
 
 
 def test_the_audit_knows_until_when_every_split_is_visible():

@@ -70,6 +70,13 @@ class Figures:
             self.examples.append(text)
 
 
+def told(figures: Figures) -> str:
+    """What is wrong, in words and numbers; "" when everything is right."""
+    counted = {"lost": figures.lost, "twice": figures.duplicated, "late": figures.out_of_order, "torn": figures.torn}
+    counted |= {"state": figures.wrong_state, "wrong": figures.wrong_observations}
+    return ", ".join(f"{what} {count}" for what, count in counted.items() if count)
+
+
 class SinkAudit:
     def __init__(self, truth: Truth) -> None:
         self._truth = truth

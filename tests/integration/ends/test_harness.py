@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.chaos.verdict import told
 from tests.integration.ends import jsonl_numbers
 from tests.integration.ends.audit import Audit, Latest, Numbers, Seen
 from tests.integration.ends.committed_rows import CommittedRows
@@ -73,11 +74,8 @@ def test_rows_that_are_seen_get_their_verdict(observed: Observed, rows: int, ver
     """Each kind of wrong is counted as what it is, in the look in which it shows, and nothing else is."""
     audit = observed()
     figures = audit.figures
-    counted = {"lost": figures.lost, "twice": figures.duplicated, "late": figures.out_of_order, "torn": figures.torn}
-    counted |= {"state": figures.wrong_state, "wrong": figures.wrong_observations}
-    said = ", ".join(f"{what} {count}" for what, count in counted.items() if count)
     first = figures.examples[0].partition(":")[0] if figures.examples else ""
-    assert f"{said}: {first}".strip(": ") == verdict
+    assert f"{told(figures)}: {first}".strip(": ") == verdict
     assert figures.right is not bool(verdict)
     assert audit.rows == rows
 
