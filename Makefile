@@ -8,12 +8,12 @@ KILLS ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-UNIT_TESTS := tests/test_house.py tests/house tests/test_documents.py tests/test_options_table.py tests/test_metrics_table.py tests/test_behaviours.py tests/test_examples.py tests/test_fraud.py tests/test_bids.py tests/security tests/state tests/coordinator tests/barrier_runtime tests/benchmarks tests/mutants tests/stored
+UNIT_TESTS := tests/test_house.py tests/house tests/test_documents.py tests/test_options_table.py tests/test_metrics_table.py tests/test_behaviours.py tests/test_examples.py tests/test_fraud.py tests/test_bids.py tests/security tests/state tests/coordinator tests/barrier_runtime tests/benchmarks tests/mutants tests/stored tests/oracle
 # Bytecode stays beside the sources, everything else that is made goes below build/.
 # Written it has to be, whatever the caller's environment says: hundreds of tests start programs of ours, which would compile it all.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run pictures test docs wheel style check format tables bench sim sim-canaries mutants chaos java jdk servers clean
+.PHONY: help run pictures test docs wheel style check format tables bench sim oracle sim-canaries mutants chaos java jdk servers clean
 
 help:
 	@echo "make run [STORAGE=file|s3]  the main job, with a killed slot and a killed coordinator, checked against Spark SQL"
@@ -28,6 +28,7 @@ help:
 	@echo "make bench [QUICK=1|ALL=1]  engines side by side: build/bench/report.html (1.5 hours; ROUNDS=1: half an hour; QUICK: 5 minutes; ALL: 8 hours)"
 	@echo "make sim [SEEDS=n]          the simulation over n seeds; SEED=s replays one (SHRINK=1: makes it smaller); CANARY=name"
 	@echo "make sim-canaries           every planted bug is found by the simulation"
+	@echo "make oracle [SEEDS=n]       random windows and joins, with crashes, against sorting, DuckDB and pandas"
 	@echo "make mutants [WIDE=1]       every planted change of the product is noticed by a test: build/mutants.md"
 	@echo "make chaos [MINUTES=n] [KILLS=n] [SEED=s] [BURN=n]  kill, stall and starve a job on a local cluster, then judge its output"
 	@echo "make pictures               pictures of the coordinator's page for docs/, of a run with kills"
@@ -98,6 +99,9 @@ pictures: $(STAMP) java servers
 sim: $(STAMP)
 	$(BIN)/python tests/simulation/simulate.py --seeds $(SEEDS) $(if $(SEED),--seed $(SEED)) \
 		$(if $(CANARY),--canary $(CANARY)) $(if $(SHRINK),--shrink)
+
+oracle: $(STAMP)
+	$(BIN)/python -m tests.oracle.run --seeds $(if $(filter 500,$(SEEDS)),1000,$(SEEDS))
 
 sim-canaries: $(STAMP)
 	$(BIN)/python tests/simulation/simulate.py --canaries

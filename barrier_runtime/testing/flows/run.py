@@ -50,7 +50,8 @@ from barrier_runtime.testing.simulation.lsm_kv import LsmBackend
 MAX_PARALLELISM = 16  # key groups
 _START_NS = WALL_START_NS + 200_000_000  # when the first row is due
 _LENGTHS_NS = (500_000_000, 1_000_000_000)  # of the input: splits are not equally fast
-_INTERVAL_MS = 120  # of checkpoints: about eight while there is input
+# About eight while there is input.
+_CHECKPOINTS = {"interval_ms": 120, "min_pause_ms": 20, "timeout_ms": 5_000, "retained": 2}
 _WITHIN_S = 120.0  # of virtual time, until the job has ended
 _AFTERWARDS_S = 1.0  # what was left of dead programs may still do something
 _MAX_STEPS = 5_000_000
@@ -82,6 +83,7 @@ class FlowUnderTest:
     inputs: Mapping[str, tuple[pa.RecordBatch, ...]]  # by source, a batch per split
     sinks: Mapping[str, Callable[[], CheckedSink]]
     parallelisms: Sequence[int]
+    checkpoints: Mapping[str, Any] = field(default_factory=dict)  # options other than those of `check`
 
 
 @dataclass
@@ -178,7 +180,7 @@ class _FlowRun(SimCluster):
             parallelism=parallelism,
             max_parallelism=MAX_PARALLELISM,
             chains=graph.chain_specs(),
-            checkpoints=CheckpointOptions(interval_ms=_INTERVAL_MS, min_pause_ms=20, timeout_ms=5_000, retained=2),
+            checkpoints=CheckpointOptions(**{**_CHECKPOINTS, **self._flow.checkpoints}),
             slot_timeout_ms=2_000,
             resource_wait_timeout_ms=3_600_000,
             restart=RestartOptions(initial_ms=100, max_ms=1_000),
