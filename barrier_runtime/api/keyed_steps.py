@@ -49,9 +49,10 @@ class StatefulSteps(KeyedSteps[S]):
         """Group rows by window as well: `Tumbling`, `Sliding` or `Session` of event time, `Count`, or `Global`, all
         rows of a key (see docs/windows.md). `event_time` is a timestamp, date or int64-milliseconds column; `Count` and
         `Global` have none. `allowed_lateness`: for how long after its end (event time) a window is kept; each row that
-        comes for it then emits it again, with a column `update` that counts from 0. Not for sessions. `early`: results
-        before a window is over, as in `Every(timedelta(seconds=1))` or `Every(rows=1000)`; columns `update` and `early`
-        tell which one it is. Not for sessions.
+        comes for it then emits it again, with a column `update` that counts from 0. `early`: results before a window is
+        over, as in `Every(timedelta(seconds=1))` or `Every(rows=1000)`; columns `update` and `early` tell which one it
+        is. Sessions with either have a column `retracted`, too: true in a row that takes back what was told of a start
+        that is no session's any more.
 
         >>> keyed.window("hourly", Tumbling(timedelta(hours=1)), event_time="at", early=Every(timedelta(seconds=5)))
         """
@@ -61,15 +62,10 @@ class StatefulSteps(KeyedSteps[S]):
         if early is not None and not isinstance(early, Every):
             raise InvalidJob(f"{where}: early={early!r}: pass Every(timedelta(…)) or Every(rows=…)")
         lateness_ms = milliseconds(allowed_lateness, f"allowed_lateness of {where}")
-        if isinstance(window, Session) and lateness_ms:
+        if isinstance(window, Session) and early is not None and not early.accumulate:
             raise InvalidJob(
-                f"{where}: sessions have no allowed_lateness: leave it out, take late=True for a stream of the late "
-                "rows, or a greater max_out_of_orderness at the source"
-            )
-        if isinstance(window, Session) and early is not None:
-            raise InvalidJob(
-                f"{where}: sessions have no early results, because a row may join two sessions that were both told: "
-                "leave early= out, or take running aggregates of the key"
+                f"{where}: a session may become part of another one, so what is told early of it has all of its rows: "
+                "leave accumulate=False out"
             )
         rows = self._keyed_input()
         if isinstance(window, Global):

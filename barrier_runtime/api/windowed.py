@@ -20,6 +20,7 @@ from barrier_runtime.operators.windows.assigners import Count, Global, Session, 
 from barrier_runtime.operators.windows.base import LATE, told_of_windows, window_schema
 from barrier_runtime.operators.windows.count import CountWindowOperator
 from barrier_runtime.operators.windows.early import EarlyWindowOperator, WallClockWindowOperator
+from barrier_runtime.operators.windows.session_updates import SessionUpdatesOperator, WallClockSessionOperator
 from barrier_runtime.operators.windows.sessions import SessionAggregateOperator
 from barrier_runtime.operators.windows.triggers import Every
 from barrier_runtime.operators.windows.whole.applied_aggregates import OfAggregates
@@ -61,9 +62,9 @@ class WindowedStream(Generic[S]):
     def aggregate(self, *, late: Any = False, **aggregates: AnyAggregate) -> S | tuple[S, S]:
         """One row per key and window once the watermark passed its end: the key columns, `window_start` and
         `window_end` (timestamps in ms, UTC; the end is exclusive; a `Global` has neither), `update` with an allowed
-        lateness or early results, `early` with the latter, then the aggregates. Rows that come when all of their
-        windows are gone are dropped and counted (`late_rows`). With `late` they are not: it gives the pair (results,
-        late rows), the latter as they came.
+        lateness or early results, `early` with the latter, `retracted` of sessions with either, then the aggregates.
+        Rows that come when all of their windows are gone are dropped and counted (`late_rows`). With `late` they are
+        not: it gives the pair (results, late rows), the latter as they came.
 
         >>> counts, late = visits.aggregate(late=True, n=count())
         """
@@ -82,7 +83,8 @@ class WindowedStream(Generic[S]):
             raise InvalidJob(f"{where}: a Count window is told when it is full: leave early= out")
         if late and not bounded:
             raise InvalidJob(f"{where}: no row is late for a Global window: leave late= out")
-        beside = told_of_windows(bounded, lateness_ms > 0, early is not None)
+        updates = lateness_ms > 0 or early is not None
+        beside = told_of_windows(bounded, updates, early is not None, updates and isinstance(window, Session))
         check_free(aggregates, [*keys, *(field.name for field in beside)], where)
         schema = rows.schema
         output = window_schema(schema, keys, aggregates, where, beside) if schema is not None else None
@@ -90,7 +92,7 @@ class WindowedStream(Generic[S]):
         if isinstance(window, Session):
             require_merge(aggregates, where)
             operator = partial(SessionAggregateOperator, window=window)
-            definition = window.definition
+            definition = lateness_definition(window, lateness_ms)
         elif isinstance(window, Count):
             operator = partial(CountWindowOperator, window=window)
             definition = window.definition
@@ -98,7 +100,12 @@ class WindowedStream(Generic[S]):
             operator = partial(WindowAggregateOperator, window=window, lateness_ms=lateness_ms)
             definition = lateness_definition(window, lateness_ms)
         by_wall_clock = early is not None and early.clock == "processing"
-        if early is not None and isinstance(window, WindowAssigner):
+        if isinstance(window, Session):
+            if lateness_ms or early is not None:
+                kind_of_session = WallClockSessionOperator if by_wall_clock else SessionUpdatesOperator
+                operator = partial(kind_of_session, window=window, lateness_ms=lateness_ms, early=early)
+            definition += "" if early is None else f", {early.definition}"
+        elif early is not None:
             kind = WallClockWindowOperator if by_wall_clock else EarlyWindowOperator
             operator = partial(kind, window=window, lateness_ms=lateness_ms, early=early)
             definition += f", {early.definition}"

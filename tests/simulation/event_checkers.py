@@ -7,7 +7,17 @@ from itertools import pairwise, product
 from typing import Any
 
 from checkers import Checker, Report
-from events import EXPIRING, FOR_EVER_MS, KEYS, WALL_TIMERS, EventRow, EventWorkload
+from events import (
+    COUNT_ROWS,
+    COUNT_SLIDE,
+    COUNTED,
+    EXPIRING,
+    FOR_EVER_MS,
+    KEYS,
+    WALL_TIMERS,
+    EventRow,
+    EventWorkload,
+)
 from facts import Facts
 
 from barrier_runtime.coordinator.log.records import Finish, Record
@@ -15,7 +25,7 @@ from barrier_runtime.coordinator.log.records import Finish, Record
 
 class EventChecker(Checker):
     workload: EventWorkload
-    shows = ""  # what it judges: "windows", "gaps", "sessions", "unique" or "expiring"
+    shows = ""  # what it judges, of what sinks show
 
     def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -155,8 +165,24 @@ class WholeGaps(EventChecker):
     def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
         super().__init__(facts, workload, report)
         self._sessions: dict[int, list[EventRow]] = defaultdict(list)  # by key
+        self._told: dict[tuple[int, int], EventRow] = {}  # the latest update, by key and start, of what has updates
 
     def row(self, row: EventRow) -> None:
+        times = self.workload.times
+        if not times.gap_lateness_ms and not times.gap_early_rows:
+            self._judge(row)
+            return
+        known = self._told.setdefault((row.key, row.start), row)
+        if row.update > known.update:
+            self._told[row.key, row.start] = row
+        elif known is not row and row.update == known.update:
+            self.wrong(f"update {row.update} of the session of key {row.key} from {row.start} came twice")
+        if row.retracted and (row.n or not row.update):
+            self.wrong(f"{row} takes back what was not told, or has rows")
+        if row.n > len(self.workload.between(row.key, row.start, row.last)):
+            self.wrong(f"{row} has more than its events")
+
+    def _judge(self, row: EventRow) -> None:
         times, gap_ms = self.workload.times, self.workload.times.window_gap_ms
         self._sessions[row.key].append(row)
         around = self.workload.between(row.key, row.start - gap_ms, row.last + gap_ms)
@@ -173,6 +199,9 @@ class WholeGaps(EventChecker):
 
     def all_there(self) -> None:
         times = self.workload.times
+        for row in self._told.values():
+            if not row.retracted:
+                self._judge(row)
         for key in range(KEYS):
             events = self.workload.between(key, 0, times.start_ms + FOR_EVER_MS)
             sessions = self._sessions[key]
@@ -184,6 +213,40 @@ class WholeGaps(EventChecker):
                 at_ms = times.at_ms(*event)
                 if event not in behind and not any(row.start <= at_ms <= row.last for row in sessions):
                     self.wrong(f"event {event} of key {key}, at {at_ms}, is in no session")
+
+
+class CountedInOrder(EventChecker):
+    """A window by count holds the last events of its key, each `COUNT_SLIDE` of them once more, wherever it runs."""
+
+    shows = COUNTED
+
+    def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._counted: dict[tuple[int, int], int] = defaultdict(int)  # events in windows, by (split, key)
+
+    def row(self, row: EventRow) -> None:
+        self._counted[row.split, row.key] += COUNT_SLIDE
+        events = self._events(row.split, row.key, self._counted[row.split, row.key])
+        its = events[max(0, len(events) - COUNT_ROWS) :]
+        if len(events) < self._counted[row.split, row.key]:
+            self.wrong(f"{row}: its key has {len(events)} events")
+        elif (row.n, row.mask, row.first, row.last) != (len(its), sum(its), its[0], its[-1]):
+            self.wrong(f"{row} should have the events {its}")
+
+    def _events(self, split: int, key: int, most: int) -> list[int]:
+        times, found, seq = self.workload.times, [], 0
+        while times.exists(split, seq) and len(found) < most:
+            if times.key(split, seq) == key:
+                found.append(seq)
+            seq += 1
+        return found
+
+    def all_there(self) -> None:
+        times = self.workload.times
+        for split, key in product(range(times.splits), range(KEYS)):
+            there = len(self._events(split, key, times.count))
+            if there - self._counted[split, key] >= COUNT_SLIDE:
+                self.wrong(f"of {there} events of split {split} and key {key} {self._counted[split, key]} were counted")
 
 
 class SeenOnce(EventChecker):
@@ -399,6 +462,7 @@ EVENT_CHECKERS: tuple[type[Checker], ...] = (
     WholeWindows,
     WholeGaps,
     WholeSessions,
+    CountedInOrder,
     SeenOnce,
     ExpiresInTime,
     WallTimersFireOnce,

@@ -16,10 +16,13 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from barrier_runtime import (
     TTL,
+    Count,
     Dataflow,
+    Every,
     ListState,
     MapState,
     Session,
@@ -28,6 +31,8 @@ from barrier_runtime import (
     ValueState,
     collect_list,
     count,
+    first,
+    last,
     max_,
     quantile,
     sum_,
@@ -55,7 +60,8 @@ EVENTS = pa.schema(
     ]
 )
 WINDOWS = pa.schema([(name, pa.int64()) for name in ("key", "start", "n", "mask", "update")])
-GAPS = pa.schema([(name, pa.int64()) for name in ("key", "start", "n", "mask", "last")])
+GAPS = pa.schema([(name, pa.int64()) for name in ("key", "start", "n", "mask", "last", "update", "retracted")])
+COUNTS = pa.schema([(name, pa.int64()) for name in ("split", "key", "n", "mask", "first", "last")])
 SESSIONS = pa.schema(
     [
         ("split", pa.int64()),
@@ -94,6 +100,8 @@ class EventTimes:
     slide_ms: int | None = None  # between starts of windows; None: they do not overlap
     lateness_ms: int = 0  # for which windows are kept
     window_gap_ms: int = 250  # of session windows
+    gap_lateness_ms: int = 0  # for which they are kept
+    gap_early_rows: int = 0  # after so many rows they tell what they have; 0: not before they are over
     clocks_jump: bool = False  # so that a wall-clock timer may seem to be early or late
     max_drift_ms: int | None = None  # most that a split may be ahead of the slowest one; only without idle timeout
     decoys: int = 0  # timers that each event of a session sets far ahead, for the next one of its key to delete
@@ -346,19 +354,22 @@ class EventRow(msgspec.Struct, frozen=True):
     first: int = -1
     last: int = -1  # event of a session; of a session window its last event time
     id: int = -1
-    update: int = 0  # of a window
+    update: int = 0  # of a window, or a session
+    retracted: int = 0  # 1: of a session, it is none any more
 
 
 _EVENT_ROW = msgspec.json.Decoder(EventRow)
 
 EXPIRING = "expiring"  # drawn apart, in place of some sessions
 # and "gaps": session windows over all splits, drawn apart, too
+COUNTED = "counted"  # windows by count, in place of some ids
+COUNT_ROWS, COUNT_SLIDE = 6, 2
 WALL_TIMERS = "wall-timers"  # and so are these, in place of some windows
 EVENT_GRAPHS = ("windows", "windows", "sessions", "windows-and-sessions", "unique")
 
 
 class EventWorkload:
-    """`graph`: one of EVENT_GRAPHS, EXPIRING or WALL_TIMERS."""
+    """`graph`: one of EVENT_GRAPHS, EXPIRING, WALL_TIMERS or COUNTED."""
 
     audited = False
 
@@ -425,6 +436,7 @@ class EventWorkload:
                 "unique": self._unique,
                 EXPIRING: self._expiring,
                 WALL_TIMERS: self._wall_timed,
+                COUNTED: self._counted,
             }[shows]
             make(events).sink(sink, self._out() if sink == "out" else self._side())
         return flow
@@ -441,7 +453,14 @@ class EventWorkload:
     def _gaps(self, events: Any) -> Any:
         keys = ("key", "number") if self.times.text_keys else ("number",)
         window = Session(in_ms(self.times.window_gap_ms))
-        sessions = events.key_by(*keys).window("gaps", window, event_time="at")
+        rows = self.times.gap_early_rows
+        sessions = events.key_by(*keys).window(
+            "gaps",
+            window,
+            event_time="at",
+            allowed_lateness=in_ms(self.times.gap_lateness_ms),
+            early=Every(rows=rows) if rows else None,
+        )
         if self.times.text_keys:  # the same as a list and a sketch, which are cells of bytes in the state
             mask, last = collect_list("seq", limit=100_000), quantile("at", 1.0)
         else:
@@ -461,6 +480,11 @@ class EventWorkload:
     def _wall_timed(self, events: Any) -> Any:
         timed = WallTimed(self.times.gap_ms, self._now_ms)
         return events.key_by("split", "number").process("wall-timed", timed, schema=WALL_TIMED)
+
+    def _counted(self, events: Any) -> Any:
+        windows = events.key_by("split", "number").window("counted", Count(COUNT_ROWS, slide=COUNT_SLIDE))
+        counts = windows.aggregate(n=count(), mask=sum_("seq"), first=first("seq"), last=last("seq"))
+        return counts.map_batches(_plain_counts, schema=COUNTS)
 
     def _unique(self, events: Any) -> Any:
         within = None if self.times.within_ms is None else in_ms(self.times.within_ms)
@@ -506,8 +530,9 @@ class EventWorkload:
         return found
 
     def may_be_behind(self, split: int, seq: int) -> bool:
-        """The watermark may have passed its time when event `seq` of `split` came."""
-        return self.may_be_late(split, seq, self.times.at_ms(split, seq))
+        """The watermark may have passed its time when event `seq` of `split` came; with sessions that are kept, by
+        that long: else each session that it touches was there."""
+        return self.may_be_late(split, seq, self.times.at_ms(split, seq) + self.times.gap_lateness_ms)
 
     def greatest_ms(self, split: int, seq: int) -> int:
         """The greatest event time of the split before event `seq`."""
@@ -549,8 +574,18 @@ def _plain_gaps(batch: pa.RecordBatch) -> pa.RecordBatch:
     columns = [batch.column("number"), batch.column("window_start").cast(pa.int64()), batch.column("n")]
     mask, last = batch.column("mask"), batch.column("last").cast(pa.int64())
     if pa.types.is_list(mask.type):
-        mask = pa.array([sum(numbers) for numbers in mask.to_pylist()], pa.int64())
-    return pa.RecordBatch.from_arrays([*columns, mask, last], schema=GAPS)
+        mask = pa.array([sum(numbers or ()) for numbers in mask.to_pylist()], pa.int64())
+    names, none = batch.schema.names, pa.array([0] * len(batch), pa.int64())
+    update = batch.column("update") if "update" in names else none
+    retracted = batch.column("retracted").cast(pa.int64()) if "retracted" in names else none
+    mask, last = pc.fill_null(mask, 0), pc.fill_null(last, -1)  # what is retracted has no rows
+    return pa.RecordBatch.from_arrays([*columns, mask, last, update, retracted], schema=GAPS)
+
+
+def _plain_counts(batch: pa.RecordBatch) -> pa.RecordBatch:
+    columns = [batch.column("split").cast(pa.int64()), batch.column("number")]
+    columns += [batch.column(name) for name in ("n", "mask", "first", "last")]
+    return pa.RecordBatch.from_arrays(columns, schema=COUNTS)
 
 
 def _plain_ids(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from events import EVENT_GRAPHS, EXPIRING, WALL_TIMERS, EventTimes
+from events import COUNTED, EVENT_GRAPHS, EXPIRING, WALL_TIMERS, EventTimes
 from hanging import Hang
 from joins import JOIN_KINDS, JOINED, Joined
 from workload import GRAPHS, RULED, SIDE_GRAPHS
@@ -429,6 +429,8 @@ def _draw_events(schedule: Schedule) -> Schedule:
         slide_ms=period_ms if random.Random(f"slide {schedule.seed}").random() < 0.3 else None,
         lateness_ms=period_ms * random.Random(f"lateness {schedule.seed}").choice((0, 0, 0, 2, 6)),
         window_gap_ms=min(400, period_ms * random.Random(f"gap {schedule.seed}").choice((1, 2, 4))),
+        gap_lateness_ms=period_ms * random.Random(f"gap lateness {schedule.seed}").choice((0, 0, 2, 8)),
+        gap_early_rows=random.Random(f"gap early {schedule.seed}").choice((0, 0, 1, 3)),
         clocks_jump=schedule.clocks_jump,
         decoys=random.Random(f"decoys {schedule.seed}").choice((0, 0, 60)),
     )
@@ -448,6 +450,8 @@ def _draw_events(schedule: Schedule) -> Schedule:
         graph = EXPIRING
     elif graph == "windows" and random.Random(f"wall timers {schedule.seed}").random() < 0.5:
         graph = WALL_TIMERS
+    elif graph == "unique" and random.Random(f"counted {schedule.seed}").random() < 0.5:
+        graph = COUNTED
     return replace(
         schedule,
         graph=graph,

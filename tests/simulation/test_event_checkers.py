@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from checkers import Checker, MessagesOnce
 from event_checkers import EVENT_CHECKERS, WallTimersFireOnce, WatermarksMove
-from events import EXPIRING, WALL_TIMERS, EventRow, EventTimes, EventWorkload
+from events import COUNT_ROWS, COUNT_SLIDE, COUNTED, EXPIRING, WALL_TIMERS, EventRow, EventTimes, EventWorkload
 from facts import Facts
 from histories import Bank
 from judged import Case, Table, Told, check, each_case, untold
@@ -38,6 +38,7 @@ IN_ORDER = EventTimes(
 )
 LATE = replace(IN_ORDER, disorder_ms=500)  # more than the source says: some events are late
 WAITING = replace(LATE, lateness_ms=1_000)
+TOLD_AGAIN = replace(LATE, gap_lateness_ms=1_000)
 ONE_SPLIT = replace(IN_ORDER, splits=1)
 
 
@@ -124,6 +125,28 @@ class Shown:
                 mask = sum(seq for _, seq in events[:end])
                 found.append(EventRow(key=key, start=at[0], last=at[end - 1], n=end, mask=mask))
                 events = events[end:]
+        return found
+
+    def told_gaps(self) -> list[EventRow]:
+        """Each session with its first event alone, then whole; the first one under a start before which it begins."""
+        found = []
+        for number, row in enumerate(self.gaps()):
+            alone = changed(row, n=1, last=row.start, mask=0)
+            found += [alone, changed(row, update=1)]
+            if not number:
+                wrong = changed(alone, start=row.last)
+                found += [changed(wrong, last=row.last), changed(wrong, n=0, last=-1, update=1, retracted=1)]
+        return found
+
+    def of_counts(self) -> list[EventRow]:
+        times, found = self.times, []
+        for split in range(times.splits):
+            for key in range(3):
+                its = [seq for seq in range(times.count) if times.key(split, seq) == key]
+                for end in range(COUNT_SLIDE, len(its) + 1, COUNT_SLIDE):
+                    window = its[max(0, end - COUNT_ROWS) : end]
+                    row = EventRow(split, key, n=len(window), mask=sum(window), first=window[0], last=window[-1])
+                    found.append(row)
         return found
 
     def large_gap(self) -> EventRow:
@@ -365,6 +388,44 @@ TABLE: Table = {
         Case("a session never ends", lambda: shown("gaps", lambda s: s.gaps()[1:]).finish(), "is in no session"),
         Case("more than there is", lambda: shown("gaps", lambda s: [changed(s.large_gap(), n=99)], LATE), "more than"),
         Case("cut at their gaps", lambda: shown("gaps", Shown.gaps).finish()),
+        Case("told again", lambda: shown("gaps", Shown.told_gaps, TOLD_AGAIN).finish()),
+        Case(
+            "told twice",
+            lambda: shown("gaps", lambda s: s.told_gaps()[:1] + s.told_gaps()[:1], TOLD_AGAIN),
+            "came twice",
+        ),
+        Case(
+            "what is no session any more is not taken back",
+            lambda: shown("gaps", lambda s: [row for row in s.told_gaps() if not row.retracted], TOLD_AGAIN).finish(),
+            "should have taken in what is within the gap",
+        ),
+        Case(
+            "taken back with rows",
+            lambda: shown("gaps", lambda s: [changed(row, n=1) for row in s.told_gaps() if row.retracted], TOLD_AGAIN),
+            "takes back what was not told, or has rows",
+        ),
+        Case(
+            "told again with more than there is",
+            lambda: shown("gaps", lambda s: [changed(row, n=99) for row in s.told_gaps()[:1]], TOLD_AGAIN),
+            "has more than its events",
+        ),
+        Case(
+            "the last update never comes",
+            lambda: shown("gaps", lambda s: [row for row in s.told_gaps() if not row.update], TOLD_AGAIN).finish(),
+            "in no session",
+        ),
+    ),
+    "CountedInOrder": (
+        Case("every two events, of the last six", lambda: shown(COUNTED, Shown.of_counts).finish()),
+        Case("one is lacking", lambda: shown(COUNTED, lambda s: s.of_counts()[1:]), "should have the events"),
+        Case("twice", lambda: shown(COUNTED, lambda s: [s.of_counts()[0]] * 2), "should have the events"),
+        Case("the last is lacking", lambda: shown(COUNTED, lambda s: s.of_counts()[:-1]).finish(), "were counted"),
+        Case(
+            "of more than there are",
+            lambda: shown(COUNTED, lambda s: s.of_counts() + s.of_counts()[-1:]),
+            "its key has",
+            once=True,
+        ),
     ),
     "WholeSessions": (
         Case("begun too late", lambda: shown("sessions", begun_too_late), "a session should begin with event"),

@@ -75,7 +75,7 @@ class WindowAssigner(ABC):
         return np.maximum(watermarks_ms, WATERMARK_MIN + self.size_ms) - self.size_ms + 2
 
 
-def lateness_definition(window: WindowAssigner, lateness_ms: int) -> str:
+def lateness_definition(window: "WindowAssigner | Session", lateness_ms: int) -> str:
     """`definition` of windows that are kept for late rows. With a longer lateness rows would come for windows that were
     removed already, and begin them anew."""
     lateness = f", allowed lateness {datetime.timedelta(milliseconds=lateness_ms)}" if lateness_ms else ""
@@ -219,20 +219,43 @@ class Global(WindowAssigner):
 @dataclass(frozen=True)
 class Count(Global):
     """Each `rows` rows of a key, in the order in which they come: a window is over with its last row, and the next row
-    begins another. It needs no event time. What is not full when the input ends is dropped, as in Flink.
+    begins another. With `slide` one is over every `slide` rows, and has the last `rows` ones: a row is in rows / slide
+    windows, and the first windows of a key have fewer rows. It needs no event time. What is not full when the input
+    ends is dropped, as in Flink. `rows` is a multiple of `slide`.
 
-    >>> Count(100).definition
-    'count 100'
+    >>> Count(100).definition, Count(100, slide=10).definition
+    ('count 100', 'count 100 every 10')
     """
 
     rows: int
+    slide: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.rows, bool) or not isinstance(self.rows, int) or self.rows < 1:
             raise InvalidJob(f"Count({self.rows!r}): pass a whole number of rows, at least 1")
+        slide = self.slide
+        if slide is None:
+            return
+        if isinstance(slide, bool) or not isinstance(slide, int) or slide < 1:
+            raise InvalidJob(f"Count({self.rows}, slide={slide!r}): pass a whole number of rows as slide=, at least 1")
+        if self.rows % slide:
+            raise InvalidJob(f"Count({self.rows}, slide={slide}): {self.rows} must be a multiple of the slide")
+
+    @property
+    def per_row(self) -> int:
+        return 1 if self.slide is None else self.rows // self.slide
+
+    def assign(self, times_ms: Ints) -> tuple[Ints | None, Ints]:
+        """Windows that follow each other are a *phase*, told by 0, -1, -2, …: each row is in one window of each phase,
+        and phase -n is over n * `slide` rows before phase 0."""
+        phases = self.per_row
+        if phases == 1:
+            return super().assign(times_ms)
+        count = len(times_ms)
+        return np.arange(count, dtype=np.int64).repeat(phases), np.tile(-np.arange(phases, dtype=np.int64), count)
 
     def __str__(self) -> str:
-        return f"count {self.rows}"
+        return f"count {self.rows}" + ("" if self.slide is None else f" every {self.slide}")
 
 
 @dataclass(frozen=True)

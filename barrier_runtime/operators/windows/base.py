@@ -27,6 +27,7 @@ from barrier_runtime.state.errors import InvalidJob
 LATE = "late rows"  # tag of the side output
 UPDATE = "update"  # output column of windows that may fire again
 EARLY = "early"  # output column of windows with early results: whether this is one
+RETRACTED = "retracted"  # output column of sessions that are told more than once: what was told is no session any more
 _MAX_ROWS = 65_536  # of one emitted batch
 _SLICE_STEPS = 8  # also where a clock stands still
 _TIME = pa.timestamp("ms", "UTC")
@@ -242,7 +243,8 @@ class WindowOperator(KeyedOperator):
         ends: Ints,
         accumulators: Columns,
         updates: Ints | None = None,
-        early: bool = False,
+        early: bool | npt.NDArray[np.bool_] = False,
+        retracted: bool = False,
     ) -> pa.RecordBatch:
         """Rows of output, one per entry of `row_ids` and of `accumulators`. `fields`: of their keys."""
 
@@ -255,6 +257,7 @@ class WindowOperator(KeyedOperator):
             "window_end": lambda: pa.array(ends).view(_TIME),
             UPDATE: lambda: pa.array(updates),
             EARLY: lambda: pa.array(np.full(len(row_ids), early, np.bool_)),
+            RETRACTED: lambda: pa.array(np.full(len(row_ids), retracted, np.bool_)),
         }
         first = len(keys)
         return pa.RecordBatch.from_arrays(
@@ -293,11 +296,15 @@ def window_schema(
     )
 
 
-def told_of_windows(bounded: bool = True, updates: bool = False, early: bool = False) -> tuple[pa.Field, ...]:
+def told_of_windows(
+    bounded: bool = True, updates: bool = False, early: bool = False, retracted: bool = False
+) -> tuple[pa.Field, ...]:
     """Columns between keys and aggregates: `window_start`, `window_end` (exclusive; timestamps in ms, UTC) of windows
-    that have them, `update` if windows may fire again, `early` if they do so before they are over."""
+    that have them, `update` if windows may fire again, `early` if they do so before they are over, `retracted` if
+    what was told of them may be taken back."""
     return (
         *(SPAN if bounded else ()),
         *([pa.field(UPDATE, pa.int64())] if updates or early else []),
         *([pa.field(EARLY, pa.bool_())] if early else []),
+        *([pa.field(RETRACTED, pa.bool_())] if retracted else []),
     )

@@ -24,16 +24,16 @@ from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.windows.aggregate import FIRINGS, WindowAggregateOperator
 from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.operators.windows.base import Ints, told_of_windows
+from barrier_runtime.operators.windows.changed import ByWallClock, ChangedWindows
 from barrier_runtime.operators.windows.triggers import Every
 from barrier_runtime.state.errors import InvalidJob
 
 _TOLD = "told"  # column of state: rows in the last result
 _OVER = "over"  # column of state, with an allowed lateness: 1 once the window is over
-_SLICE = 16_384  # windows of one turn by the wall clock
 _FAR = -(2**62)
 
 
-class EarlyWindowOperator(WindowAggregateOperator):
+class EarlyWindowOperator(ChangedWindows, WindowAggregateOperator):
     """`Every` by event time, or by rows."""
 
     def __init__(
@@ -59,7 +59,7 @@ class EarlyWindowOperator(WindowAggregateOperator):
         self._by_event_time = early.rows is None and early.clock == "event"
         self._grid_ms = window.first_start(0)
         self._held: list[tuple[pa.RecordBatch, Ints]] | None = None  # results, and event time at each
-        self._changed = np.zeros(0, np.bool_)  # by row id: rows came since the last result; not kept by rows
+        self._changed = np.zeros(0, np.bool_)  # not kept by rows
 
     def bind(self, columns: pa.Schema) -> None:
         super().bind(columns)
@@ -251,12 +251,6 @@ class EarlyWindowOperator(WindowAggregateOperator):
         rows: Ints = columns[ROWS][row_ids]
         return rows - columns[_TOLD][row_ids] if self._accumulate else rows
 
-    def _mark(self, row_ids: Ints) -> None:
-        missing = len(self._table.columns[ROWS]) - len(self._changed)
-        if missing > 0:
-            self._changed = np.concatenate([self._changed, np.zeros(missing, np.bool_)])
-        self._changed[row_ids] = True
-
     def _tell(self, row_ids: Ints, reached_ms: int, emit: Emit, emit_ns: int | None = None) -> None:
         """Early results of these windows."""
         fields = self._fields_of(row_ids)
@@ -283,43 +277,6 @@ class EarlyWindowOperator(WindowAggregateOperator):
         self._forget_changes(row_ids)
         super()._remove(row_ids)
 
-    def _forget_changes(self, row_ids: Ints) -> None:
-        if len(self._changed):
-            self._mark(row_ids[:0])
-            self._changed[row_ids] = False
 
-
-class WallClockWindowOperator(EarlyWindowOperator):
-    """`Every` by the wall clock: a while after the first row since the last results, those of all windows that have
-    changed. `_changed` is what is left to tell, so nothing else has to be in a snapshot."""
-
-    _due_s: float | None = None  # by the steady clock
-    _next = 0  # row id from which on windows are to be told now
-
-    def on_wall_clock(self, emit: Emit, last: bool = False) -> bool:
-        if last or not len(self._changed) or self._going_to_ms is not None:
-            return False
-        if self._due_s is None:
-            if self._changed.any():
-                self._wait()
-            return False
-        if self.context.now_s() < self._due_s:
-            return False
-        row_ids = self._next + np.flatnonzero(self._changed[self._next :])[:_SLICE]
-        if not len(row_ids):
-            self._due_s, self._next = None, 0
-            return self.on_wall_clock(emit)
-        self._next = int(row_ids[-1]) + 1
-        self._tell(self._ordered(row_ids), self._watermark_ms, emit, self.context.wall_ms() * 1_000_000)
-        return True
-
-    def _add(self, rows: pa.RecordBatch, starts: Ints, batch: Batch, of_row: Ints | None, emit: Emit) -> Ints:
-        row_ids = super()._add(rows, starts, batch, of_row, emit)
-        if self._due_s is None and rows.num_rows:
-            self._wait()
-        return row_ids
-
-    def _wait(self) -> None:
-        assert self._interval_ms is not None
-        self._due_s = self.context.now_s() + self._interval_ms / 1_000
-        self.context.call_later(self._interval_ms / 1_000, self.context.wake)
+class WallClockWindowOperator(ByWallClock, EarlyWindowOperator):
+    """`Every` by the wall clock."""

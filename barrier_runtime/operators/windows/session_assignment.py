@@ -57,6 +57,7 @@ class AssignedSessions:
     levels: Ints | None
     merges: list[tuple[int, int, int]]
     end: int
+    rows: Ints | None = None  # which ones of the batch `of_row` is about; None: all
 
 
 def assign_sessions(

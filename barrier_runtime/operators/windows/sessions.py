@@ -8,6 +8,7 @@ it; else it is late when a session of it alone would be over.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,12 +21,12 @@ from barrier_runtime.operators.aggregation.merging import merge_entries
 from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.windows.assigners import Session
-from barrier_runtime.operators.windows.base import Ints, WindowOperator
+from barrier_runtime.operators.windows.base import SPAN, Ints, WindowOperator
 from barrier_runtime.operators.windows.open_sessions import OpenSessions
 from barrier_runtime.operators.windows.session_assignment import LATE, AssignedSessions, Sessions, assign_sessions
 from barrier_runtime.state.errors import ProtocolViolation
 
-_LAST = "last"  # column of state: time of the last row, ms
+LAST = "last"  # column of state: time of the last row, ms
 
 
 class SessionAggregateOperator(WindowOperator):
@@ -42,9 +43,10 @@ class SessionAggregateOperator(WindowOperator):
         super().__init__(name, keys, window, event_time, aggregates, schema, late)
         self._gap_ms = window.gap_ms
         self._open = OpenSessions(len(keys), window.gap_ms)
+        self._beside: tuple[pa.Field, ...] = SPAN
 
     def bind(self, columns: pa.Schema) -> None:
-        self._bind_table(columns, {_LAST: ("int64", 0)})
+        self._bind_table(columns, {LAST: ("int64", 0), **self._more_state()}, self._beside)
         row_ids = self._table.load_all()
         if not len(row_ids):
             return
@@ -56,8 +58,12 @@ class SessionAggregateOperator(WindowOperator):
             starts = np.array([key[-1] for key in keys], np.int64)
             numbers = self._open.numbers_of([key[:-1] for key in keys])
         its_keys = np.unique(numbers)
-        known = Sessions(numbers, starts, self._table.columns[_LAST][row_ids])
+        known = Sessions(numbers, starts, self._table.columns[LAST][row_ids])
         self._open.replace(its_keys, np.full(len(its_keys), -1, np.int64), row_ids[:0], row_ids, known)
+
+    def _more_state(self) -> dict[str, tuple[str, Any]]:
+        """Columns of state besides those of the aggregates and `LAST`."""
+        return {}
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         times_ms = self._times_of(batch)
@@ -77,7 +83,7 @@ class SessionAggregateOperator(WindowOperator):
     def _reach(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         self._watermark_ms = watermark_ms
         over: list[Ints] = []
-        for row_ids in self._open.over(watermark_ms, self._table.columns[_LAST]):
+        for row_ids in self._open.over(watermark_ms, self._table.columns[LAST]):
             if over:
                 yield
             over.append(row_ids)
@@ -87,25 +93,23 @@ class SessionAggregateOperator(WindowOperator):
     def _reach_floors(self, emit: Emit) -> Iterator[None]:
         """Before a row comes that would touch one of them."""
         row_ids = self._table.load_all()
-        over = self._table.columns[_LAST][row_ids] + self._gap_ms <= self._floors_of(row_ids)
+        over = self._table.columns[LAST][row_ids] + self._gap_ms <= self._floors_of(row_ids)
         self._open.end(row_ids[over])
         yield from self._fire_all(row_ids[over], emit)
 
     def _fire_all(self, row_ids: Ints, emit: Emit) -> Iterator[None]:
-        for part in self._parts(row_ids, self._table.columns[_LAST]):
+        for part in self._parts(row_ids, self._table.columns[LAST]):
             if part is not None:
                 self._fire(part, emit)
             yield
 
     def _add(self, batch: Batch, times_ms: Ints, emit: Emit) -> int:
         """Add the first rows, as many as can be before a session has to go; gives their number."""
-        watermarks = self._row_watermarks(batch)
         numbers = self._key_numbers(batch.rows)
-        keys, earliest_ms = _earliest(numbers, times_ms)
-        opened, rest = self._open.reached(keys, earliest_ms, self._table.columns[_LAST])
-        known = self._open.spans(opened, self._table.columns[_LAST])
-        reached = self._watermark_ms if watermarks is None else watermarks
-        done = assign_sessions(numbers, times_ms, reached, known, self._gap_ms)
+        keys, earliest_ms = earliest_times(numbers, times_ms)
+        opened, rest = self._open.reached(keys, earliest_ms, self._table.columns[LAST])
+        known = self._open.spans(opened, self._table.columns[LAST])
+        done = assign_sessions(numbers, times_ms, self._gone_by(batch), known, self._gap_ms)
         if done.end < len(batch):
             self._open.unused(keys)
             return self._add(batch.slice(0, done.end), times_ms[: done.end], emit) if done.end else 0
@@ -113,15 +117,20 @@ class SessionAggregateOperator(WindowOperator):
         rows = batch.rows
         if late.any():
             self._give_late(batch, late, emit)
-            in_time = np.flatnonzero(~late)
-            rows = rows.take(pa.array(in_time))
-            done.of_row = done.of_row[in_time]
-            done.levels = None if done.levels is None else done.levels[in_time]
+            done.rows = np.flatnonzero(~late)
+            rows = rows.take(pa.array(done.rows))
+            done.of_row = done.of_row[done.rows]
+            done.levels = None if done.levels is None else done.levels[done.rows]
         row_ids = self._entries(done, opened)
         if rows.num_rows:
             self._aggregate(rows, done, row_ids)
         self._keep(keys, rest, done, opened, row_ids)
         return len(batch)
+
+    def _gone_by(self, batch: Batch) -> int | Ints:
+        """Sessions that end by that time are gone, at each row."""
+        watermarks = self._row_watermarks(batch)
+        return self._watermark_ms if watermarks is None else watermarks
 
     def _key_numbers(self, rows: pa.RecordBatch) -> Ints:
         keys = self.codec.arrays(rows)
@@ -164,18 +173,18 @@ class SessionAggregateOperator(WindowOperator):
         values = BatchValues(rows, self.where)
         add_to_groups(self._plan, self._table.columns, of_row, values, self._bounds, self._left)
 
-    def _keep(self, keys: Ints, rest: Ints, done: AssignedSessions, opened: Ints, row_ids: Ints) -> None:
-        """Their spans, and which sessions are open now."""
+    def _keep(self, keys: Ints, rest: Ints, done: AssignedSessions, opened: Ints, row_ids: Ints) -> Ints:
+        """Their spans, and which sessions are open now. Gives the row id that each session has then."""
         sessions, stay = done.sessions, ~done.merged
         columns = self._table.columns
-        first_ms = self._open.spans(opened, columns[_LAST]).first_ms
+        first_ms = self._open.spans(opened, columns[LAST]).first_ms
         changed = np.ones(len(sessions), np.bool_)
-        changed[: len(opened)] = columns[_LAST][opened] != sessions.last_ms[: len(opened)]
+        changed[: len(opened)] = columns[LAST][opened] != sessions.last_ms[: len(opened)]
         changed[done.of_row] = True
         moved = np.flatnonzero((sessions.first_ms[: len(opened)] < first_ms) & stay[: len(opened)])
         gone = row_ids[done.merged]
         row_ids = row_ids.copy()
-        columns[_LAST][row_ids] = sessions.last_ms
+        columns[LAST][row_ids] = sessions.last_ms
         if len(moved):
             before = row_ids[moved]
             now = self._placed(sessions.keys[moved], sessions.first_ms[moved])
@@ -188,17 +197,18 @@ class SessionAggregateOperator(WindowOperator):
             self._table.remove(gone)
         left = Sessions(sessions.keys[stay], sessions.first_ms[stay], sessions.last_ms[stay])
         self._open.replace(keys, rest, gone, row_ids[stay], left)
+        return row_ids
 
     def _fire(self, row_ids: Ints, emit: Emit) -> None:
         fields = self._fields_of(row_ids)
         accumulators = self._accumulators(row_ids)
-        ends = accumulators[_LAST] + self._gap_ms
+        ends = accumulators[LAST] + self._gap_ms
         results = self._results(row_ids, fields, ends, accumulators)
         self._table.remove(row_ids)
         self._send(results, ends - 1, emit)
 
 
-def _earliest(numbers: Ints, times_ms: Ints) -> tuple[Ints, Ints]:
+def earliest_times(numbers: Ints, times_ms: Ints) -> tuple[Ints, Ints]:
     """The different `numbers`, rising, and the least time of each."""
     order = order_of_ints([numbers])
     ordered = numbers[order]

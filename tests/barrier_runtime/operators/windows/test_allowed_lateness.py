@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, World, entries_left, held_in_memory
 
-from barrier_runtime import CollectSink, Dataflow, Session, Sliding, Tumbling, count, first, mean, sum_
+from barrier_runtime import CollectSink, Dataflow, Sliding, Tumbling, count, first, mean, sum_
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.base import LATE
@@ -181,8 +181,6 @@ def test_a_job_updates_its_windows_and_has_the_rest_as_a_stream(parallelism: int
 
 def test_what_lateness_cannot_be_is_refused_with_the_remedy() -> None:
     keyed = stream([], Dataflow("late")).key_by("k")
-    with pytest.raises(InvalidJob, match="sessions have no allowed_lateness: leave it out, take late=True"):
-        keyed.window("w", Session(5 * MS), event_time="t", allowed_lateness=MS)
     with pytest.raises(InvalidJob, match="allowed_lateness of window 'w'"):
         keyed.window("w", Tumbling(5 * MS), event_time="t", allowed_lateness=-MS)
     with pytest.raises(InvalidJob, match="output column 'update' exists already"):

@@ -39,14 +39,14 @@ def rows_of(many: int) -> Rows:
     return [{"k": "abc"[number % 3], "t": number * 7 % 90, "v": number} for number in range(many)]
 
 
-def full(rows: Rows, size: int) -> Rows:
-    """Every `size` rows of a key."""
+def full(rows: Rows, size: int, slide: int | None = None) -> Rows:
+    """Every `slide` rows of a key the last `size` ones."""
     results = []
     for key in {row["k"] for row in rows}:
         values = [row["v"] for row in rows if row["k"] == key]
-        for begin in range(0, len(values) - size + 1, size):
-            its = values[begin : begin + size]
-            results.append({"k": key, "n": size, "total": sum(its), "first_v": its[0]})
+        for end in range(slide or size, len(values) + 1, slide or size):
+            its = values[max(0, end - size) : end]
+            results.append({"k": key, "n": len(its), "total": sum(its), "first_v": its[0]})
     return results
 
 
@@ -66,12 +66,15 @@ def read(flow: Dataflow, rows: Rows, splits: int = 1) -> Any:
 
 
 @given(
-    st.integers(1, 5),
+    st.sampled_from([(1, None), (2, None), (5, None), (2, 1), (4, 2), (6, 1), (6, 6)]),
     st.lists(st.one_of(st.lists(st.sampled_from("ab"), min_size=1, max_size=9), st.integers(1, 3)), max_size=12),
 )
 @examples(60)
-def test_each_n_rows_of_a_key_are_a_window_over_restarts_and_the_rest_is_dropped(size: int, actions: list[Any]) -> None:
-    slots = Slots(lambda: CountWindowOperator("w", ["k"], Count(size), None, AGGREGATES, SCHEMA), 1)
+def test_each_n_rows_of_a_key_are_a_window_over_restarts_and_the_rest_is_dropped(
+    of: tuple[int, int | None], actions: list[Any]
+) -> None:
+    size, slide = of
+    slots = Slots(lambda: CountWindowOperator("w", ["k"], Count(size, slide), None, AGGREGATES, SCHEMA), 1)
     fed: Rows = []
     found: Rows = []
     for number, what in enumerate(actions):
@@ -83,9 +86,9 @@ def test_each_n_rows_of_a_key_are_a_window_over_restarts_and_the_rest_is_dropped
             slots.feed(rows, SCHEMA)
             fed += rows
             emitted = [row for driven in slots.driven for row in driven.rows]
-            assert plain(found + emitted) == plain(full(fed, size))
+            assert plain(found + emitted) == plain(full(fed, size, slide))
     slots.watermarks(*[WATERMARK_MAX] * slots.parallelism)
-    assert plain(found + slots.take()) == plain(full(fed, size))
+    assert plain(found + slots.take()) == plain(full(fed, size, slide))
     assert not any(len(driven.operator._table.load_all()) for driven in slots.driven)  # type: ignore[attr-defined]
 
 

@@ -17,7 +17,6 @@ from barrier_runtime import (
     Dataflow,
     Every,
     Global,
-    Session,
     Sliding,
     Tumbling,
     UpsertSink,
@@ -478,8 +477,6 @@ def test_what_early_results_cannot_be_is_refused_with_the_remedy() -> None:
         Every(rows=3, clock="processing")
     with pytest.raises(InvalidJob, match="pass 'event' or 'processing'"):
         Every(MS, clock="wall")  # type: ignore[arg-type]
-    with pytest.raises(InvalidJob, match="sessions have no early results, because a row may join two"):
-        keyed.window("w", Session(5 * MS), event_time="t", early=every)
     with pytest.raises(InvalidJob, match=r"early=5: pass Every\(timedelta"):
         keyed.window("w", Tumbling(5 * MS), event_time="t", early=5)
     with pytest.raises(InvalidJob, match="output column 'early' exists already"):

@@ -1,0 +1,358 @@
+"""Sessions that are told more than once: before they are over (`Every`), and again for late rows (allowed lateness).
+
+    a session is    told                                      until the watermark
+    open            early, if it got rows since               is at its end, last time + gap: told, and kept
+    kept            again, with each row that comes for it    has passed its end by the lateness: removed
+A late row may make a kept session longer than the watermark is far: it is open again, and told at its new end.
+
+Those who read results know a session by its key and start. A row may give a session an earlier start, or join two of
+them. What was told of a start that no session has any more is *retracted* then, by a result of its own, which goes out
+before anything else that this row brings. What comes under the new start begins with update 0.
+
+Nothing of that depends on where batches end. A row that tells or retracts something is *taken exactly*: event time
+first goes on to where it is at that row, and what the row brings goes out in the order of rows. So are rows beside it
+as long as no two have the same key. All others are added as ever, many at a time.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
+from barrier_runtime.operators.aggregation.batch_values import RunningOrder
+from barrier_runtime.operators.aggregation.own import AnyAggregate
+from barrier_runtime.operators.aggregation.state_columns import ROWS, Columns
+from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.windows.aggregate import FIRINGS
+from barrier_runtime.operators.windows.assigners import Session, lateness_definition
+from barrier_runtime.operators.windows.base import Ints, told_of_windows
+from barrier_runtime.operators.windows.by_start import ByStart
+from barrier_runtime.operators.windows.changed import ByWallClock, ChangedWindows
+from barrier_runtime.operators.windows.session_assignment import LATE, AssignedSessions, assign_sessions
+from barrier_runtime.operators.windows.sessions import LAST, SessionAggregateOperator, earliest_times
+from barrier_runtime.operators.windows.triggers import Every
+from barrier_runtime.state.errors import ProtocolViolation
+
+# columns of state
+_TOLD = "told"  # rows in the last result
+_TOLD_LAST = "told_last"  # time of the last row of it
+_OVER = "over"  # 1: told when it was over, and no row came since
+
+_FEW = 256  # rows that are looked at together behind one that was taken exactly
+_STEPS = 16  # of ends in a gap
+
+
+class SessionUpdatesOperator(ChangedWindows, SessionAggregateOperator):
+    def __init__(
+        self,
+        name: str,
+        keys: Sequence[str],
+        window: Session,
+        event_time: str,
+        aggregates: Mapping[str, AnyAggregate],
+        schema: pa.Schema | None = None,
+        late: bool = False,
+        lateness_ms: int = 0,
+        *,
+        early: Every | None = None,
+    ) -> None:
+        super().__init__(name, keys, window, event_time, aggregates, schema, late)
+        self.definition = lateness_definition(window, lateness_ms)
+        if early is not None:
+            self.definition += f", {early.definition}"
+        self._beside = told_of_windows(updates=True, early=early is not None, retracted=True)
+        self._lateness_ms = lateness_ms
+        self._rows = None if early is None else early.rows
+        self._interval_ms = None if early is None else early.interval_ms
+        self._by_event_time = self._interval_ms is not None and early is not None and early.clock == "event"
+        self._step_ms = max(1, self._gap_ms // _STEPS)
+        self._changed = np.zeros(0, np.bool_)
+        self._waits = np.zeros(0, np.bool_)  # by row id: is to be told when it is over
+        self._ends = ByStart()  # of those that wait, in steps, as they were when they were noted
+        self._retracted: list[tuple[Ints, pa.RecordBatch]] = []  # (numbers of the keys, results)
+        self._taken: tuple[AssignedSessions, Ints] | None = None  # the rows that were added last, and row ids
+
+    def _more_state(self) -> dict[str, tuple[str, Any]]:
+        return dict.fromkeys((FIRINGS, _TOLD, _TOLD_LAST, _OVER), ("int64", 0))
+
+    def bind(self, columns: pa.Schema) -> None:
+        super().bind(columns)
+        row_ids = self._table.load_all()
+        open_ids = row_ids[self._table.columns[_OVER][row_ids] == 0]
+        self._wait_for_end(open_ids)
+        if self._interval_ms is not None:
+            self._mark(open_ids[self._since(open_ids) > 0])
+
+    # ---- rows
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        self._arrive(emit)
+        while (row := self._early_before(batch)) is not None:
+            if row:
+                self._process(batch.slice(0, row), emit)
+                if self._rest is not None:
+                    self._rest = batch.slice(row - len(self._rest))
+                    return
+            assert batch.reached is not None
+            if not self._first_goes(batch, row, int(batch.reached[row]), emit):
+                return
+            batch = batch.slice(row)
+        self._process(batch, emit)
+
+    def _early_before(self, batch: Batch) -> int | None:
+        """The first row before which early results are due by event time."""
+        reached = batch.reached
+        if not self._by_event_time or reached is None or not len(reached) or reached[-1] <= self._watermark_ms:
+            return None
+        assert self._interval_ms is not None
+        later = reached // self._interval_ms > self._watermark_ms // self._interval_ms
+        row = int(np.argmax(later))
+        return row if later[row] else None
+
+    def _process(self, batch: Batch, emit: Emit) -> None:
+        times_ms = self._times_of(batch)
+        if times_ms is None:
+            return
+        first, looked = 0, len(batch)
+        while first < len(batch):
+            part = batch.slice(first, looked)
+            plain = self._plain_rows(part, times_ms[first : first + looked])
+            if plain:
+                self._add_all(part.slice(0, plain), times_ms[first : first + plain], emit)
+                first += plain
+            if plain == len(part):
+                looked *= 2
+                continue
+            if batch.reached is not None and not self._first_goes(batch, first, int(batch.reached[first]), emit):
+                return
+            exact = batch.slice(first, self._apart(batch.slice(first, _FEW)))
+            self._take_exactly(exact, times_ms[first : first + len(exact)], emit)
+            first, looked = first + len(exact), _FEW
+
+    def _plain_rows(self, batch: Batch, times_ms: Ints) -> int:
+        """How many rows come before the first one that may tell or retract something, or be late."""
+        columns = self._table.columns
+        numbers = self._key_numbers(batch.rows)
+        keys, earliest_ms = earliest_times(numbers, times_ms)
+        opened, _ = self._open.reached(keys, earliest_ms, columns[LAST])
+        known = self._open.spans(opened, columns[LAST])
+        done = assign_sessions(numbers, times_ms, super()._gone_by(batch), known, self._gap_ms)
+        self._open.unused(keys)
+        end = done.end
+        late = np.flatnonzero(done.of_row[:end] == LATE)
+        if len(late):
+            end = int(late[0])
+        loses_start = done.merged[: len(opened)] | (done.sessions.first_ms[: len(opened)] < known.first_ms)
+        told = loses_start & (columns[FIRINGS][opened] > 0)
+        if told.any():
+            its = np.isin(numbers[:end], known.keys[told])
+            end = int(np.argmax(its)) if its.any() else end
+        if self._rows is not None and end:
+            end = self._first_full(numbers[:end], done, opened, self._rows)
+        return end
+
+    def _first_full(self, numbers: Ints, done: AssignedSessions, opened: Ints, rows: int) -> int:
+        """How many rows come before one that may be the last of `rows` since the last result of its session; where
+        sessions become one, of its key."""
+        since = self._since(opened)
+        if done.merges:
+            groups, before = numbers, np.zeros(max(int(numbers.max()), int(done.sessions.keys.max())) + 1, np.int64)
+            np.add.at(before, done.sessions.keys[: len(opened)], since)
+        else:
+            groups, before = done.of_row[: len(numbers)], np.zeros(len(done.sessions), np.int64)
+            before[: len(opened)] = since
+        order = RunningOrder.of(groups)
+        nth = np.arange(len(groups)) + np.repeat(before[order.row_ids] - order.starts, order.lengths) + 1
+        full = order.order[nth >= rows]
+        return int(full.min()) if len(full) else len(numbers)
+
+    def _apart(self, batch: Batch) -> int:
+        """How many of the first rows are of different keys, with event time where it is at the first one."""
+        numbers = self._key_numbers(batch.rows)
+        order = RunningOrder.of(numbers)
+        seconds = order.order[(order.starts + 1)[order.lengths > 1]]
+        count = int(seconds.min()) if len(seconds) else len(batch)
+        self._open.unused(order.row_ids)
+        reached = batch.reached
+        if reached is not None and reached[count - 1] > max(int(reached[0]), self._watermark_ms):
+            count = int(np.argmax(reached > max(int(reached[0]), self._watermark_ms)))
+        return count
+
+    def _take_exactly(self, batch: Batch, times_ms: Ints, emit: Emit) -> None:
+        """Rows of different keys, none of which another event time comes before."""
+        watermarks = np.broadcast_to(np.asarray(super()._gone_by(batch), np.int64), len(batch))
+        self._retracted, self._taken = [], None
+        self._add_all(batch, times_ms, emit)
+        assert self._taken is not None
+        done, sessions = self._taken
+        if not len(done.of_row):
+            return
+        positions = np.arange(len(batch)) if done.rows is None else done.rows
+        row_ids = sessions[done.of_row]
+        over = self._table.columns[LAST][row_ids] + self._gap_ms <= watermarks[positions]
+        tells = over if self._rows is None else over | (self._since(row_ids) >= self._rows)
+        keys = done.sessions.keys[done.of_row]
+        by_key = np.argsort(keys)
+        told_at = [positions[by_key[np.searchsorted(keys[by_key], numbers)]] for numbers, _ in self._retracted]
+        results = [retracted for _, retracted in self._retracted]
+        self._retracted = []
+        if tells.any():
+            told_at.append(positions[tells])
+            results.append(self._results_now(row_ids[tells], ~over[tells]))
+            self._went_out(row_ids[tells])
+            self._told_over(row_ids[over])
+        if results:
+            at = np.concatenate(told_at)
+            order = np.argsort(at, kind="stable")
+            rows = pa.concat_batches(results).take(pa.array(order))
+            self._send(rows, watermarks[at[order]], emit)
+
+    def _add_all(self, batch: Batch, times_ms: Ints, emit: Emit) -> None:
+        if self._add(batch, times_ms, emit) < len(batch):
+            raise ProtocolViolation(f"{self.where}: a session is there, though event time of its key has passed it")
+
+    def _gone_by(self, batch: Batch) -> int | Ints:
+        watermarks = super()._gone_by(batch)
+        if isinstance(watermarks, int):
+            return self._kept_from(watermarks)
+        return np.maximum(watermarks, WATERMARK_MIN + self._lateness_ms) - self._lateness_ms
+
+    def _kept_from(self, watermark_ms: int) -> int:
+        """Sessions that end by that time are gone."""
+        if watermark_ms == WATERMARK_MAX:
+            return WATERMARK_MAX
+        return max(watermark_ms, WATERMARK_MIN + self._lateness_ms) - self._lateness_ms
+
+    def _keep(self, keys: Ints, rest: Ints, done: AssignedSessions, opened: Ints, row_ids: Ints) -> Ints:
+        columns, known = self._table.columns, len(opened)
+        before = self._open.spans(opened, columns[LAST])
+        merged = done.merged[:known]
+        moved = (done.sessions.first_ms[:known] < before.first_ms) & ~merged
+        told = (merged | moved) & (columns[FIRINGS][opened] > 0)
+        if told.any():
+            self._retracted.append((before.keys[told], self._retractions(opened[told])))
+        for column in (FIRINGS, _TOLD):
+            columns[column][opened[moved]] = 0
+        self._forget_changes(opened[merged | moved])
+        self._waits[opened[merged | moved]] = False
+        with_rows = np.unique(done.of_row)
+        columns[_OVER][row_ids[with_rows]] = 0
+        now = super()._keep(keys, rest, done, opened, row_ids)
+        self._taken = done, now
+        # Those with rows that became part of another session are not there any more.
+        changed = now[with_rows[~done.merged[with_rows]]]
+        self._wait_for_end(changed)
+        if self._interval_ms is not None and len(changed):
+            self._mark(changed)
+        return now
+
+    # ---- event time
+
+    def _reach(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        if self._by_event_time and len(self._changed):
+            assert self._interval_ms is not None
+            due_ms = (self._watermark_ms // self._interval_ms + 1) * self._interval_ms
+            if due_ms <= watermark_ms and self._changed.any():
+                # Until all is told event time stays where it was, so that a restore in between finds the same `due_ms`.
+                yield from self._tell_over(due_ms, emit)  # what is over by then is not told early
+                for row_ids in self._parts(np.flatnonzero(self._changed), self._table.columns[LAST]):
+                    if row_ids is not None:
+                        self._tell(row_ids, due_ms - 1, emit)
+                    yield
+        self._watermark_ms = watermark_ms
+        yield from self._tell_over(watermark_ms, emit)
+        for row_ids in self._open.over(self._kept_from(watermark_ms), self._table.columns[LAST]):
+            self._remove(row_ids)
+            yield
+
+    def _tell_over(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        row_ids = self._ends.take(watermark_ms // self._step_ms + 1)
+        if row_ids is None:
+            return
+        row_ids = np.unique(row_ids)
+        row_ids = row_ids[self._waits[row_ids]]
+        over = self._table.columns[LAST][row_ids] <= watermark_ms - self._gap_ms
+        self._note_ends(row_ids[~over])
+        yield from self._fire_all(row_ids[over], emit)
+
+    def _reach_floors(self, emit: Emit) -> Iterator[None]:
+        row_ids = self._table.load_all()
+        floors = self._floors_of(row_ids)
+        ends = self._table.columns[LAST][row_ids] + self._gap_ms
+        waits = self._waits[row_ids] & (ends <= floors)
+        gone = row_ids[ends <= np.maximum(floors, WATERMARK_MIN + self._lateness_ms) - self._lateness_ms]
+        yield from self._fire_all(row_ids[waits], emit)
+        self._open.end(gone)
+        if len(gone):
+            self._remove(gone)
+
+    def _remove(self, row_ids: Ints) -> None:
+        self._waits[row_ids] = False
+        self._forget_changes(row_ids)
+        self._table.remove(row_ids)
+
+    def _wait_for_end(self, row_ids: Ints) -> None:
+        """These are to be told when they are over."""
+        missing = len(self._table.columns[ROWS]) - len(self._waits)
+        if missing > 0:
+            self._waits = np.concatenate([self._waits, np.zeros(missing, np.bool_)])
+        fresh = row_ids[~self._waits[row_ids]]
+        self._waits[fresh] = True
+        self._note_ends(fresh)
+
+    def _note_ends(self, row_ids: Ints) -> None:
+        self._ends.note(row_ids, (self._table.columns[LAST][row_ids] + self._gap_ms) // self._step_ms)
+
+    # ---- results
+
+    def _since(self, row_ids: Ints) -> Ints:
+        """Rows since the last result."""
+        columns = self._table.columns
+        since: Ints = columns[ROWS][row_ids] - columns[_TOLD][row_ids]
+        return since
+
+    def _fire(self, row_ids: Ints, emit: Emit) -> None:
+        results = self._results_now(row_ids, np.zeros(len(row_ids), np.bool_))
+        ends = self._table.columns[LAST][row_ids] + self._gap_ms
+        self._went_out(row_ids)
+        self._told_over(row_ids)
+        self._send(results, ends - 1, emit)
+
+    def _tell(self, row_ids: Ints, reached_ms: int, emit: Emit, emit_ns: int | None = None) -> None:
+        results = self._results_now(row_ids, np.ones(len(row_ids), np.bool_))
+        self._went_out(row_ids)
+        self._send(results, np.full(len(row_ids), reached_ms), emit, emit_ns)
+
+    def _results_now(self, row_ids: Ints, early: npt.NDArray[np.bool_]) -> pa.RecordBatch:
+        columns = self._table.columns
+        accumulators, ends = self._accumulators(row_ids), columns[LAST][row_ids] + self._gap_ms
+        return self._results(row_ids, self._fields_of(row_ids), ends, accumulators, columns[FIRINGS][row_ids], early)
+
+    def _retractions(self, row_ids: Ints) -> pa.RecordBatch:
+        """The last result of each of these, taken back: of no rows."""
+        columns, storage = self._table.columns, self._plan.storage()
+        nothing: Columns = {
+            name: np.full(len(row_ids), initial, columns[name].dtype) for name, (_, initial) in storage.items()
+        }
+        ends = columns[_TOLD_LAST][row_ids] + self._gap_ms
+        updates = columns[FIRINGS][row_ids]
+        return self._results(row_ids, self._fields_of(row_ids), ends, nothing, updates, retracted=True)
+
+    def _went_out(self, row_ids: Ints) -> None:
+        columns = self._table.columns
+        columns[FIRINGS][row_ids] += 1
+        columns[_TOLD][row_ids] = columns[ROWS][row_ids]
+        columns[_TOLD_LAST][row_ids] = columns[LAST][row_ids]
+        self._table.mark_dirty(row_ids)
+        self._forget_changes(row_ids)
+
+    def _told_over(self, row_ids: Ints) -> None:
+        self._table.columns[_OVER][row_ids] = 1
+        self._waits[row_ids] = False
+
+
+class WallClockSessionOperator(ByWallClock, SessionUpdatesOperator):
+    """Told early by the wall clock."""
