@@ -1,7 +1,7 @@
 """Windows by count: they are what windows of all rows tell every n rows, of the rows since the last time. So a row that
 fills a window emits it within its batch, and state is one entry per key, however many windows there were. With a slide
-it is one per key and phase (see `Count`); those of other phases are over at other rows, because each phase but the first
-begins as if it had had rows before."""
+it is one per key and phase (see `Count`); those of other phases are over at other rows, because each phase but the
+first begins as if it had had rows before."""
 
 from collections.abc import Mapping, Sequence
 
