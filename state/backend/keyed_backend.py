@@ -163,7 +163,9 @@ class KeyedBackend:
         """The state `name`: any number of entries per key, in order (`values/entry_table`); otherwise as `table`."""
         state_id = self._value_state_id(name, key_width, what)
         kind = WatchedEntryTable if self.watched and comparable and not immutable else EntryTable
-        table = kind(name, state_id, self._shard, encode, decode, key_width, immutable, self._cache_bytes)
+        table = kind(
+            name, state_id, self._shard, encode, decode, key_width, immutable, self._cache_bytes, what.kind == "list"
+        )
         self._add(name, table)
         return table
 

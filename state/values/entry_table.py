@@ -70,8 +70,12 @@ class EntryTable(StateTable):
         key_width: int,
         immutable: bool,
         cache_bytes: int,
+        appended: bool = False,
     ) -> None:
+        """`appended`: entries are written once and walked through, as those of a list. Then they leave the cache when
+        they are written: else they would drive out the numbers, one of which each append asks for."""
         super().__init__(name, state_id, shard, _encoder(encode), _decoder(decode), key_width, immutable, cache_bytes)
+        self._appended = appended
         self._pending: dict[Key, dict[Any, None]] = {}  # by user key: entry keys that are dirty or frozen
         # Of user keys that were walked through since the last barrier: the same, encoded and sorted, perhaps with some
         # that are in the store by now, or twice. Neither makes a difference to a walk.
@@ -239,6 +243,12 @@ class EntryTable(StateTable):
                 del pending[whole[-1]]
                 if not pending:
                     del self._pending[whole[:width]]
+
+    def _remember_all(self, items: list[tuple[Key, Any]]) -> None:
+        if self._appended:
+            width = self.key_width + 1
+            items = [item for item in items if len(item[0]) == width]
+        super()._remember_all(items)
 
     def freeze(self) -> None:
         super().freeze()

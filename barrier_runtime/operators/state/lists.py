@@ -69,14 +69,14 @@ class ListState(KeyedState, Generic[T]):
     def append(self, value: T) -> None:
         accepted = self._accepted(value)
         key, table = self._current.key, self._table
-        at = table.number(key)
+        at = int(table.number(key))  # a plain one: it is part of a key, and these are encoded by their class
         table.set_number(key, at + 1)
         self._put(key, at, accepted)
 
     def extend(self, values: Iterable[T]) -> None:
         accepted = [self._accepted(value) for value in values]  # all of them, or none when one is refused
         key, table = self._current.key, self._table
-        before = table.number(key)
+        before = int(table.number(key))
         if accepted:
             table.set_number(key, before + len(accepted))
         for at, value in enumerate(accepted, before):
