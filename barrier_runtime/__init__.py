@@ -61,6 +61,7 @@ _HOME = {
     "ParquetSource": "barrier_runtime.connectors.files.source.parquet",
     "JsonlSource": "barrier_runtime.connectors.files.source.jsonl",
     "CsvSource": "barrier_runtime.connectors.files.source.csv",
+    "BinarySource": "barrier_runtime.connectors.files.source.binary",
     "TextSource": "barrier_runtime.connectors.files.source.plain_text",
     "KafkaSource": "barrier_runtime.connectors.kafka.source.source",
     "KinesisSource": "barrier_runtime.connectors.kinesis.source",
@@ -75,7 +76,9 @@ _HOME = {
     "KafkaSink": "barrier_runtime.connectors.kafka.sink.sink",
     "PostgresChangesSource": "barrier_runtime.connectors.postgres.changes.source",
     "PostgresSink": "barrier_runtime.connectors.postgres.sink",
+    "MySQLSink": "barrier_runtime.connectors.mysql.sink",
     "DeltaSink": "barrier_runtime.connectors.delta.sink",
+    "DeltaUpsertSink": "barrier_runtime.connectors.delta.upsert",
     "DeltaSource": "barrier_runtime.connectors.delta.source",
     "IcebergSink": "barrier_runtime.connectors.iceberg.sink",
     "IcebergSource": "barrier_runtime.connectors.iceberg.source",
@@ -114,11 +117,13 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.batch_function.sink import BatchFunctionSink as BatchFunctionSink
     from barrier_runtime.connectors.delta.sink import DeltaSink as DeltaSink
     from barrier_runtime.connectors.delta.source import DeltaSource as DeltaSource
+    from barrier_runtime.connectors.delta.upsert import DeltaUpsertSink as DeltaUpsertSink
     from barrier_runtime.connectors.files.sink.commit_log import committed_files as committed_files
     from barrier_runtime.connectors.files.sink.compaction import compact_files as compact_files
     from barrier_runtime.connectors.files.sink.sink import CsvSink as CsvSink
     from barrier_runtime.connectors.files.sink.sink import JsonlSink as JsonlSink
     from barrier_runtime.connectors.files.sink.sink import ParquetSink as ParquetSink
+    from barrier_runtime.connectors.files.source.binary import BinarySource as BinarySource
     from barrier_runtime.connectors.files.source.csv import CsvSource as CsvSource
     from barrier_runtime.connectors.files.source.jsonl import JsonlSource as JsonlSource
     from barrier_runtime.connectors.files.source.parquet import ParquetSource as ParquetSource
@@ -133,6 +138,7 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.memory.iterator import IteratorSource as IteratorSource
     from barrier_runtime.connectors.memory.poll import PollSource as PollSource
     from barrier_runtime.connectors.memory.rate import RateSource as RateSource
+    from barrier_runtime.connectors.mysql.sink import MySQLSink as MySQLSink
     from barrier_runtime.connectors.postgres.changes.source import PostgresChangesSource as PostgresChangesSource
     from barrier_runtime.connectors.postgres.sink import PostgresSink as PostgresSink
     from barrier_runtime.connectors.rabbitmq.source import RabbitMQSource as RabbitMQSource

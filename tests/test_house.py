@@ -31,7 +31,7 @@ DOORWAYS = {  # library -> the only places that may import it
     },
     "boto3": ("state/store/s3.py", "barrier_runtime/connectors/kinesis/client.py"),
     "pyspark": ("barrier_runtime/spark/",),
-    "hdrh": ("barrier_runtime/data/latency.py", "coordinator/"),
+    "hdrh": (),  # benchmarks and tests only: it drags in packages and a program
     "greenlet": ("barrier_runtime/testing/simulation/jobs.py",),
     "starlette": ("coordinator/",),
     "uvicorn": ("coordinator/",),

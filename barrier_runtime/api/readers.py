@@ -6,9 +6,11 @@ from functools import partial
 from typing import Any, Literal, TypeAlias, overload
 
 from barrier_runtime.api.stream import Stream
+from barrier_runtime.connectors.files.source.binary import BinarySource
 from barrier_runtime.connectors.files.source.csv import CsvSource
 from barrier_runtime.connectors.files.source.files import OnChange
 from barrier_runtime.connectors.files.source.jsonl import JsonlSource
+from barrier_runtime.connectors.files.source.listing import ANY_NAME
 from barrier_runtime.connectors.files.source.parquet import ParquetSource
 from barrier_runtime.connectors.files.source.plain_text import TextSource
 from barrier_runtime.connectors.kafka.source.debezium import Debezium
@@ -216,6 +218,29 @@ class Readers:
         return self.source(
             name,
             TextSource(paths, schema=schema, pace=pace, watch=watch, on_change=on_change),
+            event_time=event_time,
+            max_out_of_orderness=max_out_of_orderness,
+            idle_timeout=idle_timeout,
+        )
+
+    def read_binary(
+        self,
+        name: str,
+        paths: Paths,
+        *,
+        schema: SchemaLike | None = None,
+        pace: float | None = None,
+        watch: datetime.timedelta | None = None,
+        on_change: OnChange = "fail",
+        suffixes: tuple[str, ...] = ANY_NAME,
+        event_time: str | None = None,
+        max_out_of_orderness: datetime.timedelta = _NO_DELAY,
+        idle_timeout: datetime.timedelta | None = None,
+    ) -> Stream:
+        """`source` with a `BinarySource`, which says what the arguments mean."""
+        return self.source(
+            name,
+            BinarySource(paths, schema=schema, pace=pace, watch=watch, on_change=on_change, suffixes=suffixes),
             event_time=event_time,
             max_out_of_orderness=max_out_of_orderness,
             idle_timeout=idle_timeout,

@@ -71,8 +71,9 @@ CONNECTORS = (
                     PublicClass("files.source.csv", "CsvSource"),
                     PublicClass("files.source.jsonl", "JsonlSource"),
                     PublicClass("files.source.plain_text", "TextSource"),
+                    PublicClass("files.source.binary", "BinarySource"),
                 ),
-                ("read_parquet", "read_csv", "read_jsonl", "read_text"),
+                ("read_parquet", "read_csv", "read_jsonl", "read_text", "read_binary"),
                 "stable",
                 "see [guarantees](guarantees.md); `from_spark` reads the files that a query has written",
             ),
@@ -106,6 +107,13 @@ CONNECTORS = (
                 (PublicClass("delta.sink", "DeltaSink", "delta"),),
                 "exactly once",
                 "one table commit per checkpoint, with the format's own application transaction",
+            ),
+            Sinks(
+                (PublicClass("delta.upsert", "DeltaUpsertSink", "delta_upsert"),),
+                "exactly once, upserts and deletions by key",
+                "rows wait in the job's storage; after the decision [one MERGE](delta.md#upserts) per checkpoint, with "
+                "the "
+                "format's own application transaction",
             ),
         ),
     ),
@@ -144,6 +152,18 @@ CONNECTORS = (
                 (PublicClass("postgres.sink", "PostgresSink", "postgres"),),
                 "exactly once, insert or upsert",
                 'staged rows, moved by one SQL transaction per checkpoint; or `transactions="prepared"`',
+            ),
+        ),
+    ),
+    Connector(
+        "mysql",
+        library=ClientLibrary("pymysql", "mysql", "session.py"),
+        sinks=(
+            Sinks(
+                (PublicClass("mysql.sink", "MySQLSink", "mysql"),),
+                "exactly once, insert or upsert",
+                "rows wait in the job's storage; after the decision one SQL transaction per checkpoint writes them and "
+                "a [mark](mysql.md)",
             ),
         ),
     ),

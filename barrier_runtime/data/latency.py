@@ -1,17 +1,14 @@
 """Latency histograms: how a sink's two latencies are recorded and sent with heartbeats. `coordinator.status.latency`
 merges and reads them.
 
-HdrHistogram (microseconds, 1 µs to 1 h, 3 significant digits), so that percentiles of several slots can be merged
-without loss. `EmitTimes` is what a transaction remembers of its rows until they are visible: a bounded list of
-(intended emission time, rows), because one entry per row would cost more than the rows.
+Histograms of microseconds, 1 µs to 1 h, with 3 significant digits (`coordinator.status.histogram`), so that percentiles
+of several slots can be merged without loss. `EmitTimes` is what a transaction remembers of its rows until they are
+visible: a bounded list of (intended emission time, rows), because one entry per row would cost more than the rows.
 """
 
-from hdrh.histogram import HdrHistogram
+from barrier_runtime.coordinator.status.histogram import HIGHEST_US, LOWEST_US, encode, index_of
 
-LOWEST_US = 1
-HIGHEST_US = 3_600_000_000
-SIGNIFICANT_DIGITS = 3
-_EXACT_BITS = 11  # of a value that the histogram keeps with so many digits
+_EXACT_BITS = 11  # of a value that the histogram keeps with three digits
 _MOST_COUNTED = 4_096
 
 
@@ -19,7 +16,7 @@ class LatencyRecorder:
     """Counts rows by latency. One writer; not shared between threads."""
 
     def __init__(self) -> None:
-        self._histogram = HdrHistogram(LOWEST_US, HIGHEST_US, SIGNIFICANT_DIGITS)
+        self._histogram: dict[int, int] = {}  # by index
         self._counted: dict[int, int] = {}  # microseconds -> rows, not in the histogram yet: that takes longer
 
     def record(self, latency_ns: int, rows: int = 1) -> None:
@@ -35,13 +32,15 @@ class LatencyRecorder:
 
     def _count(self) -> None:
         counted, self._counted = self._counted, {}
+        histogram = self._histogram
         for us, rows in counted.items():
-            self._histogram.record_value(min(max(us, LOWEST_US), HIGHEST_US), rows)
+            index = index_of(min(max(us, LOWEST_US), HIGHEST_US))
+            histogram[index] = histogram.get(index, 0) + rows
 
     def encoded(self) -> str:
-        """Everything so far, as text for a message (HdrHistogram V2, compressed, base64)."""
+        """Everything so far, as text for a message (as HdrHistogram has it: V2, compressed, base64)."""
         self._count()
-        return str(self._histogram.encode().decode("ascii"))
+        return encode(self._histogram)
 
 
 class EmitTimes:

@@ -2,8 +2,7 @@
 
 A slot sends the whole histogram of its process, encoded. So what came within a time is the difference of two of them:
 `ToldHistograms` keeps some of a minute per process. The status is asked for more often than slots send, on the
-coordinator's loop: so results are kept by what they were made of, and percentiles are read off running totals (the
-library's own search takes 15 ms each).
+coordinator's loop: so results are kept by what they were made of, and percentiles are read off running totals.
 """
 
 from bisect import bisect_left, bisect_right
@@ -14,13 +13,11 @@ from itertools import accumulate
 from operator import sub
 from typing import TypeAlias
 
-from hdrh.histogram import HdrHistogram
-
+from barrier_runtime.coordinator.status import histogram
 from barrier_runtime.coordinator.status.status import LATENCY_BOUNDS_MS, LatencyStatus
 
 RECENT_MS = 60_000
 _STEP_MS = 10_000  # between two histograms that are kept: "the last minute" is up to so much longer
-_HIGHEST_US = 3_600_000_000
 _MAX_ENCODED = 1 << 20
 
 Encoded: TypeAlias = Mapping[str, str]  # "<sink>:processed" or "<sink>:visible" -> a histogram
@@ -98,23 +95,18 @@ def _status_of(newest: tuple[str, ...], before: tuple[str, ...]) -> LatencyStatu
 @lru_cache(maxsize=32)  # of 200 kB; for the status of the last minute, whose `before` changes rarely
 def _counts(texts: tuple[str, ...]) -> list[int] | None:
     """Rows by the index of their latency, up to the highest that has any."""
-    decoded = [histogram for histogram in map(_decoded, texts) if histogram is not None]
+    decoded = [counts for counts in map(_decoded, texts) if counts is not None]
     if not decoded:
         return None
-    whole = HdrHistogram(1, _HIGHEST_US, 3)
-    for histogram in decoded:
-        whole.add(histogram)
-    raw = bytes(whole.counts)
-    width = len(raw) // len(whole.counts)
-    return list(whole.counts[: -(-len(raw.rstrip(b"\0")) // width)])
+    return histogram.summed(decoded)
 
 
-def _decoded(text: str) -> HdrHistogram | None:
+def _decoded(text: str) -> dict[int, int] | None:
     if len(text) > _MAX_ENCODED:
         return None
     try:
-        return HdrHistogram.decode(text.encode())
-    except Exception:  # the library raises whatever zlib, base64, struct and ctypes raise for damaged input
+        return histogram.decode(text)
+    except ValueError:
         return None
 
 
@@ -123,11 +115,9 @@ def _status(counts: list[int]) -> LatencyStatus:
     total = up_to[-1] if up_to else 0
     if not total:
         return LatencyStatus(p50=0.0, p99=0.0, max=0.0, count=0, buckets=(0,) * len(LATENCY_BOUNDS_MS))
-    scale = HdrHistogram(1, _HIGHEST_US, 3)
 
     def at(rows: int) -> float:
-        index = bisect_left(up_to, rows)
-        return float(scale.get_highest_equivalent_value(scale.get_value_from_index(index))) / 1000
+        return float(histogram.highest_of(bisect_left(up_to, rows))) / 1000
 
     def percentile(percent: float) -> float:
         return at(max(1, int(percent * total / 100 + 0.5)))
@@ -143,6 +133,5 @@ def _buckets(up_to: Sequence[int]) -> tuple[int, ...]:
 @cache
 def _bound_indices() -> tuple[int, ...]:
     """Where in the histogram's counts the bounds are."""
-    scale = HdrHistogram(1, _HIGHEST_US, 3)
-    lowest = [scale.get_value_from_index(index) for index in range(scale.counts_len)]
+    lowest = [histogram.lowest_of(index) for index in range(histogram.INDICES)]
     return tuple(bisect_right(lowest, bound * 1000) - 1 for bound in LATENCY_BOUNDS_MS)

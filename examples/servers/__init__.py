@@ -9,6 +9,7 @@ A server that is not installed raises `ServerError`, which names the command tha
 from examples.servers.base import Server, ServerError
 from examples.servers.iceberg_rest import IcebergRestServer, iceberg_rest_server
 from examples.servers.kafka import KafkaServer, kafka_server
+from examples.servers.mariadb import MariaServer, mariadb_server
 from examples.servers.postgres import PostgresServer, postgres_server
 from examples.servers.rabbitmq import RabbitServer, rabbitmq_server
 from examples.servers.redis import RedisServer, redis_server
@@ -17,6 +18,7 @@ from examples.servers.s3 import S3Server, s3_server
 __all__ = [
     "IcebergRestServer",
     "KafkaServer",
+    "MariaServer",
     "PostgresServer",
     "RabbitServer",
     "RedisServer",
@@ -25,6 +27,7 @@ __all__ = [
     "ServerError",
     "iceberg_rest_server",
     "kafka_server",
+    "mariadb_server",
     "postgres_server",
     "rabbitmq_server",
     "redis_server",

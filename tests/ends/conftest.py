@@ -9,6 +9,7 @@ from examples.servers import (
     KafkaServer,
     iceberg_rest_server,
     kafka_server,
+    mariadb_server,
     postgres_server,
     rabbitmq_server,
     redis_server,
@@ -19,6 +20,7 @@ from tests.server_fixtures import server_fixture
 
 iceberg_rest = server_fixture(iceberg_rest_server, scope="session")
 kafka = server_fixture(kafka_server, scope="session")
+mariadb = server_fixture(mariadb_server, scope="session")
 postgres = server_fixture(postgres_server, scope="session")
 rabbitmq = server_fixture(rabbitmq_server, scope="session")
 redis = server_fixture(redis_server, scope="session")

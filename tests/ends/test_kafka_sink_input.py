@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryError
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
@@ -286,3 +287,100 @@ def test_at_least_once_is_certified_as_such(kafka: KafkaServer, topic: Topic) ->
         kill=lambda sink: sink.close(),
     )
     assert certificate.guarantee == "at least once"
+
+
+# ---------------------------------------------------------------- the topic of a row
+
+
+@pytest.fixture
+def others(kafka: KafkaServer) -> Iterator[list[Topic]]:
+    with new_topic(kafka) as one, new_topic(kafka) as two:
+        yield [one, two]
+
+
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_rows_go_to_the_topic_that_they_name(
+    kafka: KafkaServer, topic: Topic, job: Job, others: list[Topic], guarantee: Any
+) -> None:
+    """Null: the sink's own. A topic that no row names is not asked about."""
+    sink = job.open(kafka_sink(kafka, topic, key="n", topic_column="to", value="n", guarantee=guarantee))
+    names = [others[0].name, None, others[1].name, others[0].name]
+    transaction = sink.begin_transaction()
+    sink.write(transaction, pa.RecordBatch.from_pydict({"n": range(4), "to": names}))
+    committable = sink.pre_commit(transaction, 1)
+    if committable is not None:
+        sink.commit(committable)
+    assert [sorted(each.read()) for each in (topic, *others)] == [[1], [0, 3], [2]]
+
+
+def test_rows_of_all_topics_are_seen_once_whoever_commits_them(
+    kafka: KafkaServer, topic: Topic, job: Job, others: list[Topic]
+) -> None:
+    """The marker is on the sink's own topic, also when no row goes there."""
+    first = job.open(kafka_sink(kafka, topic, topic_column="to", value="n"), token=1)
+    rows = [{"n": n, "to": others[n % 2].name} for n in range(10)]
+    committable = first.pre_commit(written(first, rows), 1)
+    first.commit(committable)
+    successor = job.open(kafka_sink(kafka, topic, topic_column="to", value="n"), token=2, recover=[committable])
+    successor.commit(committable)
+    assert [sorted(each.read()) for each in others] == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
+    assert topic.read() == []
+
+
+def test_a_serialiser_is_told_the_topic_of_its_row(
+    kafka: KafkaServer, topic: Topic, job: Job, others: list[Topic]
+) -> None:
+    sink = job.open(
+        kafka_sink(kafka, topic, topic_column="to", value=lambda: lambda row, context: context.topic.encode())
+    )
+    sink.commit(sink.pre_commit(written(sink, [{"n": 1, "to": others[0].name}]), 1))
+    others[0].decode = bytes.decode
+    assert others[0].read() == [others[0].name]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("absent-topic", r"topic 'absent-topic' cannot be written: .* create it.*; column 'to' says so: .*'n': 5"),
+        ("no topic!", "'no topic!' is not the name of a topic"),
+        ("", "'' is not the name of a topic"),
+    ],
+)
+def test_a_row_whose_topic_cannot_be_is_refused_before_the_decision(
+    kafka: KafkaServer, topic: Topic, job: Job, name: str, message: str
+) -> None:
+    sink = job.open(kafka_sink(kafka, topic, topic_column="to"))
+    with pytest.raises(InvalidJob, match=message):
+        sink.pre_commit(written(sink, [{"n": 5, "to": name}]), 1)
+
+
+def test_a_topic_that_takes_less_than_the_sinks_own_is_refused(kafka: KafkaServer, topic: Topic, job: Job) -> None:
+    with new_topic(kafka, max_message_bytes=20_000) as small:
+        sink = job.open(kafka_sink(kafka, topic, topic_column="to"))
+        row = [{"n": 5, "to": small.name}]
+        with pytest.raises(
+            InvalidJob, match=rf"topic '{small.name}' takes rows of 20000 bytes.*'message.max.bytes': 20"
+        ):
+            sink.pre_commit(written(sink, row), 1)
+        frugal = job.open(kafka_sink(kafka, topic, topic_column="to", config={"message.max.bytes": 20_000}), token=2)
+        frugal.commit(frugal.pre_commit(written(frugal, row), 1))
+        assert [each["n"] for each in small.read()] == [5]
+
+
+def test_a_row_without_a_key_is_refused_by_the_compacted_topic_that_it_names(
+    kafka: KafkaServer, topic: Topic, job: Job
+) -> None:
+    with new_topic(kafka, cleanup_policy="compact") as compacted:
+        sink = job.open(kafka_sink(kafka, topic, key="k", topic_column="to"))
+        rows = [{"k": None, "to": topic.name}, {"k": None, "to": compacted.name}]
+        with pytest.raises(InvalidJob, match=rf"a row has no key, and topic '{compacted.name}' is compacted"):
+            sink.pre_commit(written(sink, rows), 1)
+        keyless = job.open(kafka_sink(kafka, topic, topic_column="to"), token=2)
+        with pytest.raises(InvalidJob, match=rf"topic '{compacted.name}' is compacted .* takes no row without a key"):
+            keyless.pre_commit(written(keyless, rows), 1)
+
+
+def test_a_topic_column_that_is_no_text_is_refused(kafka: KafkaServer, topic: Topic, job: Job) -> None:
+    sink = job.open(kafka_sink(kafka, topic, topic_column="n"))
+    with pytest.raises(InvalidJob, match="column 'n' is int64, which is not the name of a topic"):
+        sealed(sink, 1, [1])

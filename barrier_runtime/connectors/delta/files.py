@@ -26,13 +26,8 @@ def partitions(
     """(partition values, rows without these columns) for each partition; rows keep their order within it.
 
     `required`: columns that must not be null."""
-    try:
-        rows = _as_stored(pa.Table.from_batches(batches).combine_chunks(), stored)
-    except pa.ArrowInvalid as error:
-        raise InvalidJob(f"{where}: rows cannot be kept as {stored}: {error}") from error
-    for name in required:
-        if rows.column(name).null_count:
-            raise InvalidJob(f"{where}: column {name!r} has nulls, which the table does not allow: fill or filter them")
+    rows = stored_rows(batches, stored, where)
+    check_required(rows, required, where)
     if not partition_by:
         yield {}, rows
         return
@@ -47,6 +42,20 @@ def partitions(
     for group in found:
         values = {name: partition_value(group[name]) for name in partition_by}
         yield values, rows.take(pa.array(group["_list"], pa.int64())).drop_columns(list(partition_by))
+
+
+def stored_rows(batches: Sequence[pa.RecordBatch], stored: pa.Schema, where: str) -> pa.Table:
+    """The rows in the types that the table has. Raises `InvalidJob` for a value that they cannot hold."""
+    try:
+        return _as_stored(pa.Table.from_batches(batches).combine_chunks(), stored)
+    except pa.ArrowInvalid as error:
+        raise InvalidJob(f"{where}: rows cannot be kept as {stored}: {error}") from error
+
+
+def check_required(rows: pa.Table, required: Sequence[str], where: str) -> None:
+    for name in required:
+        if name in rows.schema.names and rows.column(name).null_count:
+            raise InvalidJob(f"{where}: column {name!r} has nulls, which the table does not allow: fill or filter them")
 
 
 def _as_stored(rows: pa.Table, stored: pa.Schema) -> pa.Table:

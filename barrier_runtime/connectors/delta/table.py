@@ -13,10 +13,10 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
@@ -32,6 +32,11 @@ _APPENDABLE = {  # features of a table that whole new files cannot violate, or w
     *("appendOnly", "invariants", "timestampNtz", "deletionVectors", "v2Checkpoint", "vacuumProtocolCheck"),
     *("changeDataFeed", "checkConstraints", "generatedColumns", "columnMapping", "identityColumns"),
 }
+_NOT_REPLACED = {
+    "delta.appendOnly": "so no row may be replaced",
+    "delta.enableDeletionVectors": "which delta-rs does not keep when it replaces rows",
+}
+Change: TypeAlias = tuple[dict[str, int], Callable[[], None]]  # applications' checkpoints that it commits; makes it
 _NOTHING_KNOWN: tuple[int, dict[str, int]] = (-1, {})
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -55,32 +60,68 @@ class DeltaLog:
 
     def has(self, committable: DeltaCommittable) -> bool:
         """Was it made part of the table? Whatever became of its files since."""
+        return self.has_checkpoint(committable.application, committable.checkpoint)
+
+    def has_checkpoint(self, application: str, checkpoint: int) -> bool:
         table = self._newest()
-        return table is not None and committable.checkpoint <= self._committed(table, committable.application)
+        return table is not None and checkpoint <= self._committed(table, application)
 
     def commit(self, pending: Sequence[DeltaCommittable]) -> None:
         """Make the files of all of these part of the table at once, except for what it has already. Idempotent."""
-        if not pending:
-            return
+
+        def change(table: Any) -> Change | None:
+            new = [each for each in pending if each.checkpoint > self._committed(table, each.application)]
+            if not new:
+                return None
+            self._check(self._facts(table), new)
+            return _highest(new), lambda: self._append(table, new)
+
+        if pending:
+            self._until_done(pending[-1].fields, pending[-1].partition_by, change)
+
+    def merge(self, merging: "Merging") -> None:
+        """Replace, add and delete rows in one commit, unless the table has this checkpoint already. Idempotent."""
+
+        def change(table: Any) -> Change | None:
+            if merging.checkpoint <= self._committed(table, merging.application):
+                return None
+            facts = self._facts(table)
+            facts.check(merging.fields, merging.partition_by, self._where)
+            facts.check_replacing(self._where)
+            done = {merging.application: merging.checkpoint}
+            return done, lambda: merging.execute(table, self._transaction(done))
+
+        self._until_done(merging.fields, merging.partition_by, change, data=True)
+
+    def _until_done(
+        self,
+        fields: Mapping[str, DeltaType],
+        partition_by: Sequence[str],
+        change: Callable[[Any], Change | None],
+        *,
+        data: bool = False,
+    ) -> None:
+        """Make the table if there is none, and change it until there is nothing left to change. `data`: delta-rs
+        writes the data files itself."""
         failed: BaseException | None = None
         for _ in range(_ATTEMPTS):
             table = self._newest()
             if table is None:
-                self._create(pending[-1])
+                self._create(fields, partition_by)
                 continue
             version: int = table.version()
-            new = [each for each in pending if each.checkpoint > self._committed(table, each.application)]
-            if not new:
-                self._sync(version)
+            planned = change(table)
+            if planned is None:
+                self._sync(version, data)
                 return
-            self._check(self._facts(table), new)
+            done, execute = planned
             try:
-                self._append(table, new)
+                execute()
             except Exception as error:  # lost against another, refused, or nobody knows: look again
                 failed = error
                 self._forget()
             else:  # in the next version at the earliest; if it is that one, nobody else came between
-                self._known = (version + 1, {**self._known[1], **_highest(new)})
+                self._known = (version + 1, {**self._known[1], **done})
         raise Unavailable(
             f"{self._where}: nothing could be committed to the table {self._store.url} in {_ATTEMPTS} attempts "
             f"({brief(failed) if failed else 'it vanished each time'}); it is tried again"
@@ -143,12 +184,12 @@ class DeltaLog:
                 f"{self._where}: the table {self._store.url} has {', '.join(used)}, which this sink cannot keep: write "
                 "to a table without, and merge from there"
             )
-        return DeltaTableFacts(self._store.url, tuple(metadata.partition_columns), fields)
+        return DeltaTableFacts(self._store.url, tuple(metadata.partition_columns), fields, settings)
 
-    def _create(self, like: DeltaCommittable) -> None:
+    def _create(self, fields: Mapping[str, DeltaType], partition_by: Sequence[str]) -> None:
         now_ms = time.time_ns() // 1_000_000
         protocol: dict[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 2}
-        if has_zoneless_times(like.fields):
+        if has_zoneless_times(fields):
             features = ["timestampNtz"]
             protocol = {
                 "minReaderVersion": 3,
@@ -159,8 +200,8 @@ class DeltaLog:
         metadata = {
             "id": str(uuid.uuid4()),
             "format": {"provider": "parquet", "options": {}},
-            "schemaString": schema_string(like.fields),
-            "partitionColumns": list(like.partition_by),
+            "schemaString": schema_string(fields),
+            "partitionColumns": list(partition_by),
             "configuration": {},
             "createdTime": now_ms,
         }
@@ -183,9 +224,13 @@ class DeltaLog:
             "append",
             table.schema(),
             partition_by=list(table.metadata().partition_columns),
-            commit_properties=self._library.CommitProperties(
-                app_transactions=[self._library.Transaction(*each) for each in _highest(new).items()]
-            ),
+            commit_properties=self._transaction(_highest(new)),
+        )
+
+    def _transaction(self, checkpoints: Mapping[str, int]) -> Any:
+        """What a commit carries: by application, its last checkpoint in it."""
+        return self._library.CommitProperties(
+            app_transactions=[self._library.Transaction(*each) for each in checkpoints.items()]
         )
 
     # ------------------------------------------------------------ before and after
@@ -209,31 +254,86 @@ class DeltaLog:
         except ObjectNotFound:
             return False
 
-    def _sync(self, version: int) -> None:
-        """delta-rs leaves the log to the file system's own time. What we report as visible must outlive a power cut."""
+    def _sync(self, version: int, data: bool) -> None:
+        """delta-rs leaves the log, and with `data` the data files that it writes, to the file system's own time. What
+        we report as visible must outlive a power cut."""
         if not self._store.url.startswith("file://") or version <= self._synced:
             return
-        folder = Path(unquote(urlsplit(self._store.url).path)) / "_delta_log"
+        table = Path(unquote(urlsplit(self._store.url).path))
+        folder = table / "_delta_log"
         first = max(self._synced + 1, version - _UNSYNCED)
-        for path in [*(folder / Path(_log_key(number)).name for number in range(first, version + 1)), folder]:
-            try:
-                descriptor = os.open(path, os.O_RDONLY)
-            except FileNotFoundError:  # cleaned up: a checkpoint of the log has it
-                continue
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        records = [folder / Path(_log_key(number)).name for number in range(first, version + 1)]
+        if data:
+            added = [table / name for record in records for name in _added(record)]
+            for path in [*added, *{path.parent for path in added}]:
+                _synced(path)
+        for path in [*records, folder]:
+            _synced(path)
         self._synced = version
 
 
-class DeltaTableFacts:
-    """What an append has to fit."""
+def _added(record: Path) -> list[str]:
+    """Names of the data files that a version has added."""
+    try:
+        lines = record.read_bytes().splitlines()
+    except FileNotFoundError:  # cleaned up: a checkpoint of the log has it
+        return []
+    actions = [msgspec.json.decode(line) for line in lines if line]
+    return [unquote(action["add"]["path"]) for action in actions if "add" in action]
 
-    def __init__(self, url: str, partition_by: tuple[str, ...], fields: Sequence[Mapping[str, Any]]) -> None:
+
+def _synced(path: Path) -> None:
+    """What is not there any more needs nothing."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Merging(Protocol):
+    """What one checkpoint changes in the table. `fields`, `partition_by`: of a table that is made for it."""
+
+    @property
+    def application(self) -> str: ...
+
+    @property
+    def checkpoint(self) -> int: ...
+
+    @property
+    def fields(self) -> Mapping[str, DeltaType]: ...
+
+    @property
+    def partition_by(self) -> Sequence[str]: ...
+
+    def execute(self, table: Any, properties: Any) -> None:
+        """One commit with these properties, on top of the table's version as it was loaded."""
+        ...
+
+
+class DeltaTableFacts:
+    """What a change has to fit."""
+
+    def __init__(
+        self,
+        url: str,
+        partition_by: tuple[str, ...],
+        fields: Sequence[Mapping[str, Any]],
+        settings: Mapping[str, str],
+    ) -> None:
         self.url = url
         self.partition_by = partition_by
         self.fields = fields
+        self._settings = settings
+
+    def check_replacing(self, where: str) -> None:
+        """Raise `InvalidJob` for a table whose rows must not, or cannot, be replaced."""
+        for setting, why in _NOT_REPLACED.items():
+            if self._settings.get(setting, "false").lower() == "true":
+                raise InvalidJob(f"{where}: the table {self.url} has {setting}=true, {why}: unset it, or use DeltaSink")
 
     @property
     def required(self) -> tuple[str, ...]:

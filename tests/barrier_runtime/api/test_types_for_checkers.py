@@ -19,8 +19,10 @@ reveal_type(br.ParquetSink("out"))
 reveal_type(br.JsonlSink("out"))
 reveal_type(br.CsvSink("out"))
 reveal_type(br.DeltaSink("out"))
+reveal_type(br.DeltaUpsertSink("t", key=["id"]))
 reveal_type(br.IcebergSink("db.t"))
 reveal_type(br.PostgresSink("postgresql://h/d", "t"))
+reveal_type(br.MySQLSink("mysql://h/d", "t"))
 reveal_type(br.KafkaSink("broker:9092", "t"))
 reveal_type(br.RedisUpsertSink("redis://h", key="k"))
 reveal_type(br.BatchFunctionSink())
@@ -35,6 +37,7 @@ reveal_type(br.RateSource(10))
 reveal_type(br.IteratorSource(lambda index, of: [], schema={"n": int}))
 reveal_type(br.PollSource(lambda cursor: ([], cursor), every=datetime.timedelta(seconds=1), schema={"n": int}))
 reveal_type(br.TextSource("in"))
+reveal_type(br.BinarySource("in"))
 reveal_type(br.DeltaSource("in"))
 reveal_type(br.IcebergSource("db.t"))
 reveal_type(br.PostgresChangesSource("postgresql://h/d", ["t"]))
@@ -60,14 +63,16 @@ REVEALED = [
         "JsonlSink",
         "CsvSink",
         "DeltaSink",
+        "DeltaUpsertSink",
         "IcebergSink",
         "PostgresSink",
+        "MySQLSink",
         "KafkaSink",
         "RedisUpsertSink",
     ),
     *("BatchFunctionSink", "CollectSink", "CallableSink"),
     *("ParquetSource", "JsonlSource", "CsvSource", "KafkaSource", "RabbitMQSource", "RateSource", "IteratorSource"),
-    *("PollSource", "TextSource", "DeltaSource", "IcebergSource", "PostgresChangesSource"),
+    *("PollSource", "TextSource", "BinarySource", "DeltaSource", "IcebergSource", "PostgresChangesSource"),
     *["Stream"] * 10,
 ]
 WRONG = """

@@ -13,6 +13,7 @@ import pytest
 
 import barrier_runtime as br
 from barrier_runtime import (
+    BinarySource,
     CollectSink,
     CsvSource,
     Dataflow,
@@ -47,6 +48,7 @@ METHODS: dict[str, type] = {
     "read_csv": CsvSource,
     "read_jsonl": JsonlSource,
     "read_text": TextSource,
+    "read_binary": BinarySource,
     "read_kafka": KafkaSource,
     "read_rabbitmq": RabbitMQSource,
     "read_postgres_changes": PostgresChangesSource,

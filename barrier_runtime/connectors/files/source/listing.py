@@ -1,4 +1,4 @@
-"""Finding and opening input files: local paths, folders, globs, and `s3://` through pyarrow's file systems."""
+"""Finding and opening input files: local paths, folders, globs, and the same in clouds (`remote`)."""
 
 import contextlib
 import fnmatch
@@ -9,13 +9,13 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 import pyarrow as pa
-import pyarrow.fs as pafs
 
 from barrier_runtime.connectors.files.hive import folders_of
+from barrier_runtime.connectors.files.source.remote import is_remote, list_remote, open_remote, remote_url
 from barrier_runtime.connectors.source import Split
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.urls import shown, without_credentials
@@ -42,6 +42,7 @@ class FoundFile(msgspec.Struct, frozen=True):
 _FOUND = msgspec.json.Decoder(FoundFile)
 
 
+ANY_NAME = ("",)  # in place of suffixes
 _ENDS_BYTES = 64 << 10
 
 
@@ -67,13 +68,17 @@ def find_files(paths: str | Sequence[str], suffixes: tuple[str, ...], where: str
         except Unavailable as error:
             raise InvalidJob(str(error)) from error
         if not files:
-            plain = [suffix for suffix in suffixes if suffix.count(".") == 1]
-            compressed = " (or compressed)" if len(plain) < len(suffixes) else ""
-            raise InvalidJob(
-                f"{where}: {shown(path)} holds no file ending in {' or '.join(plain)}{compressed}: check the path"
-            )
+            raise InvalidJob(f"{where}: {shown(path)} holds no file{_ending_in(suffixes)}: check the path")
         found += files
     return sorted(_distinct(found, where), key=lambda file: file.id)
+
+
+def _ending_in(suffixes: tuple[str, ...]) -> str:
+    """As a message says it; nothing where any ending will do."""
+    if suffixes == ANY_NAME:
+        return ""
+    plain = [suffix for suffix in suffixes if suffix.count(".") == 1]
+    return f" ending in {' or '.join(plain)}{' (or compressed)' if len(plain) < len(suffixes) else ''}"
 
 
 def find_arrivals(
@@ -97,8 +102,8 @@ def _listed(paths: str | Sequence[str], where: str) -> list[str]:
 def _files_of(
     path: str, suffixes: tuple[str, ...], where: str, passed_over: Callable[[str], bool] | None = None
 ) -> list[FoundFile]:
-    if path.startswith("s3://"):
-        return _in_s3(path, suffixes, where)
+    if is_remote(path):
+        return _in_cloud(path, suffixes, where)
     named = _local(path, suffixes, where)
     whole = os.path.isdir(_plain(path))
     return _local_files(named if passed_over is None else (file for file in named if not passed_over(file[0])), whole)
@@ -161,61 +166,25 @@ def _hidden(name: str) -> bool:
     return name.startswith((".", "_")) or "/." in name or "/_" in name
 
 
-def _in_s3(url: str, suffixes: tuple[str, ...], where: str) -> list[FoundFile]:
-    unknown = sorted(set(parse_qs(url.partition("?")[2])) - {"endpoint"})
-    if unknown:
-        raise InvalidJob(f"{where}: {shown(url)} has unknown settings {unknown}: only endpoint= is known")
-    given = parse_qs(url.partition("?")[2]).get("endpoint", ["http://"])
-    if not given[0].startswith(("http://", "https://")):
-        raise InvalidJob(f"{where}: the endpoint of {shown(url)} must start with http:// or https://")
-    system, path, query = _s3(url)
-    magic = glob.has_magic(path)
-    base = path if not magic else path[: min(path.index(c) for c in "*?[" if c in path)].rpartition("/")[0]
-    try:
-        info = system.get_file_info(base)
-        if info.type == pafs.FileType.File:
-            return [FoundFile(PurePosixPath(base).name, url, info.size, info.mtime_ns or 0, folders_of(base))]
-        infos = system.get_file_info(pafs.FileSelector(base, recursive=True, allow_not_found=True))
-        bucket = base.partition("/")[0]
-        if not infos and system.get_file_info(bucket).type == pafs.FileType.NotFound:
-            raise InvalidJob(f"{where}: bucket {bucket!r} does not exist: create it, or correct the URL")
-    except OSError as error:
-        raise Unavailable(
-            f"{where}: {shown(url)} cannot be listed ({error}): check bucket, endpoint and credentials"
-        ) from error
+def _in_cloud(path: str, suffixes: tuple[str, ...], where: str) -> list[FoundFile]:
+    url = remote_url(path, where)
+    magic = glob.has_magic(url.place)
+    base = url.place
+    if magic:
+        base = base[: min(base.index(c) for c in "*?[" if c in base)].rpartition("/")[0]
+    alone, listed = list_remote(url, base, where)
     files = []
-    for info in infos:
-        if info.type != pafs.FileType.File:
-            continue
-        name = PurePosixPath(info.path).relative_to(base).as_posix()
-        if fnmatch.fnmatchcase(info.path, path) if magic else _counts(name, suffixes):
-            folders = folders_of(info.path if magic else name)
-            files.append(FoundFile(name, f"s3://{info.path}{query}", info.size, info.mtime_ns or 0, folders))
+    for file in listed:
+        name = PurePosixPath(file.place).name if alone else PurePosixPath(file.place).relative_to(base).as_posix()
+        if alone or (fnmatch.fnmatchcase(file.place, url.place) if magic else _counts(name, suffixes)):
+            folders = folders_of(file.place if alone or magic else name)
+            files.append(FoundFile(name, url.of(file.place), file.size, file.modified_ns, folders))
     return sorted(files, key=lambda file: file.id)
-
-
-def _s3(url: str) -> tuple[Any, str, str]:
-    """File system, path and query of an `s3://bucket/key?endpoint=…` URL; else the endpoint of AWS_ENDPOINT_URL."""
-    bare, mark, query = url.partition("?")
-    parts = urlsplit(bare)
-    given = parse_qs(query).get("endpoint", [])
-    endpoint = given[0] if given else os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    options: dict[str, Any] = {}
-    if endpoint:
-        target = urlsplit(endpoint if "//" in endpoint else f"https://{endpoint}")
-        options = {"endpoint_override": target.netloc, "scheme": target.scheme or "https"}
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    if region:
-        options["region"] = region
-    return pafs.S3FileSystem(**options), f"{parts.netloc}{parts.path}".rstrip("/"), mark + query
 
 
 def open_listed(file: FoundFile) -> Any:
     """A random-access `pyarrow.NativeFile`. Raises `OSError`."""
-    if not file.url.startswith("s3://"):
-        return pa.OSFile(file.url, "rb")
-    system, path, _ = _s3(file.url)
-    return system.open_input_file(path)
+    return open_remote(file.url) if is_remote(file.url) else pa.OSFile(file.url, "rb")
 
 
 def open_file(file: FoundFile, where: str, *, grows: bool = False) -> Any:

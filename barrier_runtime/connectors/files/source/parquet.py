@@ -22,13 +22,14 @@ _CHECKED_IN_DRIVER = 200  # files whose footer is read before the job starts; th
 
 @dataclass(frozen=True)
 class ParquetSource(FileSource):
-    """Parquet files: paths, folders (read recursively) or globs, local or `s3://`; one split per file.
+    """Parquet files: paths, folders (read recursively) or globs, local or in a cloud
+    (`s3://`, `gs://`, `abfss://`); one split per file.
 
     `schema` names the columns to read (default: all of the first file). `pace`: rows per second over all files;
     default: as fast as possible. `watch`: how often to look for new files, for ever; what is there is read first (there
     may be nothing yet). Files must be complete when they appear, so rename them into place; names that begin with `.`
     or `_` are not looked at. The name of each file stays in the job's checkpoints. A file that changed after it was
-    begun ends the job (see README, *Sources*).
+    begun ends the job (docs/guarantees.md).
 
     >>> flow.source("orders", ParquetSource("s3://lake/orders", watch=timedelta(seconds=10)), event_time="at")
     """

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.kafka.sink.client import KafkaCluster, library
 from barrier_runtime.connectors.kafka.sink.records import RecordFormat, produced
-from barrier_runtime.connectors.kafka.sink.topic_limits import read_limits
+from barrier_runtime.connectors.kafka.sink.topic_limits import limits_of_chosen, read_limits
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_bases.row_buffer import InOrder, RowBuffer
 from barrier_runtime.data.few_rows import FewRows
@@ -38,7 +38,7 @@ class KafkaDirect(TwoPhaseCommitSink):
         config = self._cluster_of["config"]
         self._cluster = KafkaCluster(self._cluster_of["bootstrap_servers"], config, where)
         limits = read_limits(self._cluster, self._topic, config)
-        self._format.open(where, limits)
+        self._format.open(where, limits, lambda name: limits_of_chosen(self._cluster, name, limits))
         self._schema_checked = False
         self._buffers: InOrder[int] = InOrder()
         self._sending = threading.Lock()  # rows of the next checkpoint wait while this one's are flushed
@@ -112,7 +112,7 @@ class KafkaDirect(TwoPhaseCommitSink):
         sent = 0
         for records in self._format.records(batches):
             with self._sending:
-                for messages in produced(records):
+                for messages in produced(records, self._topic):
                     for message in messages:
                         self._produce(message)
                     sent += len(messages)
@@ -123,7 +123,7 @@ class KafkaDirect(TwoPhaseCommitSink):
         while True:
             try:
                 with self._cluster.trouble("write rows to"):
-                    self._producer.produce(self._topic, **message, on_delivery=self._not_delivered)
+                    self._producer.produce(**message, on_delivery=self._not_delivered)
                 return
             except BufferError:  # the brokers are slow or away: wait here, off the loop
                 self._producer.poll(_WAIT_S)
@@ -132,4 +132,6 @@ class KafkaDirect(TwoPhaseCommitSink):
 
     def _not_delivered(self, error: Any, message: Any) -> None:
         if error is not None and self._refused is None:
-            self._refused = self._cluster.meaning(library().KafkaException(error), f"write to topic {self._topic!r} of")
+            self._refused = self._cluster.meaning(
+                library().KafkaException(error), f"write to topic {message.topic()!r} of"
+            )

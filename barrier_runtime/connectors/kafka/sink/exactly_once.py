@@ -16,6 +16,9 @@ job's store (`kafka/sink/marker_notes`). A marker that gets old is written again
 A topic that refuses rows by their age (`message.timestamp.before.max.ms`) is refused itself when the sink gives rows
 their time: a decided row would become too old while the brokers are away. Rows with too late a time, without the key
 that a compacted topic wants, or too large are refused when they are staged.
+
+Rows that choose their topic go with the same transactions and the same marker, which stays on partition 0 of the sink's
+own topic: Kafka's transactions span topics.
 """
 
 import itertools
@@ -29,7 +32,7 @@ from barrier_runtime.connectors.kafka.sink.client import KafkaCluster
 from barrier_runtime.connectors.kafka.sink.lost_marker import Loss, LostMarkers
 from barrier_runtime.connectors.kafka.sink.marker_notes import MarkerNotes
 from barrier_runtime.connectors.kafka.sink.records import RecordFormat
-from barrier_runtime.connectors.kafka.sink.topic_limits import check_waiting, read_limits
+from barrier_runtime.connectors.kafka.sink.topic_limits import KafkaLimits, check_waiting, limits_of_chosen, read_limits
 from barrier_runtime.connectors.kafka.sink.transactions import MarkedProducer, Marker, TransactionOrigin
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.write_ahead import WriteAheadSink
@@ -74,12 +77,18 @@ class KafkaWriteAhead(WriteAheadSink):
         # Staged rows are safe. What tells that they were written is a marker, which brokers keep this long at least.
         self.transaction_timeout_ms = _MARKER_KEPT * self._limits.refresh_marker_s * 1000
         check_waiting(self._limits, self._where, self._topic, self._format.timestamp)
-        self._format.open(self._where, self._limits)
+        self._format.open(self._where, self._limits, self._limits_of)
 
     def close(self) -> None:
         if hasattr(self, "_producers"):
             self._fenced = Fenced(f"{self._where}: closed")  # a commit may still be waiting for its turn
             self.check_again()
+
+    def _limits_of(self, topic: str) -> KafkaLimits:
+        """Of a topic that a row has chosen. Asked before the decision, so `Unavailable` fails a checkpoint only."""
+        limits = limits_of_chosen(self._cluster, topic, self._limits)
+        check_waiting(limits, self._where, topic, self._format.timestamp)
+        return limits
 
     # ------------------------------------------------------------ staging
 

@@ -1,8 +1,9 @@
 """Rows → what Kafka stores: key, value, headers and time of one record per row.
 
 Done before the decision, off the loop. What does not fit is refused then, and the bytes that are staged are the bytes
-that are written, whoever writes them: columns `key` and `value` (binary), `timestamp` (ms) and one `header:<name>`
-each.
+that are written, whoever writes them: columns `key` and `value` (binary), `timestamp` (ms), one `header:<name>` each,
+and `topic` where rows choose it. What topics rows may choose is known only when the rows are there; each is asked about
+once, when its first row is staged.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,8 +21,10 @@ from barrier_runtime.state.errors import InvalidJob
 
 Serialiser: TypeAlias = Callable[[Any, Any], bytes | None]  # (row as a dict, SerializationContext)
 SerialiserFactory: TypeAlias = Callable[[], Serialiser]
+LimitsOf: TypeAlias = Callable[[str], KafkaLimits]
 
 _HEADER = "header:"
+_TOPIC = "topic"
 _CHUNK = 256  # rows; then another thread gets the interpreter
 _RECORD_OVERHEAD = 32  # bytes; every header costs some, too
 _CLOCKS_MS = 10_000  # ours and the brokers' may differ by so much
@@ -29,7 +32,8 @@ _CLOCKS_MS = 10_000  # ours and the brokers' may differ by so much
 
 class RecordFormat:
     """`key`, `value`: a column, "json" (value only: the whole row), or a factory of the client's own serialisers.
-    `headers`: header -> column. `timestamp`: a timestamp column, or an integer one in ms since 1970."""
+    `headers`: header -> column. `timestamp`: a timestamp column, or an integer one in ms since 1970. `topic_column`:
+    text, the topic of each row; null: `topic`."""
 
     def __init__(
         self,
@@ -38,8 +42,10 @@ class RecordFormat:
         value: str | SerialiserFactory,
         headers: Mapping[str, str],
         timestamp: str | None,
+        topic_column: str | None = None,
     ) -> None:
         self._topic = topic
+        self._topic_column = topic_column
         self._key = key
         self._value = value
         self._headers = dict(headers)
@@ -50,23 +56,29 @@ class RecordFormat:
     def timestamp(self) -> str | None:
         return self._timestamp
 
-    def open(self, where: str, limits: KafkaLimits) -> None:
-        """Raises `InvalidJob` when the topic would take no row."""
+    def open(self, where: str, limits: KafkaLimits, limits_of: LimitsOf) -> None:
+        """`limits_of`: asks the brokers about a topic that a row has chosen, and raises `InvalidJob` or `Unavailable`.
+        Raises `InvalidJob` when the topic would take no row."""
         self._where = where
         self._limits = limits
-        if limits.keyed and self._key is None:
-            raise InvalidJob(
-                f"{where}: topic {self._topic!r} is compacted (cleanup.policy) and takes no row without a key: pass "
-                "key=, or write to a topic with cleanup.policy=delete"
-            )
+        self._limits_of = limits_of
+        self._known = {self._topic: limits}
+        self._check_keyed(self._topic, limits)
         for part, given in (("KEY", self._key), ("VALUE", self._value)):
             if given is not None and not isinstance(given, str):
                 self._serialisers[part] = given()
 
+    def _check_keyed(self, topic: str, limits: KafkaLimits) -> None:
+        if limits.keyed and self._key is None:
+            raise InvalidJob(
+                f"{self._where}: topic {topic!r} is compacted (cleanup.policy) and takes no row without a key: pass "
+                "key=, or write to a topic with cleanup.policy=delete"
+            )
+
     def check_schema(self, schema: pa.Schema) -> None:
         """Raise `InvalidJob` for columns that are not there or that no record can hold."""
         plain = [self._key, *self._headers.values(), None if self._value == "json" else self._value]
-        for name in [*plain, self._timestamp]:
+        for name in [*plain, self._timestamp, self._topic_column]:
             if isinstance(name, str) and name not in schema.names:
                 raise InvalidJob(
                     f"{self._where}: there is no column {name!r} for topic {self._topic!r}: the rows have "
@@ -85,17 +97,57 @@ class RecordFormat:
                     f"{self._where}: column {self._timestamp!r} is {kind}, which is not a time of a record: use a "
                     "timestamp column, or an integer one in milliseconds"
                 )
+        if self._topic_column is not None:
+            kind = schema.field(self._topic_column).type
+            plain_kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+            if not (pa.types.is_string(plain_kind) or pa.types.is_large_string(plain_kind)):
+                raise InvalidJob(
+                    f"{self._where}: column {self._topic_column!r} is {kind}, which is not the name of a topic: "
+                    "topic_column= takes a text column"
+                )
 
     def records(self, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
         """One record per row, in order. Raises `InvalidJob` for a row that the topic would refuse."""
-        made = [(batch, self._record_batch(batch)) for batch in _together(batches)]
+        together = _together(batches)
+        if self._topic_column is not None:
+            for batch in together:
+                self._meet_topics(batch)
+        made = [(batch, self._record_batch(batch)) for batch in together]
         now_ms = time_ns() // 1_000_000
         for rows, records in made:
             self._check_sizes(rows, records)
-            self._check_keys(rows, records)
-            if self._timestamp is not None:
-                self._check_times(rows, records.column("timestamp"), now_ms)
+            for topic, its_rows, its_records in self._by_topic(rows, records):
+                self._check_keys(topic, its_rows, its_records)
+                if self._timestamp is not None:
+                    self._check_times(topic, its_rows, its_records.column("timestamp"), now_ms)
         return [records for _, records in made]
+
+    def _meet_topics(self, batch: pa.RecordBatch) -> None:
+        """Ask about the topics that no row has chosen before."""
+        names = _texts(batch.column(self._topic_column))
+        for name in pc.unique(names).drop_null().to_pylist():
+            if name not in self._known:
+                try:
+                    limits = self._limits_of(name)
+                    self._check_keyed(name, limits)
+                except InvalidJob as error:
+                    row = pc.index(names, name).as_py()
+                    raise InvalidJob(
+                        f"{error}; column {self._topic_column!r} says so: {preview(batch, row)}"
+                    ) from error
+                self._known[name] = limits
+
+    def _by_topic(
+        self, rows: pa.RecordBatch, records: pa.RecordBatch
+    ) -> Iterator[tuple[str, pa.RecordBatch, pa.RecordBatch]]:
+        """Topic, its rows, and their records."""
+        if self._topic_column is None:
+            yield self._topic, rows, records
+            return
+        names = pc.fill_null(records.column(_TOPIC), self._topic)
+        for name in pc.unique(names).to_pylist():
+            chosen = pc.equal(names, name)
+            yield name, rows.filter(chosen), records.filter(chosen)
 
     def _record_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = {"key": self._part("KEY", self._key, batch), "value": self._part("VALUE", self._value, batch)}
@@ -103,6 +155,8 @@ class RecordFormat:
             columns["timestamp"] = _milliseconds(batch.column(self._timestamp))
         for header, column in self._headers.items():
             columns[_HEADER + header] = _bytes_of(batch.column(column))
+        if self._topic_column is not None:
+            columns[_TOPIC] = _texts(batch.column(self._topic_column))
         return pa.RecordBatch.from_pydict(columns)
 
     def _part(self, part: str, given: str | SerialiserFactory | None, batch: pa.RecordBatch) -> pa.Array:
@@ -120,15 +174,17 @@ class RecordFormat:
 
         # Anything else, such as a registry that does not answer, may pass.
         refusals = (SerializationError, ValueError, TypeError, LookupError, AttributeError)
-        context = SerializationContext(self._topic, getattr(MessageField, part))
-        serialise = self._serialisers[part]
+        field = getattr(MessageField, part)
+        contexts = {name: SerializationContext(name, field) for name in self._known}
+        serialise, chosen = self._serialisers[part], self._topic_column
         done: list[bytes | None] = []
         for number, row in enumerate(rows_of(batch)):
+            topic = self._topic if chosen is None or row[chosen] is None else row[chosen]
             try:
-                done.append(serialise(row, context))
+                done.append(serialise(row, contexts[topic]))
             except refusals as error:
                 raise InvalidJob(
-                    f"{self._where}: the serialiser of the {part.lower()} for topic {self._topic!r} refused a row "
+                    f"{self._where}: the serialiser of the {part.lower()} for topic {topic!r} refused a row "
                     f"({type(error).__name__}: {error}): {preview(batch, number)}; correct the row or the schema"
                 ) from error
             if number % _CHUNK == 0:
@@ -139,7 +195,7 @@ class RecordFormat:
         around = _RECORD_OVERHEAD + sum(_RECORD_OVERHEAD + len(header.encode()) for header in self._headers)
         sizes = pa.array([around] * records.num_rows, pa.int64())
         for name, column in zip(records.schema.names, records.columns, strict=True):
-            if name != "timestamp":
+            if name not in ("timestamp", _TOPIC):
                 sizes = pc.add(sizes, pc.coalesce(pc.binary_length(column), 0).cast(pa.int64()))
         largest = pc.max(sizes).as_py() or 0
         if largest > self._limits.row_max_bytes:
@@ -150,46 +206,55 @@ class RecordFormat:
                 f"{preview(rows, row)}"
             )
 
-    def _check_keys(self, rows: pa.RecordBatch, records: pa.RecordBatch) -> None:
+    def _check_keys(self, topic: str, rows: pa.RecordBatch, records: pa.RecordBatch) -> None:
         keys = records.column("key")
-        if self._limits.keyed and keys.null_count:
+        if self._known[topic].keyed and keys.null_count:
             row = pc.index(keys.is_null(), True).as_py()
             raise InvalidJob(
-                f"{self._where}: a row has no key, and topic {self._topic!r} is compacted (cleanup.policy), so it "
+                f"{self._where}: a row has no key, and topic {topic!r} is compacted (cleanup.policy), so it "
                 f"takes none: give such rows a key (key={self._key if isinstance(self._key, str) else '<serialiser>'}"
                 f"), or filter them out: {preview(rows, row)}"
             )
 
-    def _check_times(self, rows: pa.RecordBatch, times: pa.Array, now_ms: int) -> None:
+    def _check_times(self, topic: str, rows: pa.RecordBatch, times: pa.Array, now_ms: int) -> None:
         """Time 0 is no time to the client, which would write its own instead."""
-        oldest, newest = self._limits.oldest_ms, self._limits.newest_ms
+        limits = self._known[topic]
+        oldest, newest = limits.oldest_ms, limits.newest_ms
         least = 1 if oldest is None else max(1, now_ms - oldest + min(_CLOCKS_MS, oldest // 2))
         most = None if newest is None else now_ms + newest - min(_CLOCKS_MS, newest // 2)
         found = pc.min_max(times).as_py()
         if found["min"] is not None and found["min"] < least:
             age = "" if oldest is None else f" or more than {oldest} ms ago (message.timestamp.before.max.ms)"
-            self._refuse_time(rows, times, found["min"], f"none of 1970-01-01T00:00Z or before{age}")
+            self._refuse_time(topic, rows, times, found["min"], f"none of 1970-01-01T00:00Z or before{age}")
         if found["max"] is not None and most is not None and found["max"] > most:
             self._refuse_time(
-                rows, times, found["max"], f"none of more than {newest} ms ahead (message.timestamp.after.max.ms)"
+                topic,
+                rows,
+                times,
+                found["max"],
+                f"none of more than {newest} ms ahead (message.timestamp.after.max.ms)",
             )
 
-    def _refuse_time(self, rows: pa.RecordBatch, times: pa.Array, time_ms: int, allowed: str) -> None:
+    def _refuse_time(self, topic: str, rows: pa.RecordBatch, times: pa.Array, time_ms: int, allowed: str) -> None:
         row = pc.index(times, time_ms).as_py()
         raise InvalidJob(
-            f"{self._where}: a row has the time {time_ms} ms (column {self._timestamp!r}), topic {self._topic!r} takes "
+            f"{self._where}: a row has the time {time_ms} ms (column {self._timestamp!r}), topic {topic!r} takes "
             f"{allowed}: correct the row or the topic's setting, or leave out timestamp=: {preview(rows, row)}"
         )
 
 
-def produced(records: pa.RecordBatch) -> Iterator[list[dict[str, Any]]]:
-    """Keyword arguments of `produce`, in lists of a few hundred."""
+def produced(records: pa.RecordBatch, topic: str) -> Iterator[list[dict[str, Any]]]:
+    """Keyword arguments of `produce`, in lists of a few hundred. `topic`: of rows that have chosen none."""
+    chosen = _TOPIC in records.schema.names
     headers = [name for name in records.schema.names if name.startswith(_HEADER)]
     timed = "timestamp" in records.schema.names
     for start in range(0, records.num_rows, _CHUNK):
         chunk = records.slice(start, _CHUNK)
         columns = zip(chunk.column("key").to_pylist(), chunk.column("value").to_pylist(), strict=True)
-        messages: list[dict[str, Any]] = [{"key": key, "value": value} for key, value in columns]
+        messages: list[dict[str, Any]] = [{"topic": topic, "key": key, "value": value} for key, value in columns]
+        if chosen:
+            for message, name in zip(messages, chunk.column(_TOPIC).to_pylist(), strict=True):
+                message["topic"] = topic if name is None else name
         if timed:
             for message, time in zip(messages, chunk.column("timestamp").to_pylist(), strict=True):
                 if time is not None:
@@ -213,6 +278,10 @@ def _bytes_of(column: pa.Array) -> pa.Array:
     if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)):
         column = column.cast(pa.string())
     return column.cast(pa.binary())
+
+
+def _texts(column: pa.Array) -> pa.Array:
+    return column.cast(pa.string())
 
 
 def _milliseconds(column: pa.Array) -> pa.Array:

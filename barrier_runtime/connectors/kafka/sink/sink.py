@@ -31,6 +31,9 @@ class KafkaSink(TwoPhaseCommitSink):
     - `value`: "json" (the whole row as an object), a column, or such a factory. None from it is a tombstone.
     - `headers`: columns, or header name -> column. `timestamp`: a column with the record's time (null: when sent).
       Exactly once, the topic must then have no limit to a row's age (`message.timestamp.before.max.ms`).
+    - `topic_column`: a text column with the topic of each row, null: `topic`. Each must exist and take rows as large as
+      those of `topic`, or the row is refused; about each one the brokers are asked once. The column stays in the value:
+      `value=` may leave it out.
     - `config`: settings of the client (librdkafka's names), credentials among them: they are never shown or stored.
       `transaction.timeout.ms` may be at most the brokers' `transaction.max.timeout.ms`, and is chosen if left out.
     - `max_bytes_in_memory`: Arrow bytes per subtask before rows of an open checkpoint are staged early.
@@ -49,6 +52,7 @@ class KafkaSink(TwoPhaseCommitSink):
         value: str | SerialiserFactory = "json",
         headers: Mapping[str, str] | Sequence[str] = (),
         timestamp: str | None = None,
+        topic_column: str | None = None,
         guarantee: Guarantee = "exactly_once",
         config: Mapping[str, Any] | None = None,
         max_bytes_in_memory: int = 32 << 20,
@@ -68,6 +72,7 @@ class KafkaSink(TwoPhaseCommitSink):
         self._value = value
         self._headers = dict(headers) if isinstance(headers, Mapping) else {name: name for name in headers}
         self._timestamp = timestamp
+        self._topic_column = topic_column
         self._config = checked_config(config or {})
         self._max_bytes_in_memory = max_bytes_in_memory
         self._lost_markers = checked_answers({} if lost_marker is None else lost_marker)
@@ -84,6 +89,7 @@ class KafkaSink(TwoPhaseCommitSink):
             **({"value": self._value} if isinstance(self._value, str) else {}),
             "headers": self._headers,
             "timestamp": self._timestamp,
+            "topic_column": self._topic_column,
             "guarantee": self.guarantee,
             "config": shown_config(self._config),
             "max_bytes_in_memory": self._max_bytes_in_memory,
@@ -91,7 +97,7 @@ class KafkaSink(TwoPhaseCommitSink):
 
     def open(self, context: SinkContext) -> None:
         cluster = {"bootstrap_servers": self._bootstrap_servers, "config": self._config}
-        format = RecordFormat(self._topic, self._key, self._value, self._headers, self._timestamp)
+        format = RecordFormat(self._topic, self._key, self._value, self._headers, self._timestamp, self._topic_column)
         self._delivery: TwoPhaseCommitSink
         if self.guarantee == "exactly_once":
             self._delivery = KafkaWriteAhead(

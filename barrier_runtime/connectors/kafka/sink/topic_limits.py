@@ -5,6 +5,7 @@ Read when the sink opens: after the decision it would be too late to refuse anyt
 """
 
 import logging
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +25,7 @@ _REFRESH_S = 12 * 3_600
 _AGAIN_S = 0.5
 _WAIT_S = 2.0
 _FEW_BYTES = 200  # of a row's size are left to the protocol
+_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _NO_LIMIT = 2**63 - 1
 _BEFORE = ("message.timestamp.before.max.ms", "message.timestamp.difference.max.ms")  # the latter until Kafka 4
 _AFTER = ("message.timestamp.after.max.ms", "message.timestamp.difference.max.ms")
@@ -92,6 +94,25 @@ def _limits(cluster: KafkaCluster, admin: Any, topic: str, config: Mapping[str, 
         _least(of_topic, _BEFORE) if own_times else None,
         _least(of_topic, _AFTER) if own_times else None,
     )
+
+
+def limits_of_chosen(cluster: KafkaCluster, topic: str, own: KafkaLimits) -> KafkaLimits:
+    """The same for a topic that a row has chosen. One producer writes to all of them, so each must take rows, and
+    batches, as large as the sink's `own` topic does."""
+    if not _NAME.fullmatch(topic) or topic in (".", ".."):
+        raise InvalidJob(
+            f"{cluster.where}: {topic[:300]!r} is not the name of a topic: use letters, digits, '.', '_' and '-', at "
+            "most "
+            "249"
+        )
+    limits = read_limits(cluster, topic, {"transaction.timeout.ms": own.transaction_timeout_ms})
+    if limits.message_max_bytes < own.message_max_bytes:
+        raise InvalidJob(
+            f"{cluster.where}: topic {topic!r} takes rows of {limits.message_max_bytes} bytes, the sink's own topic of "
+            f"{own.message_max_bytes}: raise max.message.bytes of {topic!r}, or give the sink the smaller size by "
+            f"config={{'message.max.bytes': {limits.message_max_bytes}}}"
+        )
+    return limits
 
 
 def check_waiting(limits: KafkaLimits, where: str, topic: str, timestamp: str | None) -> None:

@@ -183,11 +183,11 @@ class MarkedProducer:
             raise
 
     def _send(self, records: Any) -> None:
-        produce, topic = self._producer.produce, self._topic
-        for messages in produced(records):
+        produce = self._producer.produce
+        for messages in produced(records, self._topic):
             for message in messages:
                 try:
-                    produce(topic, **message)
+                    produce(**message)
                 except BufferError:
                     self._send_patiently(message)
             time.sleep(0)  # another thread gets the interpreter
@@ -195,7 +195,7 @@ class MarkedProducer:
     def _send_patiently(self, message: dict[str, Any]) -> None:
         while True:
             try:
-                self._producer.produce(self._topic, **message)
+                self._producer.produce(**message)
                 return
             except BufferError:
                 if time.monotonic() - self._began > self._timeout_s:

@@ -1,0 +1,217 @@
+"""Upserts into a Delta Lake table, exactly once: one MERGE per checkpoint, over all subtasks.
+
+Rows wait in the job's storage until their checkpoint is decided (`sink_bases/write_ahead`). Then subtask 0 takes those
+of all subtasks, keeps the last one of each key, and merges them into the table in one commit that carries the
+checkpoint as the format's own application transaction: so the table itself tells whether it was made: by us, by a
+zombie, or by nobody.
+
+| it dies, or stalls …               | the next one                                                                 |
+|------------------------------------|------------------------------------------------------------------------------|
+| before the decision                | the rows are nowhere but in the job's storage, and are swept                 |
+| after it, before the commit        | merges them; data files that were written are orphans, which a vacuum takes  |
+| in the commit: nobody knows        | asks the table for its transaction                                           |
+| after it, before rows were dropped | the same; then drops them                                                    |
+| as a zombie, after its successor   | loses: a commit on top of a version without that transaction is a conflict   |
+
+A MERGE rewrites every file in which a key is found, so its cost grows with the table, not with the checkpoint alone:
+with longer checkpoint intervals there are fewer, and where the key has the partition columns it reads those partitions
+alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from barrier_runtime.connectors.delta import files as delta_files
+from barrier_runtime.connectors.delta.schema import DeltaType, check_partition_columns, delta_fields, stored_schema
+from barrier_runtime.connectors.delta.table import DeltaLog
+from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
+from barrier_runtime.data.rows import preview
+from barrier_runtime.state.errors import Corrupt, InvalidJob
+from barrier_runtime.state.store.object_store import ObjectNotFound
+from barrier_runtime.state.store.urls import shown, without_credentials
+
+_ORDER = "barrier_runtime_order"
+_KEY_TYPES = ("byte", "short", "integer", "long", "boolean", "string", "date", "timestamp", "timestamp_ntz")
+
+
+class DeltaUpsertSink(BatchingSink):
+    """`url` and the table as for `DeltaSink`. A row replaces the one with the same `key`, columns of text, whole
+    numbers, booleans, dates or times, none of them null; of the rows of one checkpoint the last one of a key stays.
+    `deletes`: a boolean column, which the table does not get; where it is true the row with that key is removed.
+
+    A checkpoint is one MERGE, whose rows are in memory together. `partition_by`: as for `DeltaSink`; part of the key,
+    or every MERGE reads the whole table. `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask
+    before they are staged early.
+
+    >>> DeltaUpsertSink("s3://lake/customers", key=["id"], deletes="deleted")  # doctest: +SKIP
+    """
+
+    kind: ClassVar[str] = "delta_upsert"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: Sequence[str],
+        deletes: str | None = None,
+        partition_by: Sequence[str] | str | None = None,
+        max_bytes_in_memory: int = 32 << 20,
+    ) -> None:
+        super().__init__(max_bytes_in_memory=max_bytes_in_memory)
+        self.url = without_credentials(str(url), "the location of DeltaUpsertSink")
+        if "://" in self.url and not self.url.startswith(("file://", "s3://", "s3a://")):
+            raise InvalidJob(f"DeltaUpsertSink cannot write to {shown(self.url)}: use a folder, file:// or s3://")
+        if isinstance(key, str) or not key or deletes in key:
+            raise InvalidJob(
+                f"DeltaUpsertSink: key={key!r}, deletes={deletes!r}: give the list of the key's columns, "
+                "key=['id'], and "
+                ""
+                "another column for deletes"
+            )
+        self.key = tuple(key)
+        self.deletes = deletes
+        columns = (partition_by,) if isinstance(partition_by, str) else partition_by
+        self.partition_by = None if columns is None else tuple(columns)
+
+    def __repr__(self) -> str:
+        return f"DeltaUpsertSink({shown(self.url)!r}, by {', '.join(self.key)})"
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "url": self.url,
+            "key": list(self.key),
+            "deletes": self.deletes,
+            "partition_by": None if self.partition_by is None else list(self.partition_by),
+            "max_bytes_in_memory": self.max_bytes_in_memory,
+        }
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        self._log = DeltaLog(self.url, context.make_store(self.url), self._where)
+        self._stored: pa.Schema | None = None
+        self._table = self._log.existing()
+        self._partition_by = self.partition_by or ()
+        if self._table is not None:
+            self._table.check_replacing(self._where)
+            if self.partition_by is None:
+                self._partition_by = self._table.partition_by
+
+    # ------------------------------------------------------------ staging
+
+    def check_schema(self, schema: pa.Schema) -> None:
+        for name in (*self.key, *((self.deletes,) if self.deletes else ())):
+            if name not in schema.names:
+                raise InvalidJob(f"{self._where}: there is no column {name!r}: the rows have {', '.join(schema.names)}")
+        if self.deletes is not None and not pa.types.is_boolean(schema.field(self.deletes).type):
+            raise InvalidJob(
+                f"{self._where}: column {self.deletes!r} (deletes=) is {schema.field(self.deletes).type}: make it "
+                "boolean"
+            )
+        fields = self._fields(schema)
+        for name in fields:
+            if "`" in name:
+                raise InvalidJob(f"{self._where}: column {name!r} has a backtick in its name: rename it with select()")
+        for name in self.key:
+            kind = fields[name]
+            if kind not in _KEY_TYPES and not str(kind).startswith("decimal"):
+                raise InvalidJob(
+                    f"{self._where}: key column {name!r} is {kind}, which cannot be compared safely: use text, whole "
+                    "numbers, booleans, dates or times"
+                )
+        check_partition_columns(fields, self._partition_by, self._where)
+        if self._table is not None:
+            self._table.check(fields, self._partition_by, self._where)
+        self._stored = stored_schema(schema, self._where)
+
+    def _fields(self, schema: pa.Schema) -> dict[str, DeltaType]:
+        """Of the table."""
+        return delta_fields(pa.schema([field for field in schema if field.name != self.deletes]), self._where)
+
+    def prepare(self, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
+        assert self._stored is not None, "rows are staged that were not written"
+        rows = delta_files.stored_rows(batches, self._stored, self._where)
+        for name in self.key:
+            nulls = rows.column(name).is_null()
+            if (row := pc.index(nulls, True).as_py()) >= 0:
+                raise InvalidJob(
+                    f"{self._where}: key column {name!r} of a row is null, which equals nothing: fill or filter such "
+                    f"rows: {preview(rows.slice(row, 1).combine_chunks().to_batches()[0], 0)}"
+                )
+        kept = rows if self.deletes is None else rows.filter(pc.invert(pc.fill_null(rows.column(self.deletes), False)))
+        delta_files.check_required(kept, self._table.required if self._table else (), self._where)
+        return list(rows.to_batches())
+
+    # ------------------------------------------------------------ delivering
+
+    def deliver_batch(self, batch: DecidedBatch) -> None:
+        try:
+            rows = pa.concat_tables(
+                [pa.Table.from_batches(self._read(staged)) for staged in batch.objects], promote_options="default"
+            )
+        except ObjectNotFound as error:
+            if self._log.has_checkpoint(batch.application, batch.checkpoint):
+                return
+            raise Corrupt(
+                f"{self._where}: of the {batch.rows} rows that checkpoint {batch.checkpoint} decided some are gone, "
+                "and "
+                ""
+                f"the table {shown(self.url)} does not have them ({error}). Were they aborted, moved or deleted? "
+                "Restore "
+                ""
+                "the object from a backup; the commit is tried again"
+            ) from error
+        last = _last_of_each(rows, self.key)
+        fields = self._fields(rows.schema)
+        merge = _Merge(batch.application, batch.checkpoint, fields, self._partition_by, last, self.key, self.deletes)
+        self._log.merge(merge)
+
+
+def _last_of_each(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """The last row of each key, in the order of the rows."""
+    numbered = rows.select(list(key)).append_column(_ORDER, pa.array(range(rows.num_rows), pa.int64()))
+    last = numbered.group_by(list(key), use_threads=False).aggregate([(_ORDER, "max")]).column(f"{_ORDER}_max")
+    return rows if len(last) == rows.num_rows else rows.take(last.take(pc.sort_indices(last)))
+
+
+@dataclass(frozen=True)
+class _Merge:
+    """`rows`: at most one of each key."""
+
+    application: str
+    checkpoint: int
+    fields: Mapping[str, DeltaType]
+    partition_by: Sequence[str]
+    rows: pa.Table
+    key: Sequence[str]
+    deletes: str | None
+
+    def execute(self, table: Any, properties: Any) -> None:
+        same_key = " AND ".join(f"target.`{name}` = source.`{name}`" for name in self.key)
+        values = {f"`{name}`": f"source.`{name}`" for name in self.fields}
+        rows, gone = self.rows, None
+        if self.deletes is not None:
+            rows = rows.set_column(
+                rows.schema.get_field_index(self.deletes),
+                self.deletes,
+                pc.fill_null(rows.column(self.deletes), False),
+            )
+            gone = f"source.`{self.deletes}`"
+        merger = table.merge(
+            rows,
+            same_key,
+            source_alias="source",
+            target_alias="target",
+            streamed_exec=False,  # so that it knows which files cannot have these keys
+            commit_properties=properties,
+        )
+        if gone is not None:
+            merger = merger.when_matched_delete(predicate=gone)
+        kept = None if gone is None else f"NOT {gone}"
+        merger.when_matched_update(updates=values, predicate=kept).when_not_matched_insert(
+            updates=values, predicate=kept
+        ).execute()

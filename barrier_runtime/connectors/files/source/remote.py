@@ -1,0 +1,189 @@
+"""Input files of clouds, as `listing` needs them: `s3://` through pyarrow, `gs://` and `abfss://` through our own
+stores.
+
+A *place* is a URL without scheme and query: `bucket/key`, of Azure `container@account.dfs.core.windows.net/key`. Keys
+are as they are, nothing in them is unquoted.
+"""
+
+import io
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
+from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.urls import shown
+
+_SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "abfss": "abfss"}
+_AHEAD_BYTES = 1 << 20  # read at least, of a file that is read from its beginning to its end
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    place: str
+    size: int
+    modified_ns: int
+
+
+@dataclass(frozen=True)
+class RemoteUrl:
+    """`query` begins with its question mark, or is empty."""
+
+    scheme: str
+    place: str
+    query: str
+
+    @property
+    def bucket(self) -> str:
+        return self.place.partition("/")[0]
+
+    def of(self, place: str) -> str:
+        return f"{self.scheme}://{place}{self.query}"
+
+
+def is_remote(url: str) -> bool:
+    return "://" in url and not url.startswith("file://")
+
+
+def remote_url(url: str, where: str) -> RemoteUrl:
+    """Raises `InvalidJob` for what is no URL of files."""
+    bare, mark, query = url.partition("?")
+    scheme, _, place = bare.partition("://")
+    if scheme not in _SCHEMES:
+        raise InvalidJob(
+            f"{where}: cannot read files from {shown(url)}: use a path, s3://bucket/key, gs://bucket/key or "
+            "abfss://container@account.dfs.core.windows.net/key"
+        )
+    settings = parse_qs(query)
+    unknown = sorted(set(settings) - {"endpoint"})
+    if unknown:
+        raise InvalidJob(f"{where}: {shown(url)} has unknown settings {unknown}: only endpoint= is known")
+    if not settings.get("endpoint", ["http://"])[0].startswith(("http://", "https://")):
+        raise InvalidJob(f"{where}: the endpoint of {shown(url)} must start with http:// or https://")
+    return RemoteUrl(_SCHEMES[scheme], place.rstrip("/"), mark + query)
+
+
+def list_remote(url: RemoteUrl, base: str, where: str) -> tuple[bool, list[RemoteFile]]:
+    """The files below the folder with the place `base`, or that file itself; True if it is one file. Raises
+    `Unavailable` when it cannot be listed now, and `InvalidJob` when there is no such bucket."""
+    return _list_s3(url, base, where) if url.scheme == "s3" else _list_store(url, base)
+
+
+def open_remote(url: str) -> Any:
+    """A random-access `pyarrow.NativeFile`. Raises `OSError`."""
+    at = remote_url(url, "a file")
+    if at.scheme == "s3":
+        return _s3(at).open_input_file(at.place)
+    key = at.place.partition("/")[2]
+    store = _store(at.of(at.bucket))
+    try:
+        # An empty range asks for nothing: what is there, and how large it is, says the listing of its name.
+        (found,) = (info for info in store.list(key) if info.key == key)
+    except ValueError:
+        raise FileNotFoundError(f"no object {shown(url)}") from None
+    except Unavailable as error:
+        raise OSError(str(error)) from error
+    return pa.PythonFile(io.BufferedReader(_StoredFile(store, key, found.size), _AHEAD_BYTES), mode="r")
+
+
+# ------------------------------------------------------------ s3
+
+
+def _list_s3(url: RemoteUrl, base: str, where: str) -> tuple[bool, list[RemoteFile]]:
+    system = _s3(url)
+    try:
+        info = system.get_file_info(base)
+        if info.type == pafs.FileType.File:
+            return True, [RemoteFile(base, info.size, info.mtime_ns or 0)]
+        infos = system.get_file_info(pafs.FileSelector(base, recursive=True, allow_not_found=True))
+        if not infos and system.get_file_info(url.bucket).type == pafs.FileType.NotFound:
+            raise InvalidJob(f"{where}: bucket {url.bucket!r} does not exist: create it, or correct the URL")
+    except OSError as error:
+        raise Unavailable(
+            f"{where}: {shown(url.of(url.place))} cannot be listed ({error}): check bucket, endpoint and credentials"
+        ) from error
+    files = [info for info in infos if info.type == pafs.FileType.File]
+    return False, [RemoteFile(info.path, info.size, info.mtime_ns or 0) for info in files]
+
+
+def _s3(url: RemoteUrl) -> Any:
+    """The endpoint is that of the query, else of AWS_ENDPOINT_URL."""
+    given = parse_qs(url.query.removeprefix("?")).get("endpoint", [])
+    endpoint = given[0] if given else os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    options: dict[str, Any] = {}
+    if endpoint:
+        target = urlsplit(endpoint if "//" in endpoint else f"https://{endpoint}")
+        options = {"endpoint_override": target.netloc, "scheme": target.scheme or "https"}
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if region:
+        options["region"] = region
+    return pafs.S3FileSystem(**options)
+
+
+# ------------------------------------------------------------ gs and abfss
+
+
+@lru_cache(maxsize=16)
+def _store(bucket: str) -> ObjectStore:
+    """`bucket`: its URL. A client keeps its connections, and there may be thousands of files."""
+    return open_store(bucket)
+
+
+def _list_store(url: RemoteUrl, base: str) -> tuple[bool, list[RemoteFile]]:
+    store = _store(url.of(url.bucket))
+    key = base.partition("/")[2]
+
+    def listed(prefix: str) -> list[RemoteFile]:
+        return [
+            RemoteFile(f"{url.bucket}/{info.key}", info.size, info.modified_ms * 1_000_000)
+            for info in store.list(prefix)
+        ]
+
+    below = listed(key + "/" if key else "")
+    if below or not key:
+        return False, below
+    alone = [file for file in listed(key) if file.place == base]
+    return bool(alone), alone
+
+
+class _StoredFile(io.RawIOBase):
+    """An object of `size` bytes, read by ranges."""
+
+    def __init__(self, store: ObjectStore, key: str, size: int) -> None:
+        self._store = store
+        self._key = key
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = min(len(buffer), self._size - self._at)
+        if wanted <= 0:
+            return 0
+        try:
+            data = self._store.get(self._key, self._at, wanted)
+        except ObjectNotFound as error:
+            raise FileNotFoundError(str(error)) from error
+        except Unavailable as error:
+            raise OSError(str(error)) from error
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)

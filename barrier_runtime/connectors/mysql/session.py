@@ -1,0 +1,219 @@
+"""One connection to MySQL or MariaDB: made when it is needed, made again after any error, never waited on for ever.
+
+The only place that imports PyMySQL and that turns its errors into ours. Whatever fails closes the connection, so that
+no half-open transaction or setting outlives it; every unit of work can therefore be repeated.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+
+T = TypeVar("T")
+
+_PORT = 3306
+_CONNECT_S = 10
+_SESSION = (
+    # What does not fit is refused, never cut off or changed.
+    "set session sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,"
+    "NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', transaction_isolation = 'READ-COMMITTED', "
+    "innodb_lock_wait_timeout = 10, wait_timeout = 60"  # a stalled process holds no locks for longer
+)
+# MariaDB had another name for it before 11.1.
+_SESSION_OF_OLDER = _SESSION.replace("transaction_isolation", "tx_isolation")
+_UNKNOWN_VARIABLE = 1193
+_LOST = {2006, 2013, 2014, 2055, 4031}
+_PASSING = {
+    *_LOST,
+    *(1021, 1040, 1041, 1053, 1077, 1114, 1158, 1159, 1160, 1161, 1203, 1205, 1206, 1213, 1226),
+    *(1290, 1792, 1836, 1927, 2002, 2003, 2026, 3024, 4020),
+}
+_REFUSED = {1044, 1045, 1049, 1130, 1142, 1143, 1227, 1251, 1370, 1410, 1698, 2054, 2059, 2061}
+_BAD_ROW = {1048, 1062, 1146, 1216, 1264, 1265, 1292, 1364, 1366, 1406, 1452, 1526, 1586, 3140, 3819, 4025}
+
+
+def load_pymysql() -> Any:
+    """The library, or how to get it."""
+    try:
+        import pymysql
+        import pymysql.err
+    except ImportError as error:
+        raise InvalidJob(
+            "MySQL and MariaDB need PyMySQL: run pip install 'barrier-runtime[mysql]' where the job is started and on "
+            "every host that runs slots"
+        ) from error
+    return pymysql
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where it is and as whom. `password` is never shown or stored."""
+
+    host: str
+    port: int
+    user: str
+    database: str
+    ssl_ca: str = ""
+    password: str = ""
+
+    @property
+    def url(self) -> str:
+        """Without the password."""
+        user = f"{quote(self.user, safe='')}@" if self.user else ""
+        ssl = f"?ssl_ca={quote(self.ssl_ca)}" if self.ssl_ca else ""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"mysql://{user}{host}:{self.port}/{quote(self.database, safe='')}{ssl}"
+
+
+def server_of(url: str) -> Server:
+    """Raises `InvalidJob`, which does not repeat the URL: it may hold a password."""
+    unreadable = InvalidJob(
+        "the url of MySQLSink cannot be read (it is not repeated here, as it may hold a password): give "
+        "mysql://user@host:port/database, with special characters percent-encoded, and ?ssl_ca=/path for TLS"
+    )
+    try:
+        parts = urlsplit(url)
+        port = parts.port or _PORT
+        query = parse_qs(parts.query, keep_blank_values=True)
+    except (ValueError, AttributeError, TypeError):
+        raise unreadable from None
+    database = unquote(parts.path.lstrip("/"))
+    if parts.scheme not in ("mysql", "mariadb") or not parts.hostname or not database or "/" in database:
+        raise unreadable
+    if set(query) - {"ssl_ca"}:
+        raise InvalidJob(f"the url of MySQLSink has unknown settings {sorted(set(query) - {'ssl_ca'})}: only ssl_ca=")
+    return Server(
+        parts.hostname,
+        port,
+        unquote(parts.username or ""),
+        database,
+        query.get("ssl_ca", [""])[-1],
+        unquote(parts.password or ""),
+    )
+
+
+class MySQLSession:
+    """Used by one thread at a time; others wait. `call_s`: patience with one answer of the server."""
+
+    def __init__(self, server: Server, call_s: float, where: str) -> None:
+        self._server = server
+        self._call_s = call_s
+        self._where = where
+        self._using = threading.Lock()
+        self._connection: Any = None
+        self._closed = False
+
+    def run(self, what: str, work: Callable[[Any], T]) -> T:
+        """`work(cursor)` in one transaction that is committed when it returns. It may be called twice, on a new
+        connection, when the old one turns out to be lost. `what` says in errors what was being done. Raises only our
+        kinds of errors."""
+        errors = load_pymysql().err
+        with self._using:
+            was_there = self._connection is not None
+            try:
+                return self._attempt(work)
+            except errors.Error as error:
+                if not was_there or not (isinstance(error, errors.InterfaceError) or _code(error) in _LOST):
+                    raise self._told(error, what) from error
+            try:
+                return self._attempt(work)
+            except errors.Error as error:
+                raise self._told(error, what) from error
+
+    def close(self) -> None:
+        """Never waits: a call that is under way closes the connection when it ends."""
+        self._closed = True
+        if self._using.acquire(blocking=False):
+            try:
+                self._drop()
+            finally:
+                self._using.release()
+
+    def _attempt(self, work: Callable[[Any], T]) -> T:
+        try:
+            if self._connection is None:
+                self._connection = self._connect()
+            self._connection.begin()
+            with self._connection.cursor() as cursor:
+                result = work(cursor)
+            self._connection.commit()
+        except BaseException:
+            self._drop()
+            raise
+        finally:
+            if self._closed:
+                self._drop()
+        return result
+
+    def _connect(self) -> Any:
+        pymysql, server = load_pymysql(), self._server
+        defaults = Path("~/.my.cnf").expanduser()
+        connection = pymysql.connect(
+            host=server.host,
+            port=server.port,
+            user=server.user or None,
+            password=server.password or os.environ.get("MYSQL_PWD", ""),
+            database=server.database,
+            charset="utf8mb4",
+            connect_timeout=_CONNECT_S,
+            read_timeout=self._call_s,
+            write_timeout=self._call_s,
+            ssl={"ca": server.ssl_ca, "check_hostname": True} if server.ssl_ca else None,
+            read_default_file=str(defaults) if defaults.is_file() else None,
+            program_name="barrier-runtime",
+            autocommit=False,
+        )
+        try:
+            with connection.cursor() as cursor:
+                try:
+                    cursor.execute(_SESSION)
+                except pymysql.err.MySQLError as error:
+                    if _code(error) != _UNKNOWN_VARIABLE:
+                        raise
+                    cursor.execute(_SESSION_OF_OLDER)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                connection._force_close()  # a good-bye may wait for a server that is gone
+
+    def _told(self, error: Exception, what: str) -> BarrierRuntimeError:
+        server = self._server
+        place = f"{server.host}:{server.port}/{server.database}{f' as {server.user}' if server.user else ''}"
+        return translated(error, f"{self._where}: {what} failed at MySQL {place}")
+
+
+def _code(error: Exception) -> int:
+    return error.args[0] if error.args and isinstance(error.args[0], int) else 0
+
+
+def translated(error: Exception, failure: str) -> BarrierRuntimeError:
+    """The kind that tells the caller what to do; `failure` begins the message."""
+    code = _code(error)
+    text = " ".join(str(error.args[1] if len(error.args) > 1 else error).split())
+    said = f"{failure}: {text}" + (f" (error {code})" if code else "")
+    if code in _PASSING or (not code and isinstance(error, load_pymysql().err.InterfaceError)):
+        return Unavailable(f"{said}. It is tried again; start the server if it is down")
+    if code in _REFUSED:
+        return InvalidJob(
+            f"{said}. Correct host, database, user or password (MYSQL_PWD or ~/.my.cnf, on every host that runs "
+            "slots), "
+            ""
+            "or grant this user what it lacks"
+        )
+    if code in _BAD_ROW:
+        return InvalidJob(
+            f"{said}: the server refuses a row. Filter or correct such rows before the sink, or change the table"
+        )
+    return InvalidJob(f"{said}. Correct the table or the sink's arguments")

@@ -1,0 +1,106 @@
+"""Files of other clouds as sources, on Azurite: listed, read from any place, watched; and what is no URL of files."""
+
+import io
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from barrier_runtime import CollectSink, Dataflow, InvalidJob
+from barrier_runtime.connectors.files.source.listing import find_arrivals, find_files, open_file
+from barrier_runtime.state.store.open import open_store
+from tests import cloud_emulators
+from tests.cloud_emulators import Emulator
+
+
+@pytest.fixture
+def container(azure_emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URL of a folder in a new container."""
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", cloud_emulators.AZURITE_KEY)
+    return cloud_emulators.azure_container(azure_emulator)
+
+
+def within(url: str, key: str) -> str:
+    place, _, query = url.partition("?")
+    return f"{place}/{key}?{query}"
+
+
+@pytest.mark.slow
+def test_parquet_csv_lines_and_whole_files_are_read(container: str) -> None:
+    store = open_store(container)
+    for number in range(3):
+        buffer = io.BytesIO()
+        pq.write_table(pa.table({"n": range(number * 1_000, number * 1_000 + 1_000)}), buffer, row_group_size=300)
+        store.put(f"in/day=2026-01-0{number + 1}/part.parquet", buffer.getvalue())
+    store.put("in/_hidden.parquet", b"not one")
+    store.put("text/a.csv", b"n;m\n1;2\n3;4\n")
+    store.put("text/b.txt", b"one\ntwo")
+    found, lines, values, whole = (CollectSink() for _ in range(4))
+    flow = Dataflow("clouds")
+    flow.read_parquet("parquet", within(container, "in")).sink("parquet-out", found)
+    flow.read_csv("csv", within(container, "text/a.csv"), delimiter=";").sink("csv-out", values)
+    flow.read_text("text", within(container, "text/*.txt")).sink("text-out", lines)
+    flow.read_binary("whole", within(container, "text")).sink("whole-out", whole)
+    flow.run_local(parallelism=2)
+    assert sorted(row["n"] for row in found.rows()) == list(range(3_000))
+    assert {row["day"].day for row in found.rows()} == {1, 2, 3}
+    assert values.rows() == [{"n": 1, "m": 2}, {"n": 3, "m": 4}]
+    assert [row["line"] for row in lines.rows()] == ["one", "two"]
+    assert {row["path"].rpartition("/")[2]: row["content"] for row in whole.rows()} == {
+        "a.csv": b"n;m\n1;2\n3;4\n",
+        "b.txt": b"one\ntwo",
+    }
+    assert all(row["path"].startswith("abfss://") and "?" not in row["path"] for row in whole.rows())
+
+
+@pytest.mark.slow
+def test_any_range_of_a_file_can_be_read(container: str) -> None:
+    content = bytes(range(256)) * 20_000
+    open_store(container).put("large.bin", content)
+    (file,) = find_files(within(container, "large.bin"), ("",), "a test")
+    assert (file.id, file.size) == ("large.bin", len(content))
+    opened = open_file(file, "a test")
+    for offset, length in ((0, 10), (len(content) - 5, 100), (3_000_000, 2_000_000), (7, 1), (len(content), 1)):
+        assert opened.read_at(length, offset) == content[offset : offset + length]
+    opened.close()
+
+
+@pytest.mark.slow
+def test_a_file_that_is_gone_and_one_that_changed_are_told(container: str) -> None:
+    store = open_store(container)
+    for name in ("gone.txt", "longer.txt"):
+        store.put(name, b"x")
+    gone, longer = find_arrivals(container, (".txt",), "a test")
+    store.delete(["gone.txt"])
+    store.put("longer.txt", b"xy")
+    with pytest.raises(InvalidJob, match="is not there any more: bring it back"):
+        open_file(gone, "a test")
+    with pytest.raises(InvalidJob, match="had 1 bytes when the job started and has 2 now"):
+        open_file(longer, "a test")
+    assert find_arrivals(within(container, "nothing"), (".txt",), "a test") == []
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("hdfs://name/in", "cannot read files from hdfs://name/in: use a path, s3://bucket/key, gs://bucket/key"),
+        ("gs://bucket/in?region=x", "has unknown settings"),
+        ("abfss://container@account.dfs.core.windows.net/in?endpoint=x", "must start with http"),
+        ("s3://bucket/in?region=x", "has unknown settings"),
+    ],
+)
+def test_what_is_no_url_of_files_is_refused(url: str, message: str) -> None:
+    with pytest.raises(InvalidJob, match=message):
+        Dataflow("clouds").read_csv("in", url)
+
+
+def test_an_s3a_url_is_read_as_s3(tmp_path: Path, s3_url: object) -> None:
+    """As Spark writes it."""
+    url = s3_url("in")  # type: ignore[operator]
+    open_store(url).put("a.csv", b"n\n1\n")
+    out = CollectSink()
+    flow = Dataflow("s3a")
+    flow.read_csv("in", url.replace("s3://", "s3a://")).sink("out", out)
+    flow.run_local(parallelism=1)
+    assert out.rows() == [{"n": 1}]

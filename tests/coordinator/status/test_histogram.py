@@ -1,0 +1,80 @@
+"""Histograms of latencies beside the library whose layout and encoding they have."""
+
+import random
+from pathlib import Path
+
+from hdrh.histogram import HdrHistogram
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barrier_runtime.coordinator.status import histogram
+from barrier_runtime.coordinator.status.histogram import (
+    HIGHEST_US,
+    INDICES,
+    decode,
+    encode,
+    highest_of,
+    index_of,
+    lowest_of,
+)
+
+COUNTS = st.dictionaries(st.integers(0, INDICES - 1), st.integers(1, 2**50), max_size=40)
+
+
+def library() -> HdrHistogram:
+    return HdrHistogram(1, HIGHEST_US, 3)
+
+
+@given(st.integers(1, HIGHEST_US))
+def test_a_value_has_the_index_and_the_neighbours_that_the_library_gives_it(us: int) -> None:
+    theirs = library()
+    index = index_of(us)
+    assert theirs._counts_index_for(us) == index
+    assert lowest_of(index) == theirs.get_value_from_index(index) == theirs.get_lowest_equivalent_value(us)
+    assert highest_of(index) == theirs.get_highest_equivalent_value(us)
+    assert theirs.counts_len == INDICES
+
+
+@given(COUNTS)
+def test_what_is_encoded_is_decoded(counts: dict[int, int]) -> None:
+    assert decode(encode(counts)) == counts
+
+
+def test_the_library_reads_ours_and_we_read_its() -> None:
+    rng, theirs, ours = random.Random(3), library(), {}
+    for _ in range(3_000):
+        us, rows = min(HIGHEST_US, int(rng.expovariate(1e-5)) + 1), rng.randint(1, 10**9)
+        theirs.record_value(us, rows)
+        ours[index_of(us)] = ours.get(index_of(us), 0) + rows
+    assert decode(theirs.encode().decode()) == ours
+    read = HdrHistogram.decode(encode(ours).encode())
+    assert [read.get_count_at_index(index) for index in range(INDICES)] == [ours.get(i, 0) for i in range(INDICES)]
+    assert decode(library().encode().decode()) == {}
+    assert HdrHistogram.decode(encode({}).encode()).get_total_count() == 0
+
+
+def test_what_is_damaged_is_a_value_error() -> None:
+    refused = 0
+    for seed in range(200):
+        rng = random.Random(seed)
+        text = bytearray(encode({rng.randrange(INDICES): rng.randrange(1, 9_999) for _ in range(9)}).encode())
+        for _ in range(rng.randint(1, 4)):
+            text[rng.randrange(len(text))] = rng.randrange(256)
+        try:
+            counts = decode(bytes(text[: rng.randint(0, len(text))]).decode("latin-1"))
+        except ValueError:
+            refused += 1
+        else:  # a change that the checksum did not see is a histogram all the same
+            assert all(0 <= index < INDICES for index in counts)
+    assert refused > 190
+
+
+def test_the_sum_is_as_long_as_its_highest_index() -> None:
+    assert histogram.summed([{0: 1, 3: 2}, {}, {3: 1}]) == [1, 0, 0, 3]
+    assert histogram.summed([{}]) == []
+
+
+def test_the_package_does_not_need_the_library() -> None:
+    """It drags in setuptools, pbr and a program `dump_hdrh`."""
+    text = (Path(__file__).resolve().parents[3] / "pyproject.toml").read_text()
+    assert "hdrhistogram" not in text[text.index("\ndependencies") : text.index("[project.optional-dependencies]")]
