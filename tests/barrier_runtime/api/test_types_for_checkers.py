@@ -32,6 +32,7 @@ reveal_type(br.ParquetSource("in"))
 reveal_type(br.JsonlSource("in"))
 reveal_type(br.CsvSource("in", delimiter=";"))
 reveal_type(br.KafkaSource("broker:9092", "t", group="g"))
+reveal_type(br.KinesisSource("s"))
 reveal_type(br.RabbitMQSource("amqp://h", "q", deduplicate=None))
 reveal_type(br.RateSource(10))
 reveal_type(br.IteratorSource(lambda index, of: [], schema={"n": int}))
@@ -72,7 +73,15 @@ REVEALED = [
     ),
     *("BatchFunctionSink", "CollectSink", "CallableSink"),
     *("ParquetSource", "JsonlSource", "CsvSource", "KafkaSource", "RabbitMQSource", "RateSource", "IteratorSource"),
-    *("PollSource", "TextSource", "BinarySource", "DeltaSource", "IcebergSource", "PostgresChangesSource"),
+    *(
+        "PollSource",
+        "TextSource",
+        "BinarySource",
+        "KinesisSource",
+        "DeltaSource",
+        "IcebergSource",
+        "PostgresChangesSource",
+    ),
     *["Stream"] * 10,
 ]
 WRONG = """
