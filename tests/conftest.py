@@ -13,7 +13,8 @@ import pytest
 from hypothesis import settings
 
 from barrier_runtime.state.store.memory import MemoryStore
-from tests import scratch, spark_jvm
+from tests import cloud_emulators, scratch, spark_jvm
+from tests.cloud_emulators import Emulator
 
 settings.register_profile("check", settings.default, max_examples=10)  # of 100: tests/drawn.py
 
@@ -89,6 +90,13 @@ def s3_endpoint() -> Iterator[str]:
             del os.environ[name]
         else:
             os.environ[name] = value
+
+
+@pytest.fixture(scope="session")
+def azure_emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
+    emulator = cloud_emulators.azure(tmp_path_factory.mktemp("azure"))
+    yield emulator
+    emulator.stop()
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Fixtures of the state tests: a workbench per backend kind, and each object store behind one name."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,6 @@ sys.path.insert(0, str(Path(__file__).parent))  # backend_bench
 from backend_bench import Bench
 
 from tests import cloud_emulators
-from tests.cloud_emulators import Emulator
 
 
 @pytest.fixture(params=["rocksdb", "memory"])
@@ -24,13 +23,6 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
 @pytest.fixture
 def rocksdb_bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
-
-
-@pytest.fixture(scope="session")
-def azure_emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
-    emulator = cloud_emulators.azure(tmp_path_factory.mktemp("azure"))
-    yield emulator
-    emulator.stop()
 
 
 @pytest.fixture(params=["memory", "local", "s3", pytest.param("abfss", marks=pytest.mark.slow)])
