@@ -1,10 +1,11 @@
 """A job on Spark whose program is replaced while it runs: cores, tasks, kills, and what comes out."""
 
 import json
+from pathlib import Path
 
 import pytest
-from harness import counting_flow, until, verdict, visible_files
-from test_rescaling import RATE, Strike, runs, start, tasks_of
+from harness import counting_flow, enough, until, verdict, visible_files
+from test_rescaling import RATE, check_a_kill_in_the_middle, runs, start, tasks_of
 
 from barrier_runtime.launch.steering.replacing import ReplaceFailed
 from barrier_runtime.spark.closure import ship_by_value
@@ -33,6 +34,7 @@ def test_programs_take_over_from_each_other_and_leave_their_cores(spark, tmp_pat
         with pytest.raises(ReplaceFailed, match=r"goes on with the program that it had: .*has state of operators"):
             handle.replace(counting_flow("rescaled", out, rows, RATE, operator="another"))
         until(lambda: tasks_of(spark) == 1, "what stood by is gone")
+        enough(out)
         status = handle.wait(180).status
     assert verdict(out, rows).right, verdict(out, rows)
     assert [(each.kind, each.state) for each in status.rescales] == [
@@ -47,27 +49,26 @@ def test_programs_take_over_from_each_other_and_leave_their_cores(spark, tmp_pat
 @pytest.mark.parametrize("victim", ["old slot", "new slot", "coordinator"])
 @pytest.mark.parametrize("state", ["starting", "stopping", "moving"])
 def test_a_kill_in_the_middle_leaves_the_old_program_or_the_new_one(spark, tmp_path, victim, state):
-    out, rows = tmp_path / "out", 100_000
-    with start(spark, out, tmp_path, rows) as handle:
-        until(lambda: runs(handle), "the first checkpoint completed")
-        strike = Strike(handle, victim, state)
-        strike.start()
+    def change(handle, out, rows):
         try:
             handle.replace(counting_flow("rescaled", out, rows, RATE), timeout=20)
         except ReplaceFailed:
             assert handle.status().program == "" or handle.status().outcome
-        strike.join()
-        handle.wait(180)
-    assert strike.struck, "nothing was killed"
-    assert verdict(out, rows).right, verdict(out, rows)
+
+    check_a_kill_in_the_middle(spark, tmp_path, victim, state, change)
 
 
 APP = """
+import sys
+
 import helper
+
+sys.path.insert(0, {here!r})  # the new program is loaded by a process of its own
+from harness import NumbersUntilEnough
 from barrier_runtime import Dataflow, JsonlSink, count
 
 flow = Dataflow("rescaled")
-numbers = flow.rate("numbers", {rate}, {rows}, keys=200)
+numbers = flow.source("numbers", NumbersUntilEnough({rate}, {rows}, keys=200, out={out!r}))
 counted = numbers.key_by("key").aggregate("count", n=count())
 counted.map(lambda row: {{**row, "by": helper.BY}}).sink("out", JsonlSink({out!r}))
 """
@@ -78,7 +79,7 @@ def test_a_command_has_the_program_loaded_anew_from_its_own_file(spark, tmp_path
 
     def write(by):
         (tmp_path / "helper.py").write_text(f"BY = {by!r}\n")
-        app.write_text(APP.format(rate=RATE, rows=rows, out=str(out)))
+        app.write_text(APP.format(here=str(Path(__file__).parent), rate=RATE, rows=rows, out=str(out)))
 
     write("first")
     target = f"{app}:flow"
@@ -98,6 +99,7 @@ def test_a_command_has_the_program_loaded_anew_from_its_own_file(spark, tmp_path
             replace(client, "rescaled", target, 60.0)
         with pytest.raises(ReplaceFailed, match="only that file can be loaded anew"):
             replace(client, "rescaled", f"{tmp_path}/other.py:flow", 60.0)
+        enough(out)
         status = handle.wait(180).status
     assert status.generations == 2
     assert verdict(out, rows).right, verdict(out, rows)
