@@ -265,7 +265,7 @@ def test_what_could_not_be_read_is_refused_before_the_run_begins(case: str, make
     with pytest.raises(InvalidJob, match=rf"checkpoint 1, operator 'p', {state}.*{said}.*{remedy}"):
         decided(snapshot, declared(make, now))
     if make is in_entries:  # asked once more, by who opens it
-        with pytest.raises(InvalidJob, match="'p'.*'kept'"):
+        with pytest.raises(InvalidJob, match=r"'p'.*'kept'"):
             shown(make(now, None), world, snapshot)
     assert msgspec.json.decode(shown(make(before, None), world, snapshot)) == plain
 
