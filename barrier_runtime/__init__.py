@@ -83,6 +83,7 @@ _HOME = {
     "IcebergSink": "barrier_runtime.connectors.iceberg.sink",
     "IcebergSource": "barrier_runtime.connectors.iceberg.source",
     "RedisUpsertSink": "barrier_runtime.connectors.redis.sink",
+    "ClickHouseSink": "barrier_runtime.connectors.clickhouse.sink",
     "UpsertSink": "barrier_runtime.connectors.sink_bases.upsert",
     "WriteAheadSink": "barrier_runtime.connectors.sink_bases.write_ahead",
     "BatchFunctionSink": "barrier_runtime.connectors.batch_function.sink",
@@ -115,6 +116,7 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.batch_function.caller import BatchCheckpoint as BatchCheckpoint
     from barrier_runtime.connectors.batch_function.caller import BatchFunctionFailed as BatchFunctionFailed
     from barrier_runtime.connectors.batch_function.sink import BatchFunctionSink as BatchFunctionSink
+    from barrier_runtime.connectors.clickhouse.sink import ClickHouseSink as ClickHouseSink
     from barrier_runtime.connectors.delta.sink import DeltaSink as DeltaSink
     from barrier_runtime.connectors.delta.source import DeltaSource as DeltaSource
     from barrier_runtime.connectors.delta.upsert import DeltaUpsertSink as DeltaUpsertSink

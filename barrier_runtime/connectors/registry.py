@@ -227,6 +227,17 @@ CONNECTORS = (
         ),
     ),
     Connector(
+        "clickhouse",
+        library=ClientLibrary("clickhouse_driver", "clickhouse", "session.py"),
+        sinks=(
+            Sinks(
+                (PublicClass("clickhouse.sink", "ClickHouseSink", "clickhouse"),),
+                "exactly once with `deterministic=True`, else at least once",
+                "rows with versions in a ReplacingMergeTree, by key: [ClickHouse](clickhouse.md)",
+            ),
+        ),
+    ),
+    Connector(
         "batch_function",
         sinks=(
             Sinks(

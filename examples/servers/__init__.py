@@ -7,6 +7,7 @@ A server that is not installed raises `ServerError`, which names the command tha
 """
 
 from examples.servers.base import Server, ServerError
+from examples.servers.clickhouse import ClickHouseServer, clickhouse_server
 from examples.servers.iceberg_rest import IcebergRestServer, iceberg_rest_server
 from examples.servers.kafka import KafkaServer, kafka_server
 from examples.servers.mariadb import MariaServer, mariadb_server
@@ -16,6 +17,7 @@ from examples.servers.redis import RedisServer, redis_server
 from examples.servers.s3 import S3Server, s3_server
 
 __all__ = [
+    "ClickHouseServer",
     "IcebergRestServer",
     "KafkaServer",
     "MariaServer",
@@ -25,6 +27,7 @@ __all__ = [
     "S3Server",
     "Server",
     "ServerError",
+    "clickhouse_server",
     "iceberg_rest_server",
     "kafka_server",
     "mariadb_server",

@@ -7,6 +7,7 @@ import pytest
 
 from examples.servers import (
     KafkaServer,
+    clickhouse_server,
     iceberg_rest_server,
     kafka_server,
     mariadb_server,
@@ -18,6 +19,7 @@ from examples.servers.s3 import S3Server, known_to_clients
 from tests.ends.kafka_target import Job, Topic, new_job, new_topic
 from tests.server_fixtures import server_fixture
 
+clickhouse = server_fixture(clickhouse_server, scope="session")
 iceberg_rest = server_fixture(iceberg_rest_server, scope="session")
 kafka = server_fixture(kafka_server, scope="session")
 mariadb = server_fixture(mariadb_server, scope="session")

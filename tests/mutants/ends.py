@@ -243,6 +243,14 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "versions-of-generations-are-alike",
+        "what an older generation still writes has lower versions than what its successor wrote",
+        "barrier_runtime/connectors/clickhouse/sink.py",
+        "self._version = fence << _ROW_BITS",
+        "self._version = 0",
+        ("tests/ends/test_clickhouse.py",),
+    ),
+    Mutant(
         "a-shard-position-is-the-answers",
         "a position of a shard names the row behind those that went out, not behind all that were fetched",
         "barrier_runtime/connectors/kinesis/reader.py",

@@ -1,0 +1,83 @@
+"""Which generation writes: a number that only rises, claimed by making a table.
+
+ClickHouse has no transactions, but one table of a name is made once. The fence n of a sink is an empty table whose name
+ends in n; its columns' defaults hold the log and the fencing token it was made for. Rows carry versions that begin with
+their generation's n, and of a key's rows the one with the highest version counts: so what an older generation still
+writes, or a request that arrives late, never covers newer rows.
+
+| fences of this sink                       | a generation with (log, token)                           |
+|-------------------------------------------|----------------------------------------------------------|
+| none, or the newest is of an older token  | makes the next one; another was quicker: it looks again  |
+| the newest is its own                     | goes on with it, as its other subtasks do                |
+| one of its log with a newer token         | is fenced                                                |
+| its own, and a newer one of another log   | waits: another job has this one's names, or its log back |
+
+A generation that has claimed drops older fences of its own log; of each other log the newest stays.
+"""
+
+from dataclasses import dataclass
+
+from barrier_runtime.connectors.clickhouse.session import ClickHouseSession, TableExists
+from barrier_runtime.coordinator.log.hashing import sha256_hex
+from barrier_runtime.state.errors import Fenced, Unavailable
+
+_TRIES = 100
+
+
+@dataclass(frozen=True)
+class WriterFence:
+    number: int
+    log: str
+    token: int
+
+
+class Fences:
+    """Of one sink of one job. `where`: for messages."""
+
+    def __init__(self, session: ClickHouseSession, job: str, sink: str, where: str) -> None:
+        self._session = session
+        self._prefix = f"barrier_runtime_fence_{sha256_hex(f'{job}/{sink}'.encode())[:16]}_"
+        self._where = where
+
+    def claim(self, log: str, token: int) -> int:
+        """The number of this generation. Raises `Fenced` and `Unavailable`."""
+        for _ in range(_TRIES):
+            fences = self._all()
+            newest = max(fences, key=lambda fence: fence.number, default=None)
+            ours = [fence for fence in fences if fence.log == log]
+            if any(fence.token > token for fence in ours):
+                raise Fenced(f"{self._where}: a newer generation writes to ClickHouse now; generation {token} stops")
+            if newest is not None and (newest.log, newest.token) == (log, token):
+                return newest.number
+            if any(fence.token == token for fence in ours):
+                raise Unavailable(
+                    f"{self._where}: the fence in ClickHouse is held by this job with other checkpoints: it is taken "
+                    "again at the next start; does another job have these names?"
+                )
+            number = newest.number + 1 if newest is not None else 1
+            try:
+                self._session.query(
+                    f"CREATE TABLE {self._prefix}{number} "
+                    f"(log String DEFAULT %(log)s, token String DEFAULT %(token)s) ENGINE = TinyLog",
+                    {"log": log, "token": str(token)},
+                )
+            except TableExists:
+                continue
+            for fence in ours:
+                self._session.query(f"DROP TABLE IF EXISTS {self._prefix}{fence.number}")
+            return number
+        raise Unavailable(f"{self._where}: others claimed {_TRIES} fences in ClickHouse meanwhile: it is tried again")
+
+    def _all(self) -> list[WriterFence]:
+        rows = self._session.query(
+            "SELECT table, name, default_expression FROM system.columns "
+            "WHERE database = currentDatabase() AND startsWith(table, %(prefix)s)",
+            {"prefix": self._prefix},
+        )
+        found: dict[str, dict[str, str]] = {}
+        for table, name, default in rows:
+            found.setdefault(table, {})[name] = default.strip("'")
+        return [
+            WriterFence(int(table.removeprefix(self._prefix)), held["log"], int(held["token"]))
+            for table, held in found.items()
+        ]

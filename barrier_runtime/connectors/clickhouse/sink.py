@@ -1,0 +1,174 @@
+"""Rows of a ClickHouse table, by idempotent upserts (`sink_bases/upsert`) into a ReplacingMergeTree.
+
+Each row has a version: the number of its generation's fence (`fence`), then a number that rises with each row that is
+written. ClickHouse keeps, of the rows of one sorting key, the one with the highest version: it drops the others when it
+merges, and a query with FINAL leaves them out at once. So a row that is written again covers the earlier one, whatever
+the order in which requests arrive.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.clickhouse.columns import column_for, nullable, takes
+from barrier_runtime.connectors.clickhouse.fence import Fences
+from barrier_runtime.connectors.clickhouse.session import ClickHouseSession, address
+from barrier_runtime.connectors.decisions import log_id
+from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.connectors.sink_bases.upsert import UpsertSink
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+
+_ROW_BITS = 40  # of a version: a generation may write 10^12 rows per subtask
+
+
+class ClickHouseSink(UpsertSink):
+    """`url`: clickhouse://host:port/database, the native protocol's port (9000). User and password come from
+    CLICKHOUSE_USER and CLICKHOUSE_PASSWORD in every slot.
+
+    - `table` exists, with engine ReplacingMergeTree(version) and the columns of `key` as its sorting key (ORDER BY). It
+      has the rows' columns, each of a type that holds every value; others get their defaults.
+    - `version`: its column for versions, UInt64, written by the sink alone.
+    - `deterministic`: see `UpsertSink`. Without it the sink is at-least-once.
+
+    Queries with FINAL see each key once. All slots write to one server, or to one replica.
+    """
+
+    kind: ClassVar[str] = "clickhouse"
+    write_bytes: ClassVar[int] = 4 << 20  # ClickHouse likes few large inserts
+
+    def __init__(
+        self,
+        url: str,
+        table: str,
+        *,
+        key: str | Sequence[str],
+        version: str = "_version",
+        deterministic: bool = False,
+    ) -> None:
+        super().__init__(deterministic=deterministic)
+        address(url)
+        self.url = url
+        self.table = table
+        self.key = (key,) if isinstance(key, str) else tuple(key)
+        self.version = version
+        if not self.key:
+            raise InvalidJob("ClickHouseSink: key= names no column: name at least one")
+        for what, name in (("table", table), ("version", version), *(("key", each) for each in self.key)):
+            if not isinstance(name, str) or not name.replace("_", "a").isalnum():
+                raise InvalidJob(f"ClickHouseSink: {what}={name!r}: use letters, digits and underscores")
+
+    def __repr__(self) -> str:
+        return f"ClickHouseSink({self.url!r}, {self.table}, key={','.join(self.key)}, {self.guarantee})"
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "url": self.url,
+            "table": self.table,
+            "key": list(self.key),
+            "version": self.version,
+            "deterministic": self.deterministic,
+        }
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        self._session = ClickHouseSession(self.url, self._where)
+        self._columns = self._table_columns()
+        fence = Fences(self._session, context.job, context.sink, self._where).claim(log_id(context), context.token)
+        self._version = fence << _ROW_BITS
+
+    def check_schema(self, schema: pa.Schema) -> None:
+        if not self._columns:
+            raise InvalidJob(f"{self._where}: ClickHouse has no table {self.table!r}: {self._statement(schema)}")
+        for field in schema:
+            column = self._columns.get(field.name)
+            if column is None:
+                raise InvalidJob(
+                    f"{self._where}: table {self.table!r} has no column {field.name!r}: it has "
+                    f"{', '.join(self._columns)}; select() what it has, or ALTER TABLE {self.table} ADD COLUMN "
+                    f"`{field.name}` {column_for(field.type) or 'of a type for it'}"
+                )
+            if field.name == self.version:
+                raise InvalidJob(f"{self._where}: column {field.name!r} is for versions: rename it with select()")
+            if not takes(column, field.type):
+                raise InvalidJob(
+                    f"{self._where}: column {field.name!r} is {field.type}, and table {self.table!r} has {column} "
+                    f"there, which does not hold every value: cast it with select(), or make the column "
+                    f"{column_for(field.type) or 'another type'}"
+                )
+        for name in self.key:
+            if name not in schema.names:
+                raise InvalidJob(
+                    f"{self._where}: there is no column {name!r}, which key= names: the rows have "
+                    f"{', '.join(schema.names)}"
+                )
+
+    def upsert(self, rows: pa.RecordBatch) -> None:
+        for name in rows.schema.names:
+            if rows.column(name).null_count and not nullable(self._columns[name]):
+                raise InvalidJob(
+                    f"{self._where}: column {name!r} has nulls, and table {self.table!r} has {self._columns[name]} "
+                    f'there: make it Nullable, or filter with "{name} is not null"'
+                )
+        names = ", ".join(f"`{name}`" for name in (*rows.schema.names, self.version))
+        first = self._version + 1
+        self._version += rows.num_rows
+        columns = [_values(column) for column in rows.columns]
+        columns.append(list(range(first, first + rows.num_rows)))
+        if (first >> _ROW_BITS) != (self._version >> _ROW_BITS):
+            raise Unavailable(f"{self._where}: a generation has written {1 << _ROW_BITS} rows: the next one goes on")
+        self._session.insert(f"INSERT INTO `{self.table}` ({names}) VALUES", columns)
+
+    def close(self) -> None:
+        session = getattr(self, "_session", None)
+        if session is not None:
+            session.close()
+
+    def _table_columns(self) -> dict[str, str]:
+        """Types by name; empty when there is no table: what it should be is said with the first rows. Raises
+        `InvalidJob` when rows of one key would not replace each other."""
+        found = self._session.query(
+            "SELECT engine, engine_full, sorting_key FROM system.tables "
+            "WHERE database = currentDatabase() AND name = %(table)s",
+            {"table": self.table},
+        )
+        if not found:
+            return {}
+        ((engine, full, sorting),) = found
+        sorted_by = [name.strip().strip("`") for name in sorting.split(",")]
+        versioned = f"({self.version})" in full.replace("`", "") or f", {self.version})" in full.replace("`", "")
+        if not engine.endswith("ReplacingMergeTree") or not versioned or sorted(sorted_by) != sorted(self.key):
+            raise InvalidJob(
+                f"{self._where}: table {self.table!r} is {full.split(' SETTINGS')[0]}: rows of one key replace each "
+                f"other with ENGINE = ReplacingMergeTree({self.version}) ORDER BY ({', '.join(self.key)}): make it so, "
+                "or correct key= or version="
+            )
+        rows = self._session.query(
+            "SELECT name, type FROM system.columns WHERE database = currentDatabase() AND table = %(table)s",
+            {"table": self.table},
+        )
+        return dict(rows)
+
+    def _statement(self, schema: pa.Schema) -> str:
+        columns = [
+            f"`{field.name}` {_declared(field, field.name in self.key)}" for field in schema if column_for(field.type)
+        ]
+        return (
+            f"CREATE TABLE {self.table} ({', '.join(columns)}, {self.version} UInt64) ENGINE = "
+            f"ReplacingMergeTree({self.version}) ORDER BY ({', '.join(self.key)})"
+        )
+
+
+def _declared(field: pa.Field, key: bool) -> str:
+    kind = column_for(field.type)
+    return kind if key or kind.startswith("Array") or not field.nullable else f"Nullable({kind})"
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """As the client takes them. Times without a zone are UTC, whatever the server's is."""
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.uint8())
+    elif pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp(column.type.unit, "UTC"))
+    values: list[Any] = column.to_pylist()
+    return values
