@@ -6,8 +6,9 @@ timers and messages are served. When nothing is left it sleeps until a channel, 
 it.
 
 A pass costs about the same for one row as for fifty. So rows of a source that says when they are due wait a while for
-others: four times as long as a pass takes, and never longer than the latency target; half of it when rows of another
-slot are there to be processed. What is late is polled at once.
+others: four times as long as a pass takes, but at least half of the latency target (the other half is for the passes
+on the way to a sink), and never longer than it; half of that time when rows of another slot are there to be processed.
+What is late is polled at once.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ _MOST_ROUNDS = 4
 _LONG_STEP_S = 2.0  # nothing else was served meanwhile: worth telling
 _BETWEEN_SHARE = 0.5  # of the time the last pass took, for the small work between passes
 _REST = 4.0  # passes' time that rows wait for others
+_LEAST_REST = 0.5  # of the latency target
 _JOINS = 0.5  # of that time; then they join rows that came from elsewhere
 _SMOOTHING = 0.2  # of the time that a pass takes
 _LOOK_S = 0.001  # between two looks at what waits for room; the last pass before a pause looks, too
@@ -155,7 +157,8 @@ class Scheduler:
     @property
     def _gathering_ns(self) -> int:
         """How long rows wait for others."""
-        return int(1e9 * min(self._latency_target_s, _REST * self._source_pass_s))
+        target_s = self._latency_target_s
+        return int(1e9 * min(target_s, max(_REST * self._source_pass_s, _LEAST_REST * target_s)))
 
     def _is_due(self, subtask: Subtask) -> bool:
         if subtask.source is None or not self._latency_target_s:

@@ -759,8 +759,8 @@ MUTANTS = (
         "rows-wait-without-bound",
         "rows of a source wait for others no longer than the latency target",
         "barrier_runtime/runtime/scheduler.py",
-        "min(self._latency_target_s, _REST * self._source_pass_s)",
-        "_REST * self._source_pass_s",
+        "min(target_s, max(_REST * self._source_pass_s, _LEAST_REST * target_s))",
+        "max(_REST * self._source_pass_s, _LEAST_REST * target_s)",
         ("tests/barrier_runtime/runtime/test_scheduler.py",),
     ),
     Mutant(
