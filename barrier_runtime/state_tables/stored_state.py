@@ -9,7 +9,7 @@ Columns of a table: the key's columns by their names, then
     columns                          its columns; parts of a key behind the user's, such as a window, are namespace_1, …
 
 and `written_at` (timestamp[ms, UTC]) where the state has a time to live. Entries whose time is over and that were not
-swept yet are there, too.
+swept yet are there, too. What a checkpoint has beside keyed state is in `beside_keyed`.
 """
 
 import tempfile
@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.pins import CheckpointPin
@@ -39,6 +40,7 @@ from barrier_runtime.state.snapshots.snapshot import KEYS, ONE_VALUE, OperatorSn
 from barrier_runtime.state.snapshots.stored_values import with_values
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.values.entry_table import is_number
+from barrier_runtime.state_tables.beside_keyed import beside_batches, beside_of, pending_of
 from barrier_runtime.state_tables.columns_of_values import ValueColumn, column_of, decoded, without_marks
 from barrier_runtime.state_tables.finding import find_checkpoint, pinned_checkpoint
 
@@ -56,7 +58,7 @@ class StateTableInfo:
 
     operator: str
     state: str
-    kind: str  # value, list, map, reducing, aggregating, timers, columns
+    kind: str  # value, list, map, reducing, aggregating, timers, columns; or one of `beside_keyed`
     key: str  # columns of the key, with their types; empty where the checkpoint does not tell
     type: str  # of its values; empty where the checkpoint does not tell
     bytes: int
@@ -134,7 +136,7 @@ class StoredState:
         return self._manifest.checkpoint
 
     def tables(self) -> list[StateTableInfo]:
-        """Every keyed state, by operator and name."""
+        """Every state, by operator and name; also rows in flight, and what else is beside keyed state."""
         found: dict[tuple[str, str], StateTableInfo] = {}
         sizes: dict[str, int] = {}
         for snapshot in self._manifest.operators:
@@ -149,6 +151,10 @@ class StoredState:
                     "" if what.type is None else str(what.type),
                     sizes[snapshot.operator],
                 )
+            for name, beside in beside_of(snapshot).items():
+                kind = "" if beside.what.type is None else str(beside.what.type)
+                place = snapshot.operator, name
+                found[place] = StateTableInfo(*place, beside.kind, "", kind, sizes[snapshot.operator])
         return [found[place] for place in sorted(found)]
 
     def parts(self, operator: str, state: str) -> int:
@@ -159,9 +165,12 @@ class StoredState:
         self, operator: str, state: str, where: Mapping[str, Any] | None = None, *, part: int | None = None
     ) -> pa.RecordBatchReader:
         """The state as batches, in no order. `where`: only keys with these values; with all columns of the key only the
-        files of the subtask that has it are read. `part`: only that one of `parts`, from 0 on."""
+        files of the subtask that has it are read. Of what is beside keyed state, only rows with these values. `part`:
+        only that one of `parts`, from 0 on."""
         parts = self._parts(operator, state)
         parts = parts if part is None else parts[part : part + 1]
+        if parts and state in beside_of(parts[0]):
+            return self._beside(parts, operator, state, where or {})
         keys = _Keys(parts[0].values.get(KEYS, b"").decode(), where or {}, f"{operator}.{state}")
         groups = keys.groups(self._manifest.max_parallelism)
         if groups is not None:
@@ -188,14 +197,35 @@ class StoredState:
         columns = list(zip(*rows, strict=True)) or [()] * len(names)
         return pa.table({n: pa.array(c, t) for n, c, t in zip(names, columns, types, strict=True)})
 
+    def pending(self) -> pa.Table:
+        """What sinks had still to commit: sink, checkpoint, subtask, committable."""
+        return pending_of(self._store, self._manifest.operators)
+
     # ------------------------------------------------------------ inside
 
     def _parts(self, operator: str, state: str) -> list[OperatorSnapshot]:
-        parts = [each for each in self._manifest.operators if each.operator == operator and state in states_of(each)]
+        own = [each for each in self._manifest.operators if each.operator == operator]
+        parts = [each for each in own if state in states_of(each) or state in beside_of(each)]
         if not parts:
             known = ", ".join(f"{each.operator}.{each.state}" for each in self.tables()) or "none"
             raise InvalidJob(f"{self._what} has no state {state!r} of operator {operator!r}; it has: {known}")
         return parts
+
+    def _beside(
+        self, parts: list[OperatorSnapshot], operator: str, state: str, where: Mapping[str, Any]
+    ) -> pa.RecordBatchReader:
+        everyone = [each for each in self._manifest.operators if each.operator == operator]
+        batches = (batch for part in parts for batch in beside_batches(self._store, part, state, everyone))
+        first = next(batches, None)
+        if first is None:
+            return pa.RecordBatchReader.from_batches(pa.schema([]), [])
+        for name in where:
+            if name not in first.schema.names:
+                raise InvalidJob(
+                    f"{operator}.{state}: it has no column {name!r}, it has {', '.join(first.schema.names)}"
+                )
+        of_one = (batch.cast(first.schema) for batch in _chain(first, batches))
+        return pa.RecordBatchReader.from_batches(first.schema, (_only(batch, where) for batch in of_one))
 
     def _batches(
         self,
@@ -235,6 +265,14 @@ def _has(snapshot: OperatorSnapshot, groups: tuple[int, int]) -> bool:
 def _chain(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield first
     yield from others
+
+
+def _only(batch: pa.RecordBatch, where: Mapping[str, Any]) -> pa.RecordBatch:
+    """Rows with these values."""
+    for name, value in where.items():
+        column = batch.column(name)
+        batch = batch.filter(pc.equal(column, pa.scalar(value, column.type)))
+    return batch
 
 
 class _Keys:

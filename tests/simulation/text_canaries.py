@@ -306,8 +306,8 @@ _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broke
         "the last change of broadcast state before a checkpoint is missing after a restore",
         "rules",
         "barrier_runtime/operators/state/broadcast_copy.py",
-        "            copy.load(_entries(content, key, name))\n",
-        "            copy.load(dict(list(_entries(content, key, name).items())[:-1]))\n",
+        "            copy.load(entries_of(content, key, name))\n",
+        "            copy.load(dict(list(entries_of(content, key, name).items())[:-1]))\n",
     ),
     (
         "outer-row-before-the-other-sides-watermark",

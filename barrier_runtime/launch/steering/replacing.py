@@ -20,14 +20,14 @@ from typing import Any, Protocol
 import msgspec
 
 from barrier_runtime.coordinator.client.rest_types import ReplaceAsked
-from barrier_runtime.coordinator.status.status import JobStatus, ProgramWanted, RescaleStatus
+from barrier_runtime.coordinator.status.status import JobStatus, ProgramWanted
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.logical import Plan
 from barrier_runtime.launch.batch_functions import has_batch_functions
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.launch.prepare import PreparedJob
 from barrier_runtime.launch.staged_sources import has_staged_sources
-from barrier_runtime.launch.steering.wishes import wait_until_over
+from barrier_runtime.launch.steering.wishes import wait_for_change
 from barrier_runtime.spark.closure import check_travels, fingerprint, pickled
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, Unavailable
 
@@ -124,21 +124,8 @@ def wait_for_replace(
     """Until it is over. `status`: None while the coordinator is being restarted; one that was does not know of the
     wish, and hears it again by `ask`. Raises `ReplaceFailed`."""
 
-    def ended(outcome: str) -> Exception:
-        return ReplaceFailed(f"job {job} ended ({outcome}) before its program was replaced")
-
-    replaced = wait_until_over(lambda known: replace_of(known, asked.id), ended, ask, status)
-    assert replaced is not None, "without a timeout it is waited for"
-    return replaced
-
-
-def replace_of(status: JobStatus, id: str) -> Replaced | None:
-    """None: not yet. Raises `ReplaceFailed`."""
-    found: RescaleStatus | None = next((each for each in status.rescales if each.id == id), None)
-    if found is None or found.ended_ms is None:
-        return None
-    if found.error:
-        raise ReplaceFailed(f"job {status.job} goes on with the program that it had: {found.error}")
+    kept = "the program that it had"
+    found = wait_for_change(job, asked.id, ReplaceFailed, "its program was replaced", lambda _: kept, ask, status)
     return Replaced(found.checkpoint, found.pause_ms or 0)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from barrier_runtime.coordinator.client.rest_types import RescaleAsked
 from barrier_runtime.coordinator.status.status import JobStatus, RescaleStatus
-from barrier_runtime.launch.steering.wishes import wait_until_over
+from barrier_runtime.launch.steering.wishes import wait_for_change
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -42,21 +42,8 @@ def wait_for_rescale(
     """Until it is over. `status`: None while the coordinator is being restarted; one that was does not know of the
     wish, and hears it again by `ask`. Raises `RescaleFailed`."""
 
-    def ended(outcome: str) -> Exception:
-        return RescaleFailed(f"job {job} ended ({outcome}) before it was rescaled")
+    def stays(found: RescaleStatus) -> str:
+        return f"{found.before} slots and not with {found.parallelism}"
 
-    rescaled = wait_until_over(lambda known: rescale_of(known, asked.id), ended, ask, status)
-    assert rescaled is not None, "without a timeout it is waited for"
-    return rescaled
-
-
-def rescale_of(status: JobStatus, id: str) -> Rescaled | None:
-    """None: not yet. Raises `RescaleFailed`."""
-    found: RescaleStatus | None = next((each for each in status.rescales if each.id == id), None)
-    if found is None or found.ended_ms is None:
-        return None
-    if found.error:
-        raise RescaleFailed(
-            f"job {status.job} goes on with {found.before} slots and not with {found.parallelism}: {found.error}"
-        )
+    found = wait_for_change(job, asked.id, RescaleFailed, "it was rescaled", stays, ask, status)
     return Rescaled(found.before, found.parallelism, found.checkpoint, found.pause_ms or 0)

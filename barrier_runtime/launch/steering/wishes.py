@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from barrier_runtime.coordinator.status.status import JobStatus
-from barrier_runtime.state.errors import Unavailable
+from barrier_runtime.coordinator.status.status import JobStatus, RescaleStatus
+from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 
 _POLL_S = 0.05
 _Result = TypeVar("_Result")
@@ -39,6 +39,32 @@ def wait_until_over(
                     pass  # away again: the next status tells
         time.sleep(_POLL_S)
     return None
+
+
+def wait_for_change(
+    job: str,
+    id: str,
+    failed: type[BarrierRuntimeError],
+    became: str,
+    stays: Callable[[RescaleStatus], str],
+    ask: Callable[[], object],
+    status: Callable[[], JobStatus | None],
+) -> RescaleStatus:
+    """The change `id` of a running job (other slots, another program) when it is done. `became`: what it does, as in
+    "it was rescaled"; `stays`: what the job has otherwise. Raises `failed` when the job goes on as it was, or has ended
+    before. `ask`, `status`: as of `wait_until_over`."""
+
+    def over(known: JobStatus) -> RescaleStatus | None:
+        found = next((each for each in known.rescales if each.id == id), None)
+        if found is None or found.ended_ms is None:
+            return None
+        if found.error:
+            raise failed(f"job {job} goes on with {stays(found)}: {found.error}")
+        return found
+
+    changed = wait_until_over(over, lambda outcome: failed(f"job {job} ended ({outcome}) before {became}"), ask, status)
+    assert changed is not None, "without a timeout it is waited for"
+    return changed
 
 
 def known_status(client: Any, job: str, run_id: str) -> JobStatus | None:

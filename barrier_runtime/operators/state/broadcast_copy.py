@@ -56,6 +56,7 @@ _CHUNKS: dict[Any, msgspec.msgpack.Decoder[Any]] = {
     key: msgspec.msgpack.Decoder(list[tuple[key, bytes]])  # type: ignore[valid-type]
     for key in (int, str, bytes, bool, float, datetime.date, datetime.datetime)
 }
+KEY_TYPES: Mapping[str, type] = {kind.__name__: kind for kind in _CHUNKS}  # as descriptions of states name them
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -164,7 +165,7 @@ class BroadcastCopies:
         self._subtask = subtask
         self._exactly_once = exactly_once
         self._copies: dict[str, BroadcastCopy] = {}
-        self._restored = _contents(restored, f"operator {operator!r}")
+        self._restored = contents_of(restored, f"operator {operator!r}")
         self._stored: dict[str, tuple[int, FileRef]] = {}  # name of a value -> (version of the state, its object)
 
     def open(self, name: str, key: Any, decode: Callable[[bytes], Any]) -> BroadcastCopy:
@@ -172,7 +173,7 @@ class BroadcastCopies:
         copy = self._copies[name] = BroadcastCopy(decode)
         content = self._restored.pop(name, None)
         if content is not None:
-            copy.load(_entries(content, key, name))
+            copy.load(entries_of(content, key, name))
         return copy
 
     def opened(self) -> None:
@@ -213,8 +214,8 @@ class BroadcastCopies:
         return {SUMMARY: StoredCopies(states).encode(), **written}
 
 
-def _contents(restored: Sequence[OperatorSnapshot], where: str) -> dict[str, bytes]:
-    """State name -> its one content."""
+def contents_of(restored: Sequence[OperatorSnapshot], where: str) -> dict[str, bytes]:
+    """State name -> its one content, of an operator's snapshots. Raises `Corrupt` if its copies are not equal."""
     found = {each.subtask: each for each in restored if SUMMARY in each.values}
     summaries = {subtask: _SUMMARY.decode(each.values[SUMMARY], where) for subtask, each in sorted(found.items())}
     if not summaries:
@@ -241,7 +242,8 @@ def _contents(restored: Sequence[OperatorSnapshot], where: str) -> dict[str, byt
     return contents
 
 
-def _entries(content: bytes, key: Any, name: str) -> dict[Any, bytes]:
+def entries_of(content: bytes, key: Any, name: str) -> dict[Any, bytes]:
+    """Encoded values by key, in the order in which the keys came. `key`: their type."""
     entries: dict[Any, bytes] = {}
     decode, at = _CHUNKS[key].decode, 0
     while at < len(content):

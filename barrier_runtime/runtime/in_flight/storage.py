@@ -14,6 +14,8 @@ restore. At another parallelism it is not told: it would be further than the row
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import pyarrow as pa
+
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.partitioning import hash_partition
 from barrier_runtime.graph.job_graph import Edge
@@ -77,6 +79,11 @@ def read_in_flight(
             for batch in _own(each, snapshot, edge, subtask, parallelism, max_parallelism, store):
                 replay.append((each.port, batch))
     return replay
+
+
+def rows_in_flight(store: ObjectStore, ref: FileRef) -> list[pa.RecordBatch]:
+    """All that one file holds. Raises `Corrupt` for damage."""
+    return [batch.rows for batch in _decoded(store, ref)]
 
 
 def _own(
