@@ -51,6 +51,9 @@ class Checker:
         """A slot's process hears that a checkpoint is wanted. May be said again, with the same moment."""
 
     # after they are known
+    def on_read(self, token: int, split: str, rows: int) -> None:
+        """A slot of generation `token` has read so many rows of `split`, since the job began."""
+
     def on_record(self, position: int, record: Record) -> None: ...
 
     def on_decision(self, decision: Decision) -> None: ...

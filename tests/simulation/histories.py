@@ -88,6 +88,7 @@ class History:
         more: Sequence[type[Checker]] = (),
     ) -> None:
         self.store = MemoryStore()
+        self.folder = MemoryStore()  # of savepoints
         self.facts = Facts(PATHS)
         sink = functools.partial(JsonlSink, "sim://target")
         self.workload = Workload(graph, splits, count, 0, 1, True, sink, sink)
@@ -301,9 +302,21 @@ class History:
         manifest = next(each.manifest for each in self.facts.decisions if each.record.checkpoint == checkpoint)
         manifest = msgspec.structs.replace(manifest, token=token)
         copy = savepoint_copy(manifest, self.workload.sinks if sinks is None else sinks, f"wish-{checkpoint}")
-        objects = {to: b"other" if lost and lost in key else self.store.get(key) for key, to in copy.objects.items()}
+        for key, to in copy.objects.items():
+            self.folder.put(to, b"other" if lost and lost in key else self.store.get(key))
         for checker in self.checkers:
-            checker.on_savepoint(copy.savepoint, objects.__getitem__)
+            checker.on_savepoint(copy.savepoint, self.folder.get)
+        return self
+
+    def lose_of_savepoint(self) -> "History":
+        """The savepoint's files are gone."""
+        self.folder.delete([each.key for each in self.folder.list("")])
+        return self
+
+    def reads(self, token: int, split: str, rows: int) -> "History":
+        """A slot of that generation has read so many rows of a split."""
+        for checker in self.checkers:
+            checker.on_read(token, split, rows)
         return self
 
     # ---- what readers see

@@ -117,6 +117,8 @@ class Schedule:
     rescales: tuple[tuple[int, int], ...] = ()  # (ms, parallelism): the running job is to have so many slots
     replaces: tuple[tuple[int, bool], ...] = ()  # (ms, whether the other program cannot start): it is to take over
     drained_ms: int | None = None  # when the job is asked to drain; it may be started again afterwards
+    stopped_ms: int | None = None  # when it is asked to stop, in the middle of all trouble
+    last_savepoint: bool = False  # what is stopped is stopped with a savepoint
     sweeps: tuple[int, int] | None = None  # ms between them, and how old an orphan must be; None: as in production
     actions: tuple[Action, ...] = field(default=())
 
@@ -144,8 +146,10 @@ class Schedule:
 def draw(seed: int) -> Schedule:
     """Each part has a generator of its own, so that a new one changes nothing about the others."""
     schedule = _bounded(_timely(_draw_corners(_draw_kind(seed))))
-    schedule = _draw_replaces(_draw_rescales(_draw_savepoints(schedule)))
-    return _draw_memory(_draw_drift(_draw_draining(schedule)))
+    parts = (_draw_savepoints, _draw_rescales, _draw_replaces, _draw_draining, _draw_stop, _draw_drift, _draw_memory)
+    for drawn in parts:
+        schedule = drawn(schedule)
+    return schedule
 
 
 def _draw_memory(schedule: Schedule) -> Schedule:
@@ -174,6 +178,17 @@ def _draw_draining(schedule: Schedule) -> Schedule:
     if schedule.events is not None or schedule.conditions_ignored or ends or rng.random() > 0.5:
         return schedule
     return replace(schedule, drained_ms=rng.randrange(schedule.chaos_ms // 2, schedule.chaos_ms))
+
+
+def _draw_stop(schedule: Schedule) -> Schedule:
+    """Of jobs that would not end by themselves, half are stopped with a savepoint; some of these are while there is
+    trouble."""
+    rng = random.Random(f"stop {schedule.seed}")
+    ends = schedule.bounded or schedule.drained_ms is not None or schedule.twins or schedule.hang is not None
+    if schedule.queue or schedule.conditions_ignored or ends or rng.random() > 0.5:
+        return schedule
+    early = rng.randrange(schedule.chaos_ms // 2, schedule.chaos_ms) if rng.random() < 0.5 else None
+    return replace(schedule, stopped_ms=early, last_savepoint=True)
 
 
 def _draw_savepoints(schedule: Schedule) -> Schedule:

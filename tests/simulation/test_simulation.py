@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import move_canaries  # noqa: F401 - planted bugs of their own
 import pytest
 import text_canaries  # noqa: F401 - planted bugs of their own
 from canaries import CANARIES

@@ -27,6 +27,7 @@ from join_checkers import JOIN_CHECKERS
 from joins import JoinWorkload
 from kafka_broker import Broker
 from lookups import Owners
+from move_checkers import BANK_MOVE_CHECKERS, MOVE_CHECKERS
 from near_misses import counted
 from postgres_server import PostgresServer
 from rabbit_broker import RabbitQueue, stream_of
@@ -71,7 +72,7 @@ from barrier_runtime.runtime.slot import Slot
 from barrier_runtime.state.backend.restore import BACKENDS
 from barrier_runtime.state.columns import column_table, entries_by_last
 from barrier_runtime.state.columns.column_table import ColumnTable
-from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.store import open as open_module
 from barrier_runtime.state.store.object_store import PutOutcome
 from barrier_runtime.testing.simulation.cluster import (
@@ -164,7 +165,7 @@ class World(SimCluster):
         self.tokens = TokenTarget(doorway, lambda rows: self._visible([self.workload.row_of(row) for row in rows]))
         self.redis = RedisServer(doorway, self._upserted, self._note, self.sim.chance)
         self.postgres = PostgresServer(self.sim, troubled, self._moved, self._wrong, self._note)
-        bank = (*CHECKERS, *TARGET_CHECKERS)
+        bank = (*CHECKERS, *TARGET_CHECKERS, *BANK_MOVE_CHECKERS)
         if schedule.queue:
             bank = QUEUE_CHECKERS
         if schedule.target == "upserts":
@@ -174,8 +175,11 @@ class World(SimCluster):
         kinds = bank
         if schedule.events is not None:
             kinds = (*PROTOCOL_CHECKERS, *(EVENT_CHECKERS if schedule.joined is None else JOIN_CHECKERS))
-        self.checkers: list[Checker] = [make(self.facts, self.workload, self._wrong) for make in kinds]
+        self.checkers: list[Checker] = [
+            make(self.facts, self.workload, self._wrong) for make in (*kinds, *MOVE_CHECKERS)
+        ]
         self._wishes: list[SavepointRequest] = []  # for savepoints
+        self._last_wish: SavepointRequest | None = None  # for one to stop with
         self._rescales = 0  # that were asked for; replaces, too
         self._unwell: set[str] = set()  # programs that cannot open what they have
         self._hooks = {name: _hooks(self.checkers, name) for name in HOOKS}
@@ -250,6 +254,7 @@ class World(SimCluster):
             counted(self.near_misses),
             self._servers(),
             self._savepoints(),
+            self._reads(),
         ):
             for world in self._both:
                 world._start_program(self.schedule.parallelism)
@@ -263,6 +268,8 @@ class World(SimCluster):
                 self.sim.at(at_ms * 1000, self._ask_for_replace, unwell)
             if self.schedule.drained_ms is not None:
                 self.sim.at(self.schedule.drained_ms * 1000, self._drain)
+            if self.schedule.stopped_ms is not None:
+                self.sim.at(self.schedule.stopped_ms * 1000, self._begin_to_stop)
             for world in self._both:
                 self.sim.after(POLL_US, world._poll)
             self._watch_to(self.schedule.chaos_ms * 1000)
@@ -430,7 +437,7 @@ class World(SimCluster):
         if self.violations:
             return
         if not self.schedule.bounded:
-            self._stopping = self._stopping or "checkpoint"
+            self._begin_to_stop()
         if not self._until(lambda: not self._current().active, FINISHED_WITHIN_S):
             if not self.violations:
                 self._wrong("Liveness", f"the job did not end within {FINISHED_WITHIN_S} s of calm: {self._state()}")
@@ -440,8 +447,19 @@ class World(SimCluster):
         if outcome not in ("finished", "cancelled"):
             self._wrong("Liveness", f"the job ended as {outcome}: {self._current().reason}")
             return
+        self._expect_last_savepoint(outcome)
         for checker in self.checkers:
             checker.at_end(outcome == "finished" and self.schedule.drained_ms is None)
+
+    def _expect_last_savepoint(self, outcome: str) -> None:
+        """1.4: a job that was stopped with a savepoint has it, and it is of the very last checkpoint."""
+        if outcome != "cancelled" or self._last_wish is None or not self.facts.decisions:
+            return
+        found, last = savepoint_files.find_savepoint(self._last_wish.url), self.facts.decisions[-1].record.checkpoint
+        self.near_misses["stopped with a savepoint"] += 1
+        if found is None or not found.final or found.taken.checkpoint != last:
+            of = "none" if found is None else f"one of checkpoint {found.taken.checkpoint}"
+            self._wrong("StoppedWithIt", f"the job was stopped with a savepoint; there is {of}, the last is {last}")
 
     def _expect_refusal(self) -> None:
         """O9: a store that ignores conditions can't hold a decision log."""
@@ -687,6 +705,22 @@ class World(SimCluster):
     def _drain(self, _: Any = None) -> None:
         self._stopping = "drain"
 
+    def _begin_to_stop(self, _: Any = None) -> None:
+        self._stopping = self._stopping or "checkpoint"
+
+    def _stop(self, runner: JobRunner) -> None:
+        """With a savepoint, in some runs; another one when that could not be written."""
+        if not self.schedule.last_savepoint or self._stopping != "checkpoint":
+            super()._stop(runner)
+            return
+        wish = self._last_wish
+        failed = wish is not None and any(each.id == wish.id and each.error for each in runner.status().savepoints)
+        if wish is None or failed:
+            number = 0 if wish is None else int(wish.id.rpartition("-")[2]) + 1
+            wish = self._last_wish = SavepointRequest(f"last-{number}", f"memory://last-{number}", stops=True)
+        with contextlib.suppress(InvalidJob):  # it ends just now
+            runner.stop(self._stopping, wish)
+
     # ------------------------------------------------------------ savepoints
 
     @contextlib.contextmanager
@@ -696,14 +730,33 @@ class World(SimCluster):
         def watched(store: Any, url: str, copy: SavepointCopy) -> int:
             size = savepoint_files.write_savepoint(store, url, copy)
             self.near_misses["savepoints"] += 1
-            for on_savepoint in self._hooks["on_savepoint"]:
-                on_savepoint(savepoint_files.read_savepoint(url), savepoint_files.open_store(url).get)
+            try:
+                for on_savepoint in self._hooks["on_savepoint"]:
+                    on_savepoint(savepoint_files.read_savepoint(url), savepoint_files.open_store(url).get)
+            except BarrierRuntimeError as error:
+                self._wrong("Savepoints", f"what was written to {url} cannot be read: {error}")
             return size
 
         with (
             patch.dict(open_module._memory_stores, clear=True),
             patch.object(store_effects, "write_savepoint", watched),
         ):
+            yield
+
+    @contextlib.contextmanager
+    def _reads(self) -> Iterator[None]:
+        """The checkers hear of each row that a source gives. Of two jobs neither knows which reads."""
+        step, heard = subtask_module.Subtask._step_source, self._hooks["on_read"]
+
+        def stepped(subtask: Any, source: Any) -> bool:
+            worked: bool = step(subtask, source)
+            read = source.last_rows() if worked else None
+            if read is not None:
+                for on_read in heard:
+                    on_read(subtask.token, read[0], read[2] + 1)
+            return worked
+
+        with contextlib.nullcontext() if self.twin else patch.object(subtask_module.Subtask, "_step_source", stepped):
             yield
 
     def _ask_for_savepoint(self, _: Any = None) -> None:

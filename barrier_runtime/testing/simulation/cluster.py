@@ -191,6 +191,11 @@ class SimCluster:
     def _failed(self, program: Program, reason: str) -> None:
         """The job did."""
 
+    def _stop(self, runner: JobRunner) -> None:
+        """The user asks for it, again and again; on the loop of the coordinator."""
+        if self._stopping:
+            runner.stop(self._stopping)
+
     def _look_after(self) -> None:
         """At each poll of the driver."""
 
@@ -280,7 +285,7 @@ class SimCluster:
                         self._lose_slot(program, task, kill=not self.sim.chance(self.options.unreached))
             self._start_what_is_wanted(program, runner)
             if self._stopping:
-                self._on(program, runner, partial(runner.stop, self._stopping))
+                self._on(program, runner, partial(self._stop, runner))
 
     def _start_what_is_wanted(self, program: Program, runner: JobRunner) -> None:
         """Slots that are to stand by, and those of the job that somebody who did not know better told to leave. Now and

@@ -1,0 +1,127 @@
+"""Planted bugs of what users do with a running job: savepoints, other slots, another program, draining."""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+from canaries import _replaced, canary
+from planting import planted
+
+from barrier_runtime.coordinator.checkpoints import savepoints as savepoint_states
+from barrier_runtime.coordinator.job.phases import start as phase_start
+from barrier_runtime.coordinator.log import restore_choice
+from barrier_runtime.coordinator.log import savepoint as savepoint_record
+from barrier_runtime.coordinator.log.decision_log import complete_of
+from barrier_runtime.coordinator.log.hashing import sha256_hex
+from barrier_runtime.coordinator.log.manifest import encode_manifest
+from barrier_runtime.runtime import slot as slot_module
+from barrier_runtime.runtime.sinks.operator import SinkOperator
+from barrier_runtime.state.backend import keyed_backend
+from barrier_runtime.state.snapshots import restore_plan
+
+
+@canary("savepoint-is-a-restore-point", "a job that is started again goes on from its last savepoint", "bank")
+def _savepoint_is_a_restore_point() -> Iterator[None]:
+    taken: set[str] = set()
+
+    def make_copied(original: Any) -> Any:
+        def copied(self: Any, id: str, *rest: Any) -> None:
+            entry = self._entries.get(id)
+            if entry is not None and entry.manifest is not None:
+                taken.add(sha256_hex(encode_manifest(entry.manifest)))
+            original(self, id, *rest)
+
+        return copied
+
+    def make_start(original: Any) -> Any:
+        def start_run(spec: Any, view: Any) -> Any:
+            choice = original(spec, view)
+            older = next((entry for entry in view.completes[1:] if complete_of(entry).sha256 in taken), None)
+            return choice if older is None else restore_choice.RestoreFrom(older, choice.lineage)
+
+        return start_run
+
+    with (
+        _replaced(savepoint_states.Savepoints, "copied", make_copied),
+        patch.object(phase_start, "start_run", make_start(phase_start.start_run)),
+    ):
+        yield
+
+
+@canary("savepoint-shares-files", "a savepoint names files of the checkpoint that it was taken of", "bank")
+def _savepoint_shares_files() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def copy(manifest: Any, *rest: Any, **more: Any) -> Any:
+            made = original(manifest, *rest, **more)
+            keys = {to: key for key, to in made.objects.items()}
+            shared = tuple(savepoint_record.with_keys(each, keys) for each in made.savepoint.taken.operators)
+            taken = msgspec.structs.replace(made.savepoint.taken, operators=shared)
+            return savepoint_record.SavepointCopy({}, msgspec.structs.replace(made.savepoint, taken=taken))
+
+        return copy
+
+    with (
+        _replaced(savepoint_states, "savepoint_copy", make),
+        patch.object(savepoint_record, "_OBJECT", re.compile(".*")),
+    ):
+        yield
+
+
+@canary("key-group-has-two-owners", "behind a rescale a subtask keeps the key group behind its own, too", "bank")
+def _key_group_has_two_owners() -> Iterator[None]:
+    """Without the look at what is restored, too, which would find it at the next start."""
+
+    def make(original: Any) -> Any:
+        def plan(operator: str, subtask: int, parallelism: int, max_parallelism: int, restored: Any) -> Any:
+            made = original(operator, subtask, parallelism, max_parallelism, restored)
+            others = {each.parallelism for each in restored if each.operator == operator} - {parallelism}
+            if not others or made.key_group_last + 1 >= max_parallelism or not made.parts:
+                return made
+            return dataclasses.replace(made, key_group_last=made.key_group_last + 1)
+
+        return plan
+
+    with (
+        _replaced(keyed_backend, "plan_restore", make),
+        patch.object(restore_plan, "_check_cover", lambda *_: None),
+    ):
+        yield
+
+
+@canary("old-owner-reads-on", "sources of the old slots read, and forward, rows behind the barrier of a move", "bank")
+def _old_owner_reads_on() -> Iterator[None]:
+    with planted("barrier_runtime/runtime/subtask.py", "            self._paused = barrier.id\n", "            pass\n"):
+        yield
+
+
+@canary("leaving-slot-commits-late", "slots that are to leave say that they have committed before they do", "bank")
+def _leaving_slot_commits_late() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def on_complete(self: Any, message: Any) -> None:
+            original(self, message)
+            if not self._paused or self._execution is None or message.token != self.token:
+                return
+            for subtask in self._execution.subtasks:
+                for name, operator in subtask.operators:
+                    if isinstance(operator, SinkOperator):
+                        self.committed(message.checkpoint, name, subtask.id.index)
+
+        return on_complete
+
+    handlers = slot_module._HANDLERS
+    kind = next(kind for kind, handler in handlers.items() if handler is slot_module.Slot._on_complete)
+    with patch.dict(handlers, {kind: make(handlers[kind])}):
+        yield
+
+
+@canary("drained-slot-reads-on", "a slot that was restarted while its job drained reads on", "bank")
+def _drained_slot_reads_on() -> Iterator[None]:
+    with planted(
+        "barrier_runtime/runtime/slot.py",
+        "            if self._drained:\n                self._execution.end_sources()\n",
+        "",
+    ):
+        yield

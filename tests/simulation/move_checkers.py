@@ -1,0 +1,142 @@
+"""Judges of what users do with a running job: other slots, another program, savepoints.
+
+A planned change of generation is a FENCE of the same run with another number of slots or another program. What it
+promises more than any other generation: nothing is read twice, and nothing of the old slots is open.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from checkers import Checker, Report
+from facts import Decision, Facts
+from workload import Row, Workload
+
+from barrier_runtime.coordinator.log.hashing import sha256_hex
+from barrier_runtime.coordinator.log.records import Fence, Record
+from barrier_runtime.coordinator.log.savepoint import DATA_PREFIX, Savepoint
+from barrier_runtime.state.store.object_store import ObjectNotFound
+
+
+def moves(before: Fence | None, record: Record) -> bool:
+    """The job goes on with other slots because its user wants it."""
+    if before is None or not isinstance(record, Fence) or before.spec.run_id != record.spec.run_id:
+        return False
+    return (before.spec.program, before.spec.parallelism) != (record.spec.program, record.spec.parallelism)
+
+
+class NothingIsReadTwice(Checker):
+    """1.11: behind a planned change sources read on at the very next row; the old ones read nothing behind the barrier
+    with which they stopped."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._read: dict[int, dict[tuple[str, int], int]] = defaultdict(dict)  # token -> split -> rows
+        self._moved: dict[int, Decision] = {}  # token of the old slots -> what the new ones restore
+        self._before: Fence | None = None
+
+    def on_read(self, token: int, split: str, rows: int) -> None:
+        source, _, index = split.rpartition("-")
+        place = source, int(index)
+        self._read[token][place] = max(rows, self._read[token].get(place, 0))
+        if token in self._moved:
+            self._judge(token)
+
+    def on_record(self, position: int, record: Record) -> None:
+        before = self._before
+        if isinstance(record, Fence):
+            self._before = record
+        if before is not None and moves(before, record) and self.facts.decisions:
+            self._moved[before.token] = self.facts.decisions[-1]
+            self._judge(before.token)
+
+    def _judge(self, token: int) -> None:
+        """Of splits that have ended nothing more can be read, and some jobs do not tell how many rows they had."""
+        decision = self._moved[token]
+        for place, position in decision.positions.items():
+            rows = self._read[token].get(place, 0)
+            if rows > position:
+                source, split = place
+                self.wrong(
+                    f"generation {token} has read {rows} rows of {source}-{split}, and moved with checkpoint "
+                    f"{decision.record.checkpoint}, whose position is {position}"
+                )
+
+
+class OneOwner(Checker):
+    """Each key group is with one subtask, in every checkpoint that is decided."""
+
+    def on_decision(self, decision: Decision) -> None:
+        ranges: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for snapshot in decision.manifest.operators:
+            if snapshot.keyed is not None:
+                ranges[snapshot.operator].append((snapshot.keyed.key_group_first, snapshot.keyed.key_group_last))
+        for operator, owned in ranges.items():
+            groups = [group for first, last in owned for group in range(first, last + 1)]
+            if sorted(groups) != list(range(decision.manifest.max_parallelism)):
+                self.wrong(
+                    f"checkpoint {decision.record.checkpoint}: key groups of {operator} have none or several owners: "
+                    f"{sorted(owned)}"
+                )
+
+
+class MovesWaitForCommits(Checker):
+    """1.15: when other slots take over, readers see all that the old ones wrote: no late commit is left to any."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._shown: dict[str, set[tuple[str, int, int, int]]] = defaultdict(set)
+        self._before: Fence | None = None
+
+    def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
+        self._shown[sink].update((row.source, row.split, row.seq, row.leg) for row in rows)
+
+    def on_record(self, position: int, record: Record) -> None:
+        before = self._before
+        if isinstance(record, Fence):
+            self._before = record
+        if not moves(before, record) or not self.facts.decisions:
+            return
+        decision = self.facts.decisions[-1]
+        came = {(*split, seq, leg) for split, n in decision.positions.items() for seq in range(n) for leg in (0, 1)}
+        for sink in self.workload.sinks:
+            lacking = came - decision.not_shown(sink) - self._shown[sink]
+            if lacking:
+                self.wrong(
+                    f"the job moved with checkpoint {decision.record.checkpoint}, but sink {sink} shows {len(lacking)} "
+                    "of its rows not yet"
+                )
+
+
+class SavepointsShareNothing(Checker):
+    """1.3: a savepoint has all its files in its own folder, and has them for ever, whatever the job deletes."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        # By id: a job that goes on, though it was to stop with one, writes it anew.
+        self._written: dict[str, tuple[Savepoint, Callable[[str], bytes]]] = {}
+
+    def on_savepoint(self, savepoint: Savepoint, read: Callable[[str], bytes]) -> None:
+        self._written[savepoint.id] = savepoint, read
+        for snapshot in savepoint.taken.operators:
+            for ref in snapshot.files:
+                if ref.key is not None and not ref.key.startswith(DATA_PREFIX):
+                    self.wrong(f"the savepoint of checkpoint {savepoint.taken.checkpoint} names {ref.key}")
+
+    def at_end(self, expected_all: bool) -> None:
+        for savepoint, read in self._written.values():
+            for snapshot in savepoint.taken.operators:
+                for ref in snapshot.files:
+                    if ref.key is not None and _bytes_of(read, ref.key, ref.offset, ref.size) != ref.sha256:
+                        self.wrong(f"the savepoint of checkpoint {savepoint.taken.checkpoint} has lost {ref.key}")
+
+
+def _bytes_of(read: Callable[[str], bytes], key: str, offset: int, size: int) -> str:
+    """The hash of what is there."""
+    try:
+        return sha256_hex(read(key)[offset : offset + size])
+    except ObjectNotFound:
+        return ""
+
+
+MOVE_CHECKERS: tuple[type[Checker], ...] = (NothingIsReadTwice, OneOwner)  # of every kind of job
+BANK_MOVE_CHECKERS: tuple[type[Checker], ...] = (MovesWaitForCommits, SavepointsShareNothing)  # that shows its rows

@@ -1,0 +1,112 @@
+"""The judges of rescales, replaces and savepoints speak where a rule is broken, and are silent where all is well."""
+
+import dataclasses
+
+import msgspec
+from histories import History, data
+from judged import Case, Table, check, each_case, untold
+from move_checkers import BANK_MOVE_CHECKERS, MOVE_CHECKERS, OneOwner
+
+from barrier_runtime.coordinator.wire.messages import CheckpointOptions, JobSpec
+from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot, OperatorSnapshot
+
+ALL = (*MOVE_CHECKERS, *BANK_MOVE_CHECKERS)
+
+
+def of(parallelism: int, run: str = "run-1", program: str = "") -> dict[str, object]:
+    """What a FENCE says of the job."""
+    options = CheckpointOptions(retained=1)
+    return {"spec": JobSpec("bank", run, "test", parallelism, 16, (), options, program=program)}
+
+
+def job() -> History:
+    return History("two-sinks", more=ALL).fence(says=of(1))
+
+
+def visible(history: History, checkpoint: int = 1, upto: int = 3) -> History:
+    return history.checkpoint(checkpoint, upto).out(checkpoint).side(checkpoint)
+
+
+def owned(*ranges: tuple[int, int]) -> History:
+    """The job's checkpoint is said to have keyed state of these key groups."""
+    history = job().checkpoint(1, 2)
+    keyed = [KeyedSnapshot("lsm", 16, first, last, {}, (), 0, 0) for first, last in ranges]
+    operators = tuple(OperatorSnapshot("count", n, len(ranges), {}, each) for n, each in enumerate(keyed))
+    decision = history.facts.decisions[-1]
+    judge = next(each for each in history.checkers if isinstance(each, OneOwner))
+    manifest = msgspec.structs.replace(decision.manifest, operators=operators)
+    judge.on_decision(dataclasses.replace(decision, manifest=manifest))
+    return history
+
+
+def saved() -> History:
+    return visible(job().upload("f")).checkpoint(2, 4, "f").out(2).side(2).savepoint(2)
+
+
+MOVES: Table = {
+    "NothingIsReadTwice": (
+        Case(
+            "the old slots had read more than they moved with",
+            lambda: visible(job().reads(1, "a-0", 4).reads(1, "a-1", 3)).fence(1, says=of(2)),
+            "generation 1 has read 4 rows of a-0, and moved with checkpoint 1, whose position is 3",
+            once=True,
+        ),
+        Case(
+            "an old slot reads on",
+            lambda: visible(job()).fence(1, says=of(1, program="other")).reads(1, "a-1", 4),
+            "generation 1 has read 4 rows of a-1",
+            once=True,
+        ),
+        Case(
+            "the new slots read on, and those that come after a failure, or a start of the program, read again",
+            lambda: (
+                visible(job().reads(1, "a-0", 3))
+                .fence(1, says=of(2))
+                .reads(3, "a-0", 5)
+                .fence(1, says=of(2))
+                .reads(4, "a-1", 5)
+                .fence(1, says=of(1, run="run-2"))
+            ),
+        ),
+    ),
+    "OneOwner": (
+        Case("two owners", lambda: owned((0, 8), (8, 15)), "key groups of count have none or several owners"),
+        Case("no owner", lambda: owned((0, 6), (8, 15)), "key groups of count have none or several owners"),
+        Case("one each", lambda: owned((0, 7), (8, 15))),
+    ),
+    "MovesWaitForCommits": (
+        Case(
+            "a sink has still to commit",
+            lambda: job().checkpoint(1, 4).out(1).fence(1, says=of(2)),
+            "the job moved with checkpoint 1, but sink side shows 16 of its rows not yet",
+        ),
+        Case(
+            "all is committed; other generations do not wait",
+            lambda: (
+                visible(job())
+                .fence(1, says=of(2))
+                .checkpoint(2, 6)
+                .fence(2, says=of(2))
+                .fence(2, says=of(1, run="run-2"))
+            ),
+        ),
+    ),
+    "SavepointsShareNothing": (
+        Case(
+            "its files are gone",
+            lambda: saved().lose_of_savepoint().end(expected_all=False),
+            "the savepoint of checkpoint 2 has lost data/2-1-wish-2/1",
+        ),
+        Case("the job's files may go", lambda: saved().lose(data("f")).end(expected_all=False)),
+    ),
+}
+
+
+@each_case(MOVES)
+def test_judges_of_changes_of_a_running_job(judge: str, case: Case) -> None:
+    """Who breaks a rule is told, and nobody else."""
+    check(judge, case)
+
+
+def test_every_judge_is_shown_to_speak_and_to_be_silent() -> None:
+    assert untold(MOVES, {each.__name__ for each in ALL}) == []
