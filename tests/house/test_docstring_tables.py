@@ -44,7 +44,7 @@ PROSE = {  # tables that no code holds as data
     "barrier_runtime/connectors/sink_bases/write_ahead.py": "crash points: certify goes through them",
     "barrier_runtime/launch/local_handle.py": "cases: tests/barrier_runtime/launch/test_local_handle.py",
     "coordinator/pins.py": "cases: tests/coordinator/test_pins.py",
-    "barrier_runtime/state_tables/beside_keyed.py": "tests/barrier_runtime/state_tables/test_beside_keyed.py reads each kind",
+    "barrier_runtime/state_tables/beside_keyed.py": "kinds: tests/barrier_runtime/state_tables/test_beside_keyed.py",
     "barrier_runtime/state_tables/columns_of_values.py": "types: tests/barrier_runtime/state_tables",
     "coordinator/checkpoints/savepoints.py": "interleavings: tests/coordinator/job/test_job_savepoints.py",
     "coordinator/job/rescaling.py": "interleavings: tests/coordinator/job/test_job_rescaling.py",

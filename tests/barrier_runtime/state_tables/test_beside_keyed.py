@@ -13,7 +13,7 @@ import pytest
 from barrier_runtime import BroadcastState, Dataflow, ValueState, connect
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state_tables import open_checkpoint
-from tests.barrier_runtime.launch.test_savepoints import Running, Target, rows_in
+from tests.barrier_runtime.running_job import RunningJob, Target
 
 STORED = Path(__file__).parents[2] / "stored"
 
@@ -57,12 +57,15 @@ def test_transactions_that_wait_are_listed(unaligned: str) -> None:
     assert all(0 < row["checkpoint"] <= newest and row["committable"] for row in pending)
 
 
-def waiting_rows(rows: list[dict[str, Any]], over: list[bool]) -> Any:
-    """Gives `rows`, and does not end before it is told."""
+def waiting_rows(rows: list[dict[str, Any]], over: list[bool], key: str, start: int | str) -> Any:
+    """Gives `rows`, and then others of keys behind `start`, of which none comes twice, until it is over."""
 
     def given(index: int, of: int) -> Iterator[dict[str, Any]]:
         yield from rows
+        number = 0
         while not over:
+            number += 1
+            yield {**rows[-1], key: start + number if isinstance(start, int) else f"{start}{number}"}
             time.sleep(0.01)
 
     return given
@@ -70,9 +73,9 @@ def waiting_rows(rows: list[dict[str, Any]], over: list[bool]) -> Any:
 
 async def stored_rows(flow: Dataflow, target: Target, many: int, folder: Path, over: list[bool]) -> str:
     """A savepoint of the job when so many rows have come out."""
-    job = Running(flow, folder / "job", parallelism=2)
+    job = RunningJob(flow, folder / "job", parallelism=2)
     try:
-        await rows_in(target, many, job)
+        await job.rows_in(target, many)
         await job.savepoint(str(folder / "savepoint"))
     finally:
         over.append(True)
@@ -86,9 +89,11 @@ async def test_rows_that_a_join_holds_tell_whether_they_have_met_a_partner(tmp_p
     payments = [{"order": n, "at": n, "eur": 10 * n} for n in range(0, 20, 2)]
     flow, target = Dataflow("paid"), Target()
     options: dict[str, Any] = {"splits": 1, "event_time": "at", "max_out_of_orderness": timedelta(hours=1)}
-    left = flow.from_iterator("orders", waiting_rows(orders, over), schema={"id": int, "at": int}, **options)
+    left = flow.from_iterator(
+        "orders", waiting_rows(orders, over, "id", 1_000), schema={"id": int, "at": int}, **options
+    )
     shape = {"order": int, "at": int, "eur": int}
-    right = flow.from_iterator("payments", waiting_rows(payments, over), schema=shape, **options)
+    right = flow.from_iterator("payments", waiting_rows(payments, over, "order", 1_000_000), schema=shape, **options)
     paid = left.key_by("id").join(
         "paid", right.key_by("order"), between=(timedelta(0), timedelta(hours=1)), how="inner", event_time="at"
     )
@@ -102,8 +107,9 @@ async def test_rows_that_a_join_holds_tell_whether_they_have_met_a_partner(tmp_p
             row for row in of_payments if row["order"] == 4
         ]
     assert (kinds["left"], kinds["right"]) == ("join", "join")
-    assert sorted(row["id"] for row in of_orders) == list(range(20))
-    assert sorted((row["order"], row["eur"]) for row in of_payments) == [(n, 10 * n) for n in range(0, 20, 2)]
+    assert sorted(row["id"] for row in of_orders if row["id"] < 1_000) == list(range(20))
+    own = [(row["order"], row["eur"]) for row in of_payments if row["order"] < 1_000_000]
+    assert sorted(own) == [(n, 10 * n) for n in range(0, 20, 2)]
     assert {"id", "at", "matched"} == of_orders[0].keys()
 
 
@@ -124,26 +130,28 @@ async def test_broadcast_state_is_a_map(tmp_path: Path) -> None:
     flow, target = Dataflow("checked"), Target()
     rules = [{"shop": f"s{n}", "most": n / 2} for n in range(5)]
     orders = flow.from_iterator(
-        "orders", waiting_rows([{"id": n} for n in range(30)], over), schema={"id": int}, splits=1
+        "orders", waiting_rows([{"id": n} for n in range(30)], over, "id", 1_000), schema={"id": int}, splits=1
     )
-    ruled = flow.from_iterator("rules", waiting_rows(rules, over), schema={"shop": str, "most": float}, splits=1)
+    ruled = flow.from_iterator(
+        "rules", waiting_rows(rules, over, "shop", "later-"), schema={"shop": str, "most": float}, splits=1
+    )
     checked = connect(orders=orders.key_by("id"), rules=ruled.broadcast())
     checked.process("check", Check, schema={"id": int}).sink("out", target)
-    job = Running(flow, tmp_path / "job", parallelism=2)
+    job = RunningJob(flow, tmp_path / "job", parallelism=2)
     found: list[dict[str, Any]] = []
     try:
-        await rows_in(target, 30, job)
+        await job.rows_in(target, 30)
         for attempt in range(200):  # rules and orders come side by side
             await job.savepoint(str(tmp_path / f"savepoint-{attempt}"))
             with open_checkpoint(str(tmp_path / f"savepoint-{attempt}")) as stored:
                 (info,) = [each for each in stored.tables() if each.state == "limits"]
                 found = stored.table("check", "limits").read_all().to_pylist()
                 one = stored.table("check", "limits", {"entry": "s3"}).read_all().to_pylist()
-            if len(found) == 5:
+            if len(found) >= 5:
                 break
     finally:
         over.append(True)
         await job.stop()
     assert (info.kind, info.type) == ("broadcast", "float")
-    assert found == [{"entry": f"s{n}", "value": n / 2} for n in range(5)], "in the order in which they came"
+    assert found[:5] == [{"entry": f"s{n}", "value": n / 2} for n in range(5)], "in the order in which they came"
     assert one == [{"entry": "s3", "value": 1.5}]
