@@ -19,7 +19,7 @@ from barrier_runtime.api.readers import Readers
 from barrier_runtime.api.signatures import takes_options
 from barrier_runtime.api.stream import KeyedStream, Stream
 from barrier_runtime.api.windowed import WindowedStream
-from barrier_runtime.graph.drawing import drawn
+from barrier_runtime.graph.drawing import drawn, name_of
 from barrier_runtime.graph.logical import Plan
 from barrier_runtime.launch.plain_errors import plain_errors
 
@@ -48,6 +48,9 @@ class Dataflow(Readers):
     @property
     def name(self) -> str:
         return self.plan.name
+
+    def __repr__(self) -> str:
+        return f"<Dataflow {self.name}: {', '.join(map(name_of, self.plan.nodes)) or 'no steps yet'}>"
 
     def _repr_svg_(self) -> str:
         """The graph, as a notebook shows it."""

@@ -30,7 +30,7 @@ from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.keys import check_key_type
 from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.data.schemas import SchemaLike, as_schema, described, milliseconds, require_columns
-from barrier_runtime.graph.drawing import drawn
+from barrier_runtime.graph.drawing import drawn, told
 from barrier_runtime.graph.logical import Input, Plan, SourceNode, StepNode
 from barrier_runtime.launch.display.shown_rows import Rows, rich_table
 from barrier_runtime.launch.plain_errors import plain_errors
@@ -71,6 +71,9 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
 
         def __getattr__(self, name: str) -> NoReturn:
             raise no_step(self, name, AFTER_KEY_BY)
+
+    def __repr__(self) -> str:
+        return f"<Stream {told(self._plan, self._node, self.schema)}>"
 
     def _repr_svg_(self) -> str:
         """The steps that lead here, as a notebook shows them."""
@@ -435,6 +438,9 @@ class KeyedStream(JoiningStream[Stream], StatefulSteps[Stream]):
 
         def __getattr__(self, name: str) -> NoReturn:
             raise no_step(self, name, BEFORE_KEY_BY)
+
+    def __repr__(self) -> str:
+        return f"<KeyedStream by {', '.join(self._keys)} of {self._stream!r}>"
 
     def _keyed_input(self) -> KeyedInput:
         stream = self._stream

@@ -5,7 +5,9 @@ A box is as far right as the longest way from a source. Names come from users, s
 
 from html import escape
 
-from barrier_runtime.graph.logical import Plan, SourceNode
+import pyarrow as pa
+
+from barrier_runtime.graph.logical import Node, Plan, SourceNode
 
 _BOX_W, _BOX_H, _GAP_X, _GAP_Y, _EDGE = 184, 44, 44, 16, 8
 _NAME, _KIND = 22, 26  # characters that fit
@@ -35,6 +37,17 @@ def drawn(plan: Plan, at: int | None = None) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     label = escape(f"dataflow {plan.name}: {len(place)} of {len(plan.nodes)} steps")
     return f'{head} role="img" aria-label="{label}">{_LOOK}{"".join(edges)}{"".join(boxes)}</svg>'
+
+
+def name_of(node: Node) -> str:
+    """Its name, or what it is."""
+    return node.name or ("source" if isinstance(node, SourceNode) else node.kind)
+
+
+def told(plan: Plan, at: int, schema: pa.Schema | None) -> str:
+    """A stream in one line: the step that gives it, and its columns if they are known."""
+    columns = "columns not known yet" if schema is None else ", ".join(f"{each.name}: {each.type}" for each in schema)
+    return f"{name_of(plan.nodes[at])} of {plan.name} ({columns})"
 
 
 def _inputs(plan: Plan, number: int) -> list[int]:

@@ -55,3 +55,13 @@ def test_names_are_inert() -> None:
     svg = rows.map(function)._repr_svg_()
     assert "<script" not in svg
     ElementTree.fromstring(svg)
+
+
+def test_flows_and_streams_say_what_they_are_in_a_line() -> None:
+    flow = Dataflow("orders")
+    assert repr(flow) == "<Dataflow orders: no steps yet>"
+    rows = flow.rate("numbers", 10, 5, keys=2).select(["key", "value"])
+    assert repr(rows) == "<Stream select of orders (key: int64, value: int64)>"
+    assert repr(rows.key_by("key")) == f"<KeyedStream by key of {rows!r}>"
+    assert repr(rows.map(dict)) == "<Stream map of orders (columns not known yet)>"
+    assert repr(flow) == "<Dataflow orders: numbers, select, map>"

@@ -37,7 +37,13 @@ class JsonlFiles(Files):
         schema = self.schema_in(file)
 
         def parser(header: bytes, where: str) -> Parse:
-            return json_parser(where, schema)
+            parse = json_parser(where, schema)
+
+            def rows(data: bytes) -> pa.RecordBatch:
+                refuse_array(data, where)
+                return parse(data)
+
+            return rows
 
         return LinesReader(self.where, file, schema, rows_per_second, parser, header_lines=0, grows=self.grows)
 
@@ -48,6 +54,7 @@ class JsonlFiles(Files):
             data = read_lines(text, start, BLOCK_BYTES, where)
         if not data.strip():
             raise InvalidJob(f"{where}: it has no rows to guess types from: pass schema=")
+        refuse_array(data, where)
         try:
             schema = json_table(data).schema
         except pa.ArrowInvalid as error:
@@ -65,3 +72,12 @@ class JsonlFiles(Files):
                     f"{where}: column {field.name!r} is null at first, so its type is unknown: pass schema="
                 )
         return schema
+
+
+def refuse_array(data: bytes, where: str) -> None:
+    """Lines that begin an array hold no objects of their own."""
+    if data[:64].lstrip()[:1] == b"[":
+        raise InvalidJob(
+            f"{where}: it is a JSON array, and each line has to be an object: convert the file (jq -c '.[]' in.json > "
+            "out.jsonl), or read it in a function with from_iterator()"
+        )

@@ -77,7 +77,7 @@ class LinesReader(FileReader):
         except pa.ArrowInvalid as error:
             raise InvalidJob(
                 f"{self.where}, after row {self.row} (in {len(data)} bytes from byte {self._next}): a line does not "
-                f"fit: {error}. Correct the file, or schema="
+                f"fit: {error}. {_remedy(str(error))}"
             ) from error
         self._block, self._block_rows = self._next, chunk.num_rows
         self._next += len(data)
@@ -106,6 +106,21 @@ class LinesReader(FileReader):
     def close(self) -> None:
         if self._text is not None:
             self._text.close()
+
+
+def _remedy(said: str) -> str:
+    """For what Arrow says of a line."""
+    if "expected a zone offset" in said:
+        return (
+            "These times have no zone, and the column is declared with one: declare it without, "
+            'as "timestamp[us]" in schema=, or correct the file'
+        )
+    if "timestamp[s]" in said:
+        return (
+            "The column's type was taken from the first rows, which have whole seconds: declare it as "
+            '"timestamp[us]" in schema=, or correct the file'
+        )
+    return "Correct the file, or schema="
 
 
 def read_header(text: Text, lines: int, where: str) -> tuple[bytes, int]:

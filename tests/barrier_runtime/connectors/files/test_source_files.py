@@ -371,3 +371,27 @@ def test_text_that_is_not_utf8_is_told_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes("n,name\n1,Anna\n2,René\n".encode("latin-1"))
     with pytest.raises(InvalidJob, match=r"line 3, byte 19: 0xe9 in column 'name' is not UTF-8: pass encoding="):
         Dataflow("latin").read_csv("src", str(tmp_path))
+
+
+def test_times_that_do_not_fit_are_told_with_the_type_to_declare(tmp_path: Path) -> None:
+    (tmp_path / "naive.csv").write_text("at\n2026-01-01T00:00:00\n")
+    zoned = pa.schema([("at", pa.timestamp("us", "UTC"))])
+    with pytest.raises(InvalidJob, match=r'no zone, .* declare it without, as "timestamp\[us\]" in schema='):
+        drained(opened(spec_of(CsvFiles("src", str(tmp_path / "naive.csv"), zoned, None)), World()))
+    line = '{{"at": "2026-01-01T00:00:0{}"}}\n'
+    (tmp_path / "some.jsonl").write_text(line.format(1) * 20_000 + line.format("1.5"))
+    guessed = JsonlFiles("src", str(tmp_path / "some.jsonl"), None, None)
+    with pytest.raises(InvalidJob, match=r'which have whole seconds: declare it as "timestamp\[us\]" in schema='):
+        drained(opened(spec_of(guessed), World()))
+
+
+@pytest.mark.parametrize("schema", [None, pa.schema([("n", pa.int64())])])
+@pytest.mark.parametrize("text", ['[{"n": 1}]', '\n [\n {"n": 1},\n {"n": 2}\n]\n'])
+def test_a_json_array_is_told_from_lines(tmp_path: Path, schema: pa.Schema | None, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+
+    def read() -> None:
+        drained(opened(spec_of(JsonlFiles("src", str(tmp_path), schema, None)), World()))
+
+    with pytest.raises(InvalidJob, match="is a JSON array, and each line has to be an object: convert the file"):
+        read()
