@@ -28,7 +28,8 @@ def mixed(numbers: Ints) -> npt.NDArray[np.uint64]:
         z = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
+        mixed_up: npt.NDArray[np.uint64] = z ^ (z >> np.uint64(31))
+    return mixed_up
 
 
 def events(numbers: Ints, emitted_ns: Ints, keys: int) -> pa.RecordBatch:

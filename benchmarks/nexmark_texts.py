@@ -24,7 +24,8 @@ HOT_CHANNELS = ("Google", "Facebook", "Baidu", "Apple")
 
 def drawn(numbers: Ints, salt: int) -> Ints:
     """63 bits per number, another sequence for each salt (0 … 31)."""
-    return (mixed(numbers * 32 + salt) >> np.uint64(1)).astype(np.int64)
+    bits: Ints = (mixed(numbers * 32 + salt) >> np.uint64(1)).astype(np.int64)
+    return bits
 
 
 @functools.cache

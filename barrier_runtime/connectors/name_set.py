@@ -105,7 +105,8 @@ def _records(data: bytes) -> np.ndarray:
 
 def _high(records: np.ndarray) -> np.ndarray:
     """The first 8 bytes of the hashes as numbers."""
-    return records[:, :8].copy().view(">u8").ravel().astype(np.uint64)
+    numbers: np.ndarray = records[:, :8].copy().view(">u8").ravel().astype(np.uint64)
+    return numbers
 
 
 def _low(records: np.ndarray) -> np.ndarray:

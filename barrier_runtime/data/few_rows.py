@@ -116,7 +116,8 @@ def _layout(schema: pa.Schema) -> Layout | None:
 def _dtype(kind: pa.DataType) -> str | None:
     """None: not a column for lists."""
     if types.is_integer(kind) or types.is_float32(kind) or types.is_float64(kind):
-        return _number_type(kind).name
+        name: str = _number_type(kind).name
+        return name
     if types.is_timestamp(kind) or types.is_duration(kind) or types.is_time(kind) or types.is_date(kind):
         return f"i{kind.bit_width // 8}"
     return "" if _is_text(kind) or types.is_boolean(kind) else None

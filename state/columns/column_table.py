@@ -665,7 +665,8 @@ def _described(kinds: Mapping[str, np.dtype[Any]]) -> str:
 
 
 def _little(kind: str) -> np.dtype[Any]:
-    return np.dtype(kind).newbyteorder("<")
+    little: np.dtype[Any] = np.dtype(kind).newbyteorder("<")
+    return little
 
 
 def _extended(array: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:

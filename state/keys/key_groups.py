@@ -167,7 +167,7 @@ _27, _30, _31, _32 = map(np.uint64, (27, 30, 31, 32))
 
 def splitmix64_of(values: U64) -> U64:
     """`splitmix64` of every element; leaves `values` as they are."""
-    mixed = values + _GAMMA
+    mixed: U64 = values + _GAMMA
     mixed ^= mixed >> _30
     mixed *= _MIX_1
     mixed ^= mixed >> _27
