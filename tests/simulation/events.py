@@ -61,7 +61,7 @@ EVENTS = pa.schema(
 )
 WINDOWS = pa.schema([(name, pa.int64()) for name in ("key", "start", "n", "mask", "update")])
 GAPS = pa.schema([(name, pa.int64()) for name in ("key", "start", "n", "mask", "last", "update", "retracted")])
-COUNTS = pa.schema([(name, pa.int64()) for name in ("split", "key", "n", "mask", "first", "last")])
+COUNTS = pa.schema([(name, pa.int64()) for name in ("split", "key", "start", "n", "mask", "first", "last")])
 SESSIONS = pa.schema(
     [
         ("split", pa.int64()),
@@ -348,7 +348,7 @@ class EventRow(msgspec.Struct, frozen=True):
 
     split: int = -1
     key: int = -1
-    start: int = -1  # of the window; the timer that ended the session; the time at which state was judged
+    start: int = -1  # of the window; the timer that ended the session; the time at which state was judged, or counted
     n: int = 0
     mask: int = 0
     first: int = -1
@@ -483,7 +483,8 @@ class EventWorkload:
 
     def _counted(self, events: Any) -> Any:
         windows = events.key_by("split", "number").window("counted", Count(COUNT_ROWS, slide=COUNT_SLIDE))
-        counts = windows.aggregate(n=count(), mask=sum_("seq"), first=first("seq"), last=last("seq"))
+        its = {"mask": sum_("seq"), "first": first("seq"), "last": last("seq")}
+        counts = windows.aggregate(start=max_("at"), n=count(), **its)
         return counts.map_batches(_plain_counts, schema=COUNTS)
 
     def _unique(self, events: Any) -> Any:
@@ -584,7 +585,7 @@ def _plain_gaps(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _plain_counts(batch: pa.RecordBatch) -> pa.RecordBatch:
     columns = [batch.column("split").cast(pa.int64()), batch.column("number")]
-    columns += [batch.column(name) for name in ("n", "mask", "first", "last")]
+    columns += [batch.column(name) for name in ("start", "n", "mask", "first", "last")]
     return pa.RecordBatch.from_arrays(columns, schema=COUNTS)
 
 
