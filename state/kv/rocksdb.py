@@ -172,6 +172,8 @@ class RocksDbKv:
                 self._checkpoint(self._db).create_checkpoint(str(directory))
             except Exception as error:
                 raise _trouble(f"cannot link the files of the state database into {directory}", error) from error
+            for options in directory.glob("OPTIONS-*"):  # never read: a database is opened with the options of now
+                options.unlink()
             self._last = directory, os.listdir(directory)
         directory.chmod(stat.S_IRWXU)
 

@@ -4,7 +4,8 @@ Rules
 - An SST or a segment is reused only if a *completed* checkpoint of this very incarnation holds it; the map of those
   (local name → where it is) starts empty at every open and restore, because old names are then given to new bytes.
   What an aborted or unfinished checkpoint uploaded is uploaded again.
-- MANIFEST, CURRENT and OPTIONS always go anew: same name, other bytes.
+- MANIFEST and CURRENT always go anew: same name, other bytes. So does OPTIONS, where there is one: earlier releases had
+  it in their snapshots, as large as the rest of a small one.
 - Large files become objects of their own. Small ones are packed into one object per snapshot, or, when all of them
   together are tiny, travel inside the manifest.
 - Nothing else of a database's folder is ever uploaded; least of all `rocksdict-config.json`.

@@ -1,6 +1,7 @@
 """Many entries per key in one table: what is stored under which bytes, what a change costs, what is not touched."""
 
 import itertools
+import random
 
 import msgspec
 import pytest
@@ -68,6 +69,32 @@ def test_a_hundred_appends_to_a_long_list_upload_about_their_own_bytes(rocksdb_b
     assert first.new_bytes > 20 * second.new_bytes
     restored = entries(rocksdb_bench.open([of_operator(second)]))
     assert [entry for entry, _ in restored.walk(("k",))] == list(range(100_100))
+
+
+@pytest.mark.slow
+def test_a_change_of_a_million_entries_uploads_what_changed(rocksdb_bench: Bench) -> None:
+    """A hundred appends of a kilobyte upload at most three times as much, one entry of a map ten kilobytes."""
+    backend, many = rocksdb_bench.open(), 1_000_000
+    items, by_key = entries(backend, "list"), entries(backend, "map", MAP)
+    for table in (items, by_key):
+        for first in range(0, many, many // 10):
+            some = range(first, first + many // 10)
+            table.load_entries([("k",)] * len(some), some, some)
+        table.load_numbers({("k",): many})
+    checkpoint(backend, 1)
+    backend.completed(1)
+    items.set_number(("k",), many + 100)
+    for entry in range(many, many + 100):
+        items.put_entry(("k",), entry, random.Random(entry).randbytes(1_000))
+    second = checkpoint(backend, 2)
+    backend.completed(2)
+    assert 100 * 1_000 < second.new_bytes <= 3 * 100 * 1_000
+    by_key.put_counted(("k",), many // 2, 7)
+    third = checkpoint(backend, 3)
+    assert third.new_bytes <= 10_000, "with the database's own small files"
+    assert third.full_bytes > 100 * third.new_bytes
+    restored = entries(rocksdb_bench.open([of_operator(third)]), "map", MAP)
+    assert (restored.number(("k",)), restored.get_entry(("k",), many // 2)) == (many, 7)
 
 
 @pytest.mark.slow
