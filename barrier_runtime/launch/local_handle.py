@@ -13,6 +13,7 @@ import asyncio
 import atexit
 import threading
 from collections.abc import Callable
+from concurrent import futures
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -179,8 +180,10 @@ class LocalJobHandle:
         while not asked.done() and not self._over.is_set():
             try:
                 return asked.result(0.2)
-            except TimeoutError:
+            except futures.TimeoutError:
                 waited_s += 0.2
+            except futures.CancelledError:  # the job ended before its loop came to the question
+                return None
             if waited_s >= _ASKED_S:
                 raise Unavailable(
                     f"job {self._name} has not answered for {_ASKED_S:.0f} s: a function of yours keeps its thread"

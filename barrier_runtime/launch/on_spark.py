@@ -49,6 +49,7 @@ from barrier_runtime.launch.steering.savepoints import (
 )
 from barrier_runtime.spark.batch_frame import DataFrames, check_free_core
 from barrier_runtime.spark.closure import check_travels, fingerprint
+from barrier_runtime.spark.room import room
 from barrier_runtime.spark.session import (
     check_session,
     forwarded_environment,
@@ -69,6 +70,7 @@ log = logging.getLogger("barrier_runtime.job")
 _LEADING = frozenset({"waiting", "restoring", "running"})  # phases in which a coordinator knows the job's slots
 _POLL_S = 0.25  # between two questions, however often there are news, or when nobody answers
 _NEWS_WITHIN_S = 1.0  # how long an answer may take without news: as often the JVM is looked at
+_ROOM_S = 3.0  # that slots have been missing, before Spark is asked who holds the cores; and until it is asked again
 _TELL_AGAIN_S = 60.0  # of a trouble that lasts
 _LEAVE_S = 15.0  # how long slots may take to leave before Spark is told to end them
 
@@ -151,6 +153,7 @@ class JobHandle:
         self._trouble: Exception | None = None  # why the job can't be followed to its end
         self._stop_mode: Literal["checkpoint", "drain", "now"] | None = None
         self._stop_asked: SavepointAsked | None = None
+        self._room_s = time.monotonic()  # when room for missing slots was looked for last
         self._stop_told = ""  # the coordinator process that was asked to stop
         self._ended = threading.Event()
         self._closed = False
@@ -214,8 +217,9 @@ class JobHandle:
     def why(self, checkpoint: int | None = None) -> Answer:
         """Why a checkpoint was slow or failed, or (None) why the job does not start, shows nothing or got slow: reasons
         with evidence and remedy. Print it. `InvalidJob` for a checkpoint that is not among the last 100."""
-        cores = 0 if jvm_trouble(self._spark) is not None else total_cores(self._spark)
-        return self._coordinator.client.why(self._spec.job, checkpoint, self._spec.run_id, cores)
+        if self._last is not None and self._last.missing_slots:
+            self._tell_room()
+        return self._coordinator.client.why(self._spec.job, checkpoint, self._spec.run_id)
 
     def trigger_checkpoint(self) -> None:
         self._coordinator.client.trigger(self._spec.job, self._spec.run_id)
@@ -380,6 +384,7 @@ class JobHandle:
                     self._programs.follow(status)
                     self._slots.follow(status.program, status.parallelism, status.standbys)
                 self._tell_progress(status)
+                self._look_for_room(status)
                 for order in status.kill:
                     if order.task_attempt not in killed:
                         killed.add(order.task_attempt)
@@ -404,6 +409,21 @@ class JobHandle:
             return
         for line in self._follower.happened(status):
             log.warning("%s", line)
+
+    def _look_for_room(self, status: JobStatus) -> None:
+        """Tells the coordinator who holds the cores that slots wait for: `why` and the page tell it on."""
+        now_s = time.monotonic()
+        if not status.missing_slots or status.outcome is not None:
+            self._room_s = now_s
+        elif now_s - self._room_s >= _ROOM_S:
+            self._room_s = now_s
+            self._tell_room()
+
+    def _tell_room(self) -> None:
+        if jvm_trouble(self._spark) is None:
+            found = room(self._spark, self._slots.group)
+            with contextlib.suppress(Unavailable, InvalidJob):  # away, or of a release that does not ask for it
+                self._coordinator.client.tell_room(self._spec.job, found, self._spec.run_id)
 
     def _repeat_stop(self, status: JobStatus) -> None:
         """A coordinator keeps nothing that is not in the log: one that was started again does not know of the wish."""

@@ -67,6 +67,7 @@ from barrier_runtime.data.elements import Barrier
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.operators.metrics import MetricRegistry
 from barrier_runtime.runtime.execution import Execution
+from barrier_runtime.runtime.network.channels import PeerLost
 from barrier_runtime.runtime.network.control_link import ControlLink
 from barrier_runtime.runtime.network.tcp import DataPlane
 from barrier_runtime.runtime.prefetching import prefetch
@@ -76,6 +77,7 @@ from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotT
 from barrier_runtime.state.store.use import counts_of
 
 log = logging.getLogger("barrier_runtime.slot")
+PEER_LOST = "peer_lost"  # of a log record: it tells no more than that another process died
 
 _LATENCY_EVERY_HEARTBEATS = 4
 _MAX_TEXT = 100_000  # characters of an error
@@ -416,7 +418,7 @@ class Slot:
         if not permanent:  # what is permanent ends the job, and the job's error tells it, without our own stack
             stack = None if unavailable or text == self._told else error
             self._told = text
-            fields = {"generation": self.token, "operator": operator or None}
+            fields = {"generation": self.token, "operator": operator or None, PEER_LOST: isinstance(error, PeerLost)}
             log.warning(
                 "slot %d, generation %d: %s %s",
                 self.identity.slot,

@@ -8,6 +8,7 @@ import signal
 import sys
 from types import FrameType
 
+SILENT = "BARRIER_RUNTIME_DEATHS_SILENT"  # in the environment: the driver, on this terminal, tells of deaths itself
 _KEPT = 64
 _found: dict[int, str] = {}
 
@@ -45,4 +46,5 @@ def _note(pid: int, number: int) -> None:
     _found[pid] = signal.Signals(number).name
     for old in list(_found)[:-_KEPT]:
         del _found[old]
-    print(f"barrier-runtime: Python worker {pid} died of {_found[pid]}", file=sys.stderr, flush=True)
+    if SILENT not in os.environ:
+        print(f"barrier-runtime: Python worker {pid} died of {_found[pid]}", file=sys.stderr, flush=True)

@@ -9,6 +9,7 @@ import re
 import sys
 from typing import Any
 
+from barrier_runtime.spark.deaths import SILENT
 from barrier_runtime.spark.java import check_java
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
@@ -60,7 +61,12 @@ def make_session(job: str, master: str, extra: dict[str, str]) -> Any:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(f"barrier-runtime {job}").master(local_master(master))
     importable = os.pathsep.join(dict.fromkeys(entry for entry in sys.path if entry and os.path.isdir(entry)))
-    for key, value in {**SETTINGS, "spark.executorEnv.PYTHONPATH": importable, **extra}.items():
+    environment = {"spark.executorEnv.PYTHONPATH": importable}
+    if _LOCAL.fullmatch(master.strip()) and sys.stderr is not None and sys.stderr.isatty():
+        environment[f"spark.executorEnv.{SILENT}"] = (
+            "1"  # a line from elsewhere would spoil those that are written over
+        )
+    for key, value in {**SETTINGS, **environment, **extra}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     _quieten(spark)

@@ -40,7 +40,7 @@ class SlotTasks:
         self._settings = settings
         self._slots = tuple(slots)
         self._wanted = wanted
-        self._group = f"barrier-runtime-{settings.run_id}{group}"
+        self._group = f"{_group(settings)}{group}"
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name="barrier-spark-job", daemon=True)
         self.last_failure = ""
@@ -119,6 +119,11 @@ class AllSlots:
     def start(self) -> None:
         self._first.start()
 
+    @property
+    def group(self) -> str:
+        """What the groups of its Spark jobs begin with."""
+        return _group(next(iter(self._programs.values())))
+
     def learn(self, program: str, graph: bytes) -> None:
         """A program that the job may go on with."""
         first = self._programs[next(iter(self._programs))]
@@ -190,6 +195,10 @@ class AllSlots:
         carriers = dict(self._carriers)
         own = [place[1] for place, by in carriers.items() if by is carrier and self._is_of_job(place)]
         return own if self._runs() else ()
+
+
+def _group(settings: SlotSettings) -> str:
+    return f"barrier-runtime-{settings.run_id}"
 
 
 _Place: TypeAlias = tuple[str, int]  # (program, slot)

@@ -40,7 +40,7 @@ from barrier_runtime.runtime.network.channels import PeerLost
 from barrier_runtime.runtime.network.control_link import TcpControlLink
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
 from barrier_runtime.runtime.resources import SlotOptions, SlotResources
-from barrier_runtime.runtime.slot import Slot, SlotIdentity
+from barrier_runtime.runtime.slot import PEER_LOST, Slot, SlotIdentity
 from barrier_runtime.spark.deaths import died_lately
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation, Unavailable
 from barrier_runtime.state.ids import check_job_id
@@ -94,6 +94,8 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
     if not settings.verbose:
         for handler in logging.getLogger().handlers:
             handler.addFilter(without_expected_stacks)
+            if settings.log_format != "json":
+                handler.addFilter(without_lost_peers)
     gc.set_threshold(*_GC_THRESHOLDS)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     ask_for_short_slices()
@@ -119,6 +121,12 @@ def without_expected_stacks(record: logging.LogRecord) -> bool:
     if record.exc_info and expected(record.exc_info[1]):
         record.exc_info = record.exc_text = None
     return True
+
+
+def without_lost_peers(record: logging.LogRecord) -> bool:
+    """A filter of log handlers for people: leaves out that a connection broke because its other side died. The driver
+    tells in one line for all slots what died and when the job was back; the failure itself is in the job's status."""
+    return not getattr(record, PEER_LOST, False)
 
 
 @functools.cache

@@ -11,13 +11,15 @@ from rich.text import Text
 
 from barrier_runtime.coordinator.client.rest_types import JobSummary
 from barrier_runtime.coordinator.page.figures import duration
+from barrier_runtime.coordinator.page.job_view import events
 from barrier_runtime.coordinator.status.health import TROUBLED, described, in_seconds
 from barrier_runtime.coordinator.status.status import ChainStatus, CheckpointStatus, JobStatus
 from barrier_runtime.coordinator.status.why.bottleneck import bottleneck
 from barrier_runtime.coordinator.status.why.checkpoint import why_checkpoint
 
-_CHECKPOINTS = 8
+CHECKPOINTS = 8
 _FAILURES = 3
+_EVENTS = 3
 _BAR = 10
 
 
@@ -35,18 +37,20 @@ def jobs_view(jobs: Sequence[JobSummary]) -> RenderableType:
     return table
 
 
-def job_view(status: JobStatus) -> RenderableType:
-    """The whole of one job, as far as there is something to show."""
+def job_view(status: JobStatus, checkpoints: int = CHECKPOINTS) -> RenderableType:
+    """The whole of one job, as far as there is something to show; of checkpoints the last few. What says what is wrong
+    comes first: a small terminal cuts off the end."""
     parts: list[RenderableType | None] = [
         _head(status),
+        _bottleneck(status),
+        _events(status),
+        _commits(status),
         _chains(status.chains),
         _sources(status),
         _latencies(status),
-        _checkpoints(status),
-        _commits(status),
-        _slots(status),
+        _checkpoints(status, checkpoints),
         _failures(status),
-        _bottleneck(status),
+        _slots(status),
     ]
     shown = [part for part in parts if part is not None]
     spaced = [each for part in shown for each in (part, Text(""))]
@@ -112,12 +116,12 @@ def _latencies(status: JobStatus) -> RenderableType | None:
     return table
 
 
-def _checkpoints(status: JobStatus) -> RenderableType | None:
+def _checkpoints(status: JobStatus, count: int) -> RenderableType | None:
     history = status.checkpoints.history
     if not history:
         return None
     table = _table("checkpoint", "ended", "ms", "acks", "manifest", "record", "commit", "uploaded", "why")
-    for record in history[-_CHECKPOINTS:]:
+    for record in history[-count:]:
         stored = (record.ack_duration_ms, record.persist_duration_ms, record.decide_duration_ms)
         _add(
             table,
@@ -134,6 +138,19 @@ def _checkpoints(status: JobStatus) -> RenderableType | None:
 def _cause(record: CheckpointStatus, history: Iterable[CheckpointStatus]) -> str:
     reason = why_checkpoint(record, history) if record.subtasks or record.outcome != "complete" else None
     return "" if reason is None else reason.cause
+
+
+def _events(status: JobStatus) -> RenderableType | None:
+    """What died or was changed, and what that cost: the newest, as on the page. A start is none."""
+    newest = [each for each in events(status) if each.kind != "start"][:_EVENTS]
+    if not newest:
+        return None
+    table = _table("event", "", "took", "why")
+    for each in newest:
+        ago = f"{in_seconds(max(0, status.at_ms - each.at_ms))} ago" if status.at_ms else ""
+        took = "" if each.took_ms is None else duration(each.took_ms)
+        _add(table, ago, f"{each.kind}, {plain(each.what)}", took, _line(each.why))
+    return table
 
 
 def _commits(status: JobStatus) -> RenderableType | None:
@@ -181,7 +198,7 @@ def _bottleneck(status: JobStatus) -> RenderableType | None:
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for at, column in enumerate(columns):
-        table.add_column(column, overflow="fold" if at == 0 or column in ("error", "condition") else "ellipsis")
+        table.add_column(column, overflow="fold" if at == 0 or column in ("error", "why", "condition") else "ellipsis")
     return table
 
 

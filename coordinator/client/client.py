@@ -25,7 +25,7 @@ from barrier_runtime.coordinator.client.rest_types import (
     TriggerReply,
     news_of,
 )
-from barrier_runtime.coordinator.status.status import CheckpointsStatus, JobStatus
+from barrier_runtime.coordinator.status.status import CheckpointsStatus, JobStatus, Room
 from barrier_runtime.coordinator.status.why.reason import Answer
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, Unavailable
@@ -101,12 +101,15 @@ class CoordinatorClient:
     def checkpoints(self, job: str) -> CheckpointsStatus:
         return self._call("GET", f"/jobs/{check_job_id(job)}/checkpoints", b"", _CHECKPOINTS)
 
-    def why(self, job: str, checkpoint: int | None = None, run_id: str = "", cores: int = 0) -> Answer:
-        """Of a checkpoint, or of the job. `cores`: of the Spark that is to run its slots. `InvalidJob` for a checkpoint
-        that is not in the history."""
-        asked = {"checkpoint": checkpoint, "cores": cores or None, "run": run_id and check_job_id(run_id)}
+    def why(self, job: str, checkpoint: int | None = None, run_id: str = "") -> Answer:
+        """Of a checkpoint, or of the job. `InvalidJob` for a checkpoint that is not in the history."""
+        asked = {"checkpoint": checkpoint, "run": run_id and check_job_id(run_id)}
         query = urlencode({name: value for name, value in asked.items() if value})
         return self._call("GET", f"/jobs/{check_job_id(job)}/why?{query}".rstrip("?"), b"", _ANSWER)
+
+    def tell_room(self, job: str, room: Room, run_id: str = "") -> TriggerReply:
+        """What is known of room for the slots that have not come: `why` and the page tell it."""
+        return self._call("PUT", _path(job, "/room", run_id), msgspec.json.encode(room), _TRIGGER)
 
     def trigger(self, job: str, run_id: str = "") -> TriggerReply:
         return self._call("POST", _path(job, "/checkpoints", run_id), b"", _TRIGGER)

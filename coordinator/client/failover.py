@@ -17,7 +17,7 @@ from barrier_runtime.coordinator.client.rest_types import (
     SubmitReply,
     TriggerReply,
 )
-from barrier_runtime.coordinator.status.status import CheckpointsStatus, JobStatus
+from barrier_runtime.coordinator.status.status import CheckpointsStatus, JobStatus, Room
 from barrier_runtime.coordinator.status.why.reason import Answer
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import InvalidJob, Unavailable
@@ -72,8 +72,11 @@ class FailoverClient:
     def checkpoints(self, job: str) -> CheckpointsStatus:
         return self._ask(lambda client: client.checkpoints(job))
 
-    def why(self, job: str, checkpoint: int | None = None, run_id: str = "", cores: int = 0) -> Answer:
-        return self._ask(lambda client: client.why(job, checkpoint, run_id, cores))
+    def why(self, job: str, checkpoint: int | None = None, run_id: str = "") -> Answer:
+        return self._ask(lambda client: client.why(job, checkpoint, run_id))
+
+    def tell_room(self, job: str, room: Room, run_id: str = "") -> TriggerReply:
+        return self._ask(lambda client: client.tell_room(job, room, run_id))
 
     def trigger(self, job: str, run_id: str = "") -> TriggerReply:
         return self._ask(lambda client: client.trigger(job, run_id))

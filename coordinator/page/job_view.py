@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from barrier_runtime.coordinator.page.figures import ABSENT, dollars, duration, number, rate, size
-from barrier_runtime.coordinator.status.health import TROUBLED
+from barrier_runtime.coordinator.status.health import TROUBLED, what_died
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus
 from barrier_runtime.coordinator.status.store_use import prices_of, store_rate
 from barrier_runtime.coordinator.status.transactions import of_sinks
@@ -155,7 +155,7 @@ def _generations(status: JobStatus, gap: Callable[[int], int | None]) -> Iterato
             continue  # it is told as a rescale
         kind = "start" if (index == 0 and first) or each.reason.startswith("started by ") else "recovery"
         what = f"generation {each.token}"
-        yield EventView(kind, each.started_ms, what, each.duration_ms, gap(each.started_ms), each.reason)
+        yield EventView(kind, each.started_ms, what, each.duration_ms, gap(each.started_ms), what_died(each.reason))
 
 
 def _takeovers(status: JobStatus, gap: Callable[[int], int | None]) -> Iterator[EventView]:

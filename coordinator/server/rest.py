@@ -49,8 +49,9 @@ from barrier_runtime.coordinator.server.telemetry.prometheus import CONTENT_TYPE
 from barrier_runtime.coordinator.server.web.front import PagesOrRest, now_ms
 from barrier_runtime.coordinator.server.web.sessions import LoginLinks, PageSessions
 from barrier_runtime.coordinator.status.past_run import STANDBY
-from barrier_runtime.coordinator.status.status import JobStatus, without_subtasks
-from barrier_runtime.coordinator.status.why.job import Cores, answer
+from barrier_runtime.coordinator.status.room import bounded, with_holders
+from barrier_runtime.coordinator.status.status import JobStatus, Room, without_subtasks
+from barrier_runtime.coordinator.status.why.job import answer
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.ids import check_job_id
@@ -65,6 +66,7 @@ OPEN_PATHS = frozenset({"/healthz"})
 _REMEMBERED_REQUESTS = 1_000
 _DIGITS = 18  # of a number in a query
 _SPEC = msgspec.json.Decoder(JobSpec)
+_ROOM = msgspec.json.Decoder(Room)
 _SAVEPOINT = msgspec.json.Decoder(SavepointAsked)
 _REPLACE = msgspec.json.Decoder(ReplaceAsked)
 _RESCALE = msgspec.json.Decoder(RescaleAsked)
@@ -107,6 +109,7 @@ class Api:
             Route("/jobs/{job}", self.submit, methods=["PUT"]),
             Route("/jobs/{job}/checkpoints", self.checkpoints, methods=["GET"]),
             Route("/jobs/{job}/why", self.why, methods=["GET"]),
+            Route("/jobs/{job}/room", self.room, methods=["PUT"]),
             Route("/jobs/{job}/checkpoints", self.trigger, methods=["POST"]),
             Route("/jobs/{job}/savepoints", self.savepoints, methods=["GET"]),
             Route("/jobs/{job}/savepoints", self.savepoint, methods=["POST"]),
@@ -240,13 +243,18 @@ class Api:
         return _json(TriggerReply("accepted", ""), 202)
 
     async def why(self, request: Request) -> Response:
-        """`?checkpoint=42`: of that one, else of the job. `cores=`: of the Spark that is to run the job's slots."""
-        checkpoint, cores = (_number(request, name) for name in ("checkpoint", "cores"))
-        status = await self.status(*_job_and_run(request))
-        others = {name: each for name, each in self._directory.jobs.items() if name != status.job}
-        held = {name: each.connected_slots for name, each in others.items() if each.outcome is None}
-        known = Cores(cores or 0, {name: slots for name, slots in held.items() if slots})
-        return _json(answer(status, checkpoint, known))
+        """`?checkpoint=42`: of that one, else of the job."""
+        return _json(answer(await self.status(*_job_and_run(request)), _number(request, "checkpoint")))
+
+    async def room(self, request: Request) -> Response:
+        """What the program that runs the job's slots knows of room for them."""
+        runner = await self._runner(request)
+        try:
+            told = _ROOM.decode(await _body(request))
+        except UNREADABLE as error:
+            raise InvalidJob(f'the body is not understood ({error}): send {{"cores": 8, "held_by": {{}}}}') from error
+        runner.room = bounded(told)
+        return _json(TriggerReply("accepted", ""), 202)
 
     async def submit(self, request: Request) -> Response:
         job = check_job_id(request.path_params["job"])
@@ -316,7 +324,9 @@ class Api:
     async def status(self, job: str, run: str | None) -> JobStatus:
         runner = await self._find(job, run)
         if runner is not None:
-            return runner.status()
+            jobs = self._directory.jobs.items()
+            held = {name: each.connected_slots for name, each in jobs if each.outcome is None}
+            return with_holders(runner.status(), held)
         past = await self._directory.past(job, run)
         if past is None:
             raise _unknown(job)

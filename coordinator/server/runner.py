@@ -49,7 +49,7 @@ from barrier_runtime.coordinator.server.last_word import write_end
 from barrier_runtime.coordinator.server.store_effects import StoreEffect, StoreEffects, StoreThreads
 from barrier_runtime.coordinator.status.health import TROUBLED, Condition
 from barrier_runtime.coordinator.status.history import History
-from barrier_runtime.coordinator.status.status import JobStatus, StandbysWanted
+from barrier_runtime.coordinator.status.status import JobStatus, Room, StandbysWanted
 from barrier_runtime.coordinator.wire.messages import JobSpec, Register, Shutdown, ToCoordinator, ToSlot
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore
@@ -122,6 +122,7 @@ class JobRunner:
         self._broken = ""  # why, when the job broke inside
         self._left = False  # `run` was cancelled: whatever slots still say, nobody leads here any more
         self.outcome: JobEnded | None = None
+        self.room: Room | None = None  # as the program that runs the slots has told it last
 
     @property
     def spec(self) -> JobSpec:
@@ -188,7 +189,7 @@ class JobRunner:
             return msgspec.structs.replace(
                 status, phase="failed", outcome="failed", error=error, condition="FAILED", condition_reason=error
             )
-        return status
+        return msgspec.structs.replace(status, room=self.room) if status.missing_slots and self.room else status
 
     @property
     def standbys(self) -> StandbysWanted | None:

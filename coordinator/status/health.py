@@ -73,6 +73,12 @@ def described(state: str, reason: str) -> str:
     return f"{state}{' ' if state == 'FENCED' else ': '}{reason}" if reason else state
 
 
+def what_died(reason: str) -> str:
+    """Of a recovery's reason: the process that died, where its replacement told of it; else what was heard first."""
+    parts = [part for part in reason.split("; ") if " died of " in part]
+    return "; ".join(parts) or reason.removeprefix("PeerLost: ")
+
+
 @dataclass(frozen=True)
 class StoreRetry:
     """A store call that failed and is being repeated. `what` names the operation and the object."""

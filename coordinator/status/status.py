@@ -285,6 +285,15 @@ class CommitsStatus(msgspec.Struct, frozen=True):
     troubles: tuple[CommitTrouble, ...]
 
 
+class Room(msgspec.Struct, frozen=True):
+    """What the program that runs a job's slots knows of room for them. `cores`: of its cluster, 0 if unknown.
+    `held_by`: cores that others hold, by the name of who holds them."""
+
+    cores: int = 0
+    cores_per_slot: int = 1
+    held_by: dict[str, int] = {}
+
+
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     run_id: str
@@ -304,6 +313,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     max_parallelism: int
     slots: tuple[SlotStatus, ...]
     missing_slots: tuple[int, ...]
+    room: Room | None = None  # while slots are missing, if the program has told it
     absent_slots: tuple[int, ...] = ()  # did not come within the resource wait timeout, and the job failed for that
     checkpoints: CheckpointsStatus
     recoveries: tuple[RecoveryStatus, ...]

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from harness import counting_flow, gone, kill, until, verdict, visible_files
 
+from barrier_runtime.spark.room import cluster_of
 from barrier_runtime.state.errors import Fenced
 
 pytestmark = pytest.mark.spark
@@ -202,6 +203,9 @@ def test_a_standalone_cluster_runs_it_too_through_a_killed_slot(tmp_path, standa
             "some checkpoints were committed",
         )
         assert program.poll() is None, (tmp_path / "program.log").read_text()[-3000:]
+        ui_port = int(re.search(r"MasterWebUI.* at http://\S+:(\d+)", (tmp_path / "cluster.log").read_text()).group(1))
+        assert cluster_of(master, ui_port, "another application") == (2, {"whole-program": 2})
+        assert cluster_of("spark://127.0.0.1:1", ui_port, "") is None, "the page of another master"
         slots = [process for process in cluster_worker.children(recursive=True) if is_slot(process)]
         assert slots
         slots[-1].kill()

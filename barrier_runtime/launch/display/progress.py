@@ -4,11 +4,13 @@
 took), or after 5 s if it does not by then.
 """
 
+from barrier_runtime.coordinator.status.health import what_died
 from barrier_runtime.coordinator.status.status import JobStatus, RecoveryStatus
 
 _HANGS_MS = 5_000  # a recovery that lasts longer is told while it goes on
 _LONGEST = 160  # characters of a reason
 _LEAST_S = 0.5  # a rate over less time says nothing
+_NAME = 12  # characters of a sink's name that are shown, however narrow the terminal is
 
 
 class Follower:
@@ -43,24 +45,30 @@ class Follower:
         if recovery.running_ms is not None:
             self._told.add(recovery.token)
             took_ms = recovery.running_ms - recovery.started_ms
-            return f"{_died(recovery.reason)}; {_begins(status)}; back after {took_ms:,} ms"
+            return f"{_short(what_died(recovery.reason))}; {_begins(status)}; back after {took_ms:,} ms"
         lasts_ms = status.at_ms - recovery.started_ms
         if lasts_ms < _HANGS_MS or recovery.token in self._hanging:
             return ""
         self._hanging.add(recovery.token)
         waits = f", waits for {_slots(status.missing_slots)}" if status.missing_slots else ""
-        return f"{_died(recovery.reason)}; {_begins(status)}; not back after {lasts_ms / 1000:.0f} s{waits}"
+        return f"{_short(what_died(recovery.reason))}; {_begins(status)}; not back after {lasts_ms / 1000:.0f} s{waits}"
 
-    def lines(self, status: JobStatus) -> list[str]:
-        """One for each sink; one for the job while it has no figures of a sink."""
+    def lines(self, status: JobStatus, width: int | None = None) -> list[str]:
+        """One for each sink; one for the job while it has no figures of a sink. What does not fit into `width` columns
+        is told in fewer words, and then the name of the sink is cut."""
         rate = self._rows_per_s(status)
-        head = f"{status.records:,} rows read" + ("" if rate is None else f", {rate:,.0f}/s")
+        speed = "" if rate is None else f", {rate:,.0f}/s"
+        heads = [f"{status.records:,} rows{read}{speed}" for read in (" read", "")]
         if status.phase != "running":
-            head = f"{status.phase} ({_short(status.reason)})" if status.reason else status.phase
+            why = f" ({_short(what_died(status.reason))})" if status.reason else ""
+            heads = [f"{status.phase}{why}", status.phase]
         sinks = sorted({name for chain in status.chains for name in chain.sinks})
         if not sinks:
-            return [f"{status.job}: {head}"]
-        return [f"{sink}: {head}{_of_sink(status, sink)}" for sink in sinks]
+            return [f"{status.job}: {heads[0]}"]
+        whole, brief = heads
+        return [
+            _fitting(sink, width, whole + _in_words(status, sink), brief + _in_brief(status, sink)) for sink in sinks
+        ]
 
     def _rows_per_s(self, status: JobStatus) -> float | None:
         """Of all sources, since the last status half a second ago or more. None: not known yet."""
@@ -73,12 +81,6 @@ class Follower:
         return self._rate
 
 
-def _died(reason: str) -> str:
-    """The process that died, where its replacement has told of it; else what was heard first."""
-    parts = [part for part in reason.split("; ") if " died of " in part]
-    return _short("; ".join(parts) or reason.removeprefix("PeerLost: "))
-
-
 def _begins(status: JobStatus) -> str:
     if not status.restored_checkpoint:
         return "all slots begin again from the start"
@@ -89,20 +91,42 @@ def _slots(missing: tuple[int, ...]) -> str:
     return f"slot{'s' if len(missing) > 1 else ''} " + ", ".join(map(str, missing[:8]))
 
 
-def _of_sink(status: JobStatus, sink: str) -> str:
-    parts = []
-    through = [upto for key, upto in status.commits.through.items() if key.rpartition("/")[0] == sink]
-    if through:
-        parts.append(f"visible through checkpoint {min(through)}")
-    for kind in ("processed", "visible"):
-        latency = status.latency_last_minute.get(f"{sink}:{kind}")
-        if latency is not None and latency.count:
-            parts.append(f"{kind} p99 {latency.p99:,.0f} ms")
-    troubles = [each for each in status.commits.troubles if each.sink.rpartition("/")[0] == sink]
-    failing = max((each.attempts for each in troubles), default=0)
+def _fitting(sink: str, width: int | None, whole: str, brief: str) -> str:
+    line = f"{sink}: {whole}"
+    if width is None or len(line) <= width:
+        return line
+    room = max(_NAME, width - len(brief) - 2)
+    name = sink if len(sink) <= room else f"{sink[: room - 1]}…"
+    return f"{name}: {brief}"
+
+
+def _in_words(status: JobStatus, sink: str) -> str:
+    upto, failing, latencies = _of_sink(status, sink)
+    parts = [] if upto is None else [f"visible through checkpoint {upto}"]
+    parts += [f"{kind} p99 {p99:,.0f} ms" for kind, p99 in latencies.items()]
     if failing:
         parts.append(f"its commit has failed {failing} time{'s' if failing > 1 else ''}")
     return "".join(f" · {part}" for part in parts)
+
+
+def _in_brief(status: JobStatus, sink: str) -> str:
+    """Latencies as processed/visible."""
+    upto, failing, latencies = _of_sink(status, sink)
+    parts = [] if upto is None else [f"checkpoint {upto}"]
+    if failing:
+        parts.append(f"{failing} failed commit{'s' if failing > 1 else ''}")
+    if latencies:
+        parts.append(f"p99 {'/'.join(f'{p99:,.0f}' for p99 in latencies.values())} ms")
+    return "".join(f" · {part}" for part in parts)
+
+
+def _of_sink(status: JobStatus, sink: str) -> tuple[int | None, int, dict[str, float]]:
+    """The checkpoint through which its rows are visible; how often its commit has failed; p99 by kind, in ms."""
+    through = [upto for key, upto in status.commits.through.items() if key.rpartition("/")[0] == sink]
+    told = {kind: status.latency_last_minute.get(f"{sink}:{kind}") for kind in ("processed", "visible")}
+    troubles = [each for each in status.commits.troubles if each.sink.rpartition("/")[0] == sink]
+    latencies = {kind: latency.p99 for kind, latency in told.items() if latency is not None and latency.count}
+    return min(through, default=None), max((each.attempts for each in troubles), default=0), latencies
 
 
 def _short(text: str) -> str:

@@ -35,7 +35,7 @@ def shown(stream: TextIO | None = None, every_s: float = _PLAIN_S) -> Iterator[S
         def update(status: JobStatus) -> None:
             for line in follower.happened(status):
                 live.console.print(line, markup=False, soft_wrap=True)
-            text = Text("\n").join(Text(line) for line in follower.lines(status))
+            text = Text("\n").join(Text(line) for line in follower.lines(status, console.width))
             text.no_wrap, text.overflow = True, "ellipsis"  # a line that wraps could not be written over
             live.update(text, refresh=True)
 

@@ -3,12 +3,10 @@
 `why_job` asks them in that order and then which step is the bottleneck; what does not apply gives nothing.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from statistics import median
 
 from barrier_runtime.coordinator.status.health import TROUBLED, in_seconds
-from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus, LatencyPoint, LatencyStatus
+from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus, LatencyPoint, LatencyStatus, Room
 from barrier_runtime.coordinator.status.transactions import SinkTransactions, most_spent, of_sinks
 from barrier_runtime.coordinator.status.why.bottleneck import bottleneck
 from barrier_runtime.coordinator.status.why.checkpoint import slow_above_ms, why_checkpoint
@@ -19,33 +17,26 @@ _RECENT_MS = 120_000  # a recovery this long ago still explains a latency
 _ROSE = 3.0  # times the median of the hour
 _ROSE_MS = 50.0  # and by this much
 _FEW_POINTS = 3
+_HOLDERS = 5  # that are named
 _WAITS_LONG_MS = 60_000  # a watermark this far behind the clock holds windows back
 
 
-@dataclass(frozen=True)
-class Cores:
-    """What Spark and the daemon know of room for slots. `held_by`: other jobs -> their slots; `total`: 0 if unknown."""
-
-    total: int = 0
-    held_by: Mapping[str, int] = field(default_factory=dict)
-
-
-def why_job(status: JobStatus, now_ms: int, cores: Cores = Cores()) -> tuple[Reason, ...]:
+def why_job(status: JobStatus, now_ms: int) -> tuple[Reason, ...]:
     """All that applies, the gravest first. A job that has ended has one: how."""
     if status.outcome is not None:
         return (_ended(status),)
     if status.phase != "running":
-        starting = why_not_running(status, now_ms, cores)
+        starting = why_not_running(status, now_ms)
         return () if starting is None else (starting,)
     reasons = (why_nothing_is_visible(status, now_ms), why_latency_rose(status, now_ms), bottleneck(status.chains))
     return tuple(reason for reason in reasons if reason is not None)
 
 
-def answer(status: JobStatus, checkpoint: int | None, cores: Cores = Cores()) -> Answer:
+def answer(status: JobStatus, checkpoint: int | None) -> Answer:
     """To "why?" about a checkpoint, or about the job (None). Raises `InvalidJob` for a checkpoint that is not known."""
     if checkpoint is None:
         otherwise = f"Job {status.job} runs, nothing that was recorded is wrong, and its latencies are as usual."
-        return Answer(why_job(status, status.at_ms, cores), otherwise)
+        return Answer(why_job(status, status.at_ms), otherwise)
     checkpoints = status.checkpoints
     record = next((each for each in checkpoints.history if each.checkpoint == checkpoint), None)
     if record is None:
@@ -88,12 +79,12 @@ def _ended(status: JobStatus) -> Reason:
     )
 
 
-def why_not_running(status: JobStatus, now_ms: int, cores: Cores = Cores()) -> Reason | None:
+def why_not_running(status: JobStatus, now_ms: int) -> Reason | None:
     """None for a job that runs, or has ended."""
     if status.phase == "running" or status.outcome is not None:
         return None
     if status.missing_slots and status.phase in ("waiting", "loading", "resuming"):
-        return _waits_for_slots(status, now_ms, cores)
+        return _waits_for_slots(status, now_ms)
     what = status.condition_reason or status.reason or f"it is {status.phase}"
     waits = _since(status, now_ms)
     remedies = {
@@ -109,17 +100,20 @@ def why_not_running(status: JobStatus, now_ms: int, cores: Cores = Cores()) -> R
     )
 
 
-def _waits_for_slots(status: JobStatus, now_ms: int, cores: Cores) -> Reason:
+def _waits_for_slots(status: JobStatus, now_ms: int) -> Reason:
     needed, missing = status.parallelism, len(status.missing_slots)
-    registered = needed - missing
-    held = dict(sorted(cores.held_by.items(), key=lambda each: -each[1]))
-    holders = ", ".join(f"{job} ({slots})" for job, slots in held.items())
-    if cores.total:
-        free = max(0, cores.total - sum(held.values()) - registered)
-        room = f"needs {needed} slots, free {free + registered} of {cores.total} cores"
+    registered, room = needed - missing, status.room or Room()
+    held = sorted(room.held_by.items(), key=lambda each: (-each[1], each[0]))
+    holders = ", ".join(f"{name} ({cores})" for name, cores in held[:_HOLDERS])
+    if len(held) > _HOLDERS:
+        holders += f" and {len(held) - _HOLDERS} others ({sum(cores for _, cores in held[_HOLDERS:])})"
+    each = f" of {room.cores_per_slot} cores" if room.cores_per_slot > 1 else ""
+    if room.cores:
+        free = max(0, room.cores - sum(cores for _, cores in held))
+        found = f"needs {needed} slots{each}, free {free} of {room.cores} cores"
     else:
-        room = f"needs {needed} slots, {registered} have come"
-    sentence = f"Job {status.job} does not start: it {room}{f', held by {holders}' if holders else ''}."
+        found = f"needs {needed} slots{each}, {registered} have come"
+    sentence = f"Job {status.job} does not start: it {found}{f', held by {holders}' if holders else ''}."
     slots = ", ".join(map(str, status.missing_slots))
     return Reason(
         "cores",

@@ -84,6 +84,30 @@ def test_a_program_may_look_from_several_threads() -> None:
     assert job.done
 
 
+def test_who_asks_while_the_job_ends_gets_its_last_status() -> None:
+    """What a loop has not answered when it ends it cancels: that is no error of who asks."""
+    for _ in range(3):
+        flow = Dataflow("beside")
+        flow.rate("ticks", 100_000, 500).sink("out", CallableSink(lambda batch: None))
+        job = start(flow)
+        troubles: list[BaseException] = []
+
+        def look(job: LocalJobHandle = job, troubles: list[BaseException] = troubles) -> None:
+            try:
+                while job.status().outcome is None:
+                    pass
+            except BaseException as error:
+                troubles.append(error)
+
+        lookers = [threading.Thread(target=look) for _ in range(6)]
+        for each in lookers:
+            each.start()
+        for each in lookers:
+            each.join(60)
+        assert troubles == []
+        assert job.wait(60).status.outcome == "finished"
+
+
 def test_a_notebook_shows_the_line_where_there_are_no_widgets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
     with start(endless([])) as job:

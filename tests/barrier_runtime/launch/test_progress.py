@@ -117,6 +117,43 @@ def test_a_line_for_each_sink_says_what_is_visible_and_how_late() -> None:
     assert first == "files: 3,000 rows read"
 
 
+@pytest.mark.parametrize(
+    ("width", "first", "second"),
+    [
+        (
+            200,
+            "files: 5,000 rows read · visible through checkpoint 40 · processed p99 21 ms · visible p99 310 ms",
+            "late: ",
+        ),
+        (
+            60,
+            "files: 5,000 rows · checkpoint 40 · p99 21/310 ms",
+            "late: 5,000 rows · checkpoint 39 · 3 failed commits",
+        ),
+    ],
+)
+def test_on_a_narrow_terminal_the_same_is_told_in_fewer_words(width: int, first: str, second: str) -> None:
+    through = {"files/0": 41, "files/1": 40, "late/0": 39}
+    latencies = {
+        "files:processed": LatencyStatus(5.0, 21.0, 30.0, 1_000),
+        "files:visible": LatencyStatus(200.0, 310.0, 400.0, 1_000),
+    }
+    troubles = (CommitTrouble("late/0", 40, 3, "refused"),)
+    told = status(commits=CommitsStatus(through, troubles), latency_last_minute=latencies)
+    lines = Follower().lines(told, width)
+    assert lines[0] == first
+    assert lines[1].startswith(second)
+    assert all(len(line) <= width for line in lines)
+
+
+def test_a_long_name_is_cut_before_the_figures_are() -> None:
+    chains = (ChainStatus(chain=0, operators=("n" * 90,), sinks=("n" * 90,)),)
+    (line,) = Follower().lines(status(chains=chains), 60)
+    assert line == f"{'n' * 47}…: 5,000 rows"
+    (line,) = Follower().lines(status(chains=chains), 10)
+    assert line == f"{'n' * 11}…: 5,000 rows", "the terminal cuts the rest"
+
+
 def test_where_it_is_kept_output_does_not_grow_with_statuses() -> None:
     out = io.StringIO()
     with progress_display.shown(out) as show:

@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from barrier_runtime.runtime.network.channels import PeerLost
+from barrier_runtime.runtime.slot import PEER_LOST
 from barrier_runtime.spark.stage import _last_words
-from barrier_runtime.spark.task import without_expected_stacks
+from barrier_runtime.spark.task import without_expected_stacks, without_lost_peers
 from barrier_runtime.state.errors import Unavailable
 
 
@@ -33,3 +34,12 @@ def test_what_is_heard_when_another_process_dies_is_a_line(error: Exception) -> 
 def test_other_errors_keep_their_stacks(error: Exception) -> None:
     assert "Traceback" in told(error)
     assert type(error).__name__ in _last_words(0, error, verbose=False)
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_that_a_peer_was_lost_is_left_out_for_people(lost: bool) -> None:
+    """The slot says of each failure whether it is one (`Slot.failed`); a second one of the same words has no stack."""
+    record = logging.LogRecord("barrier_runtime.slot", logging.WARNING, "", 0, "it broke", (), None)
+    vars(record)[PEER_LOST] = lost
+    assert without_lost_peers(record) is not lost
+    assert without_lost_peers(logging.LogRecord("user", logging.WARNING, "", 0, "of a user", (), None))

@@ -1,6 +1,7 @@
 """A job as tables on a terminal: what is there is shown, what is not is left out, and no name moves the cursor."""
 
 import io
+import re
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from barrier_runtime.coordinator.status.status import (
     FailureStatus,
     JobStatus,
     LatencyStatus,
+    RecoveryStatus,
     SlotStatus,
     SourceStatus,
     SubtaskPhases,
@@ -119,6 +121,28 @@ def test_a_job_of_which_nothing_is_known_yet_is_two_lines() -> None:
 )
 def test_what_is_known_is_shown(words: str) -> None:
     assert words in printed(BUSY)
+
+
+def test_what_is_wrong_stands_above_what_may_be_cut_off_and_a_start_is_no_event() -> None:
+    recoveries = (
+        RecoveryStatus(1, "started by ann", 1_000, 1_100, 1_300, 300),
+        RecoveryStatus(3, "process 71 of slot 1 died of SIGKILL", 88_000, 89_000, 89_250, 1_250),
+    )
+    text = printed(msgspec.structs.replace(BUSY, recoveries=recoveries, generations=2))
+    event, cause = text.index("recovery, generation 3"), text.index("`count → out` is the bottleneck")
+    assert "12 s ago" in text
+    assert "1.3 s  process 71 of slot 1 died of SIGKILL" in text or "1.2 s  process 71 of slot 1 died of" in text
+    assert max(event, cause) < text.index("rows/s in") < text.index("checkpoint  ended") < text.index("memory")
+    assert "started by ann" not in text
+
+
+@pytest.mark.parametrize(("height", "checkpoints"), [(60, 8), (31, 5), (24, 1)])
+def test_in_a_low_window_top_shows_fewer_checkpoints(height: int, checkpoints: int) -> None:
+    console = Console(file=io.StringIO(), width=140, height=height, force_terminal=True, highlight=False)
+    watch(Answers(BUSY, ENDED), 1.0, console=console, sleep=lambda seconds: None)
+    assert isinstance(console.file, io.StringIO)
+    first = console.file.getvalue().split("Ctrl-C leaves")[1]
+    assert len(re.findall(r"\d +complete ", first)) == checkpoints
 
 
 def test_nothing_of_a_traceback_but_what_went_wrong() -> None:

@@ -5,6 +5,7 @@ import pytest
 from coordinator_world import Coordinator, started
 from test_bottleneck import INPUT_BOUND, SLOW_SINK
 
+from barrier_runtime.coordinator.status.room import bounded, with_holders
 from barrier_runtime.coordinator.status.status import (
     CheckpointsStatus,
     CheckpointStatus,
@@ -14,10 +15,11 @@ from barrier_runtime.coordinator.status.status import (
     LatencyPoint,
     LatencyStatus,
     RecoveryStatus,
+    Room,
     SourceStatus,
     SubtaskPhases,
 )
-from barrier_runtime.coordinator.status.why.job import Cores, answer, why_job
+from barrier_runtime.coordinator.status.why.job import answer, why_job
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.memory import MemoryStore
 
@@ -54,8 +56,8 @@ def running(**changes: object) -> JobStatus:
     return msgspec.structs.replace(coordinator.status, **{**well, **changes})
 
 
-def first(status: JobStatus, cores: Cores = Cores()) -> tuple[str, str]:
-    reasons = why_job(status, NOW, cores)
+def first(status: JobStatus) -> tuple[str, str]:
+    reasons = why_job(status, NOW)
     assert reasons
     assert all(reason.remedy and reason.sentence for reason in reasons)
     return reasons[0].cause, reasons[0].sentence
@@ -68,11 +70,32 @@ def test_of_a_job_that_runs_well_nothing_is_said() -> None:
 def test_a_job_that_waits_for_slots_tells_cores_and_who_holds_them() -> None:
     coordinator = Coordinator(MemoryStore()).begin().settle()
     coordinator.slot(0).connect()
-    cause, sentence = first(coordinator.status, Cores(8, {"trains": 4, "buses": 2}))
+    held = {"buses": 2, "trains": 4}
+    cause, sentence = first(msgspec.structs.replace(coordinator.status, room=Room(8, held_by=held)))
     assert cause == "cores"
     assert "needs 2 slots, free 2 of 8 cores, held by trains (4), buses (2)" in sentence
+    many = Room(64, 2, {f"job-{number}": 9 - number for number in range(9)})
+    cause, sentence = first(msgspec.structs.replace(coordinator.status, room=many))
+    assert "needs 2 slots of 2 cores, free 19 of 64 cores, held by job-0 (9), job-1 (8)" in sentence
+    assert sentence.endswith("job-4 (5) and 4 others (10).")
     cause, sentence = first(coordinator.status)
     assert "needs 2 slots, 1 have come" in sentence
+
+
+def test_other_jobs_of_the_daemon_hold_cores_unless_the_program_knows_better() -> None:
+    coordinator = Coordinator(MemoryStore()).begin().settle()
+    jobs = {coordinator.status.job: 1, "trains": 2, "ended": 0}
+    assert "held by trains (2)." in first(with_holders(coordinator.status, jobs))[1]
+    told = msgspec.structs.replace(coordinator.status, room=Room(8, held_by={"trains": 4, "export": 1}))
+    assert "free 3 of 8 cores, held by trains (4), export (1)." in first(with_holders(told, jobs))[1]
+    assert with_holders(running(), jobs) == running()
+
+
+def test_names_of_who_holds_cores_are_short_and_move_no_cursor_and_the_largest_are_kept() -> None:
+    many = {f"{number}\x1b[2J\u202e" + "x" * 500: number for number in range(1, 201)}
+    kept = bounded(Room(8, 1, many))
+    assert sorted(kept.held_by.values()) == list(range(101, 201))
+    assert all(name.isprintable() and len(name) == 100 for name in kept.held_by)
 
 
 def test_a_job_that_restores_says_for_what_it_waits() -> None:
