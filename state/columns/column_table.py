@@ -619,7 +619,7 @@ class ColumnTable:
         entries, limit = len(self._keys), self._entry_limit
         count = max(SPILLED_AT_ONCE, 2 * (entries - limit))
         if not self._victims.left:
-            self._victims.choose(self._keys, self._used, max(1, limit // 16, entries - limit))
+            self._victims.choose(self._keys, self._used, max(1, entries - limit))
         row_ids = self._victims.take(count, self._used)
         dirty = row_ids[self._dirty[row_ids]]
         if len(dirty):

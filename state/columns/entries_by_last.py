@@ -31,9 +31,9 @@ class Lasts:
         self._looked = False
 
     def add(self, lasts: Ints) -> None:
-        new = set(np.unique(lasts).tolist()) - self._found
-        if new:
-            self._found |= new
+        unknown = lasts[~self._are_found(lasts)]
+        if len(unknown):
+            self._found |= set(np.unique(unknown).tolist())
             self._sorted = None
 
     def discard(self, last: int) -> None:
@@ -44,6 +44,9 @@ class Lasts:
         """Under which of these there may be an entry."""
         if not self._looked:
             return np.ones(len(lasts), np.bool_)
+        return self._are_found(lasts)
+
+    def _are_found(self, lasts: Ints) -> npt.NDArray[np.bool_]:
         if self._sorted is None:
             self._sorted = np.array(sorted(self._found), np.int64)
         known = self._sorted

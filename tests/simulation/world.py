@@ -62,6 +62,7 @@ from barrier_runtime.coordinator.wire.messages import (
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.operators.keyed import timers as timers_module
+from barrier_runtime.operators.windows import aggregate as aggregate_module
 from barrier_runtime.operators.windows import base as windows_module
 from barrier_runtime.operators.windows import firing as firing_module
 from barrier_runtime.runtime import scheduler as scheduler_module
@@ -310,7 +311,7 @@ class World(SimCluster):
             patch.object(timers_module, "_HELD", 0),
             patch.object(timers_module, "_HELD_OF_GROUP", 0),
             patch.object(timers_module, "_SLICE_TIMERS", 1),
-            patch.object(windows_module, "_SLICE_STEPS", 1),
+            patch.object(windows_module, "SLICE_STEPS", 1),
             patch.object(firing_module, "FEW", 1),
             patch.object(firing_module, "FEW_TUPLES", 1),
             patch.object(firing_module, "PART", 1),
@@ -328,6 +329,7 @@ class World(SimCluster):
             patch.object(column_table, "SPILLED_AT_ONCE", 1),
             patch.object(column_table, "_MOST_REMOVED", 1),
             patch.object(entries_by_last, "_AT_ONCE", 1),
+            patch.object(aggregate_module, "_ROWS_ON_DISK", 1),
         ):
             yield
 

@@ -23,12 +23,15 @@ from barrier_runtime.operators.aggregation.accumulators import add_to_groups, ru
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, RunningOrder
 from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.keyed.timers import SLICE_S
+from barrier_runtime.operators.windows import base
 from barrier_runtime.operators.windows.assigners import WindowAssigner, lateness_definition
 from barrier_runtime.operators.windows.base import Ints, WindowOperator, told_of_windows
 from barrier_runtime.operators.windows.by_start import ByStart
 from barrier_runtime.operators.windows.firing import FEW
 
 _MAX_ASSIGNED = 262_144  # rows of a batch, each as often as it has windows: more are worked on in parts
+_ROWS_ON_DISK = 128  # of a slice, once not all windows are in memory
 FIRINGS = "firings"  # column of state, of windows that may be emitted more than once: how often they were
 
 
@@ -88,6 +91,9 @@ class WindowAggregateOperator(WindowOperator):
         return self._table.columns[FIRINGS][row_ids] > 0 if self._lateness_ms else np.zeros(len(row_ids), np.bool_)
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        if self.stops and len(batch) > _ROWS_ON_DISK and self._bound is not None and not self._table.is_whole:
+            self._process_slices(batch, emit)
+            return
         if len(batch) * self._window.per_row > _MAX_ASSIGNED and len(batch) > 1:
             half = len(batch) // 2
             self.process(batch.slice(0, half), emit)
@@ -103,6 +109,21 @@ class WindowAggregateOperator(WindowOperator):
             if not self._first_goes(batch, row, reached_ms, emit):
                 return
             batch = batch.slice(row)
+
+    def _process_slices(self, batch: Batch, emit: Emit) -> None:
+        """Windows of these rows may be in the store, which takes some 30 us for each: after a slice of them the rest is
+        given back."""
+        until_s = self.context.now_s() + SLICE_S
+        for steps, first in enumerate(range(0, len(batch), _ROWS_ON_DISK), 1):
+            part = batch.slice(first, _ROWS_ON_DISK)
+            self.process(part, emit)
+            done = first + len(part)
+            if self._rest is not None:
+                done -= len(self._rest)
+            elif steps < base.SLICE_STEPS and self.context.now_s() < until_s:
+                continue
+            self._rest = batch.slice(done) if done < len(batch) else None
+            return
 
     def _process(self, batch: Batch, emit: Emit) -> tuple[int, int] | None:
         """With an allowed lateness there may be windows to emit before a row, wherever batches end: then it gives the

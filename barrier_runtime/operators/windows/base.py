@@ -29,7 +29,7 @@ UPDATE = "update"  # output column of windows that may fire again
 EARLY = "early"  # output column of windows with early results: whether this is one
 RETRACTED = "retracted"  # output column of sessions that are told more than once: what was told is no session any more
 _MAX_ROWS = 65_536  # of one emitted batch
-_SLICE_STEPS = 8  # also where a clock stands still
+SLICE_STEPS = 8  # also where a clock stands still
 _TIME = pa.timestamp("ms", "UTC")
 
 SPAN = (pa.field("window_start", _TIME), pa.field("window_end", _TIME))
@@ -121,7 +121,7 @@ class WindowOperator(KeyedOperator):
             self._way = self._steps(self._going_to_ms, emit)
         until_s = self.context.now_s() + SLICE_S
         for steps, _ in enumerate(self._way, 1):
-            if in_slices and (steps >= _SLICE_STEPS or self.context.now_s() >= until_s):
+            if in_slices and (steps >= SLICE_STEPS or self.context.now_s() >= until_s):
                 return False
         going_to_ms, self._going_to_ms, self._way = self._going_to_ms, None, None
         return going_to_ms is None or watermark_ms <= going_to_ms or self._go_on(watermark_ms, emit, in_slices)

@@ -11,8 +11,8 @@ import pytest
 from operator_harness import Driven, Slots, World, entries_left, held_in_memory
 
 from barrier_runtime import Sliding, Tumbling, count, first, sum_
-from barrier_runtime.data.elements import WATERMARK_MAX
-from barrier_runtime.operators.windows import firing
+from barrier_runtime.data.elements import WATERMARK_MAX, Batch
+from barrier_runtime.operators.windows import aggregate, base, firing
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.state.columns import column_table
 
@@ -28,6 +28,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, value in {"FEW": 100, "FEW_TUPLES": 100, "PART": 20, "_CHUNK": 200}.items():
         monkeypatch.setattr(firing, name, value)
     monkeypatch.setattr(column_table, "_MOST_REMOVED", 10)
+    for module in (base, aggregate):  # slices end by what they have done, however slow the machine is
+        monkeypatch.setattr(module, "SLICE_S", 600.0)
     with held_in_memory(HELD):
         yield
 
@@ -78,6 +80,33 @@ def test_most_windows_are_not_in_memory_and_all_come_out_once(kind: str, text: b
     assert plain(it.take()) == model(text, 10 if kind == "sliding" else 20)
     it.snapshot(1)
     assert entries_left(it.operator) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_come_for_windows_on_disk_are_given_back_after_a_slice(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aggregate, "_ROWS_ON_DISK", 7)
+    monkeypatch.setattr(base, "SLICE_STEPS", 2)
+    it, slices = Driven(operator(kind), World("rocksdb"), name="w"), 0
+    it.operator.stops = True  # as a subtask says that takes them back
+    for number, rows in enumerate(batches()):
+        left: Batch | None = Batch(rows, 0)
+        while left is not None:
+            before = len(left)
+            it.operator.process(left, it._emit)
+            left = it.operator.take_rest()
+            if left is not None:
+                assert before - len(left) == 14
+                slices += 1
+                if slices % 50 == 0:  # the rest is in flight meanwhile
+                    snapshot = it.snapshot(1_000 * number + slices)
+                    it.operator.close()
+                    it = Driven(operator(kind), it.world, (snapshot,), name="w")
+                    it.operator.stops = True
+    assert slices > 100
+    it.watermark(WATERMARK_MAX)
+    assert plain(it.take()) == model(slide=10 if kind == "sliding" else 20)
 
 
 def test_what_was_deleted_since_its_neighbours_were_read_does_not_come_back() -> None:
