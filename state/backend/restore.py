@@ -1,8 +1,10 @@
 """Carries out a `RestorePlan`: from snapshots to an open key-value store that holds this subtask's key groups.
 
 Files come from a local copy when the slot still has exactly them, else from the object store, every byte hashed before
-anything opens it. A snapshot that fits as it is gets linked into a fresh folder and opened; otherwise the entries in
-range are copied into a fresh database.
+anything opens it. A snapshot that fits as it is gets linked into a fresh folder and opened. At another parallelism the
+one of which most is wanted, at least half, is opened, too, and foreign key groups are deleted from it by two range
+tombstones, whatever their size; entries of other snapshots are copied into it. Where no snapshot is wanted so much, all
+are copied into a fresh database.
 """
 
 import os
@@ -65,16 +67,33 @@ def restore(kind: str, plan: RestorePlan, source: RestoreSite) -> KvStore:
             files = _files_of(plan.parts[0], source, fetched)
             link_segments(files, [ref.name for ref in adopted.files], source.directory / SEGMENTS)
             return BACKENDS[kind].adopt(adopted, files, database, source.memory)
-        kv = BACKENDS[kind].fresh(database, source.memory)
-        segments = []
-        for number, part in enumerate(plan.parts):
-            files = _files_of(part, source, fetched)
-            _copy_part(part, files, kv, source, fetched / f"open-{number}")
-            segments.append(SegmentsOf(files, [ref.name for ref in part.keyed.files], part.first, part.last))
+        narrowed = plan.narrows(kind)
+        found = [(part, _files_of(part, source, fetched)) for part in plan.parts]
+        if narrowed is None:
+            kv = BACKENDS[kind].fresh(database, source.memory)
+        else:
+            files = next(files for part, files in found if part is narrowed)
+            kv = BACKENDS[kind].adopt(narrowed.keyed, files, database, source.memory)
+            _narrow(kv, narrowed)
+        for number, (part, files) in enumerate(found):
+            if part is not narrowed:
+                _copy_part(part, files, kv, source, fetched / f"open-{number}")
+        segments = [
+            SegmentsOf(files, [ref.name for ref in part.keyed.files], part.first, part.last) for part, files in found
+        ]
         copy_segments(segments, source.directory / SEGMENTS, plan.max_parallelism)
         return kv
     finally:
         shutil.rmtree(fetched, ignore_errors=True)
+
+
+def _narrow(kv: KvStore, part: RestorePart) -> None:
+    """Of an opened snapshot, only the part's key groups stay. What is beyond would be met again when this subtask's
+    snapshot is opened by one that owns it, after its owner has deleted it."""
+    if part.first > part.keyed.key_group_first:
+        kv.delete_range(range_start(part.keyed.key_group_first), range_start(part.first))
+    if part.last < part.keyed.key_group_last:
+        kv.delete_range(range_end(part.last), range_end(part.keyed.key_group_last))
 
 
 def _files_of(part: RestorePart, source: RestoreSite, fetched: Path) -> Path:

@@ -246,6 +246,18 @@ def merged(segments: Sequence[Segment], max_parallelism: int, base: bool) -> Seg
     return Segment(last.state, last.key_width, base, chosen(every, rows), columns, removed)
 
 
+def joined(segments: Sequence[Segment], max_parallelism: int) -> Segment:
+    """A base of `segments`, one or more, none of which has a key of another. What they removed is of no meaning."""
+    first, fields = segments[0], {len(each.keys) if isinstance(each.keys, np.ndarray) else 0 for each in segments}
+    keys = [each.keys for each in segments]
+    if len(fields) > 1 or 0 in fields:
+        keys = [as_binary(run, first.key_width, max_parallelism) for run in keys]
+    kinds = {name: column.dtype for each in segments for name, column in each.columns.items()}
+    columns = {name: np.concatenate([_column(each, name, kinds[name]) for each in segments]) for name in kinds}
+    every = _joined(keys)
+    return Segment(first.state, first.key_width, True, every, columns, part(every, 0, 0))
+
+
 def _column(segment: Segment, name: str, kind: np.dtype[Any]) -> npt.NDArray[Any]:
     column = segment.columns.get(name)
     if column is not None:

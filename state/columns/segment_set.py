@@ -23,6 +23,7 @@ from barrier_runtime.state.columns.segment import (
     decode_header,
     encode,
     header_bytes,
+    joined,
     merged,
     within,
 )
@@ -267,15 +268,25 @@ class SegmentsOf:
 
 
 def copy_segments(sources: Iterable[SegmentsOf], target: Path, max_parallelism: int) -> None:
-    """What is wanted of all `sources` into `target`, one base per state. No group may be wanted of two."""
-    found: dict[str, list[Segment]] = {}
+    """What is wanted of all `sources` into `target`: per state one base, and the deltas of all behind it. Nothing is
+    merged: that would take most of the time of a restore, and is done beside the work. No group may be wanted of two.
+    """
+    bases: dict[str, list[Segment]] = {}
+    deltas: dict[str, list[tuple[int, Segment]]] = {}  # with their levels
     for source in sources:
         for state, files in _by_state(_files(source.directory, source.names)).items():
-            whole = merged(list(map(_read, files)), max_parallelism, base=False)
-            found.setdefault(state, []).append(within(whole, source.first, source.last, max_parallelism))
+            first = next((at for at in range(len(files) - 1, -1, -1) if files[at].header.base), 0)
+            for at, file in enumerate(files[first:]):
+                own = within(_read(file), source.first, source.last, max_parallelism)
+                if at == 0 or file.header.level == BOTTOM:  # a large base is in several files
+                    bases.setdefault(state, []).append(own)
+                elif own.entries:
+                    deltas.setdefault(state, []).append((file.header.level, own))
     number = 1
-    for parts in found.values():
-        number += len(_written(target, number, merged(parts, max_parallelism, base=True), BOTTOM))
+    for state, parts in bases.items():
+        number += len(_written(target, number, joined(parts, max_parallelism), BOTTOM))
+        for level, delta in deltas.get(state, ()):
+            number += len(_written(target, number, delta, level))
 
 
 class SegmentsWritten:

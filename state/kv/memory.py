@@ -47,6 +47,9 @@ class MemoryKv:
             if old is None and value is not None:
                 self._sorted = None  # keys that were deleted may be among them: a scan passes them over
 
+    def delete_range(self, start: bytes, end: bytes) -> None:
+        self.write([(key, None) for key, _ in list(self.scan(start, end))])
+
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         if self._sorted is None:
             self._sorted = sorted(self._entries)

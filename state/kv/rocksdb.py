@@ -133,6 +133,14 @@ class RocksDbKv:
         except Exception as error:
             raise _trouble(f"cannot write to the state database in {self._directory}", error) from error
 
+    def delete_range(self, start: bytes, end: bytes) -> None:
+        """One tombstone for all. For few ranges in the life of a database: many of them make reads slow."""
+        self._last = None
+        try:
+            self._db.delete_range(start, end)
+        except Exception as error:
+            raise _trouble(f"cannot write to the state database in {self._directory}", error) from error
+
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """By iterators that live for one batch of entries: each keeps every file that was there when it began, also
         those that compaction has replaced since, and who scans may take hours over it."""

@@ -27,6 +27,10 @@ class KvStore(Protocol):
         """Apply all entries, in order."""
         ...
 
+    def delete_range(self, start: bytes, end: bytes) -> None:
+        """Delete all entries with start <= key < end. As a `write`, and as quick however many they are."""
+        ...
+
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Entries with start <= key < end, in key order. What is written meanwhile may or may not be seen."""
         ...

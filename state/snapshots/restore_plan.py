@@ -44,6 +44,18 @@ class RestorePlan:
         same_ids = all(old == new for old, new in part.state_ids.items())
         return part.keyed if same_range and same_ids and part.keyed.backend == kind else None
 
+    def narrows(self, kind: str) -> RestorePart | None:
+        """The part whose snapshot is best opened by a backend of this kind and freed of foreign key groups, instead of
+        being copied: at least half of it stays. None: entries of all parts are to be copied."""
+        best: RestorePart | None = None
+        for part in self.parts:
+            had, kept = part.keyed.key_group_last - part.keyed.key_group_first + 1, part.last - part.first + 1
+            same_ids = all(old == new for old, new in part.state_ids.items())
+            fits = part.keyed.backend == kind and same_ids and 2 * kept >= had
+            if fits and (best is None or kept > best.last - best.first + 1):
+                best = part
+        return best
+
 
 def plan_restore(
     operator: str, subtask: int, parallelism: int, max_parallelism: int, restored: Sequence[OperatorSnapshot]

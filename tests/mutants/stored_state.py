@@ -140,6 +140,14 @@ MUTANTS = (
         ("tests/state/columns/test_segment.py",),
     ),
     Mutant(
+        "foreign-key-groups-stay",
+        "a snapshot that is opened at another parallelism keeps only the key groups of its new owner",
+        "state/backend/restore.py",
+        "    if part.last < part.keyed.key_group_last:\n        kv.delete_range(",
+        "    if part.last < 0:\n        kv.delete_range(",
+        ("tests/state/backend/test_narrowed_restore.py",),
+    ),
+    Mutant(
         "merge-while-writing",
         "segments are not merged while another one is being written",
         "state/columns/segment_set.py",

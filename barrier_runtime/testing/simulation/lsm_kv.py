@@ -58,6 +58,9 @@ class LsmKv:
         self._content.write(entries)
         self._memtable.update(entries)
 
+    def delete_range(self, start: bytes, end: bytes) -> None:
+        self.write([(key, None) for key, _ in list(self._content.scan(start, end))])
+
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         return self._content.scan(start, end)
 

@@ -47,6 +47,22 @@ def test_a_configuration_that_is_a_link_does_not_lead_our_pen(tmp_path: Path) ->
     assert outside.read_text() == "keep"
 
 
+def test_a_range_is_deleted_whole_and_stays_so_in_files_and_when_it_is_opened_again(tmp_path: Path) -> None:
+    kv = RocksDbKv(tmp_path / "db", MEMORY)
+    kv.write([(number.to_bytes(2, "big") + b"k", b"v") for number in range(100)])
+    kv.flush()
+    kv.write([((20).to_bytes(2, "big") + b"unflushed", b"v")])
+    kv.delete_range((10).to_bytes(2, "big"), (30).to_bytes(2, "big"))
+    kv.write([((15).to_bytes(2, "big") + b"later", b"v")])
+    for _ in range(2):
+        found = [int.from_bytes(key[:2], "big") for key, _ in kv.scan(b"", b"\xff")]
+        assert found == [*range(10), 15, *range(30, 100)]
+        kv.flush()
+        kv.close()
+        kv = RocksDbKv(tmp_path / "db", MEMORY)
+    kv.close()
+
+
 def test_a_scan_gives_the_range_in_order_also_when_much_is_written_meanwhile(tmp_path: Path) -> None:
     kv = RocksDbKv(tmp_path / "db", MEMORY)
     kv.write([(number.to_bytes(4, "big"), b"v") for number in range(5_000)])
