@@ -439,6 +439,14 @@ MUTANTS = (
         ("tests/barrier_runtime/operators/windows/test_allowed_lateness.py",),
     ),
     Mutant(
+        "changes-before-the-first-eviction-are-not-told",
+        "windows that had changed when the first ones left memory are told early, too",
+        "barrier_runtime/operators/windows/early.py",
+        "            self._changed = np.zeros(0, np.bool_)\n            self._changed_starts.update(self._due.starts)\n",
+        "            self._changed = np.zeros(0, np.bool_)\n",
+        ("tests/barrier_runtime/operators/windows/test_early_results.py",),
+    ),
+    Mutant(
         "early-results-clear-windows",
         "an early result that tells all rows leaves them in the window",
         "barrier_runtime/operators/windows/early.py",

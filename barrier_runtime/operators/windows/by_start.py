@@ -1,7 +1,7 @@
 """Which windows there are, by their start, and which entries of state are theirs."""
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,10 @@ class ByStart:
     @property
     def first(self) -> int | None:
         return self._starts[0] if self._starts else None
+
+    @property
+    def starts(self) -> Collection[int]:
+        return self._row_ids.keys()
 
     def forget_row_ids(self) -> None:
         if self.has_row_ids:

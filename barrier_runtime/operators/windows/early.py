@@ -55,15 +55,20 @@ class EarlyWindowOperator(ChangedWindows, WindowAggregateOperator):
         self._accumulate = early.accumulate
         self._rows = early.rows
         self._interval_ms = early.interval_ms
-        self._evictable = early.rows is not None  # else `_changed` tells entries by their row ids
         self._by_event_time = early.rows is None and early.clock == "event"
+        self._evictable = early.rows is not None or self._by_event_time
         self._grid_ms = window.first_start(0)
         self._held: list[tuple[pa.RecordBatch, Ints]] | None = None  # results, and event time at each
         self._changed = np.zeros(0, np.bool_)  # not kept by rows
+        self._changed_starts: set[int] = set()  # in its place, once not all are in memory: of windows that may have some
 
     def bind(self, columns: pa.Schema) -> None:
         super().bind(columns)
-        if not self._evictable:
+        if self._rows is not None:
+            return
+        if not self._table.is_whole:
+            self._changed_starts.update(self._due.starts)
+        else:
             row_ids = self._table.load_all()
             self._mark(row_ids[(self._since(row_ids) > 0) & ~self._were_over(row_ids)])
 
@@ -112,18 +117,34 @@ class EarlyWindowOperator(ChangedWindows, WindowAggregateOperator):
             super()._send(results, reached, emit, emit_ns)
 
     def _reach(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        if self._by_event_time and len(self._changed):
+        if self._by_event_time and (len(self._changed) or self._changed_starts):
             assert self._interval_ms is not None
             due_ms = (self._watermark_ms // self._interval_ms + 1) * self._interval_ms
-            if due_ms <= watermark_ms and self._changed.any():
+            if due_ms <= watermark_ms and (self._changed_starts or self._changed.any()):
                 # Until all is told event time stays where it was, so that a restore in between finds the same `due_ms`.
                 yield from self._fire_over(due_ms, emit)  # what is over by then is not told early
-                for row_ids in self._parts(np.flatnonzero(self._changed)):
-                    if row_ids is not None:
-                        self._tell(row_ids, due_ms - 1, emit)
-                    yield
+                if self._changed_starts:
+                    yield from self._tell_starts(due_ms - 1, emit)
+                else:
+                    yield from self._tell_parts(np.flatnonzero(self._changed), due_ms - 1, emit)
                 self._watermark_ms = due_ms
         yield from super()._reach(watermark_ms, emit)
+
+    def _tell_starts(self, reached_ms: int, emit: Emit) -> Iterator[None]:
+        """What has changed of windows of which not all entries are in memory. State says of an entry whether it was
+        told, so one that is read twice is told once."""
+        for start in sorted(self._changed_starts):
+            for row_ids in self._table.entries_of(start):
+                changed = row_ids[(self._since(row_ids) > 0) & ~self._were_over(row_ids)]
+                yield from self._tell_parts(changed, reached_ms, emit)
+                yield
+            self._changed_starts.discard(start)
+
+    def _tell_parts(self, row_ids: Ints, reached_ms: int, emit: Emit) -> Iterator[None]:
+        for part in self._parts(row_ids):
+            if part is not None:
+                self._tell(part, reached_ms, emit)
+            yield
 
     # ---- when
 
@@ -158,8 +179,17 @@ class EarlyWindowOperator(ChangedWindows, WindowAggregateOperator):
         if self._rows is not None and rows.num_rows:
             return self._add_counting(rows, starts, self._event_times(batch, of_row), self._rows, emit)
         row_ids = super()._add(rows, starts, batch, of_row, emit)
-        if rows.num_rows:
+        if not self._table.is_whole:
+            self._changed_starts.update(np.unique(starts).tolist())
+        elif rows.num_rows:
             self._mark(row_ids)
+        return row_ids
+
+    def _row_ids(self, rows: pa.RecordBatch, starts: Ints) -> Ints:
+        row_ids = super()._row_ids(rows, starts)
+        if len(self._changed) and not self._table.is_whole:  # since this call
+            self._changed = np.zeros(0, np.bool_)
+            self._changed_starts.update(self._due.starts)
         return row_ids
 
     def _add_counting(self, rows: pa.RecordBatch, starts: Ints, event_times: Ints, every: int, emit: Emit) -> Ints:
