@@ -221,6 +221,7 @@ class Passes:
             for (at, _, _), channel in self._inputs.items():
                 if at == number:
                     channel.wake = scheduler.wake
+            scheduler.source_time = schedulers[0].source_time  # of the host, too: both agree on what is due
             scheduler.start(slot)
         self.host.source_time = schedulers[0].source_time
         while True:
