@@ -1,6 +1,7 @@
 """An emulator of Azure Blob (Azurite), installed by npm on first use, below build/emulators.
 
-There is none for Google Cloud Storage: fake-gcs-server knows no uploads by the XML interface, which obstore uses.
+There is none for Google Cloud Storage: fake-gcs-server takes uploads by the XML interface, which obstore uses, with
+signed URLs only, and then without their condition.
 """
 
 import base64

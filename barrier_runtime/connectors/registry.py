@@ -112,8 +112,7 @@ CONNECTORS = (
                 (PublicClass("delta.upsert", "DeltaUpsertSink", "delta_upsert"),),
                 "exactly once, upserts and deletions by key",
                 "rows wait in the job's storage; after the decision [one MERGE](delta.md#upserts) per checkpoint, with "
-                "the "
-                "format's own application transaction",
+                "the format's own application transaction",
             ),
         ),
     ),

@@ -56,6 +56,11 @@ def _opened(url: str, open_folder: Callable[[Path], ObjectStore]) -> ObjectStore
         return _open_cloud(url)
     if parts.scheme == "memory":
         return _open_memory((parts.netloc + parts.path).strip("/") or "memory")
+    if parts.scheme == "hdfs":
+        raise InvalidJob(
+            f"storage URL {shown(url)!r}: HDFS cannot hold checkpoints or files of sinks, since pyarrow's client "
+            f"cannot create a file only if it is absent: {_FORMS}"
+        )
     raise InvalidJob(f"storage URL {shown(url)!r} has the unknown scheme {parts.scheme!r}: {_FORMS}")
 
 

@@ -69,9 +69,7 @@ class DeltaUpsertSink(BatchingSink):
         if isinstance(key, str) or not key or deletes in key:
             raise InvalidJob(
                 f"DeltaUpsertSink: key={key!r}, deletes={deletes!r}: give the list of the key's columns, "
-                "key=['id'], and "
-                ""
-                "another column for deletes"
+                "key=['id'], and another column for deletes"
             )
         self.key = tuple(key)
         self.deletes = deletes
@@ -158,12 +156,8 @@ class DeltaUpsertSink(BatchingSink):
                 return
             raise Corrupt(
                 f"{self._where}: of the {batch.rows} rows that checkpoint {batch.checkpoint} decided some are gone, "
-                "and "
-                ""
-                f"the table {shown(self.url)} does not have them ({error}). Were they aborted, moved or deleted? "
-                "Restore "
-                ""
-                "the object from a backup; the commit is tried again"
+                f"and the table {shown(self.url)} does not have them ({error}). Were they aborted, moved or deleted? "
+                "Restore the object from a backup; the commit is tried again"
             ) from error
         last = _last_of_each(rows, self.key)
         fields = self._fields(rows.schema)

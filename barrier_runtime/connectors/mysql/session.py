@@ -208,9 +208,7 @@ def translated(error: Exception, failure: str) -> BarrierRuntimeError:
     if code in _REFUSED:
         return InvalidJob(
             f"{said}. Correct host, database, user or password (MYSQL_PWD or ~/.my.cnf, on every host that runs "
-            "slots), "
-            ""
-            "or grant this user what it lacks"
+            "slots), or grant this user what it lacks"
         )
     if code in _BAD_ROW:
         return InvalidJob(

@@ -1,5 +1,5 @@
-"""Input files of clouds, as `listing` needs them: `s3://` through pyarrow, `gs://` and `abfss://` through our own
-stores.
+"""Input files that are not local, as `listing` needs them: `s3://` and `hdfs://` through pyarrow, `gs://` and
+`abfss://` through our own stores.
 
 A *place* is a URL without scheme and query: `bucket/key`, of Azure `container@account.dfs.core.windows.net/key`. Keys
 are as they are, nothing in them is unquoted.
@@ -20,7 +20,7 @@ from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.urls import shown
 
-_SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "abfss": "abfss"}
+_SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "abfss": "abfss", "hdfs": "hdfs"}
 _AHEAD_BYTES = 1 << 20  # read at least, of a file that is read from its beginning to its end
 
 
@@ -57,13 +57,14 @@ def remote_url(url: str, where: str) -> RemoteUrl:
     scheme, _, place = bare.partition("://")
     if scheme not in _SCHEMES:
         raise InvalidJob(
-            f"{where}: cannot read files from {shown(url)}: use a path, s3://bucket/key, gs://bucket/key or "
-            "abfss://container@account.dfs.core.windows.net/key"
+            f"{where}: cannot read files from {shown(url)}: use a path, s3://bucket/key, gs://bucket/key, "
+            "abfss://container@account.dfs.core.windows.net/key or hdfs://host:port/path"
         )
     settings = parse_qs(query)
-    unknown = sorted(set(settings) - {"endpoint"})
+    unknown = sorted(set(settings) - ({"endpoint"} if scheme != "hdfs" else set()))
     if unknown:
-        raise InvalidJob(f"{where}: {shown(url)} has unknown settings {unknown}: only endpoint= is known")
+        known = "none is known" if scheme == "hdfs" else "only endpoint= is known"
+        raise InvalidJob(f"{where}: {shown(url)} has unknown settings {unknown}: {known}")
     if not settings.get("endpoint", ["http://"])[0].startswith(("http://", "https://")):
         raise InvalidJob(f"{where}: the endpoint of {shown(url)} must start with http:// or https://")
     return RemoteUrl(_SCHEMES[scheme], place.rstrip("/"), mark + query)
@@ -72,7 +73,11 @@ def remote_url(url: str, where: str) -> RemoteUrl:
 def list_remote(url: RemoteUrl, base: str, where: str) -> tuple[bool, list[RemoteFile]]:
     """The files below the folder with the place `base`, or that file itself; True if it is one file. Raises
     `Unavailable` when it cannot be listed now, and `InvalidJob` when there is no such bucket."""
-    return _list_s3(url, base, where) if url.scheme == "s3" else _list_store(url, base)
+    if url.scheme == "s3":
+        return _list_arrow(url, base, _s3(url), where)
+    if url.scheme == "hdfs":
+        return _list_arrow(url, base, _hdfs(url, where), where)
+    return _list_store(url, base)
 
 
 def open_remote(url: str) -> Any:
@@ -80,6 +85,8 @@ def open_remote(url: str) -> Any:
     at = remote_url(url, "a file")
     if at.scheme == "s3":
         return _s3(at).open_input_file(at.place)
+    if at.scheme == "hdfs":
+        return _hdfs(at, f"file {shown(url)}").open_input_file(_path(at.place))
     key = at.place.partition("/")[2]
     store = _store(at.of(at.bucket))
     try:
@@ -92,24 +99,46 @@ def open_remote(url: str) -> Any:
     return pa.PythonFile(io.BufferedReader(_StoredFile(store, key, found.size), _AHEAD_BYTES), mode="r")
 
 
-# ------------------------------------------------------------ s3
+# ------------------------------------------------------------ s3 and hdfs
 
 
-def _list_s3(url: RemoteUrl, base: str, where: str) -> tuple[bool, list[RemoteFile]]:
-    system = _s3(url)
+def _list_arrow(url: RemoteUrl, base: str, system: Any, where: str) -> tuple[bool, list[RemoteFile]]:
+    above = f"{url.bucket}/" if url.scheme == "hdfs" else ""  # is no part of a path there
+    path = _path(base) if above else base
     try:
-        info = system.get_file_info(base)
+        info = system.get_file_info(path)
         if info.type == pafs.FileType.File:
             return True, [RemoteFile(base, info.size, info.mtime_ns or 0)]
-        infos = system.get_file_info(pafs.FileSelector(base, recursive=True, allow_not_found=True))
-        if not infos and system.get_file_info(url.bucket).type == pafs.FileType.NotFound:
+        infos = system.get_file_info(pafs.FileSelector(path, recursive=True, allow_not_found=True))
+        if not infos and not above and system.get_file_info(url.bucket).type == pafs.FileType.NotFound:
             raise InvalidJob(f"{where}: bucket {url.bucket!r} does not exist: create it, or correct the URL")
     except OSError as error:
         raise Unavailable(
             f"{where}: {shown(url.of(url.place))} cannot be listed ({error}): check bucket, endpoint and credentials"
         ) from error
     files = [info for info in infos if info.type == pafs.FileType.File]
-    return False, [RemoteFile(info.path, info.size, info.mtime_ns or 0) for info in files]
+    return False, [RemoteFile(above + info.path.lstrip("/"), info.size, info.mtime_ns or 0) for info in files]
+
+
+def _path(place: str) -> str:
+    """Of a place whose first part is a host."""
+    return "/" + place.partition("/")[2]
+
+
+def _hdfs(url: RemoteUrl, where: str) -> Any:
+    """Through libhdfs, which is part of Hadoop and not of pyarrow."""
+    host, _, port = url.bucket.partition(":")
+    try:
+        return pafs.HadoopFileSystem(host or "default", int(port) if port.isdigit() else 8020)
+    except OSError as error:
+        said = str(error).split("\n", 1)[0]
+        if "Unable to load" not in said:
+            raise Unavailable(f"{where}: HDFS at {url.bucket} does not answer ({said}): it is tried again") from error
+        raise InvalidJob(
+            f"{where}: hdfs:// needs Hadoop's libhdfs, a JVM and Hadoop's classes on every host ({said}): set "
+            "ARROW_LIBHDFS_DIR (or HADOOP_HOME), JAVA_HOME and CLASSPATH=$(hadoop classpath --glob), or read the files "
+            "with Spark and from_spark()"
+        ) from error
 
 
 def _s3(url: RemoteUrl) -> Any:

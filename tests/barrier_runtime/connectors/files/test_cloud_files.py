@@ -84,7 +84,9 @@ def test_a_file_that_is_gone_and_one_that_changed_are_told(container: str) -> No
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("hdfs://name/in", "cannot read files from hdfs://name/in: use a path, s3://bucket/key, gs://bucket/key"),
+        ("ftp://name/in", "cannot read files from ftp://name/in: use a path, s3://bucket/key, gs://bucket/key"),
+        ("hdfs://name/in", "needs Hadoop's libhdfs, a JVM and Hadoop's classes on every host"),
+        ("hdfs://name/in?endpoint=http://x", "has unknown settings .*: none is known"),
         ("gs://bucket/in?region=x", "has unknown settings"),
         ("abfss://container@account.dfs.core.windows.net/in?endpoint=x", "must start with http"),
         ("s3://bucket/in?region=x", "has unknown settings"),
