@@ -442,7 +442,8 @@ MUTANTS = (
         "changes-before-the-first-eviction-are-not-told",
         "windows that had changed when the first ones left memory are told early, too",
         "barrier_runtime/operators/windows/early.py",
-        "            self._changed = np.zeros(0, np.bool_)\n            self._changed_starts.update(self._due.starts)\n",
+        "            self._changed = np.zeros(0, np.bool_)\n"
+        "            self._changed_starts.update(self._due.starts)\n",
         "            self._changed = np.zeros(0, np.bool_)\n",
         ("tests/barrier_runtime/operators/windows/test_early_results.py",),
     ),

@@ -60,7 +60,7 @@ class EarlyWindowOperator(ChangedWindows, WindowAggregateOperator):
         self._grid_ms = window.first_start(0)
         self._held: list[tuple[pa.RecordBatch, Ints]] | None = None  # results, and event time at each
         self._changed = np.zeros(0, np.bool_)  # not kept by rows
-        self._changed_starts: set[int] = set()  # in its place, once not all are in memory: of windows that may have some
+        self._changed_starts: set[int] = set()  # in its place, once not all are in memory: of windows that may have
 
     def bind(self, columns: pa.Schema) -> None:
         super().bind(columns)
