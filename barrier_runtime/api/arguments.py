@@ -5,7 +5,7 @@ from typing import Any
 
 from barrier_runtime.api.handlers import refuse_coroutines
 from barrier_runtime.data.rows import Row
-from barrier_runtime.operators.aggregation.own import AnyAggregate
+from barrier_runtime.operators.aggregation.own import AnyAggregate, OwnAggregate
 from barrier_runtime.operators.functions.retried_calls import RetriedCall, check_pauses
 from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.retry import Retry
@@ -76,6 +76,8 @@ def check_aggregates(aggregates: Mapping[str, Any], where: str) -> None:
                 f"{where}: {name}={aggregate!r} is not an aggregate: use one of barrier_runtime's, as count() or "
                 f'sum_("amount"), or a RowAggregate or ColumnAggregate of your own (docs/aggregates.md has all)'
             )
+        if isinstance(aggregate, OwnAggregate):
+            refuse_coroutines(type(aggregate), f"{where}, {name}", ("zero", "add", "merge", "result"))
 
 
 def check_free(names: Iterable[str], taken: Sequence[str], where: str) -> None:

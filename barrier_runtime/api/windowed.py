@@ -7,6 +7,7 @@ from typing import Any, Generic, Literal, TypeVar, cast, overload
 import pyarrow as pa
 
 from barrier_runtime.api.arguments import aggregates_said, check_aggregates, check_free, with_errors
+from barrier_runtime.api.handlers import refuse_coroutines
 from barrier_runtime.api.steps import KeyedSteps, S, one_or_all
 from barrier_runtime.data.schemas import SchemaLike, as_schema, require_columns
 from barrier_runtime.launch.plain_errors import plain_errors
@@ -195,6 +196,7 @@ class WindowedStream(Generic[S]):
         where = f"window {self._name!r}"
         if not callable(function):
             raise InvalidJob(f"{where}: {function!r} cannot be called: pass a function of (key, window, table)")
+        refuse_coroutines(function, where)
         if aggregates:
             return self._apply_to_aggregates(function, as_schema(schema, where), batches, late, on_error, aggregates)
         window, rows = self._whole_windows("apply", late)

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from barrier_runtime import CollectSink, Dataflow, InvalidJob, connect
+from barrier_runtime import CollectSink, Dataflow, Global, InvalidJob, RowAggregate, connect, count
 
 
 async def row_function(row: Any) -> Any:
@@ -47,6 +48,22 @@ class Inputs:
     async def on_left(self, key: Any, row: Any, ctx: Any) -> Any: ...
 
 
+async def whole_window(key: Any, window: Any, table: Any) -> Any: ...
+
+
+class Own(RowAggregate):
+    type, state = pa.int64(), int
+
+    def zero(self) -> int:
+        return 0
+
+    async def add(self, state: int, value: int) -> int:  # type: ignore[override]
+        return state
+
+    def result(self, state: int) -> int:
+        return state
+
+
 class Opened:
     async def open(self, ctx: Any) -> None: ...
 
@@ -69,6 +86,17 @@ class Opened:
             lambda rows: rows.key_by("value").process_groups("p", Batches),
             r"process_groups 'p': Batches\.process_groups",
         ),
+        (
+            lambda rows: rows.key_by("value").window("w", Global()).apply(whole_window, schema={"n": int}),
+            r"window 'w': whole_window\(\)",
+        ),
+        (
+            lambda rows: rows.key_by("value").window("w", Global()).apply(whole_window, schema={"n": int}, n=count()),
+            r"window 'w': whole_window\(\)",
+        ),
+        (lambda rows: rows.split("s", row_function, into=("a", "b")), r"split 's': row_function\(\)"),
+        (lambda rows: rows.for_each_batch(row_function, name="b"), r"for_each_batch 'b': row_function\(\)"),
+        (lambda rows: rows.key_by("value").aggregate("a", own=Own("value")), r"aggregate 'a', own: Own\.add\(\)"),
         (lambda rows: connect(left=rows.key_by("value")).process("c", Inputs), r"connect 'c': Inputs\.on_left\(\)"),
     ],
 )
