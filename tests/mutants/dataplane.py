@@ -326,6 +326,16 @@ MUTANTS = (
         ("tests/barrier_runtime/operators/windows/test_sessions.py",),
     ),
     Mutant(
+        "second-timer-of-a-time-is-late",
+        "what timers of one time give is in time for the step behind, whichever of them fired first",
+        "barrier_runtime/operators/functions/process.py",
+        "self._watermark_ms - (self._watermark_ms == self._came_by_timer_ms)\n",
+        "self._watermark_ms\n",
+        (
+            "tests/barrier_runtime/operators/test_no_row_is_late_between_steps.py::test_nothing_is_late_behind_a_step[timers]",
+        ),
+    ),
+    Mutant(
         "session-merge-loses-its-timer",
         "a session that two became is told when it is over",
         "barrier_runtime/operators/windows/session_updates.py",

@@ -19,7 +19,7 @@ import pyarrow as pa
 from barrier_runtime.data.elements import WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import check_event_time_type, event_times_ms
 from barrier_runtime.data.rows import Row, RowWriter, each_row_of
-from barrier_runtime.operators.base import Capture, Emit
+from barrier_runtime.operators.base import Capture, Emit, OperatorContext
 from barrier_runtime.operators.functions.context_hints import no_attribute
 from barrier_runtime.operators.functions.user_metrics import UserMetrics
 from barrier_runtime.operators.keyed.operator import KeyedOperator
@@ -181,7 +181,13 @@ class ProcessOperator(KeyedOperator):
         self._warned = False
         self._reclaiming: Reclaiming | None = None  # of states with a TTL
         self._rest: Batch | None = None  # of a batch within which a slice ended
+        self._came_by_timer_ms: int | None = None  # event time, while a timer of that time has brought it there
         self._to_close: Any = None  # the user's object, once its open() has ended
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        if self._going_to_ms is not None:  # more timers of the time of the last one may be left
+            self._came_by_timer_ms = self._watermark_ms
 
     def _made_current(self) -> CurrentKey:
         return CurrentKey()
@@ -506,10 +512,12 @@ class ProcessOperator(KeyedOperator):
             time_slice = Slice(self.context.now_s) if in_slices else None
             try:
                 for current.key, at_ms in self._timers.due(watermark_ms, time_slice):
-                    before_ms, self._watermark_ms = self._watermark_ms, max(self._watermark_ms, at_ms)
+                    if at_ms > self._watermark_ms:
+                        self._watermark_ms = self._came_by_timer_ms = at_ms
                     context.timestamp, context.watermark = at_ms, self._watermark_ms
                     context.key = self.codec.user_key(current.key)
-                    reached_ms = max(before_ms, at_ms - 1)  # what a timer gives is not late for its own time
+                    # What a timer gives is not late for its own time, nor what others of that time give.
+                    reached_ms = self._watermark_ms - (self._watermark_ms == self._came_by_timer_ms)
                     if self._by_row:
                         self._sides.reached_ms = reached_ms
                     result = on_timer(context.key, at_ms, context)
@@ -521,6 +529,7 @@ class ProcessOperator(KeyedOperator):
             if self._timers.next_ms <= watermark_ms:
                 return False
         self._watermark_ms = context.watermark = max(self._watermark_ms, watermark_ms)
+        self._came_by_timer_ms = None
         return True
 
     def _check_handles(self) -> None:
