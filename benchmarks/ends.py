@@ -23,8 +23,10 @@ from pyspark.sql import SparkSession
 from barrier_runtime import (
     Dataflow,
     DeltaSink,
+    DeltaUpsertSink,
     JsonlSink,
     KafkaSink,
+    MySQLSink,
     ParquetSink,
     PostgresSink,
     RedisUpsertSink,
@@ -32,7 +34,7 @@ from barrier_runtime import (
 )
 from barrier_runtime.coordinator.status.status import JobStatus
 from benchmarks.machine import describe
-from examples.servers import kafka_server, postgres_server, redis_server, s3_server
+from examples.servers import kafka_server, mariadb_server, postgres_server, redis_server, s3_server
 
 FOLDER = Path("build/bench/ends")
 INTERVAL_S = 0.5
@@ -73,6 +75,20 @@ def postgres(**options: object) -> Iterator[NewSink]:
 
 
 @contextlib.contextmanager
+def mariadb(**options: object) -> Iterator[NewSink]:
+    with mariadb_server() as server:
+
+        def new() -> TwoPhaseCommitSink:
+            table = f"rows_{time.monotonic_ns()}"
+            key = "not null primary key" if "key" in options else ""
+            with contextlib.closing(server.connect()) as connection, connection.cursor() as cursor:
+                cursor.execute(f"create table {table} (value bigint, `key` bigint {key}, price double)")
+            return MySQLSink(server.url, table, **options)  # type: ignore[arg-type]
+
+        yield new
+
+
+@contextlib.contextmanager
 def redis() -> Iterator[NewSink]:
     with redis_server() as server:
         yield lambda: RedisUpsertSink(server.url, key="key", deterministic=True)
@@ -92,11 +108,14 @@ TARGETS: dict[str, Callable[[], contextlib.AbstractContextManager[NewSink]]] = {
     "parquet-folder": lambda: local(ParquetSink),
     "jsonl-folder": lambda: local(JsonlSink),
     "delta-folder": lambda: local(DeltaSink),
+    "delta-folder-upsert": lambda: local(lambda url: DeltaUpsertSink(url, key=["key"])),
     "kafka": lambda: kafka("exactly_once"),
     "kafka-at-least-once": lambda: kafka("at_least_once"),
     "postgres": lambda: postgres(),
     "postgres-upsert": lambda: postgres(mode="upsert", key=["key"]),
     "postgres-prepared": lambda: postgres(transactions="prepared"),
+    "mariadb": lambda: mariadb(),
+    "mariadb-upsert": lambda: mariadb(mode="upsert", key=["key"]),
     "redis-upsert": redis,
     "s3-parquet": lambda: s3(ParquetSink),
     "s3-parquet-multipart": lambda: s3(lambda url: ParquetSink(url, staging="multipart")),
