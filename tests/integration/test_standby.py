@@ -6,7 +6,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from harness import JsonlSink, count, until, verdict
+from harness import JsonlSink, NumbersUntilEnough, count, enough, until, verdict
 from late import latency_between, stamped
 from test_operating import Daemon
 
@@ -35,7 +35,7 @@ def two_daemons(folder):
 
 def stamped_counts(name, out):
     flow = Dataflow(name)
-    numbers = flow.rate("numbers", RATE, ROWS, keys=200)
+    numbers = flow.source("numbers", NumbersUntilEnough(RATE, ROWS, keys=200, out=str(out)))
     numbers.key_by("key").aggregate("count", n=count()).map(stamped).sink("out", JsonlSink(str(out)))
     return flow
 
@@ -79,6 +79,7 @@ def test_a_killed_leader_is_followed_within_its_lease_and_the_stream_does_not_st
         daemons[0].kill()
         until(lambda: led_on(handle, before), "the standby leads")
         after, ended = handle.status(), time.time()
+        enough(out)
         result = handle.wait(180)
     check_went_on(before, after)
     assert result.records == ROWS
@@ -106,6 +107,7 @@ def test_a_stopped_leader_is_followed_and_when_it_wakes_up_the_log_ends_it(spark
         resumed = handle.status()
         assert resumed.leader == after.leader
         assert resumed.token == before.token
+        enough(out)
         handle.wait(180)
     check_went_on(before, after)
     assert verdict(out, ROWS).right, verdict(out, ROWS)
