@@ -13,7 +13,7 @@ UNIT_TESTS := tests/test_house.py tests/house tests/test_documents.py tests/test
 # Written it has to be, whatever the caller's environment says: hundreds of tests start programs of ours, which would compile it all.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run pictures test docs wheel style check format tables bench sim oracle sim-canaries mutants chaos java jdk servers clean
+.PHONY: help run pictures test docs wheel style lint types check quick format tables bench sim oracle sim-canaries mutants chaos java jdk servers clean
 
 help:
 	@echo "make run [STORAGE=file|s3]  the main job, with a killed slot and a killed coordinator, checked against Spark SQL"
@@ -54,25 +54,33 @@ servers:
 run: $(STAMP) java $(if $(EXAMPLE),servers)
 	$(BIN)/python -m $(if $(EXAMPLE),examples.run_example $(EXAMPLE),examples.run_main --storage $(STORAGE))
 
-# Tests wait for a third of their time, those of servers for half of it: three at a time on two cores.
+# Tests wait for a third of their time, those of servers for half of it: four at a time on two cores.
 test: $(STAMP) jdk servers
 	@$(BIN)/python -m tests.spark_jvm
 	@$(BIN)/python -m tests.kafka_jvm
 	@.ci/steps \
-		"$(BIN)/python -m pytest -q -n 3 --dist worksteal $(UNIT_TESTS)" \
+		"$(BIN)/python -m pytest -q -n 4 --dist worksteal $(UNIT_TESTS)" \
 		"$(BIN)/python -m pytest -q -n 2 tests/simulation" \
 		"$(BIN)/python tests/simulation/simulate.py --first 40 --seeds 260" \
-		"$(BIN)/python -m pytest -q -n 3 --dist worksteal tests/ends" \
+		"$(BIN)/python -m pytest -q -n 4 --dist worksteal tests/ends" \
 		"$(BIN)/python -m pytest -q tests/browser" \
-		"$(BIN)/python -m pytest -n 3 --dist worksteal --durations 15 --durations-min 10 tests/integration"
+		"$(BIN)/python -m pytest -n 4 --dist worksteal --durations 15 --durations-min 10 tests/integration"
 
-style: $(STAMP)
+style: lint types
+
+lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(STAMP)
 	$(BIN)/mypy
 
-check: style
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal -m "not spark and not slow" --hypothesis-profile check $(UNIT_TESTS)
+# Types are checked by one process, beside the tests: without its cache, as in a fresh clone, that takes most of a minute.
+check: lint
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going types quick
+
+quick: $(STAMP)
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m "not spark and not slow" --hypothesis-profile check $(UNIT_TESTS)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

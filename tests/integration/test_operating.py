@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from harness import counting_flow, kill, until, verdict, visible_files
+from harness import counting_flow, enough, kill, until, verdict, visible_files
 
 from barrier_runtime import Dataflow, InvalidJob, JsonlSink
 from barrier_runtime.coordinator.client.client import CoordinatorClient
@@ -58,7 +58,7 @@ class Daemon:
         keeping = ["--storage", self.storage, "--token-file", str(self.token_file)]
         command = [COMMAND, "coordinator", *addresses, *keeping, *self._arguments]
         self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
-        until(self._answers, "the daemon answered", 30)
+        until(self._answers, "the daemon answered")
 
     def _answers(self):
         assert self._process.poll() is None, "the daemon did not start"
@@ -83,7 +83,7 @@ class Daemon:
     def command(self, name, *arguments, code=0):
         address = ["--coordinator", self.url, "--token-file", str(self.token_file)]
         done = subprocess.run(
-            [COMMAND, name, *arguments, *address], capture_output=True, text=True, timeout=60, check=False
+            [COMMAND, name, *arguments, *address], capture_output=True, text=True, timeout=240, check=False
         )
         assert done.returncode == code, done.stderr
         if name == "savepoint":
@@ -105,12 +105,12 @@ def running_daemon(folder):
 
 def test_two_jobs_share_a_daemon_that_is_killed_and_started_again_by_hand(spark, tmp_path):
     """F9: both go on in their generation; the command line sees, triggers and stops them."""
-    rows = 400_000  # more than a minute of work: five commands of the command line come before it ends
+    rows = 100_000  # more than a minute at their rate: five commands of the command line come before it ends
     options = {"spark": spark, "parallelism": 2, "checkpoint_interval": 0.3}
     with running_daemon(tmp_path) as daemon:
         options |= daemon.options()
-        one = counting_flow("daemon-one", tmp_path / "one", rows, 6_000).start(**options)
-        two = counting_flow("daemon-two", tmp_path / "two", rows, 6_000).start(**options)
+        one = counting_flow("daemon-one", tmp_path / "one", rows, 1_500).start(**options)
+        two = counting_flow("daemon-two", tmp_path / "two", rows, 1_500).start(**options)
         try:
             until(lambda: completed(one, 2) and completed(two, 2), "both jobs completed checkpoints")
             before = one.status(), two.status()
@@ -127,8 +127,9 @@ def test_two_jobs_share_a_daemon_that_is_killed_and_started_again_by_hand(spark,
             assert daemon.command("status", "daemon-two", "--json")["phase"] == "running"
             assert "job nobody is not known" in daemon.command("status", "nobody", code=2)
             daemon.command("stop", "daemon-two")
-            assert two.wait(60).status.outcome == "cancelled"
-            assert one.wait(120).records == rows
+            assert two.wait(180).status.outcome == "cancelled"
+            enough(tmp_path / "one")
+            assert one.wait(180).records == rows
             assert "not running" in daemon.command("checkpoint", "daemon-two", code=1)["reason"]
         finally:
             one.close()
@@ -160,7 +161,7 @@ def test_a_job_ends_with_a_savepoint_and_another_goes_on_with_it(spark, tmp_path
             assert first.status().phase == "running"
             last = first.stop(savepoint=str(savepoints / "last"))
             assert last.checkpoint > taken.checkpoint
-            assert first.wait(60).status.outcome == "cancelled"
+            assert first.wait(180).status.outcome == "cancelled"
         shutil.rmtree(tmp_path / "checkpoints" / "first")
         page = subprocess.run([COMMAND, "savepoints", "describe", last.url], capture_output=True, text=True, check=True)
         assert f"of checkpoint {last.checkpoint} of job first" in page.stdout
@@ -217,7 +218,7 @@ def test_a_stop_is_not_forgotten_when_the_coordinator_dies_before_it_is_done(spa
         until(lambda: completed(handle, 1), "a checkpoint completed")
         handle.stop("checkpoint")
         kill(handle.coordinator_pid)
-        assert handle.wait(60).status.outcome == "cancelled"
+        assert handle.wait(180).status.outcome == "cancelled"
 
 
 @pytest.mark.parametrize("mode", ["checkpoint", "now"])
@@ -229,7 +230,7 @@ def test_a_stopped_job_goes_on_where_it_was_when_started_again(spark, tmp_path, 
         until(lambda: completed(handle, 2), "two checkpoints completed")
         before = handle.status().checkpoints.last_completed.checkpoint
         handle.stop(mode)
-        status = handle.wait(60).status
+        status = handle.wait(180).status
     assert status.outcome == "cancelled"
     if mode == "checkpoint":
         assert status.checkpoints.last_completed.checkpoint > before
@@ -263,7 +264,7 @@ def test_a_flow_runs_on_spark_from_the_command_line_with_the_modules_beside_it(t
     )
     done = subprocess.run(
         [COMMAND, "run", "app.py:flow", "--master", "local[2]", "--checkpoints", "checkpoints", "--interval", "0.2"],
-        capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
+        capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("job from-the-shell finished: 2,000 records read")
@@ -295,7 +296,7 @@ def test_a_session_of_the_users_on_which_slots_cannot_live_is_refused_with_both_
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)],
-        capture_output=True, text=True, timeout=120, check=False, env={**os.environ},
+        capture_output=True, text=True, timeout=300, check=False, env={**os.environ},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "spark.dynamicAllocation.enabled is true: executors would be taken away; set it to false" in done.stdout

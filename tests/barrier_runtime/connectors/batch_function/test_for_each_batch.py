@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime import BatchCheckpoint, BatchFunctionFailed, Dataflow, InvalidJob
+from barrier_runtime.connectors.batch_function import sink
 from barrier_runtime.connectors.batch_function.caller import BatchCaller, arrow_table
 from barrier_runtime.connectors.batch_function.queue import BatchQueue
 from barrier_runtime.connectors.batch_function.sink import BatchFunctionSink
@@ -104,8 +105,9 @@ def test_a_call_that_raises_is_repeated_with_the_same_rows_and_number(tmp_path: 
 
 
 def test_a_function_that_always_raises_stops_the_job_and_the_next_run_goes_on_with_the_same_rows(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sink, "_TELL_AFTER_S", 1.0)  # a commit that waits when its job is stopped is waited for
     target = Target(tmp_path / "target.db")
     numbers_seen = []
 

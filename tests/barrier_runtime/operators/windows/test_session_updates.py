@@ -204,7 +204,9 @@ def beside_model(early: Every | None, lateness: int, actions: list[tuple[str, An
 TOLD = [(None, LATENESS), (Every(7 * MS), 0), (Every(7 * MS), LATENESS), (Every(rows=2), 0), (Every(rows=3), LATENESS)]
 
 
-@pytest.mark.parametrize(("early", "lateness"), TOLD)
+@pytest.mark.parametrize(
+    ("early", "lateness"), [pytest.param(*each, marks=pytest.mark.slow) if at else each for at, each in enumerate(TOLD)]
+)
 def test_some_streams_of_many_rows(early: Every | None, lateness: int) -> None:
     for seed in range(3):
         rng, at = random.Random(seed), -50
@@ -220,6 +222,7 @@ def test_some_streams_of_many_rows(early: Every | None, lateness: int) -> None:
         beside_model(early, lateness, actions)
 
 
+@pytest.mark.slow
 def test_where_batches_end_shows_in_nothing() -> None:
     rng = random.Random(5)
     steps = [rng.choice([0, 0, 1, 4]) for _ in range(150)]
@@ -284,6 +287,7 @@ def test_what_was_told_of_sessions_that_became_one_is_retracted_before_the_one_i
     assert told(it.take()) == [(0, 30, 2, True, 0), (-5, 30, 0, False, 4)]
 
 
+@pytest.mark.slow
 def test_the_rows_that_are_not_retracted_are_the_sessions() -> None:
     """A table by key and start, in which retractions delete, has what sorting gives."""
     rng = random.Random(3)

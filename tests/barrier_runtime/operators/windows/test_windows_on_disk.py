@@ -121,6 +121,7 @@ def test_what_was_deleted_since_its_neighbours_were_read_does_not_come_back() ->
     assert sorted(each["k"] for each in it.take()) == keys.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_restored_between_two_slices_of_firing_none_is_missing_and_none_comes_twice(kind: str) -> None:
     world, got = World("rocksdb"), []
