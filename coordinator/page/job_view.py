@@ -161,7 +161,7 @@ def _generations(status: JobStatus, gap: Callable[[int], int | None]) -> Iterato
 def _takeovers(status: JobStatus, gap: Callable[[int], int | None]) -> Iterator[EventView]:
     for each in status.takeovers:
         what = f"coordinator replaced in generation {each.token}"
-        why = f"process {each.leader} leads, slots went on"
+        why = f"the coordinator before died, stalled or left: process {each.leader} leads, slots went on"
         yield EventView("takeover", each.at_ms, what, None, gap(each.at_ms), why)
 
 
