@@ -84,7 +84,10 @@ def interval_join(
         late=options.late,
     )  # fmt: skip
     definition = interval_definition(*sides, (lower, upper), how)
-    return _step(name, "join", left, right, make, definition, columns.schema, options)
+    # Of a pair either time may be the older one, and the watermark behind the join is behind both.
+    times = {columns.left_name(sides[0].event_time)}
+    times |= {columns.right_name(sides[1].event_time)} if how not in ("semi", "anti") else set()
+    return _step(name, "join", left, right, make, definition, columns.schema, options, frozenset(times))
 
 
 def window_join(
@@ -132,7 +135,8 @@ def as_of_join(
         suffix=options.suffix, late=options.late,
     )  # fmt: skip
     definition = as_of_definition(*sides, tolerance, exact, how)
-    return _step(name, "asof_join", left, right, make, definition, columns.schema, options)
+    times = frozenset([columns.left_name(sides[0].event_time)])
+    return _step(name, "asof_join", left, right, make, definition, columns.schema, options, times)
 
 
 def table_join(
@@ -183,6 +187,7 @@ def _step(
     definition: str,
     schema: pa.Schema,
     options: JoinOptions,
+    event_times: frozenset[str] | None = None,
 ) -> JoinStep:
     if not isinstance(name, str):
         raise InvalidJob(f"{kind}: its name is {name!r}: the first argument is the step's name, a string")
@@ -192,7 +197,7 @@ def _step(
     inputs = tuple(Input(side.node, "hash", side.keys, side.tag) for side in (left, right))
     node = StepNode(
         name, kind, inputs, make, schema, stateful=True, describe=definition, definition=definition, detail="late",
-        side_outputs=late,
+        side_outputs=late, event_times=event_times,
     )  # fmt: skip
     return JoinStep(node, schema, late)
 
@@ -232,6 +237,8 @@ def _sides(left: KeyedInput, right: KeyedInput, options: JoinOptions, where: str
                 f"{', '.join(map(repr, missing))} {'has' if len(missing) == 1 else 'have'} no watermarks: pass "
                 "event_time= where the source is read, or call with_watermarks(column) on the stream before"
             )
+        if event_time:
+            side.expect_event_time(event_time, its)
         sides.append(Side(side.keys, event_time, plain_schema(side.schema)))
     for one, other in zip(left.keys, right.keys, strict=True):
         kinds = sides[0].schema.field(one).type, sides[1].schema.field(other).type

@@ -83,6 +83,7 @@ class StatefulSteps(KeyedSteps[S]):
         if schema is not None:
             check_event_time_type(schema.field(event_time).type, event_time, where)
         rows.need_watermarks(where, "a window is over when the watermark has passed its end")
+        rows.expect_event_time(event_time, where)
         return WindowedStream(self, name, window, event_time, lateness_ms, early)
 
     def aggregate(self, name: str, /, **aggregates: AnyAggregate) -> S:

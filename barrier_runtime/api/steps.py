@@ -6,9 +6,12 @@ The methods that users call are in classes by what they are about (`row_steps`, 
 them. So no file needs the other's class.
 """
 
+import sys
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
@@ -77,6 +80,18 @@ class KeyedInput:
     def need_watermarks(self, where: str, why: str) -> None:
         need_watermarks(self.plan, self.node, where, why)
 
+    def expect_event_time(self, column: str, where: str) -> None:
+        """Warns when the watermark is known to be of another column than the step takes as event time."""
+        known = self.plan.event_times(self.node)
+        if known and not self.tag and column not in known:
+            other = sorted(known)[0]
+            warnings.warn(
+                f"{where}: its event time is column {column!r}, but the watermark is of {other!r}: rows whose "
+                f"{column!r} is behind that are late. Pass event_time={other!r}, or call with_watermarks({column!r}) "
+                "before it",
+                stacklevel=_users_line(),
+            )
+
 
 class KeyedSteps(Steps[S]):
     """Rows by key."""
@@ -138,3 +153,11 @@ def need_watermarks(plan: Plan, node: int, where: str, why: str) -> None:
             f"{'has' if len(missing) == 1 else 'have'} none: pass event_time= where the source is read, or call "
             "with_watermarks(column) on the stream before"
         )
+
+
+def _users_line() -> int:
+    """How many calls above the caller the program is that uses this package, as `warnings` counts them."""
+    package, frame, level = str(Path(__file__).parents[1]), sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+        frame, level = frame.f_back, level + 1
+    return level

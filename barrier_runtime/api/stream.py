@@ -105,14 +105,9 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
             make = partial(GeneratedWatermarkOperator, column=column, make=generator)
             said = f"{column}, by {function_name(generator)}"
         node = StepNode(
-            None,
-            "with_watermarks",
-            (self._as_input(),),
-            make,
-            self.schema,
-            describe=said,
-            makes_watermarks=True,
-        )
+            None, "with_watermarks", (self._as_input(),), make, self.schema, describe=said, makes_watermarks=True,
+            event_times=frozenset([column]),
+        )  # fmt: skip
         return self._added(node)[0]
 
     def union(self, *others: "Stream", name: str | None = None) -> "Stream":

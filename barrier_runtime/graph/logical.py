@@ -54,6 +54,7 @@ class StepNode:
     makes_watermarks: bool = False  # whatever its input has
     begins_chain: bool = False  # it has rows to give without any input, for which the first of a chain is asked
     detail: Detail = "none"  # how closely it follows event time
+    event_times: frozenset[str] | None = None  # columns of its rows that the watermark behind it is of; None: not known
     timeless: bool = False  # has state, and no watermark changes what comes of it
     by_wall_clock: str = ""  # why a replay may make other rows; empty: it makes the same
     side_outputs: Mapping[str, pa.Schema | None] = field(default_factory=dict)  # tag -> schema, when known
@@ -63,6 +64,8 @@ class StepNode:
 
 
 Node: TypeAlias = SourceNode | StepNode
+
+_SAME_ROWS = frozenset({"filter", "union"})  # kinds of steps whose rows are those of their inputs
 
 
 class Plan:
@@ -102,6 +105,17 @@ class Plan:
             elif node.event_time is None:
                 found[node.name] = None
         return list(found)
+
+    def event_times(self, number: int) -> frozenset[str] | None:
+        """Columns of the rows of node `number` that its watermark is of; None: not known."""
+        node = self.nodes[number]
+        if isinstance(node, SourceNode):
+            return None if node.event_time is None else frozenset([node.event_time])
+        if node.kind not in _SAME_ROWS:
+            return node.event_times
+        before = [self.event_times(input.node) for input in node.inputs]
+        known = [each for each in before if each is not None]
+        return frozenset.intersection(*known) if len(known) == len(before) else None
 
     def by_wall_clock(self, number: int) -> list[tuple[str, str]]:
         """Steps above node `number` (itself included) of which a replay may make other rows: name and why."""

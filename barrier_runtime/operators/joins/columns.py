@@ -46,8 +46,11 @@ class JoinColumns:
         clashing = {field.name for field in self._rest[0]} & {field.name for field in self._rest[1]}
         clashing |= taken & {field.name for field in (*self._rest[0], *self._rest[1])}
         fields = [*keys, *added]
+        self._names: list[dict[str, str]] = []  # of each side: its column -> what that is called here
         for one, ending in zip(self._rest, suffix, strict=True):
-            fields += [field.with_name(field.name + ending) if field.name in clashing else field for field in one]
+            named = {field.name: field.name + ending if field.name in clashing else field.name for field in one}
+            fields += [field.with_name(named[field.name]) for field in one]
+            self._names.append(named)
         self.schema = pa.schema([pa.field(field.name, field.type) for field in fields])
         twice = sorted({name for name in self.schema.names if self.schema.names.count(name) > 1})
         if twice:
@@ -55,6 +58,14 @@ class JoinColumns:
                 f"{where}: column {twice[0]!r} would be there twice: give suffix= two endings that make the names "
                 'differ, as in suffix=("", "_right"), or select() it away on one side'
             )
+
+    def left_name(self, column: str) -> str:
+        """What a column of the left rows is called here."""
+        return self._names[0].get(column, column)
+
+    def right_name(self, column: str) -> str:
+        """The same of the right rows; their keys are those of the left."""
+        return self._names[1].get(column, column)
 
     def rows(self, left: pa.RecordBatch | None, right: pa.RecordBatch | None) -> pa.RecordBatch:
         """Of these rows of the sides, one by one; one of them may be None."""
