@@ -1,4 +1,4 @@
-"""Planted bugs of what users do with a running job: savepoints, other slots, another program, draining."""
+"""Planted bugs of what users do with a running job: savepoints, other slots, another program."""
 
 import dataclasses
 import re
@@ -114,14 +114,4 @@ def _leaving_slot_commits_late() -> Iterator[None]:
     handlers = slot_module._HANDLERS
     kind = next(kind for kind, handler in handlers.items() if handler is slot_module.Slot._on_complete)
     with patch.dict(handlers, {kind: make(handlers[kind])}):
-        yield
-
-
-@canary("drained-slot-reads-on", "a slot that was restarted while its job drained reads on", "bank")
-def _drained_slot_reads_on() -> Iterator[None]:
-    with planted(
-        "barrier_runtime/runtime/slot.py",
-        "            if self._drained:\n                self._execution.end_sources()\n",
-        "",
-    ):
         yield

@@ -24,6 +24,9 @@ How a run ends, so that every row that has to be there is known:
 
 The start of a program costs more processor time than all other strikes together, so no run has more than it needs.
 
+With `moves` the job is rescaled and its program replaced instead, and some of the strikes come meanwhile; it is asked
+to stop at the end (see moves.py).
+
 A strike waits until the job gets on: a checkpoint begun since the one before is complete, and more rows are visible.
 See plan.py for what is struck, audit.py for what counts as right.
 """
@@ -34,7 +37,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +49,7 @@ from tests.integration.chaos.processes import family, send
 from tests.integration.chaos.supervisor import Supervisor
 from tests.integration.chaos.verdict import Figures
 from tests.integration.ends.audit import Audit
+from tests.integration.ends.moves import Done, Move, Moved, Order, Orders
 from tests.integration.ends.plan import Action, Kind, plan
 from tests.integration.ends.program import JobSettings
 from tests.integration.ends.watch import Watch
@@ -91,6 +95,7 @@ class Report:
     unexpected: list[str]  # the program ended by itself although its server was there
     left_processes: list[str]
     why_not: list[str] = field(default_factory=list)
+    moves: list[Moved] = field(default_factory=list)
 
     @property
     def kills(self) -> int:
@@ -102,6 +107,12 @@ class Report:
 
     def by_kind(self) -> dict[str, int]:
         return {kind: sum(s.kind == kind for s in self.strikes) for kind in sorted({s.kind for s in self.strikes})}
+
+    def moved(self) -> dict[str, int]:
+        """How many changes of the running job were carried out, by kind."""
+        return {
+            kind: sum(m.kind == kind and m.done for m in self.moves) for kind in sorted({m.kind for m in self.moves})
+        }
 
     def got_on_s(self) -> dict[str, list[float]]:
         """Seconds until the job got on, ascending, by what was struck last."""
@@ -117,6 +128,7 @@ class Report:
             f"wrong state {f.wrong_state}, torn {f.torn}, wrong observations {f.wrong_observations} of {f.observations}"
             for title, f in (("observed", self.observed), ("rescanned", self.rescanned))
         )
+        figures += "".join(f"; {count} {kind}s" for kind, count in self.moved().items())
         why = "".join(f"\n  {line}" for line in self.why_not)
         return (
             f"seed {self.seed}: {self.kills} strikes {self.by_kind()} in {self.seconds:.0f} s, {self.rows} rows, "
@@ -142,13 +154,17 @@ def run_under_kills(
     outage_s: float = 5.0,
     drain: Callable[[], int] | None = None,
     options: dict[str, Any] | None = None,
+    moves: Sequence[Move] = (),
     say: Callable[[str], None] = print,
 ) -> Report:
-    """`options`: of `flow.start`, over OPTIONS. Raises `StuckJob`, with the end of the program's log, or what a reader
-    raised. Writes the report to build/ends/<program>-<seed>.json too."""
+    """`options`: of `flow.start`, over OPTIONS. With `moves`, `kills` is of no meaning. Raises `StuckJob`, with the end
+    of the program's log, or what a reader raised. Writes the report to build/ends/<program>-<seed>.json too."""
     run = _Run(program, settings, folder, open_reader, make_audit, server, seed, {**OPTIONS, **(options or {})}, say)
     with run.ended_at_last():
-        report = run.to_the_end(plan(seed, kills, server is not None, outage_s), kills, drain)
+        if moves:
+            report = run.through(moves)
+        else:
+            report = run.to_the_end(plan(seed, kills, server is not None, outage_s), kills, drain)
     _REPORTS.mkdir(parents=True, exist_ok=True)
     (_REPORTS / f"{program.stem}-{seed}.json").write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
     say(str(report))
@@ -187,6 +203,8 @@ class _Run:
         environment = {"TMPDIR": str(folder / "tmp"), "SPARK_LOCAL_DIRS": str(folder / "local")}
 
         self._rows: int | None = None
+        self._orders = Orders(folder / "moves")
+        self._moves: list[Moved] = []
 
         def numbered(number: int) -> JobSettings:
             return JobSettings(
@@ -196,6 +214,7 @@ class _Run:
                 checkpoints=str(folder / "checkpoints"),
                 status_file=str(folder / f"status-{number}.json"),
                 stop_file=str(folder / f"stop-{number}"),
+                moves=str(folder / "moves"),
             )
 
         self._supervisor = Supervisor(self._name, folder, environment, numbered, "tests.integration.ends.program")
@@ -211,13 +230,32 @@ class _Run:
             for start in self._supervisor.starts:
                 start.process.wait()
 
-    def to_the_end(self, actions: list[Action], kills: int, drain: Callable[[], int] | None) -> Report:
+    def _begin(self) -> float:
+        """Until the job runs. Returns a time before which no row was due: slots were still to come."""
         self._watch.start()
         self._supervisor.start()
         self._wait(lambda: self._supervisor.status() is not None, "the program had a status")
-        due_from = time.monotonic()  # slots are still to come, and no row is due before they are there
+        due_from = time.monotonic()
         self._get_on(0.0, 0)
         self._tell("the job runs")
+        return due_from
+
+    def through(self, moves: Sequence[Move]) -> Report:
+        """All of them, and as many more as were not carried out."""
+        self._begin()
+        for move in moves:
+            self._move(move)
+        again = [move.kind for move, moved in zip(moves, list(self._moves), strict=True) if not moved.done]
+        for kind in again:
+            self._move(Move(kind, 0.1))
+        self._stop_program()
+        rows = self._rescanned(0).rows
+        self._wait(lambda: self._audit.rows >= rows, f"all {rows} rows were seen")
+        self._watch.stop()
+        return self._judged(rows)
+
+    def to_the_end(self, actions: list[Action], kills: int, drain: Callable[[], int] | None) -> Report:
+        due_from = self._begin()
         *others, last = actions
         for action in others:
             self._carry_out(action)
@@ -290,6 +328,37 @@ class _Run:
         held = f" for {action.hold_s:.1f} s" if away else ""
         self._tell(f"{action.kind}{held}{doubled}: on again after {got_on_s:.1f} s")
 
+    def _move(self, move: Move) -> None:
+        self._pause(move.gap_s)
+        status = self._supervisor.status()
+        before = 2 if status is None else status.parallelism
+        parallelism = self._draw.choice([each for each in (1, 2, 3, 4) if each != before])
+        start = self._supervisor.current.number
+        number = self._orders.give(Order(move.kind, parallelism))
+        left = 0.0
+        if move.strike is not None:
+            self._pause(move.strike_gap_s)
+            if self._strike(move.strike):
+                self._strikes.append(Strike(move.strike, move.hold_s, None))
+            left = time.time()
+            if move.hold_s:
+                assert self._server is not None
+                self._pause(move.hold_s)
+                self._server.start()
+                self._outages.append((left, time.time()))
+
+        def over() -> bool:
+            return self._orders.answer(number) is not None or self._supervisor.current.number > start
+
+        self._wait(over, f"the {move.kind} was over")
+        self._get_on(time.time(), self._audit.rows)
+        done = self._orders.answer(number) or Done(error="the program that was asked is gone")
+        moved = Moved(move.kind, parallelism, move.strike, done.pause_ms, done.error)
+        self._moves.append(moved)
+        to = f" from {before} to {parallelism}" if move.kind == "rescale" else ""
+        struck = f", {move.strike} struck" if move.strike else ""
+        self._tell(f"{move.kind}{to}{struck}: {moved.error or f'{moved.pause_ms} ms'}")
+
     def _strike(self, kind: Kind) -> bool:
         """False when there was nobody to strike."""
         if kind == "server kill":
@@ -302,6 +371,9 @@ class _Run:
             self._supervisor.current.killed = True
             for process in family(self._name):
                 send(process, signal.SIGKILL)
+        elif kind == "driver":
+            self._supervisor.current.killed = True
+            return self._kill_one(kind)
         else:
             return self._kill_one(kind)
         return True
@@ -407,6 +479,7 @@ class _Run:
                 if not any(left <= end.at <= back + _EXCUSED_S for left, back in self._outages)
             ],
             left_processes=[f"{each.pid} {each.role}" for each in left],
+            moves=self._moves,
         )
         for title, audit in (("observed", self._audit), ("rescanned", again)):
             if not audit.figures.right:

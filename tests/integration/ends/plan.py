@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["slot", "coordinator", "program", "server kill", "server stop"]
+Kind = Literal["slot", "coordinator", "driver", "program", "server kill", "server stop"]  # program: all its processes
 
 
 @dataclass(frozen=True)

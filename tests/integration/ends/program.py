@@ -9,25 +9,30 @@ for a last checkpoint. Exit codes: 0 ended well, 1 anything else (its traceback 
 import runpy
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tests.integration.chaos.program import Settings, accompany, publish
+from tests.integration.ends.moves import take_orders
 
 
 class JobSettings(Settings, frozen=True, forbid_unknown_fields=True, kw_only=True):
     program: str  # path
     job: dict[str, Any]  # what `build` is given
     options: dict[str, Any]  # of `flow.start`
+    moves: str = ""  # folder with orders to change the running job
 
 
 def main() -> int:
     settings = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=JobSettings)
-    flow = runpy.run_path(settings.program)["build"](settings.job)
-    with flow.start(**settings.options, checkpoints=settings.checkpoints) as handle:
+    build = partial(runpy.run_path(settings.program)["build"], settings.job)
+    with build().start(**settings.options, checkpoints=settings.checkpoints) as handle:
         threading.Thread(target=accompany, args=(handle, settings), daemon=True).start()
+        if settings.moves:
+            threading.Thread(target=take_orders, args=(handle, Path(settings.moves), build), daemon=True).start()
         result = handle.wait()
     publish(result.status, settings)
     print(result, flush=True)

@@ -1,41 +1,17 @@
 """A Delta table on S3, under kills of everything, S3 included."""
 
-import io
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
 from barrier_runtime.state.store.open import open_store
 from examples.servers import S3Server
 from tests.integration.ends import delta_numbers
-from tests.integration.ends.audit import Numbers, Seen
+from tests.integration.ends.audit import Numbers
+from tests.integration.ends.delta_numbers import HTTP, TableRows
 from tests.integration.ends.harness import run_under_kills
-
-HTTP = {"AWS_ALLOW_HTTP": "true", "max_retries": "1"}
-
-
-class TableRows:
-    """Reads the files of the table's newest version, each once, when it is new."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._read: set[str] = set()
-        self.version = -1
-
-    def look(self) -> Seen:
-        if not DeltaTable.is_deltatable(self._url, storage_options=HTTP):
-            return Seen([], [], whole=False)
-        table, store = DeltaTable(self._url, storage_options=HTTP), open_store(self._url)
-        assert table.version() >= self.version
-        names = {uri.rsplit("/", 1)[-1] for uri in table.file_uris()}
-        assert names >= self._read, "a file left the table"
-        rows = [pq.read_table(io.BytesIO(store.get(name)), columns=["value", "n"]) for name in names - self._read]
-        self._read, self.version = names, table.version()
-        together = pa.concat_tables(rows) if rows else pa.table({"value": [], "n": []})
-        return Seen(together.column("value").to_pylist(), together.column("n").to_pylist(), whole=False)
 
 
 @pytest.mark.spark
