@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import counting_flow, gone, kill, until, verdict, visible_files
+from harness import counting_flow, enough, gone, kill, until, verdict, visible_files
 
 from barrier_runtime.spark.room import cluster_of
 from barrier_runtime.state.errors import Fenced
@@ -104,6 +104,7 @@ def test_a_killed_executor_is_replaced_and_the_output_is_the_truth(tmp_path):
         workers = executors[0].children(recursive=True)
         executors[0].kill()
         until(lambda: all(gone(worker.pid) for worker in workers), "the dead executor's Python workers left")
+        enough(tmp_path / "out")
         assert program.wait(240) == 0, (tmp_path / "program.log").read_text()[-3000:]
     finally:
         if program.poll() is None:
@@ -153,6 +154,7 @@ def test_a_paused_driver_holds_nothing_up(tmp_path):
         seen = len(visible_files(tmp_path / "out"))
         until(lambda: len(visible_files(tmp_path / "out")) >= seen + 6, "checkpoints went on")
         kill(program.pid, signal.SIGCONT)
+        enough(tmp_path / "out")
         assert program.wait(240) == 0, (tmp_path / "program.log").read_text()[-3000:]
     finally:
         if program.poll() is None:
@@ -209,6 +211,7 @@ def test_a_standalone_cluster_runs_it_too_through_a_killed_slot(tmp_path, standa
         slots = [process for process in cluster_worker.children(recursive=True) if is_slot(process)]
         assert slots
         slots[-1].kill()
+        enough(tmp_path / "out")
         assert program.wait(240) == 0, (tmp_path / "program.log").read_text()[-3000:]
     finally:
         if program.poll() is None:
