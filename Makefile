@@ -22,7 +22,7 @@ help:
 	@echo "make check                  style, types, house rules, unit tests but the slow ones (a minute and a half, no Java)"
 	@echo "make style                  style and types alone"
 	@echo "make format                 let ruff put the style right"
-	@echo "make tables                 what is generated anew: docs/behaviours, options, metrics and connectors"
+	@echo "make tables                 what is generated anew: docs/behaviours, options, metrics, connectors, pictures of windows and joins"
 	@echo "make docs                   the site of docs/ and the reference, with strict links: build/site"
 	@echo "make wheel                  build/dist, tried in an empty environment: README's program, new, demo (PYTHONS='python3.10 …')"
 	@echo "make bench [QUICK=1|ALL=1]  engines side by side: build/bench/report.html (1.5 hours; ROUNDS=1: half an hour; QUICK: 5 minutes; ALL: 8 hours)"
@@ -91,6 +91,7 @@ tables: $(STAMP)
 	$(BIN)/python tests/options_table.py
 	$(BIN)/python tests/metrics_table.py
 	$(BIN)/python tests/behaviours_table.py
+	$(BIN)/python -m tests.window_pictures
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --quiet
