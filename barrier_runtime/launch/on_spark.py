@@ -77,7 +77,7 @@ _LEAVE_S = 15.0  # how long slots may take to leave before Spark is told to end 
 
 def run(plan: Plan, options: JobOptions) -> JobResult:
     """Run `plan` on Spark until it ends. Raises what `JobHandle.wait` raises."""
-    with start(plan, options) as handle, progress_shown() as show:
+    with start(plan, options) as handle, progress_shown(plain=options.verbose) as show:
         handle.show = show
         return handle.wait()
 

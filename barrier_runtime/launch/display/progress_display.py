@@ -19,15 +19,16 @@ _PLAIN_S = 60.0  # between two plain lines of a sink; output that is kept must n
 
 
 @contextmanager
-def shown(stream: TextIO | None = None, every_s: float = _PLAIN_S) -> Iterator[Show]:
-    """What is to be called with each status. `stream`: standard error, unless it is given."""
+def shown(stream: TextIO | None = None, every_s: float = _PLAIN_S, *, plain: bool = False) -> Iterator[Show]:
+    """What is to be called with each status. `stream`: standard error, unless it is given. `plain`: nothing is written
+    over, because other processes write to this terminal, too."""
     out = sys.stderr if stream is None else stream
     if out is None:  # a program without a console
         yield lambda status: None
         return
     console = Console(file=out, highlight=False)
     follower = Follower()
-    if not console.is_terminal:
+    if plain or not console.is_terminal:
         yield _Plain(follower, out, every_s)
         return
     with Live(Text(), console=console, transient=True, auto_refresh=False) as live:

@@ -178,4 +178,8 @@ def test_on_a_terminal_lines_are_written_over_and_deaths_stay(monkeypatch: pytes
         for each in (status(), back()):
             show(each)
     assert out.getvalue().count("back after 1,412 ms") == 1
+    with progress_display.shown(plain := Terminal(), plain=True) as show:
+        for each in (status(), back()):
+            show(each)
+    assert plain.getvalue() == f"job {back().job}: {DIED}; all slots go on from checkpoint 41; back after 1,412 ms\n"
     assert "\x1b[1A" in out.getvalue()  # the cursor goes back up: a line per sink, whatever is told
