@@ -122,6 +122,14 @@ MUTANTS = (
         ("tests/state/values/test_entry_table.py",),
     ),
     Mutant(
+        "deleted-entries-count-already",
+        "an entry that was deleted and is put again counts",
+        "state/values/entry_table.py",
+        "                is_there = False\n",
+        "                is_there = True\n",
+        ("tests/barrier_runtime/operators/state/test_kinds_of_state.py",),
+    ),
+    Mutant(
         "length-of-a-list-comes-last",
         "the number of entries is on its way before the first of them is written behind",
         "barrier_runtime/operators/state/lists.py",

@@ -195,6 +195,9 @@ def test_a_map_does_what_dicts_do_in_the_order_of_its_keys() -> None:
             with pytest.raises(KeyError, match="b"):
                 refused()
         del seen["d"]
+        seen["b"] = 7
+        assert len(seen) == 4, "an entry that was removed is one more again"
+        del seen["b"]
         found = list(seen), list(seen.keys()), list(seen.values()), list(seen.items()), len(seen)
         seen.clear()
         return *found, len(seen), list(seen)
