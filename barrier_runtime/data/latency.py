@@ -6,7 +6,10 @@ of several slots can be merged without loss. `EmitTimes` is what a transaction r
 visible: a bounded list of (intended emission time, rows), because one entry per row would cost more than the rows.
 """
 
-from barrier_runtime.coordinator.status.histogram import HIGHEST_US, LOWEST_US, encode, index_of
+import numpy as np
+
+from barrier_runtime.coordinator.status.histogram import HIGHEST_US, INDICES, LOWEST_US
+from barrier_runtime.data.latency_text import encode, indices_of
 
 _EXACT_BITS = 11  # of a value that the histogram keeps with three digits
 _MOST_COUNTED = 4_096
@@ -16,7 +19,7 @@ class LatencyRecorder:
     """Counts rows by latency. One writer; not shared between threads."""
 
     def __init__(self) -> None:
-        self._histogram: dict[int, int] = {}  # by index
+        self._histogram = np.zeros(INDICES, np.int64)
         self._counted: dict[int, int] = {}  # microseconds -> rows, not in the histogram yet: that takes longer
 
     def record(self, latency_ns: int, rows: int = 1) -> None:
@@ -32,10 +35,8 @@ class LatencyRecorder:
 
     def _count(self) -> None:
         counted, self._counted = self._counted, {}
-        histogram = self._histogram
-        for us, rows in counted.items():
-            index = index_of(min(max(us, LOWEST_US), HIGHEST_US))
-            histogram[index] = histogram.get(index, 0) + rows
+        us = np.fromiter(counted.keys(), np.int64, len(counted)).clip(LOWEST_US, HIGHEST_US)
+        np.add.at(self._histogram, indices_of(us), np.fromiter(counted.values(), np.int64, len(counted)))
 
     def encoded(self) -> str:
         """Everything so far, as text for a message (as HdrHistogram has it: V2, compressed, base64)."""

@@ -101,7 +101,7 @@ def _counts(texts: tuple[str, ...]) -> list[int] | None:
     return histogram.summed(decoded)
 
 
-def _decoded(text: str) -> dict[int, int] | None:
+def _decoded(text: str) -> histogram.Counts | None:
     if len(text) > _MAX_ENCODED:
         return None
     try:

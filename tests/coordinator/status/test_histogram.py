@@ -3,6 +3,7 @@
 import random
 from pathlib import Path
 
+import numpy as np
 from hdrh.histogram import HdrHistogram
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,11 +13,11 @@ from barrier_runtime.coordinator.status.histogram import (
     HIGHEST_US,
     INDICES,
     decode,
-    encode,
     highest_of,
     index_of,
     lowest_of,
 )
+from barrier_runtime.data.latency_text import encode, indices_of
 
 COUNTS = st.dictionaries(st.integers(0, INDICES - 1), st.integers(1, 2**50), max_size=40)
 
@@ -25,11 +26,18 @@ def library() -> HdrHistogram:
     return HdrHistogram(1, HIGHEST_US, 3)
 
 
+def encoded(counts: dict[int, int]) -> str:
+    dense = np.zeros(INDICES, np.int64)
+    for index, count in counts.items():
+        dense[index] = count
+    return encode(dense)
+
+
 @given(st.integers(1, HIGHEST_US))
 def test_a_value_has_the_index_and_the_neighbours_that_the_library_gives_it(us: int) -> None:
     theirs = library()
     index = index_of(us)
-    assert theirs._counts_index_for(us) == index
+    assert theirs._counts_index_for(us) == index == indices_of(np.array([us]))[0]
     assert lowest_of(index) == theirs.get_value_from_index(index) == theirs.get_lowest_equivalent_value(us)
     assert highest_of(index) == theirs.get_highest_equivalent_value(us)
     assert theirs.counts_len == INDICES
@@ -37,7 +45,7 @@ def test_a_value_has_the_index_and_the_neighbours_that_the_library_gives_it(us: 
 
 @given(COUNTS)
 def test_what_is_encoded_is_decoded(counts: dict[int, int]) -> None:
-    assert decode(encode(counts)) == counts
+    assert decode(encoded(counts)) == counts
 
 
 def test_the_library_reads_ours_and_we_read_its() -> None:
@@ -47,17 +55,19 @@ def test_the_library_reads_ours_and_we_read_its() -> None:
         theirs.record_value(us, rows)
         ours[index_of(us)] = ours.get(index_of(us), 0) + rows
     assert decode(theirs.encode().decode()) == ours
-    read = HdrHistogram.decode(encode(ours).encode())
-    assert [read.get_count_at_index(index) for index in range(INDICES)] == [ours.get(i, 0) for i in range(INDICES)]
+    read_by_them = HdrHistogram.decode(encoded(ours).encode())
+    assert [read_by_them.get_count_at_index(index) for index in range(INDICES)] == [
+        ours.get(i, 0) for i in range(INDICES)
+    ]
     assert decode(library().encode().decode()) == {}
-    assert HdrHistogram.decode(encode({}).encode()).get_total_count() == 0
+    assert HdrHistogram.decode(encoded({}).encode()).get_total_count() == 0
 
 
 def test_what_is_damaged_is_a_value_error() -> None:
     refused = 0
     for seed in range(200):
         rng = random.Random(seed)
-        text = bytearray(encode({rng.randrange(INDICES): rng.randrange(1, 9_999) for _ in range(9)}).encode())
+        text = bytearray(encoded({rng.randrange(INDICES): rng.randrange(1, 9_999) for _ in range(9)}).encode())
         for _ in range(rng.randint(1, 4)):
             text[rng.randrange(len(text))] = rng.randrange(256)
         try:
@@ -70,8 +80,9 @@ def test_what_is_damaged_is_a_value_error() -> None:
 
 
 def test_the_sum_is_as_long_as_its_highest_index() -> None:
-    assert histogram.summed([{0: 1, 3: 2}, {}, {3: 1}]) == [1, 0, 0, 3]
-    assert histogram.summed([{}]) == []
+    parts = [decode(encoded(counts)) for counts in ({0: 1, 3: 2}, {}, {3: 1})]
+    assert histogram.summed(parts) == [1, 0, 0, 3]
+    assert histogram.summed(parts[1:2]) == []
 
 
 def test_the_package_does_not_need_the_library() -> None:
