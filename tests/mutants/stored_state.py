@@ -383,6 +383,22 @@ MUTANTS = (
         ("tests/coordinator/test_pins.py",),
     ),
     Mutant(
+        "waiting-deletions-go-by-an-older-list",
+        "what came to wait while pins were listed is not freed by that list",
+        "coordinator/pins.py",
+        "for each in waiting if each[0]",
+        "for each in self._waiting if each[0]",
+        ("tests/coordinator/test_pins.py",),
+    ),
+    Mutant(
+        "two-calls-free-the-same-deletion",
+        "what another call has freed meanwhile is not freed again",
+        "coordinator/pins.py",
+        " and id(each) in left}",
+        "}",
+        ("tests/coordinator/test_pins.py",),
+    ),
+    Mutant(
         "pins-never-expire",
         "a pin whose reader died holds nothing for ever",
         "coordinator/pins.py",
