@@ -1,9 +1,13 @@
 """State of a checkpoint as a Spark DataFrame: `spark.read.format("barrier-state")`."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
+from harness import until
 
 from barrier_runtime import CollectSink, Dataflow, MapState, ValueState, count
 from barrier_runtime.spark.state_source import BarrierStateSource
+from tests.barrier_runtime.state_tables.test_pinned_reads import flow as living
 
 pytestmark = pytest.mark.spark
 
@@ -68,3 +72,32 @@ def _columns(folder):
 def test_what_is_not_there_is_named(spark, folder):
     with pytest.raises(Exception, match=r"no state 'first' of operator 'kept'; it has: kept\."):
         read(spark, folder, "kept.first").collect()
+
+
+def test_what_spark_reads_is_kept_while_the_job_drops_its_checkpoints(spark, tmp_path):
+    """4.4: the frame is of one checkpoint; it is read whole long after the job has completed others."""
+    over = []
+    with ThreadPoolExecutor(1) as pool:
+        job = pool.submit(living(over).run_local, checkpoints=tmp_path, parallelism=2, checkpoint_interval=0.1)
+        try:
+            until(lambda: newest(tmp_path) is not None, "a checkpoint completed")
+            frame = read(spark, str(tmp_path), "last.last")
+            first = newest(tmp_path)
+            until(lambda: newest(tmp_path) >= first + 5, "it has dropped that checkpoint")
+            rows = frame.collect()
+            assert len(rows) == len({row.user for row in rows}) > 0
+            assert frame.collect() == rows, "the same again"
+        finally:
+            over.append(True)
+            job.result()
+
+
+def newest(folder):
+    from barrier_runtime import InvalidJob
+    from barrier_runtime.state_tables import open_checkpoint
+
+    try:
+        with open_checkpoint(str(folder), "kept", pin=False) as stored:
+            return stored.checkpoint
+    except InvalidJob:
+        return None
