@@ -23,6 +23,7 @@ reveal_type(br.DeltaUpsertSink("t", key=["id"]))
 reveal_type(br.IcebergSink("db.t"))
 reveal_type(br.PostgresSink("postgresql://h/d", "t"))
 reveal_type(br.MySQLSink("mysql://h/d", "t"))
+reveal_type(br.ClickHouseSink("http://h:8123", "t", key="k"))
 reveal_type(br.KafkaSink("broker:9092", "t"))
 reveal_type(br.RedisUpsertSink("redis://h", key="k"))
 reveal_type(br.BatchFunctionSink())
@@ -68,6 +69,7 @@ REVEALED = [
         "IcebergSink",
         "PostgresSink",
         "MySQLSink",
+        "ClickHouseSink",
         "KafkaSink",
         "RedisUpsertSink",
     ),
