@@ -18,6 +18,7 @@ from barrier_runtime.coordinator.server import store_effects
 from barrier_runtime.coordinator.wire.messages import Ack
 from barrier_runtime.operators.functions.process import ProcessOperator
 from barrier_runtime.operators.joins.base import JoinOperator
+from barrier_runtime.operators.joins.runs_on_disk import RunsOnDisk
 from barrier_runtime.operators.keyed.progress import Floors
 from barrier_runtime.operators.keyed.timers import Timers
 from barrier_runtime.operators.windows.base import WindowOperator
@@ -270,6 +271,14 @@ def _came_back(original: Any, note: Note) -> Any:
     return row_ids
 
 
+def _run_left(original: Any, note: Note) -> Any:
+    def move(self: Any, run: Any) -> None:
+        note("rows of a join left memory")
+        original(self, run)
+
+    return move
+
+
 _PROBES: tuple[tuple[Any, str, Callable[[Any, Note], Any]], ...] = (
     (store_effects, "check_permit", _permit),
     (PendingCheckpoints, "ack", _ack),
@@ -290,6 +299,7 @@ _PROBES: tuple[tuple[Any, str, Callable[[Any, Note], Any]], ...] = (
     (Aligner, "overtake", _overtaken),
     (ProcessOperator, "snapshot", _between_slices),
     (Floors, "__init__", _floors),
+    (RunsOnDisk, "_move", _run_left),
     (ColumnTable, "_make_room", _evicted),
     (ColumnTable, "_placed", _came_back),
     (ColumnTable, "_load_chunk", _came_back),

@@ -124,6 +124,14 @@ _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broke
         "            unknown &= self._removed.find(key_batch) < len(self._removed)\n",
     ),
     (
+        "rows-on-disk-have-not-matched",
+        "which rows of a run have matched is forgotten when it leaves memory",
+        "joins",
+        "barrier_runtime/operators/joins/row_run.py",
+        "        self.on_disk = True\n",
+        "        self.on_disk, self.matched = True, np.zeros(len(keys), np.bool_)\n",
+    ),
+    (
         "newest-first-recovery",
         "what a successor takes over is committed newest first: rows in the wrong order, a marker that goes back",
         "topic",

@@ -61,6 +61,7 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.operators.joins.runs_on_disk import RunsOnDisk
 from barrier_runtime.operators.keyed import timers as timers_module
 from barrier_runtime.operators.windows import aggregate as aggregate_module
 from barrier_runtime.operators.windows import base as windows_module
@@ -330,6 +331,8 @@ class World(SimCluster):
             patch.object(column_table, "_MOST_REMOVED", 1),
             patch.object(entries_by_last, "_AT_ONCE", 1),
             patch.object(aggregate_module, "_ROWS_ON_DISK", 1),
+            patch.object(RunsOnDisk, "most_bytes", self.schedule.held * 150),
+            patch.object(RunsOnDisk, "most_merged_bytes", 1 << 20),
         ):
             yield
 

@@ -59,7 +59,7 @@ class AsOfJoinOperator(JoinOperator):
         if null is not None and port == _LEFT and self._outer:
             self._send(self._columns.rows(null, None), emit)
         if rows is not None:
-            self._buffers[port].add(self._run(rows, times, port))
+            self._add(self._run(rows, times, port), port)
 
     def advance(self, emit: Emit) -> None:
         before = self._clock.first_after(self._watermark_ms)

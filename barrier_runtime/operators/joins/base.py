@@ -22,6 +22,7 @@ from barrier_runtime.operators.joins.columns import JoinColumns, Side
 from barrier_runtime.operators.joins.join_buffer import JoinBuffer
 from barrier_runtime.operators.joins.key_numbers import KeyNumbers
 from barrier_runtime.operators.joins.row_run import RowRun
+from barrier_runtime.operators.joins.runs_on_disk import RunsOnDisk
 from barrier_runtime.operators.joins.stored_runs import RunStore, restored_runs
 from barrier_runtime.operators.joins.times import JoinClock
 from barrier_runtime.operators.keyed.life import KeyedLife
@@ -66,6 +67,7 @@ class JoinOperator(KeyedLife):
 
     def open(self, context: OperatorContext) -> None:
         self._restore_progress(context)
+        self._disk = RunsOnDisk(context.local_dir, self.backend.held_bytes, self.where)
         for side, rows, alive, matched in restored_runs(context.restored):
             check_same(self._schemas[side], self._without_added(rows.schema), self.where)
             self._restore(side, rows, alive, matched)
@@ -90,6 +92,7 @@ class JoinOperator(KeyedLife):
         self.advance(emit)
         for buffer in self._buffers:
             buffer.sweep()
+        self._relieve()
 
     def advance(self, emit: Emit) -> None:
         """Event time has come to `_watermark_ms`."""
@@ -172,6 +175,13 @@ class JoinOperator(KeyedLife):
         codec = self._codecs[port]
         return RowRun.of(rows, self._numbers.hold(codec, codec.arrays(rows)), times)
 
+    def _add(self, run: RowRun, port: int) -> None:
+        self._buffers[port].add(run, self._disk.most_merged_bytes)
+        self._relieve()
+
+    def _relieve(self) -> None:
+        self._disk.relieve([buffer.runs for buffer in self._buffers])
+
     def _send(self, rows: pa.RecordBatch, emit: Emit) -> None:
         emit(Batch(rows, self._emit_ns))
 
@@ -188,4 +198,4 @@ class JoinOperator(KeyedLife):
             rows, matched = rows.filter(pa.array(own)), matched[own]
         run = self._run(rows, self._times_of(rows, side), side)
         run.matched = matched.copy()
-        self._buffers[side].add(run)
+        self._add(run, side)

@@ -93,7 +93,7 @@ class MatchingJoin(JoinOperator):
                 self._send(self._columns.rows(run.take(found), None), emit)
             run.matched[:] = False
             self._buffers[_LEFT].kill(run, found)
-        self._buffers[port].add(run)
+        self._add(run, port)
         self._buffers[port].sweep()
 
     def advance(self, emit: Emit) -> None:

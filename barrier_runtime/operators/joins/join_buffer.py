@@ -40,12 +40,13 @@ class JoinBuffer:
         """Of the rows of the run that has the largest."""
         return max((run.row_bytes for run in self.runs), default=0.0)
 
-    def add(self, run: RowRun) -> None:
+    def add(self, run: RowRun, most_bytes: int = _MERGED_BYTES) -> None:
+        """`most_bytes`: of a run that is still merged with others."""
         self.runs.append(run)
-        level = _level(run)
+        level, most_bytes = _level(run), min(most_bytes, _MERGED_BYTES)
         merged = 0
         for older in reversed(self.runs):
-            if _level(older) > level or older.bytes > _MERGED_BYTES:
+            if _level(older) > level or older.bytes > most_bytes:
                 break
             merged += 1
         if merged >= _MERGED:

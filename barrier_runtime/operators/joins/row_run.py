@@ -16,6 +16,7 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 
 TIME_LIMIT = 2**62  # times and bounds lie within it, either sign, so that their sums fit in 64 bits
 _MOST = 2**63
+_FLAG_BYTES, _ORDER_BYTES = 2, 32  # of a row
 
 
 class RowRun:
@@ -27,6 +28,7 @@ class RowRun:
 
     def _set(self, rows: pa.RecordBatch, keys: Ints, times: Ints, at: Ints, alive: Bools, matched: Bools) -> None:
         self.rows, self.alive, self.matched = rows, alive, matched
+        self.on_disk = False
         self.bytes = rows.nbytes
         self.row_bytes = self.bytes / len(keys)
         self.first, self.last = int(times.min()), int(times.max())
@@ -47,6 +49,21 @@ class RowRun:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    @property
+    def held_bytes(self) -> int:
+        """About so many in memory."""
+        return len(self) * _FLAG_BYTES + (0 if self.on_disk else self.bytes + len(self) * _ORDER_BYTES)
+
+    @property
+    def ordered(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """What orders the rows: four numbers of 64 bits for each."""
+        return self._places, self.keys, self.times, self.at
+
+    def is_on_disk(self, rows: pa.RecordBatch, places: Ints, keys: Ints, times: Ints, at: Ints) -> None:
+        """The same rows and numbers, in a file."""
+        self.rows, self._places, self.keys, self.times, self.at = rows, places, keys, times, at
+        self.on_disk = True
 
     @staticmethod
     def of(rows: pa.RecordBatch, keys: Ints, times: Ints) -> "RowRun":

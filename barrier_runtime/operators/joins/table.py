@@ -111,7 +111,7 @@ class NewestTableJoinOperator(JoinOperator):
                     table.kill(held, living)
         removed = ~last | _removes(changes, run.at, self._deleted)
         table.kill(run, np.flatnonzero(removed))  # before it is added, which may merge it
-        table.add(run)
+        self._add(run, _RIGHT)
         table.sweep()
 
     def _look_up(self, batch: Batch, rows: pa.RecordBatch, first: int, emit: Emit) -> None:
