@@ -1,7 +1,9 @@
 """A job that runs beside the program: stop, status, wait, and what a notebook shows of it."""
 
+import asyncio
 import sys
 import threading
+from typing import Any
 
 import pytest
 
@@ -84,28 +86,31 @@ def test_a_program_may_look_from_several_threads() -> None:
     assert job.done
 
 
-def test_who_asks_while_the_job_ends_gets_its_last_status() -> None:
-    """What a loop has not answered when it ends it cancels: that is no error of who asks."""
-    for _ in range(3):
-        flow = Dataflow("beside")
-        flow.rate("ticks", 100_000, 500).sink("out", CallableSink(lambda batch: None))
-        job = start(flow)
-        troubles: list[BaseException] = []
+def test_a_question_that_the_loop_has_not_answered_when_it_ends_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop cancels it as it ends: who asked gets the last status."""
+    go_on, asked = threading.Event(), threading.Event()
+    ask = asyncio.run_coroutine_threadsafe
 
-        def look(job: LocalJobHandle = job, troubles: list[BaseException] = troubles) -> None:
-            try:
-                while job.status().outcome is None:
-                    pass
-            except BaseException as error:
-                troubles.append(error)
+    async def never(question: Any) -> None:
+        question.close()
+        asked.set()
+        await asyncio.get_running_loop().create_future()
 
-        lookers = [threading.Thread(target=look) for _ in range(6)]
-        for each in lookers:
-            each.start()
-        for each in lookers:
-            each.join(60)
-        assert troubles == []
-        assert job.wait(60).status.outcome == "finished"
+    flow = Dataflow("beside")
+    rows = flow.from_iterator(
+        "rows", lambda part, of: ({"n": n} for n in range(3) if go_on.wait(60)), schema={"n": int}
+    )
+    rows.sink("out", CallableSink(lambda batch: None))
+    job = start(flow)
+    until_checkpoints(job, 1)
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", lambda question, loop: ask(never(question), loop))
+    statuses: list[Any] = []
+    asking = threading.Thread(target=lambda: statuses.append(job.status()))
+    asking.start()
+    assert asked.wait(60)
+    go_on.set()
+    asking.join(60)
+    assert [status.outcome for status in statuses] == ["finished"]
 
 
 def test_a_notebook_shows_the_line_where_there_are_no_widgets(monkeypatch: pytest.MonkeyPatch) -> None:
