@@ -125,7 +125,8 @@ class Scheduler:
             self._note_long(self._last_pass_s, self._stepping)
         if worked or more:
             self.busy_s += now - started
-        if round_worked or more or self._woken:
+        # What a round brought for the work between passes (a captured snapshot) is begun before the slot sleeps.
+        if round_worked or more or self._work_between(now) or self._woken:
             if self._looked_s is None or now - self._looked_s >= _LOOK_S:
                 self._look(now)
             return True

@@ -783,11 +783,19 @@ MUTANTS = (
         ("tests/barrier_runtime/runtime/test_scheduler.py",),
     ),
     Mutant(
+        "snapshot-of-a-pass-waits-for-the-next",
+        "a slot does not sleep before it has begun with the snapshots that its last pass captured",
+        "barrier_runtime/runtime/scheduler.py",
+        "or more or self._work_between(now) or self._woken:\n",
+        "or more or self._woken:\n",
+        ("tests/barrier_runtime/runtime/test_scheduler.py",),
+    ),
+    Mutant(
         "wake-within-a-pass-is-lost",
         "whoever wakes a slot in the middle of a pass is served after it, although the pass found nothing",
         "barrier_runtime/runtime/scheduler.py",
-        "        if round_worked or more or self._woken:\n",
-        "        if round_worked or more:\n",
+        "or self._work_between(now) or self._woken:\n",
+        "or self._work_between(now):\n",
         ("tests/barrier_runtime/runtime/test_scheduler.py",),
     ),
     Mutant(

@@ -131,7 +131,7 @@ def test_a_pass_takes_rows_from_source_to_sink_of_the_slot_and_leaves_nothing_fo
 
     asyncio.run(run())
     assert not errors
-    assert passes == [0]
+    assert passes == [0, 1]  # what is done between passes, before and after the only one
 
 
 class HandTimer:
@@ -306,6 +306,37 @@ def test_a_wake_within_a_pass_that_finds_nothing_leads_to_another_pass():
     asyncio.run(run())
     assert not errors
     assert len(batches) == 1
+
+
+def test_work_between_passes_that_a_pass_brings_is_begun_before_the_slot_sleeps():
+    """As a snapshot that is captured in a pass: an idle slot has no other pass that would drain it."""
+    clock, waiting, drained, errors = HandClock(), [], [], []
+
+    def between():
+        if waiting:
+            drained.append(waiting.pop())
+        return bool(waiting)
+
+    async def run():
+        loop = asyncio.get_running_loop()
+        scheduler = Scheduler(loop, between, lambda _, error: errors.append(error), clock)
+        channel = InputChannel(0, 0, scheduler.wake)
+
+        def captured():
+            waiting.extend(range(3))
+            scheduler.wake()
+
+        slow = Slow(clock, 0.0, captured)
+        subtask = Subtask(SubtaskId(0, 0), 1, [("slow", slow)], [channel], [], Aligner(1, 1), host=clock)
+        channel.push(Batch(pa.record_batch({"n": [1]}), 0), 10)
+        scheduler.start([subtask])
+        for _ in range(20):  # turns of the loop
+            await asyncio.sleep(0)
+        scheduler.stop()
+
+    asyncio.run(run())
+    assert not errors
+    assert len(drained) == 3
 
 
 def test_a_slot_that_cannot_keep_up_never_rests():
