@@ -132,6 +132,7 @@ def test_no_route_takes_code_files_or_names_of_logs() -> None:
         ("/jobs/{job}/checkpoints", "GET"),
         ("/jobs/{job}/checkpoints", "POST"),
         ("/jobs/{job}/rescale", "POST"),
+        ("/jobs/{job}/room", "PUT"),  # who holds cores: names, made printable and bounded
         ("/jobs/{job}/replace", "POST"),  # of a file only the name, which nobody opens unless it is the program's own
         ("/jobs/{job}/stop", "POST"),
         ("/jobs/{job}/report", "GET"),
