@@ -306,7 +306,7 @@ def test_a_daemon_that_does_not_answer_and_a_token_that_is_not_there_are_named(t
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        pytest.param(["--storage", "hdfs://host/path"], "unknown scheme 'hdfs'", marks=pytest.mark.slow),
+        pytest.param(["--storage", "ftp://host/path"], "unknown scheme 'ftp'", marks=pytest.mark.slow),
         (["--storage", "{folder}", "--listen", "here"], "--listen 'here' is not understood: use host:port"),
     ],
 )
