@@ -264,7 +264,7 @@ def test_paths_may_be_path_objects(tmp_path):
         ("/proc/nowhere", "make the folder readable and writable"),
         ("{file}", "use another location"),
         ("{file}/below", "use another location"),
-        ("hdfs://host/path", "unknown scheme 'hdfs': use file:///folder, a plain folder path, s3://"),
+        ("ftp://host/path", "unknown scheme 'ftp': use file:///folder, a plain folder path, s3://"),
         ("file://host/path", "a folder is file:///absolute/path, three slashes"),
         ("s3://", "names no bucket"),
         ("", "the storage URL is empty"),
