@@ -11,7 +11,7 @@ import datetime
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -28,6 +28,7 @@ from barrier_runtime.connectors.kinesis.records import (
 )
 from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.connectors.source import Discovery, Split
+from barrier_runtime.connectors.source_bases.start import checked_start
 from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 
@@ -84,7 +85,7 @@ class KinesisSource:
             name,
             KinesisClient(self.stream, self.region, self.endpoint, where),
             record_columns(self.value, schema, self.metadata, where),
-            start=_checked_start(self.start, where),
+            start=checked_start(self.start, ("earliest", "latest"), where),
             bounded=self.until is not None,
             every_s=milliseconds(self.every, f"every of {where}") / 1000,
             discover_s=_ONCE_S if self.discover is None else milliseconds(self.discover, f"discover of {where}") / 1000,
@@ -156,15 +157,3 @@ class KinesisStream:
             for shard, ms in sorted(read_to.items())
             if ms is not None and ms < oldest_ms
         ]
-
-
-def _checked_start(start: Any, where: str) -> Start:
-    if isinstance(start, datetime.datetime):
-        if start.tzinfo is None:
-            raise InvalidJob(
-                f"{where}: start={start} has no time zone: give one, as in start.replace(tzinfo=timezone.utc)"
-            )
-        return start
-    if start not in ("earliest", "latest"):
-        raise InvalidJob(f'{where}: start={start!r}: use "earliest", "latest" or a datetime with its time zone')
-    return start  # type: ignore[no-any-return]

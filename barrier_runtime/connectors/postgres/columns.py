@@ -32,6 +32,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from barrier_runtime.connectors.sink_bases.table_columns import check_names
 from barrier_runtime.state.errors import InvalidJob
 
 Convert: TypeAlias = Callable[[pa.Array], pa.Array]
@@ -63,21 +64,8 @@ class Column:
 def converters(schema: pa.Schema, columns: Sequence[Column], table: str, where: str) -> tuple[Convert, ...]:
     """One function per column of `schema` that makes what Arrow writes as CSV. Raises `InvalidJob` for the first
     column that the table lacks or cannot hold, and for a column of the table that needs a value and gets none."""
+    check_names(schema, columns, table, where)
     there = {column.name: column for column in columns}
-    for name in schema.names:
-        if schema.names.count(name) > 1:
-            raise InvalidJob(f"{where}: column {name!r} is in the rows twice: rename one of them with select()")
-        if name not in there:
-            raise InvalidJob(
-                f"{where}: the rows have a column {name!r}, table {table} has not; it has {', '.join(there)}: "
-                f"ALTER TABLE {table} ADD COLUMN, or select() other columns"
-            )
-    for column in columns:
-        if column.not_null and not column.filled and not column.generated and column.name not in schema.names:
-            raise InvalidJob(
-                f"{where}: column {column.name!r} of table {table} is NOT NULL without a default, and the rows have "
-                "no such column: select() it, or give the column a default"
-            )
     return tuple(_converter(field, there[field.name], table, where) for field in schema)
 
 

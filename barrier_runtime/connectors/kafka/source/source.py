@@ -34,6 +34,7 @@ from barrier_runtime.connectors.kafka.source.records import (
 )
 from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.connectors.source import DeadLetters, Discovery, Split
+from barrier_runtime.connectors.source_bases.start import checked_start
 from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 
@@ -166,7 +167,7 @@ class KafkaTopics:
             )
         if until not in (None, "latest"):
             raise InvalidJob(f'{self._where}: until={until!r}: use "latest" (what is there at the start), or leave it')
-        self._start = _checked_start(start, self._where)
+        self._start = checked_start(start, ("earliest", "latest", "group"), self._where)
         self._until = until
         self._discover_s = _period_s(discover, self._where)
         self._topics = topics
@@ -297,18 +298,6 @@ class _Listing:
         return [
             KafkaSplit(topic, number, begins[topic, number], None, ids.get(topic, "")).split() for topic, number in new
         ]
-
-
-def _checked_start(start: Any, where: str) -> Start:
-    if isinstance(start, datetime.datetime):
-        if start.tzinfo is None:
-            raise InvalidJob(
-                f"{where}: start={start} has no time zone: give one, as in start.replace(tzinfo=timezone.utc)"
-            )
-        return start
-    if start in ("earliest", "latest", "group"):
-        return start  # type: ignore[no-any-return]
-    raise InvalidJob(f'{where}: start={start!r}: use "earliest", "latest", "group" or a datetime with a time zone')
 
 
 def _period_s(discover: Any, where: str) -> float | None:
