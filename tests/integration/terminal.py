@@ -72,9 +72,6 @@ class Window:
     def press(self, key: str) -> None:
         self._tmux("send-keys", "-t", self._name, key)
 
-    def resize(self, columns: int, rows: int) -> None:
-        self._tmux("resize-window", "-t", self._name, "-x", str(columns), "-y", str(rows))
-
     def until(self, what: str, shown: Callable[[str], object]) -> str:
         """Until the text on the screen is so; that text."""
         seen: list[str] = []

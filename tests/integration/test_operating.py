@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import textwrap
@@ -17,6 +16,7 @@ from barrier_runtime import Dataflow, InvalidJob, JsonlSink
 from barrier_runtime.coordinator.client.client import CoordinatorClient
 from barrier_runtime.launch.steering.savepoints import SavepointFailed
 from barrier_runtime.state.errors import Unavailable
+from examples.servers.base import free_port
 
 pytestmark = pytest.mark.spark
 
@@ -29,12 +29,6 @@ def completed(handle, at_least):
 
 
 # ---------------------------------------------------------------- a daemon
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Daemon:
