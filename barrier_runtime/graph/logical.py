@@ -108,14 +108,17 @@ class Plan:
 
     def event_times(self, number: int) -> frozenset[str] | None:
         """Columns of the rows of node `number` that its watermark is of; None: not known."""
-        node = self.nodes[number]
-        if isinstance(node, SourceNode):
-            return None if node.event_time is None else frozenset([node.event_time])
-        if node.kind not in _SAME_ROWS:
-            return node.event_times
-        before = [self.event_times(input.node) for input in node.inputs]
-        known = [each for each in before if each is not None]
-        return frozenset.intersection(*known) if len(known) == len(before) else None
+        found: list[frozenset[str] | None] = []  # by node: inputs come before what takes them
+        for node in self.nodes[: number + 1]:
+            if isinstance(node, SourceNode):
+                found.append(None if node.event_time is None else frozenset([node.event_time]))
+            elif node.kind in _SAME_ROWS:
+                before = [None if input.tag else found[input.node] for input in node.inputs]
+                known = [each for each in before if each is not None]
+                found.append(frozenset.intersection(*known) if len(known) == len(before) else None)
+            else:
+                found.append(node.event_times)
+        return found[number]
 
     def by_wall_clock(self, number: int) -> list[tuple[str, str]]:
         """Steps above node `number` (itself included) of which a replay may make other rows: name and why."""

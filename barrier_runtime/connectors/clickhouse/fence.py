@@ -58,7 +58,7 @@ class Fences:
             try:
                 self._session.query(
                     f"CREATE TABLE {self._prefix}{number} "
-                    f"(log String DEFAULT %(log)s, token String DEFAULT %(token)s) ENGINE = TinyLog",
+                    "(log String DEFAULT %(log)s, token String DEFAULT %(token)s) ENGINE = TinyLog",
                     {"log": log, "token": str(token)},
                 )
             except TableExists:

@@ -39,7 +39,8 @@ def record_columns(value: str, schema: pa.Schema | None, metadata: Sequence[str]
         raise InvalidJob(f'{where}: value={value!r}: use "bytes", "string" or "json"')
     if (value == "json") != (schema is not None):
         raise InvalidJob(f'{where}: schema= goes with value="json", and value="json" needs it: the columns of the JSON')
-    for name in (metadata,) if isinstance(metadata, str) else metadata:
+    names = (metadata,) if isinstance(metadata, str) else tuple(dict.fromkeys(metadata))
+    for name in names:
         if name not in METADATA:
             raise InvalidJob(f"{where}: metadata= has {name!r}: choose from {', '.join(METADATA)}")
     if schema is None:
@@ -47,7 +48,6 @@ def record_columns(value: str, schema: pa.Schema | None, metadata: Sequence[str]
     else:
         json_row(schema, f"{where}, schema=")
         payload = schema
-    names = (metadata,) if isinstance(metadata, str) else tuple(dict.fromkeys(metadata))
     twice = [name for name in names if name in payload.names]
     if twice:
         raise InvalidJob(f"{where}: there would be two columns {twice[0]!r}: leave it out of metadata=")

@@ -30,6 +30,13 @@ def as_of(flow: Dataflow) -> Stream:
     return read(flow, "left").key_by("k").asof_join("j", read(flow, "right").key_by("k"), event_time="at")
 
 
+def late_rows(flow: Dataflow) -> Stream:
+    """A side output, whose rows are others than those of its step."""
+    left, right = read(flow, "left").key_by("k"), read(flow, "right").key_by("k")
+    _, late, _ = left.join("j", right, between=(-SECOND, SECOND), event_time="at", late=True)
+    return late
+
+
 @pytest.mark.parametrize(
     ("make", "column", "other"),
     [
@@ -61,6 +68,7 @@ def test_a_window_by_another_column_than_the_watermarks_is_told(
         (joined, "at"),
         (joined, "at_right"),
         (as_of, "at"),
+        (lambda flow: late_rows(flow).filter("k > 1"), "made"),
     ],
 )
 def test_where_the_columns_agree_or_are_not_known_nothing_is_told(
