@@ -4,15 +4,14 @@ The only place that imports PyMySQL and that turns its errors into ours. Whateve
 no half-open transaction or setting outlives it; every unit of work can therefore be repeated.
 """
 
-import contextlib
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from barrier_runtime.connectors.sink_bases.kept_connection import KeptConnection
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 
 T = TypeVar("T")
@@ -98,16 +97,14 @@ def server_of(url: str) -> Server:
     )
 
 
-class MySQLSession:
+class MySQLSession(KeptConnection):
     """Used by one thread at a time; others wait. `call_s`: patience with one answer of the server."""
 
     def __init__(self, server: Server, call_s: float, where: str) -> None:
         self._server = server
         self._call_s = call_s
         self._where = where
-        self._using = threading.Lock()
-        self._connection: Any = None
-        self._closed = False
+        super().__init__()
 
     def run(self, what: str, work: Callable[[Any], T]) -> T:
         """`work(cursor)` in one transaction that is committed when it returns. It may be called twice, on a new
@@ -126,30 +123,17 @@ class MySQLSession:
             except errors.Error as error:
                 raise self._told(error, what) from error
 
-    def close(self) -> None:
-        """Never waits: a call that is under way closes the connection when it ends."""
-        self._closed = True
-        if self._using.acquire(blocking=False):
-            try:
-                self._drop()
-            finally:
-                self._using.release()
-
     def _attempt(self, work: Callable[[Any], T]) -> T:
-        try:
+        def transaction() -> T:
             if self._connection is None:
                 self._connection = self._connect()
             self._connection.begin()
             with self._connection.cursor() as cursor:
                 result = work(cursor)
             self._connection.commit()
-        except BaseException:
-            self._drop()
-            raise
-        finally:
-            if self._closed:
-                self._drop()
-        return result
+            return result
+
+        return self._kept(transaction)
 
     def _connect(self) -> Any:
         pymysql, server = load_pymysql(), self._server
@@ -182,11 +166,8 @@ class MySQLSession:
             raise
         return connection
 
-    def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with contextlib.suppress(Exception):
-                connection._force_close()  # a good-bye may wait for a server that is gone
+    def _end(self, connection: Any) -> None:
+        connection._force_close()  # a good-bye may wait for a server that is gone
 
     def _told(self, error: Exception, what: str) -> BarrierRuntimeError:
         server = self._server

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from itertools import zip_longest
 from typing import Any, TypeVar
 
+from barrier_runtime.connectors.sink_bases.kept_connection import KeptConnection
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 
 T = TypeVar("T")
@@ -98,20 +99,18 @@ def shown_server(parameters: Mapping[str, str]) -> str:
     return f"{','.join(places)}{database}{user}"
 
 
-class PostgresSession:
+class PostgresSession(KeptConnection):
     """Used by one thread at a time; others wait. `parameters` are libpq's, secrets included. `call_s`: after so many
     seconds a unit of work is given up from this side, because the server does not even time out by itself."""
 
     def __init__(
         self, parameters: Mapping[str, str], statement_timeout_s: float, where: str, call_s: float | None = None
     ) -> None:
+        super().__init__()
         self._parameters = {**CONNECTION_DEFAULTS, **parameters}
         self._statement_timeout_ms = int(statement_timeout_s * 1000)
         self._call_s = call_s or max(_CALL_S, 10 * statement_timeout_s)
         self._where = where
-        self._using = threading.Lock()
-        self._connection: Any = None
-        self._closed = False
 
     def run(self, what: str, work: Callable[[Any], T], *, autocommit: bool = False) -> T:
         """`work(connection)` in one SQL transaction that is committed when it returns (`autocommit`: each statement by
@@ -131,19 +130,9 @@ class PostgresSession:
             except psycopg.Error as error:
                 raise self._told(error, what) from error
 
-    def close(self) -> None:
-        """Never waits: a call that is under way closes the connection when it ends."""
-        self._closed = True
-        if self._using.acquire(blocking=False):
-            try:
-                self._drop()
-            finally:
-                self._using.release()
-
     def _attempt(self, work: Callable[[Any], T], autocommit: bool) -> T:
-        self._was_fresh = self._connection is None
-        watch: threading.Timer | None = None
-        try:
+        def watched() -> T:
+            self._was_fresh = self._connection is None
             if self._connection is None:
                 self._connection = self._connect()
             connection = self._connection
@@ -151,18 +140,14 @@ class PostgresSession:
             watch = threading.Timer(self._call_s, _cut, (connection,))
             watch.daemon = True
             watch.start()
+            watching.callback(watch.cancel)
             result = work(connection)
             if not autocommit:
                 connection.commit()
-        except BaseException:
-            self._drop()
-            raise
-        finally:
-            if watch is not None:
-                watch.cancel()
-            if self._closed:
-                self._drop()
-        return result
+            return result
+
+        with contextlib.ExitStack() as watching:  # until a connection that failed has been dropped, too
+            return self._kept(watched)
 
     def _connect(self) -> Any:
         psycopg = load_psycopg()
@@ -186,11 +171,8 @@ class PostgresSession:
             raise
         return connection
 
-    def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with contextlib.suppress(Exception):
-                connection.close()
+    def _end(self, connection: Any) -> None:
+        connection.close()
 
     def _told(self, error: Exception, what: str) -> BarrierRuntimeError:
         server = shown_server(self._parameters)
