@@ -31,6 +31,7 @@ from barrier_runtime.coordinator.log.records import Finish
 from barrier_runtime.coordinator.wire import carried
 from barrier_runtime.operators.aggregation.functions import count
 from barrier_runtime.runtime import checkpointing
+from barrier_runtime.state.snapshots.plan import Thresholds
 from barrier_runtime.state.snapshots.stored_values import with_values
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
 
@@ -355,6 +356,7 @@ async def test_uploads_of_checkpoints_that_expired_do_not_stay(tmp_path: Path, m
     """S1, S9: nor while the generation that made them goes on for weeks."""
     monkeypatch.setattr(phase_running, "SWEEP_EVERY_MS", 0)
     monkeypatch.setattr(Retention.sweep, "__defaults__", (None, 0))  # objects are old at once
+    monkeypatch.setattr(Thresholds.__init__, "__defaults__", (0, 1 << 20, 4_096))  # also what is small is uploaded
     options = {
         "parallelism": 2,
         "checkpoint_interval": 0.05,
