@@ -49,7 +49,7 @@ from barrier_runtime.launch.steering.savepoints import (
 )
 from barrier_runtime.spark.batch_frame import DataFrames, check_free_core
 from barrier_runtime.spark.closure import check_travels, fingerprint
-from barrier_runtime.spark.room import room
+from barrier_runtime.spark.room import RoomOfJob
 from barrier_runtime.spark.session import (
     check_session,
     forwarded_environment,
@@ -173,6 +173,7 @@ class JobHandle:
             log_format=options.log_format,
         )
         self._slots = AllSlots(spark, settings, options.parallelism, lambda: not self._ended.is_set())
+        self._room = RoomOfJob(spark, self._slots.group)
         self._slots.start()
         tell = lambda answer: coordinator.client.replace(job.spec.job, answer, job.spec.run_id)  # noqa: E731
         self._programs = Programs(own_flow(job.loaded_from), job.spec, self._slots.learn, tell)
@@ -421,7 +422,7 @@ class JobHandle:
 
     def _tell_room(self) -> None:
         if jvm_trouble(self._spark) is None:
-            found = room(self._spark, self._slots.group)
+            found = self._room.look()
             with contextlib.suppress(Unavailable, InvalidJob):  # away, or of a release that does not ask for it
                 self._coordinator.client.tell_room(self._spec.job, found, self._spec.run_id)
 

@@ -9,7 +9,10 @@ import json
 import re
 import urllib.request
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
+
+import msgspec
 
 from barrier_runtime.coordinator.status.status import Room
 
@@ -19,8 +22,27 @@ _MOST_BYTES = 4_000_000
 _OURS = "barrier-runtime "  # before a job's name, as `session` and `stage` name applications and jobs
 
 
+class RoomOfJob:
+    """Room for one job's slots. `group`: what the groups of its Spark jobs begin with."""
+
+    def __init__(self, spark: Any, group: str) -> None:
+        self._spark = spark
+        self._group = group
+        self._failures: int | None = None  # of its tasks, at the last look
+
+    def look(self) -> Room:
+        """Slots that fail again and again are not starting: those of a look since which one failed are not told."""
+        found, active, failures = room(self._spark, self._group), 0, 0
+        for job in _jobs(self._spark):
+            if _group(job).startswith(self._group):
+                active += int(job.numActiveTasks())
+                failures += int(job.numFailedTasks()) + int(job.numKilledTasks())
+        before, self._failures = self._failures, failures
+        return msgspec.structs.replace(found, starting=active if failures in (0, before) else 0)
+
+
 def room(spark: Any, group: str) -> Room:
-    """`group`: what the groups of the job's own Spark jobs begin with."""
+    """`group`: as in `RoomOfJob`. Without what tells of the job's own slots."""
     context = spark.sparkContext
     conf = context.getConf()
     per_slot = int(conf.get("spark.task.cpus", "1"))
@@ -46,14 +68,21 @@ def cores_of_application(spark: Any) -> int:
 
 def held_in_application(spark: Any, group: str, per_task: int) -> "Counter[str]":
     """Cores by the name of the Spark job, the job's own left out."""
-    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
     held: Counter[str] = Counter()
-    for job in (jobs.apply(index) for index in range(jobs.size())):
-        of_group = job.jobGroup().get() if job.jobGroup().isDefined() else ""
-        if job.numActiveTasks() > 0 and not of_group.startswith(group):
+    for job in _jobs(spark):
+        if job.numActiveTasks() > 0 and not _group(job).startswith(group):
             name = job.description().get() if job.description().isDefined() else job.name()
             held[_name(name)] += int(job.numActiveTasks()) * per_task
     return held
+
+
+def _jobs(spark: Any) -> Iterator[Any]:
+    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
+    return (jobs.apply(index) for index in range(jobs.size()))
+
+
+def _group(job: Any) -> str:
+    return job.jobGroup().get() if job.jobGroup().isDefined() else ""
 
 
 def cluster_of(master: str, ui_port: int, application: str) -> "tuple[int, Counter[str]] | None":

@@ -188,6 +188,13 @@ class UserRescale:
 
 
 @dataclass(frozen=True)
+class SlotsStarting:
+    """What the program that runs the job's slots says: so many of them have their cores, registered or not."""
+
+    slots: int
+
+
+@dataclass(frozen=True)
 class UserStop:
     mode: Literal["checkpoint", "drain", "now"]
     savepoint: SavepointRequest | None = None  # to stop with; if it cannot be had, the job goes on
@@ -218,5 +225,6 @@ Event: TypeAlias = (
     | UserSavepoint
     | UserRescale
     | ProgramLoaded
+    | SlotsStarting
     | UserStop
 )

@@ -97,6 +97,7 @@ class Job:
         self.savepoints = Savepoints(_sinks(spec))
         self.stop_savepoint: SavepointRequest | None = None  # that the job stops with
         self.rescales = Rescales()
+        self.starting = 0  # slots that have their cores, as was told last
         self.retreat: JobSpec | None = None  # of the program before this one, which has not run yet
         self.reported_failure: SubtaskFailed | None = None  # heard before we led; a slot says it once per connection
         self._deletable: tuple[str, ...] = ()

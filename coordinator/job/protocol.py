@@ -33,6 +33,7 @@ from barrier_runtime.coordinator.job.events import (
     SlotLost,
     SlotMessage,
     SlotRegistered,
+    SlotsStarting,
     StoreAnswered,
     StoreRefused,
     StoreRetried,
@@ -269,6 +270,9 @@ class JobProtocol:
             return None
         if isinstance(event, ProgramLoaded):
             return self._on_program(event, now_ms)
+        if isinstance(event, SlotsStarting):
+            job.starting = event.slots
+            return None
         if isinstance(event, UserSavepoint):
             if job.savepoints.ask(event.request, job.stop_from or job.highest_checkpoint() + 1, now_ms):
                 return phase.on_savepoint(job, now_ms)

@@ -253,7 +253,7 @@ class Api:
             told = _ROOM.decode(await _body(request))
         except UNREADABLE as error:
             raise InvalidJob(f'the body is not understood ({error}): send {{"cores": 8, "held_by": {{}}}}') from error
-        runner.room = bounded(told)
+        runner.tell_room(bounded(told))
         return _json(TriggerReply("accepted", ""), 202)
 
     async def submit(self, request: Request) -> Response:

@@ -33,6 +33,7 @@ from barrier_runtime.coordinator.job.events import (
     SlotLost,
     SlotMessage,
     SlotRegistered,
+    SlotsStarting,
     Tick,
     UserRescale,
     UserSavepoint,
@@ -241,6 +242,11 @@ class JobRunner:
     def program_loaded(self, id: str, spec: JobSpec | None, error: str = "") -> None:
         """The driver's answer."""
         self._post(ProgramLoaded(id, spec, error))
+
+    def tell_room(self, room: Room) -> None:
+        """What the program that runs the job's slots knows of room for them."""
+        self.room = room
+        self._post(SlotsStarting(room.starting))
 
     async def changed(self, wait_s: float) -> None:
         """Until what drivers act on is another than now, at most `wait_s`."""

@@ -287,11 +287,13 @@ class CommitsStatus(msgspec.Struct, frozen=True):
 
 class Room(msgspec.Struct, frozen=True):
     """What the program that runs a job's slots knows of room for them. `cores`: of its cluster, 0 if unknown.
-    `held_by`: cores that others hold, by the name of who holds them."""
+    `held_by`: cores that others hold, by the name of who holds them. `starting`: slots of the job that have their core,
+    whether they have registered or not, while none of them fails."""
 
     cores: int = 0
     cores_per_slot: int = 1
     held_by: dict[str, int] = {}
+    starting: int = 0
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,6 +47,7 @@ def test_a_job_that_waits_for_cores_says_who_holds_them_until_it_has_them(spark,
                 assert "stop a job, add executors, or use a smaller parallelism" in str(handle.why())
                 assert sentence in said(daemon, "why", "starved"), "who asks from elsewhere hears the same"
                 assert sentence in handle.report().decode()
+                until(lambda: handle.status().room.starting == 1, "one of its slots has a core")
                 released.touch()
                 until(lambda: handle.status().phase == "running", "it runs")
                 assert "held by" not in str(handle.why())

@@ -24,6 +24,8 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
+_STARTS = 5  # times the wait for cores: how long slots that have theirs may take to register
+
 
 class WaitingForSlots(Phase):
     judges_silence = True
@@ -52,7 +54,7 @@ class WaitingForSlots(Phase):
         if not job.slots.missing:
             return self._deploy_from_ms
         graces = [lost_ms + job.spec.reconnect_grace_ms for _, lost_ms in job.slots.to_be_killed()]
-        return min([self._deploy_from_ms + job.spec.resource_wait_timeout_ms, *graces])
+        return min([self._complete_until_ms(job), *graces])
 
     def on_tick(self, job: Job, now_ms: int) -> Decision | None:
         for slot in job.slots.silent(now_ms, job.spec.slot_timeout_ms):
@@ -64,11 +66,7 @@ class WaitingForSlots(Phase):
             waiting = next(iter(job.generation.waiting.values()))
             return Fail(f"{waiting.error}\njob {job.spec.job}: {job.restarts.impatient()}")
         self._ask_for_kills(job, now_ms)
-        if (
-            not self._deployed
-            and job.slots.missing
-            and now_ms >= self._deploy_from_ms + job.spec.resource_wait_timeout_ms
-        ):
+        if not self._deployed and job.slots.missing and now_ms >= self._complete_until_ms(job):
             job.record.absent_slots = job.slots.missing
             return Fail(self._why_incomplete(job))
         return self._deploy_if_complete(job, now_ms)
@@ -183,15 +181,31 @@ class WaitingForSlots(Phase):
             return Retention(retained, kept_after_restore((), restored, retained))
         return None
 
+    def _complete_until_ms(self, job: Job) -> int:
+        """Slots that have their cores wait for no resource: their processes start, which takes minutes on a machine
+        that others keep busy."""
+        waits_ms = job.spec.resource_wait_timeout_ms
+        return self._deploy_from_ms + (waits_ms * _STARTS if _all_have_cores(job) else waits_ms)
+
     def _why_incomplete(self, job: Job) -> str:
-        missing = job.slots.missing
-        present = job.spec.parallelism - len(missing)
+        missing, needed, waits_ms = job.slots.missing, job.spec.parallelism, job.spec.resource_wait_timeout_ms
+        begins = f"job {job.spec.job} needs {needed} slots; {needed - len(missing)} of {needed} registered within "
+        which = f"missing: {', '.join(map(str, missing))}"
+        if _all_have_cores(job):
+            return (
+                f"{begins}{waits_ms * _STARTS / 1000:g} s, {which}. All have their cores, so their processes start too "
+                "slowly or cannot reach the coordinator: see the executors' logs, and whether the machines are "
+                "overloaded, or raise resource_wait_timeout, a fifth of this time"
+            )
         return (
-            f"job {job.spec.job} needs {job.spec.parallelism} slots; {present} of {job.spec.parallelism} registered "
-            f"within {job.spec.resource_wait_timeout_ms / 1000:g} s, missing: {', '.join(map(str, missing))}. "
-            f"Are there {job.spec.parallelism} free cores? Give the job more cores, lower its parallelism, or raise "
-            "resource_wait_timeout; and see the executors' logs for tasks that could not reach the coordinator"
+            f"{begins}{waits_ms / 1000:g} s, {which}. Are there {needed} free cores? Give the job more cores, lower "
+            "its parallelism, or raise resource_wait_timeout; and see the executors' logs for tasks that could not "
+            "reach the coordinator"
         )
+
+
+def _all_have_cores(job: Job) -> bool:
+    return job.starting >= job.spec.parallelism
 
 
 def _where(snapshots: tuple[OperatorSnapshot, ...], restored: DecidedManifest | None) -> ManifestRef | None:

@@ -6,7 +6,7 @@ from coordinator_world import Coordinator, keys_of, kinds, log_of, new_generatio
 
 from barrier_runtime.coordinator.job.effects import Append, CloseLink, Delete, ListForSweep, WriteManifest
 from barrier_runtime.coordinator.job.event_times import UNKNOWN_MS
-from barrier_runtime.coordinator.job.events import ManifestFailed, SlotRegistered, Tick
+from barrier_runtime.coordinator.job.events import ManifestFailed, SlotRegistered, SlotsStarting, Tick
 from barrier_runtime.coordinator.log.records import Finish
 from barrier_runtime.coordinator.wire.messages import (
     AbortCheckpoint,
@@ -72,6 +72,40 @@ def test_missing_slots_are_named_with_the_remedy_when_the_time_is_up():
     assert "1 of 4 registered within 60 s, missing: 0, 1, 3" in coordinator.ended.reason
     assert "free cores" in coordinator.ended.reason
     assert present.last(Shutdown).outcome == "failed"
+
+
+def test_slots_that_have_their_cores_are_waited_for_longer_and_not_for_ever():
+    """On a machine that others keep busy a process may need minutes until it can register."""
+    starting = Coordinator(MemoryStore(), spec(parallelism=2)).begin().settle()
+    without = Coordinator(MemoryStore(), spec(parallelism=2)).begin().settle()
+    for coordinator, cores in ((starting, 2), (without, 1)):
+        coordinator.post(SlotsStarting(cores))
+        pass_time(coordinator, 65)
+    assert without.ended.outcome == "failed"
+    assert "within 60 s" in without.ended.reason
+    assert starting.phase == "waiting"
+    pass_time(starting, 240)
+    assert starting.ended.outcome == "failed"
+    assert "0 of 2 registered within 300 s, missing: 0, 1. All have their cores" in starting.ended.reason
+
+
+def test_slots_that_failed_since_are_not_waited_for_longer_and_those_that_come_late_run():
+    failing = Coordinator(MemoryStore(), spec(parallelism=2)).begin().settle()
+    late = Coordinator(MemoryStore(), spec(parallelism=2)).begin().settle()
+    failing.post(SlotsStarting(2))
+    failing.post(SlotsStarting(0))
+    late.post(SlotsStarting(2))
+    for coordinator in (failing, late):
+        pass_time(coordinator, 65)
+    assert failing.ended.outcome == "failed"
+    slots = [late.slot(index).connect() for index in (0, 1)]
+    assert all(slot.last(Deploy) for slot in slots)
+
+
+def pass_time(coordinator: Coordinator, seconds: int) -> None:
+    for _ in range(seconds // 5):
+        coordinator.later(5_000)
+    coordinator.settle()
 
 
 def test_a_higher_task_attempt_replaces_a_lower_one_and_not_the_other_way():
