@@ -50,7 +50,7 @@ def wait_until(condition: Callable[[], object], running: "subprocess.Popen[str]"
     "call",
     [
         pytest.param("run()", id="script", marks=pytest.mark.slow),
-        pytest.param("asyncio.run(in_a_loop())", id="as in a notebook"),
+        pytest.param("asyncio.run(in_a_loop())", id="as in a notebook", marks=pytest.mark.slow),
     ],
 )
 def test_sigterm_ends_a_program_with_a_local_run_as_it_would_without_and_leaves_no_folder(

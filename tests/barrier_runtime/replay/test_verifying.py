@@ -14,7 +14,9 @@ from barrier_runtime.replay import verify
 from tests.barrier_runtime.replay.two_checkpoints import flow_of, two_checkpoints
 
 
-@pytest.mark.parametrize("sink", [ParquetSink, JsonlSink, CsvSink])
+@pytest.mark.parametrize(
+    "sink", [ParquetSink, *(pytest.param(each, marks=pytest.mark.slow) for each in (JsonlSink, CsvSink))]
+)
 def test_a_deterministic_flow_comes_to_the_same_state_and_rows(sink: Any, tmp_path: Path) -> None:
     job = two_checkpoints(str(tmp_path / "ckpt"), partial(flow_of, sink=sink(str(tmp_path / "out"))))
     found = verify(job.flow, after=job.before, until=job.until, checkpoints=job.folder)
@@ -53,7 +55,9 @@ class SetOrder:
         yield {"user": user, "total": row["n"]}
 
 
-@pytest.mark.parametrize(("make", "where"), [(Dice, "totals"), (Clock, "out"), (SetOrder, "totals")])
+@pytest.mark.parametrize(
+    ("make", "where"), [(Dice, "totals"), (Clock, "out"), pytest.param(SetOrder, "totals", marks=pytest.mark.slow)]
+)
 def test_hidden_non_determinism_is_named(make: Any, where: str, tmp_path: Path) -> None:
     job = two_checkpoints(str(tmp_path / "ckpt"), partial(flow_of, make, ParquetSink(str(tmp_path / "out"))))
     found = verify(job.flow, after=job.before, until=job.until, checkpoints=job.folder)
@@ -72,6 +76,7 @@ def test_a_sink_that_cannot_be_read_back_is_compared_with_a_second_replay(tmp_pa
     assert [each.operator for each in found.differences][:1] == ["out"]
 
 
+@pytest.mark.slow
 def test_masked_columns_are_in_no_difference(tmp_path: Path) -> None:
     job = two_checkpoints(str(tmp_path / "ckpt"), partial(flow_of, Dice, CollectSink()))
     found = verify(job.flow, after=job.before, until=job.until, checkpoints=job.folder, redact=["user", "last"])

@@ -53,7 +53,7 @@ def found_between(one: str, other: str, *of: str) -> list[StateDifference]:
         )
 
 
-@pytest.mark.parametrize("parallelism", [2, 5])
+@pytest.mark.parametrize("parallelism", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_inserted_changed_and_deleted_entries_are_found_at_any_parallelism(tmp_path: Path, parallelism: int) -> None:
     values = dict(zip(USERS, range(50), strict=True))
     pages = {(user, "home"): 1 for user in USERS}

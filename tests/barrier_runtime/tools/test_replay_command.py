@@ -32,6 +32,7 @@ def app(folder: Path, upto: int) -> str:
     return f"{file}:flow"
 
 
+@pytest.mark.slow
 def test_the_command_of_a_failure_report_shows_the_row_and_stops_at_it(tmp_path: Path) -> None:
     storage = tmp_path / "ckpt"
     options = ["--checkpoints", str(storage), "--local", "--parallelism", "1", "--restart", "none"]
@@ -60,6 +61,7 @@ def test_the_command_of_a_failure_report_shows_the_row_and_stops_at_it(tmp_path:
     assert "app.py(" in stopped.stdout
 
 
+@pytest.mark.slow
 def test_verify_says_that_nothing_differs_or_what_does(tmp_path: Path) -> None:
     target, storage = app(tmp_path, 8), str(tmp_path / "ckpt")
     ran = subprocess.run(

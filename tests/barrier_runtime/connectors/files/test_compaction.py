@@ -138,6 +138,7 @@ def test_files_that_readers_have_listed_stay_for_as_long_as_they_are_kept() -> N
     assert [number for name in listed for number in numbers_of(name, store.get(name))] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_row_is_rewritten_a_few_times_however_often_compaction_runs() -> None:
     store, subtask = target(lambda: Jsonl("memory://target"), 1)
     made = 0

@@ -65,6 +65,7 @@ def test_rows_of_other_columns_begin_another_file_behind_the_one_that_was_open()
     assert [numbers_of(each) for _, each in rolled] == [[2, 3]]
 
 
+@pytest.mark.slow
 def test_parts_stay_few_and_a_row_is_written_a_few_times() -> None:
     """10,000 checkpoints before a file is done: its parts are merged, eight at a time."""
     rolling = Rolling(size=BIG, age_ms=BIG, most_bytes=BIG)

@@ -80,6 +80,7 @@ def run_until(world: KinesisWorld, folder: Path, count: int, change: Callable[[]
         job.wait(120)
 
 
+@pytest.mark.slow
 def test_a_stream_is_resharded_while_a_job_reads_it_and_while_it_is_away(make_kinesis: Make, tmp_path: Path) -> None:
     world = make_kinesis(2)
     world.put(numbers(0, 200))

@@ -20,6 +20,7 @@ MS = datetime.timedelta(milliseconds=1)
 MANY, HELD = 3_000, 200
 AGGREGATES = {"n": count(), "total": sum_("v"), "v1": first("v")}
 KINDS = ["tumbling", "sliding", "lateness"]
+MOSTLY_SLOW = ["tumbling", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])]
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +83,7 @@ def test_most_windows_are_not_in_memory_and_all_come_out_once(kind: str, text: b
     assert entries_left(it.operator) == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MOSTLY_SLOW)
 def test_rows_that_come_for_windows_on_disk_are_given_back_after_a_slice(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,7 +147,7 @@ def test_restored_between_two_slices_of_firing_none_is_missing_and_none_comes_tw
     assert plain(got + it.take()) == model(slide=10 if kind == "sliding" else 20)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MOSTLY_SLOW)
 def test_what_is_on_disk_goes_along_to_another_parallelism(kind: str) -> None:
     slots, got = Slots(lambda: operator(kind), 1), []
     for number, rows in enumerate(batches()):
