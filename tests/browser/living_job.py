@@ -18,6 +18,8 @@ from barrier_runtime.coordinator.wire.messages import (
     CheckpointComplete,
     Decline,
     Heartbeat,
+    HeldBack,
+    JobSpec,
     Shutdown,
     SubtaskId,
     ToCoordinator,
@@ -48,13 +50,14 @@ class _Slot(TcpSlot):
 
 
 class LivingJob:
-    def __init__(self, coordinator: EmbeddedCoordinator, job: object = JOB) -> None:
+    def __init__(self, coordinator: EmbeddedCoordinator, job: JobSpec = JOB) -> None:
         self.coordinator = coordinator
         self.spec = job
-        secret = bytes.fromhex(coordinator.submit(job).secret)  # type: ignore[arg-type]
+        secret = bytes.fromhex(coordinator.submit(job).secret)
         self.decline = ""  # why slot 1 refuses checkpoints
         self.hold_commits = False
         self.records = 1_000
+        self.sources: dict[str, HeldBack] = {}  # what slots tell of event time
         self.ended = threading.Event()
         self._slots = [_Slot(JOB.job, JOB.run_id, secret, index) for index in (0, 1)]
         self._threads = [threading.Thread(target=self._answer, args=(slot,), daemon=True) for slot in self._slots]
@@ -111,11 +114,12 @@ class LivingJob:
             for slot in self._slots:
                 if slot.phase == "running":
                     with contextlib.suppress(OSError, AttributeError):  # its connection is away: the next one tells
-                        slot.say(Heartbeat(slot.token, {"records": float(self.records), "rss_bytes": 2e8}))
+                        figures = {"records": float(self.records), "rss_bytes": 2e8}
+                        slot.say(Heartbeat(slot.token, figures, sources=self.sources))
 
 
 @contextlib.contextmanager
-def living_job(folder: Path, job: object = JOB) -> Iterator[LivingJob]:
+def living_job(folder: Path, job: JobSpec = JOB) -> Iterator[LivingJob]:
     with EmbeddedCoordinator(str(folder / "store")) as coordinator:
         running = LivingJob(coordinator, job)
         try:

@@ -22,7 +22,10 @@ class Terminal:
         self._folder = folder
         self._base = ["tmux", "-S", str(folder / "tmux"), "-f", "/dev/null"]
         self._environment = {**os.environ, "LC_ALL": "C.UTF-8", "SHELL": "/bin/sh"}
-        self._environment.pop("TMUX", None)
+        # pytest imports readline, which tells its children the size of its own terminal; programs believe that more
+        # than the terminal in which they are (workers of pytest-xdist are such children: 80 columns when it has none).
+        for name in ("TMUX", "COLUMNS", "LINES"):
+            self._environment.pop(name, None)
 
     def __enter__(self) -> "Terminal":
         return self
@@ -71,6 +74,9 @@ class Window:
 
     def press(self, key: str) -> None:
         self._tmux("send-keys", "-t", self._name, key)
+
+    def resize(self, columns: int, rows: int) -> None:
+        self._tmux("resize-window", "-t", self._name, "-x", str(columns), "-y", str(rows))
 
     def until(self, what: str, shown: Callable[[str], object]) -> str:
         """Until the text on the screen is so; that text."""

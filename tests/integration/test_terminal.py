@@ -88,6 +88,8 @@ def test_run_and_top_in_terminals_of_80_and_200_columns_through_a_kill_and_ctrl_
         assert not re.search(r"Traceback|PeerLost|Error", run.text), run.text
         until(lambda: names_shown(run) == SINKS, "still a line per sink")
         until(lambda: [line.count("p99") for line in lines_of_sinks(run)] == [1, 1], "shortened, not cut off")
+        run.resize(200, 30)
+        run.until("there is room for words", lambda text: re.search(r"plain: .* visible through .* visible p99", text))
 
         for top in tops:
             died = re.compile(r"(?s)recovery, generation .*died of\s+SIGKILL")

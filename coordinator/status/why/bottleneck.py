@@ -98,10 +98,14 @@ def _slow_output(chains: Sequence[ChainStatus]) -> ChainStatus | None:
 
 
 def _shares(chain: ChainStatus) -> tuple[str, ...]:
-    shares = (
-        f"busy {_percent(chain.busy)}, waits for receivers {_percent(chain.backpressured)}, for servers "
-        f"{_percent(chain.held)}, idle {_percent(chain.idle)} in the last 10 s"
-    )
+    parts = {
+        "busy": chain.busy,
+        "waits for receivers": chain.backpressured,
+        "waits for servers": chain.held,
+        "idle": chain.idle,
+    }
+    known = ", ".join(f"{name} {share:.0%}" for name, share in parts.items() if share is not None)
+    shares = f"{known} in the last 10 s"
     if chain.rows_in_per_s is None:
         return (shares,)
     rows = f"{chain.rows_in_per_s:,.0f} rows/s"
