@@ -1,5 +1,6 @@
 """The secret of a daemon: its bearer token, and the root key from which every job's secret is derived."""
 
+import errno
 import hmac
 import os
 from dataclasses import dataclass
@@ -37,7 +38,8 @@ def read_token_file(path: Path) -> str:
             mode = os.fstat(file.fileno()).st_mode  # of what is read, not of what has that name by now
             value = file.read(65_536).decode("ascii").strip()
     except OSError as error:
-        raise InvalidJob(f"cannot read the token file {path}: {error.strerror}") from error
+        remedy = f"; make one: (umask 077; openssl rand -hex 32 > {path})" if error.errno == errno.ENOENT else ""
+        raise InvalidJob(f"cannot read the token file {path}: {error.strerror}{remedy}") from error
     except UnicodeDecodeError:
         value = ""
     if mode & 0o077:

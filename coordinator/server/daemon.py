@@ -72,9 +72,19 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+# What a process says that starts a daemon for its own job (`client/process`): no business of people's.
+_FOR_LAUNCHERS: dict[str, dict[str, Any]] = {
+    "--control-fd": {"type": int},  # an inherited listening socket instead of --listen
+    "--http-fd": {"type": int},  # the same instead of --http
+    "--exit-with-parent": {"action": "store_true"},  # when standard input is closed
+    "--parents-directory": {"type": Path},  # with --exit-with-parent: removed when a killed parent cannot do it
+    "--store-already-proven": {"action": "store_true"},  # skip the start-up probe of the store
+}
+
+
 def _parsed(arguments: list[str] | None) -> Settings:
     parser = argparse.ArgumentParser(
-        prog="python -m barrier_runtime.coordinator.server.daemon", description="The checkpoint coordinator."
+        prog="barrier-runtime coordinator", description="The checkpoint coordinator.", allow_abbrev=False
     )
     for option in DAEMON:
         if option.type is bool:
@@ -88,13 +98,8 @@ def _parsed(arguments: list[str] | None) -> Settings:
             choices=option.choices or None,
             help=f"{option.help} (default: {shown_value(option, option.default)})",
         )
-    parser.add_argument("--control-fd", type=int, help="an inherited listening socket instead of --listen")
-    parser.add_argument("--http-fd", type=int, help="an inherited listening socket instead of --http")
-    parser.add_argument("--exit-with-parent", action="store_true", help="exit when standard input is closed")
-    parser.add_argument(
-        "--parents-directory", type=Path, help="with --exit-with-parent: removed when a killed parent cannot do it"
-    )
-    parser.add_argument("--store-already-proven", action="store_true", help="skip the start-up probe of the store")
+    for flag, settings in _FOR_LAUNCHERS.items():
+        parser.add_argument(flag, help=argparse.SUPPRESS, **settings)
     return Settings(**vars(parser.parse_args(arguments)))
 
 

@@ -300,6 +300,8 @@ class LocalStore:
         if error.errno == errno.ENOENT and operation == "get":
             return ObjectNotFound(f"no object {place}")
         what = f"{operation} of {place} failed: {error.strerror or error}"
+        if operation == "open" and error.errno in (errno.EEXIST, errno.ENOTDIR):
+            return InvalidJob(f"{what}: a file is there, or above it, and a folder is wanted: use another location")
         if error.errno in _PERSON_MUST_FIX or (error.errno == errno.ENOENT and operation == "open"):
             return InvalidJob(f"{what}; make the folder readable and writable for this user, or use another location")
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

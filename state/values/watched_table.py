@@ -53,7 +53,11 @@ class WatchedTable(StateTable):
         self._owned[id(value)] = (key, value)
 
     def lend(self, key: Key, default: Any) -> Any:
-        """`default` was made for `key`, which has no value, and is handed out."""
+        """`default` was made for `key`, which has no value, and is handed out. One that was handed out before and
+        not stored is compared now: each look makes another."""
+        before = self._lent.pop(key, None)
+        if before is not None:
+            self._compare_one(key, *before)
         try:
             encoded = self._encode(default)
         except InvalidJob:  # said if it is ever stored
@@ -73,10 +77,13 @@ class WatchedTable(StateTable):
     def _compare(self) -> None:
         lent, self._lent = self._lent, {}
         for key, (value, encoded) in lent.items():
-            now = self._encode(value)
-            # The bytes of a set depend on its past, too.
-            if now != encoded and self._decode(now) != self._decode(encoded):
-                raise InvalidJob(
-                    f"{self._place(key)}: its value was changed in place but not stored, so it would be lost at "
-                    f"the next restart: {self._remedy} after each change (check_state=False switches this check off)"
-                )
+            self._compare_one(key, value, encoded)
+
+    def _compare_one(self, key: Key, value: Any, encoded: bytes) -> None:
+        now = self._encode(value)
+        # The bytes of a set depend on its past, too.
+        if now != encoded and self._decode(now) != self._decode(encoded):
+            raise InvalidJob(
+                f"{self._place(key)}: its value was changed in place but not stored, so it would be lost at "
+                f"the next restart: {self._remedy} after each change (check_state=False switches this check off)"
+            )

@@ -12,19 +12,21 @@ Compaction and the expiry of snapshots are the user's business.
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from barrier_runtime.connectors.iceberg.columns import as_stored, check_fits, stored_schema
-from barrier_runtime.connectors.iceberg.data_files import WrittenFiles, as_rows, from_rows
-from barrier_runtime.connectors.iceberg.table import IcebergTable
+from barrier_runtime.connectors.iceberg.library import need_pyiceberg
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
 from barrier_runtime.connectors.sink_bases.write_ahead_committable import StagedRows
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound
 from barrier_runtime.state.store.urls import without_credentials
+
+if TYPE_CHECKING:
+    from barrier_runtime.connectors.iceberg.data_files import WrittenFiles
 
 _SECRET = ("token", "credential", "secret", "password", "access-key")
 
@@ -77,6 +79,9 @@ class IcebergSink(BatchingSink):
 
     def open(self, context: SinkContext) -> None:
         super().open(context)
+        need_pyiceberg(self._where, "IcebergSink")
+        from barrier_runtime.connectors.iceberg.table import IcebergTable
+
         self._table = IcebergTable(self.table, self.catalog, self.properties, self._where)
         self._there = self._table.columns()
         self._required = frozenset(f.name for f in self._there or () if not f.nullable)
@@ -87,9 +92,11 @@ class IcebergSink(BatchingSink):
             check_fits(stored, self._there, self._where, self.table)
 
     def prepare(self, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
+        from barrier_runtime.connectors.iceberg.data_files import as_rows
+
         return [as_rows(self._written(batches))]
 
-    def _written(self, batches: Sequence[pa.RecordBatch]) -> WrittenFiles:
+    def _written(self, batches: Sequence[pa.RecordBatch]) -> "WrittenFiles":
         stored = stored_schema(batches[0].schema, self._where)
         try:
             rows = [as_stored(batch, stored, self._required, self._where) for batch in batches]
@@ -112,13 +119,17 @@ class IcebergSink(BatchingSink):
             ) from error
         self._table.append(batch.application, batch.checkpoint, written)
 
-    def _files_of(self, staged: StagedRows) -> list[WrittenFiles]:
+    def _files_of(self, staged: StagedRows) -> "list[WrittenFiles]":
         """Rows that an earlier release has staged are written now."""
+        from barrier_runtime.connectors.iceberg.data_files import from_rows
+
         rows = self._read(staged)
         found = from_rows(rows)
         return [self._table.write(rows, rows[0].schema)] if found is None else found
 
     def abort(self, committable: bytes) -> None:
+        from barrier_runtime.connectors.iceberg.data_files import from_rows
+
         written: list[WrittenFiles] = []
         for staged in self._decoded(committable).objects:
             with contextlib.suppress(ObjectNotFound):

@@ -3,13 +3,17 @@
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.iceberg.history import IcebergHistory
+from barrier_runtime.connectors.iceberg.library import need_pyiceberg
 from barrier_runtime.connectors.source import Split
 from barrier_runtime.connectors.source_bases.table_reader import TableReader, period_of
 from barrier_runtime.state.errors import InvalidJob
+
+if TYPE_CHECKING:
+    from barrier_runtime.connectors.iceberg.history import IcebergHistory
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class IcebergSource:
         period_s = period_of(self.every, where)
         if "." not in self.table.strip("."):
             raise InvalidJob(f"{where}: table {self.table!r} has no namespace: write 'namespace.table'")
-        schema = IcebergHistory(self.table, self.catalog, dict(self.properties or {}), where).schema()
+        schema = _history(self, where).schema()
         return IcebergRows(self, schema, period_s, where)
 
 
@@ -56,9 +60,11 @@ class IcebergRows:
         return [Split("snapshots")]
 
     def reader(self, split: Split) -> "TableReader":
-        given = self._given
+        return TableReader(lambda: _history(self._given, self._where), self.schema, self._period_s, self._where)
 
-        def history() -> IcebergHistory:
-            return IcebergHistory(given.table, given.catalog, dict(given.properties or {}), self._where)
 
-        return TableReader(history, self.schema, self._period_s, self._where)
+def _history(given: IcebergSource, where: str) -> "IcebergHistory":
+    need_pyiceberg(where, "IcebergSource")
+    from barrier_runtime.connectors.iceberg.history import IcebergHistory
+
+    return IcebergHistory(given.table, given.catalog, dict(given.properties or {}), where)

@@ -1,0 +1,275 @@
+"""What a newcomer's natural code does, line by line: it gives the right rows, or a message that names the thing and the
+remedy. Each was once silent, wrong or hard to read.
+"""
+
+import datetime
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import barrier_runtime
+from barrier_runtime import (
+    BarrierRuntimeError,
+    CollectSink,
+    Dataflow,
+    IcebergSink,
+    IcebergSource,
+    JsonlSink,
+    Stream,
+    Tumbling,
+    TwoPhaseCommitSink,
+    ValueState,
+    count,
+    sum_,
+)
+from barrier_runtime.connectors.registry import CONNECTORS
+from tests.barrier_runtime.command_line import run_here
+
+MINUTE = datetime.timedelta(minutes=1)
+ROWS = [{"k": "a", "x": 1}, {"k": "b", "x": 2}, {"k": "a", "x": 3}]
+FLOWS: list[Dataflow] = []  # of the test: the newest
+NO_TIME = (
+    "a window is over when the watermark has passed its end, but source 's' of its rows has none: pass event_time="
+)
+
+
+def flow() -> Dataflow:
+    FLOWS[:] = [Dataflow("first")]
+    return FLOWS[-1]
+
+
+def stream(rows: list[dict[str, Any]] | None = None, **columns: Any) -> Stream:
+    given = ROWS if rows is None else rows
+    return flow().from_iterator("s", lambda index, _: iter(given), schema=columns or {"k": str, "x": int}, splits=1)
+
+
+def run(made: Stream, sink: Any) -> None:
+    made.sink("out", sink)
+    FLOWS[-1].run_local(parallelism=1)
+
+
+def come_out(made: Stream) -> list[dict[str, Any]]:
+    out = CollectSink()
+    run(made, out)
+    return out.rows()
+
+
+def processed(function: Any, rows: list[dict[str, Any]] | None = None, **columns: Any) -> list[dict[str, Any]]:
+    return come_out(stream(rows).key_by("k").process("step", function, schema=columns))
+
+
+# ---------------------------------------------------------------------------------------------- right rows
+
+
+class Seen:
+    seen = ValueState(list[int], default_factory=list)
+
+    def process(self, key: str, row: dict[str, Any], ctx: Any) -> Iterator[dict[str, Any]]:
+        value = self.seen.value
+        value.append(row["x"])
+        self.seen.update(value)
+        yield {"seen": value}
+
+
+def test_a_list_that_is_yielded_and_grows_later_is_kept_as_it_was() -> None:
+    assert processed(Seen, [{"k": "a", "x": n} for n in range(3)], seen=list[int]) == [
+        {"seen": [0]},
+        {"seen": [0, 1]},
+        {"seen": [0, 1, 2]},
+    ]
+
+
+def test_a_row_that_is_changed_after_it_was_yielded_is_kept_as_it_was() -> None:
+    def twice(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield row
+        row["x"] *= 10
+        yield row
+
+    assert [row["x"] for row in come_out(stream().flat_map(twice, schema={"k": str, "x": int}))] == [
+        1,
+        10,
+        2,
+        20,
+        3,
+        30,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "type_"),
+    [
+        ("timestamp[ms, tz=UTC]", pa.timestamp("ms", "UTC")),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        (datetime.datetime, pa.timestamp("us", "UTC")),
+        ("list<string>", pa.list_(pa.string())),
+        (list[float], pa.list_(pa.float64())),
+        ("decimal(10, 2)", pa.decimal128(10, 2)),
+    ],
+)
+def test_a_type_may_be_written_as_it_is_printed(written: Any, type_: pa.DataType) -> None:
+    assert stream([], x=written).schema.field("x").type == type_
+
+
+def test_leading_zeros_stay(tmp_path: Path) -> None:
+    (tmp_path / "zip.csv").write_text("zip\n01234\n", encoding="utf-8")
+    assert come_out(flow().read_csv("s", str(tmp_path / "zip.csv"))) == [{"zip": "01234"}]
+
+
+# ------------------------------------------------------------------------------------ messages with a remedy
+
+
+@dataclass
+class Sum:
+    n: int = 0
+
+
+class Assigned:
+    n = ValueState(int, default=0)
+
+    def process(self, key: str, row: dict[str, Any], ctx: Any) -> Iterator[dict[str, Any]]:
+        self.n = row["x"]
+        yield {"n": 1}
+
+
+class Added:
+    n: Any = ValueState(int, default=0)
+
+    def process(self, key: str, row: dict[str, Any], ctx: Any) -> Iterator[dict[str, Any]]:
+        self.n += 1
+        yield {"n": 1}
+
+
+class ChangedInPlace:
+    seen = ValueState(list[int], default_factory=list)
+
+    def process(self, key: str, row: dict[str, Any], ctx: Any) -> Iterator[dict[str, Any]]:
+        self.seen.value.append(row["x"])
+        yield {"n": len(self.seen.value)}
+
+
+class HalfASink(TwoPhaseCommitSink):
+    def write(self, transaction: Any, rows: pa.RecordBatch) -> None:
+        raise AssertionError
+
+
+def windowed() -> Any:
+    return (
+        stream([], k=str, at=datetime.datetime)
+        .key_by("k")
+        .window("w", Tumbling(MINUTE), event_time="at")
+        .aggregate(n=count())
+    )
+
+
+MISTAKES: list[tuple[str, Callable[[], Any], list[str]]] = [
+    (
+        "an object as default",
+        lambda: ValueState(Sum, default=Sum()),
+        ["would be shared by all keys", "default_factory=Sum"],
+    ),
+    (
+        "assignment to a state",
+        lambda: processed(Assigned, n=int),
+        ["self.n", "write self.n.value = … or self.n.update(…)"],
+    ),
+    ("+= on a state", lambda: processed(Added, n=int), ["self.n is a ValueState", "self.n.value = …"]),
+    (
+        "a default changed in place",
+        lambda: processed(ChangedInPlace, n=int),
+        ["changed in place but not stored", "update(value)"],
+    ),
+    (
+        "a sum beyond 64 bits",
+        lambda: come_out(
+            stream([{"k": "a", "x": 2**63 - 1}, {"k": "a", "x": 5}]).key_by("k").aggregate("t", s=sum_("x"))
+        ),
+        ["sum_('x') of key 'a' leaves 64 bits", "widen=True"],
+    ),
+    ("a window without event time", windowed, [NO_TIME]),
+    ("a wrong column", lambda: stream().key_by("kk"), ["no column 'kk'", "did you mean 'k'", "use one of k, x"]),
+    ("a wrong column in an expression", lambda: stream().filter(pc.field("xx") > 1), ["xx", "k: string, x: int64"]),
+    ("no key_by", lambda: stream().aggregate("t", n=count()), ["no method 'aggregate'", ".key_by(…)"]),  # type: ignore[attr-defined]
+    ("a method that is nearly one", lambda: stream().fliter, ["did you mean 'filter'"]),  # type: ignore[attr-defined]
+    ("a filter that answers text", lambda: come_out(stream().filter(lambda row: "no")), ["gave 'no'", "True or False"]),
+    ("a wrong type name", lambda: stream([], x="strng"), ["column 'x'", "'strng'", "such as 'int64'"]),
+    ("a list as a sink", lambda: stream().sink("out", []), ["[] is not a sink", "ParquetSink(url)"]),  # type: ignore[arg-type]
+    (
+        "a sink that lacks methods",
+        lambda: stream().sink("out", HalfASink()),
+        ["HalfASink has no method begin_transaction, pre_commit, commit: add it"],
+    ),
+    (
+        "a path that is not there",
+        lambda: Dataflow("first").read_csv("s", "/no/such.csv"),
+        ["/no/such.csv", "check the path"],
+    ),
+    ("an option that is nearly one", lambda: flow().run_local(paralelism=3), ["did you mean parallelism?"]),  # type: ignore[call-arg]
+    ("a flow without a sink", lambda: (stream(), FLOWS[-1].run_local()), ["sink"]),
+]
+
+
+@pytest.mark.parametrize(("make", "said"), [row[1:] for row in MISTAKES], ids=[row[0] for row in MISTAKES])
+def test_a_mistake_is_told_with_its_remedy(make: Callable[[], Any], said: list[str]) -> None:
+    with pytest.raises((BarrierRuntimeError, AttributeError)) as told:
+        make()
+    assert [part for part in said if part not in str(told.value)] == []
+
+
+def test_a_sinks_folder_that_is_a_file_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    with pytest.raises(BarrierRuntimeError, match="a file is there, or above it, and a folder is wanted"):
+        run(stream(), JsonlSink(str(tmp_path / "file")))
+
+
+# --------------------------------------------------------------------------------------------- the package
+
+OPTIONAL = """
+import sys
+for name in {names!r}:
+    sys.modules[name] = None  # as if it were not installed
+"""
+
+
+@pytest.mark.slow
+def test_every_public_name_is_imported_without_any_extra() -> None:
+    names = ["pyspark", "boto3", "obstore", "greenlet", "datasketches", "pandas", "polars"]
+    names += [row.library.module for row in CONNECTORS if row.library is not None]
+    code = OPTIONAL.format(names=names) + "from barrier_runtime import *\nprint(IcebergSink, DeltaSink, KafkaSink)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_library_that_is_missing_is_told_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyiceberg", None)
+    install = r"pip install 'barrier-runtime\[iceberg\]'"
+    with pytest.raises(BarrierRuntimeError, match=install):
+        Dataflow("first").source("s", IcebergSource("shop.orders"))
+    with pytest.raises(BarrierRuntimeError, match=install):
+        run(stream(), IcebergSink("shop.orders"))
+
+
+def test_the_help_of_the_daemon_is_of_the_command_and_shows_nothing_internal() -> None:
+    done = run_here("coordinator", "--help")
+    assert done.returncode == 0
+    assert "usage: barrier-runtime coordinator" in done.stdout
+    assert "--storage" in done.stdout
+    assert [
+        flag for flag in ("--control-fd", "--exit-with-parent", "--store-already-proven") if flag in done.stdout
+    ] == []
+
+
+def test_the_version_is_in_the_package_and_in_the_command() -> None:
+    assert run_here("--version").stdout == f"barrier-runtime {barrier_runtime.__version__}\n"
+
+
+def test_a_token_file_that_is_missing_is_told_with_how_to_make_one(tmp_path: Path) -> None:
+    done = run_here("status", "--coordinator", "http://127.0.0.1:9", "--token-file", str(tmp_path / "none"))
+    assert done.returncode == 2
+    assert "make one: (umask 077; openssl rand -hex 32 > " in done.stderr
