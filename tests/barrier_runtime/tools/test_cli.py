@@ -4,6 +4,7 @@ refused before anything runs is asked for in this process.
 Without Spark, except where a worker's view of the modules is the point; jobs on Spark are in tests/integration.
 """
 
+import json
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ import textwrap
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import COMMAND, run_here
@@ -45,18 +47,23 @@ def app(tmp_path: Path) -> str:
     return write_app(tmp_path, APP.format(rows=1_000, out=tmp_path / "out"))
 
 
-def rows_in(folder: Path) -> int:
-    return sum(
-        len(Path(where, name).read_text().splitlines())
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [
+        json.loads(line)
         for where, _, names in os.walk(folder)
         if "_staging" not in where
         for name in names
         if name.endswith(".jsonl")
-    )
+        for line in Path(where, name).read_text().splitlines()
+    ]
+
+
+def rows_in(folder: Path) -> int:
+    return len(rows_of(folder))
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline, f"gave up waiting until {what}"
         time.sleep(0.02)
@@ -108,7 +115,8 @@ def test_ctrl_c_ends_a_local_run_without_a_stack_and_leaves_no_folder(tmp_path: 
 
 @pytest.mark.slow
 def test_sigterm_ends_a_local_run_after_a_last_checkpoint_and_leaves_no_folder(tmp_path: Path) -> None:
-    """As `docker stop` and systemd send it. The first checkpoint is the last: what was read until then is committed."""
+    """As `docker stop` and systemd send it. The first checkpoint is the last: what was read until then is committed, of
+    each subtask: how far the other one was when the row 100 was read is not known."""
     app = write_app(
         tmp_path,
         f"""
@@ -126,7 +134,7 @@ def test_sigterm_ends_a_local_run_after_a_last_checkpoint_and_leaves_no_folder(t
     )
     (tmp_path / "tmp").mkdir()
     running = subprocess.Popen(
-        [*COMMAND, "run", f"{app}:flow", "--local", "--interval", "3600"],
+        [*COMMAND, "run", f"{app}:flow", "--local", "--parallelism", "2", "--interval", "3600"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -143,7 +151,12 @@ def test_sigterm_ends_a_local_run_after_a_last_checkpoint_and_leaves_no_folder(t
     assert "Traceback" not in printed
     counted = re.match(r"job from-the-shell cancelled: ([0-9,]+) records read, 1 checkpoints completed", told)
     assert counted, told
-    assert int(counted[1].replace(",", "")) >= rows_in(tmp_path / "out") > 100
+    written = sorted(row["value"] for row in rows_of(tmp_path / "out"))
+    assert int(counted[1].replace(",", "")) >= len(written)
+    evens, odds = ([value for value in written if value % 2 == subtask] for subtask in range(2))
+    assert evens == list(range(0, 2 * len(evens), 2))
+    assert odds == list(range(1, 2 * len(odds), 2))
+    assert 100 in evens
     assert list((tmp_path / "tmp").glob("barrier-runtime-*")) == []
 
 
