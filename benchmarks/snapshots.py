@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from barrier_runtime.runtime.host.interpreter import tune_interpreter
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.keys.row_index import Ints
@@ -29,7 +30,6 @@ from benchmarks.surroundings import Surroundings
 
 _VALUE_BYTES = 92  # and 8 of the key
 _STEP_S = 0.001
-_SWITCH_INTERVAL_S = 0.0005  # as in slots
 
 
 class Values:
@@ -131,7 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
     folder = Path(chosen.folder)
     folder.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=folder))
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    tune_interpreter()
     print(describe())
     try:
         measure(Surroundings(scratch, 0, 1), chosen)

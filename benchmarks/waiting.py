@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import json
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from barrier_runtime import CollectSink, Dataflow, ProcessContext
+from barrier_runtime.runtime.host.heap import PROCESS_HEAP
+from barrier_runtime.runtime.host.interpreter import tune_interpreter
 from benchmarks.machine import facts
 
-_SWITCH_INTERVAL_S = 0.0005  # as in a slot on Spark
 _DELAY = timedelta(milliseconds=500)
 
 
@@ -115,7 +115,8 @@ def lookup(folder: Path, rows: int = 1_000_000) -> dict[str, float]:
 
 
 def main() -> None:
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    tune_interpreter()  # as in a slot on Spark
+    PROCESS_HEAP.begin()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     measures: dict[str, Callable[[Path], dict[str, Any]]] = {
         "wall-timers": wall_timers,

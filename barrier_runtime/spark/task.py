@@ -9,14 +9,12 @@ import contextlib
 import faulthandler
 import fcntl
 import functools
-import gc
 import logging
 import os
 import pickle
 import shutil
 import socket
 import stat
-import sys
 import tempfile
 import time
 import uuid
@@ -32,8 +30,8 @@ from barrier_runtime.coordinator.json_lines import JsonLines
 from barrier_runtime.coordinator.wire.messages import Register, Shutdown, SlotClaims
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.runtime.host.heap import PROCESS_HEAP
+from barrier_runtime.runtime.host.interpreter import tune_interpreter
 from barrier_runtime.runtime.host.starved import starved_s
-from barrier_runtime.runtime.host.time_slice import ask_for_short_slices
 from barrier_runtime.runtime.host.watchdog import Watchdog, inherited_sockets
 from barrier_runtime.runtime.host.workers import Workers
 from barrier_runtime.runtime.network.channels import PeerLost
@@ -51,10 +49,8 @@ from barrier_runtime.state.store.paths import Paths
 
 log = logging.getLogger("barrier_runtime.slot")
 
-_SWITCH_INTERVAL_S = 0.0005  # how long a worker thread may keep the loop waiting for the interpreter (default: 5 ms)
 _LIFE = "life.lock"
 _LEAVE_S = 10.0  # how long operators may take to let go at the end
-_GC_THRESHOLDS = (50_000, 50, 1_000)  # full collections are rare: their pauses are tail latency
 
 
 @dataclass(frozen=True)
@@ -96,9 +92,7 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
             handler.addFilter(without_expected_stacks)
             if settings.log_format != "json":
                 handler.addFilter(without_lost_peers)
-    gc.set_threshold(*_GC_THRESHOLDS)
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    ask_for_short_slices()
+    tune_interpreter()
     slot_uuid = uuid.uuid4().hex
     directory = local_root(settings.run_id) / f"{slot}-{os.getpid()}-{slot_uuid}"
     PROCESS_HEAP.begin()
