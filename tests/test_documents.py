@@ -75,6 +75,15 @@ def test_every_file_that_a_document_names_exists(document: str) -> None:
     ] == []
 
 
+def test_the_reference_has_every_public_name_and_each_has_a_docstring() -> None:
+    """By itself, or with all of its module."""
+    said = set(re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE))
+    homes = barrier_runtime._HOME
+    assert [name for name, home in sorted(homes.items()) if not {home, f"{home}.{name}"} & said] == []
+    told = {name: getattr(barrier_runtime, name).__doc__ or "" for name in homes}
+    assert [name for name, text in told.items() if len(text) < 25 or text.startswith(f"{name}(")] == []  # a dataclass
+
+
 def test_the_licence_is_apache_2_word_for_word_and_in_the_metadata() -> None:
     digest = hashlib.sha256((ROOT / "LICENSE").read_bytes()).hexdigest()
     assert digest == "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
