@@ -118,7 +118,7 @@ class LocalRunOptions(TypedDict, total=False):
     """how long to wait for all slots; five times as long once all have their cores, as Spark tells: processes start
     slowly on a busy machine. 0.1 s to 1 day. Default: 60 s."""
     latency_target: float
-    """most that rows of a source with a schedule wait to be worked off with others, while the slot rests: four times as
+    """most that rows of a source with a schedule wait to be processed with others, while the slot rests: four times as
     long as its passes take, and at least half of this, so more saves processor time; 0: they never wait. 0 to 10 s.
     Default: 0.001 s."""
     max_drift: float | timedelta | None

@@ -33,7 +33,7 @@ class Stage:
         return self._seen >= self.expected_rows()
 
     def known(self) -> str:
-        """For who waits in vain for `complete`."""
+        """For a caller that waits without success for `complete`."""
         feeding = "goes on" if self.feed.is_alive() else "has ended"
         visible = "not looked at yet" if self._seen is None else f"{self._seen:,}"
         return (

@@ -10,8 +10,8 @@ _STILL_S = 5.0  # nothing comes for so long, though there is something: another 
 
 
 class TopicReader:
-    """Reads on where it was; in the order of each partition. Its clients are replaced when they do not get on, as after
-    a restart of the broker."""
+    """Reads on where it was; in the order of each partition. Its clients are replaced when they make no progress, as
+    after a restart of the broker."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         from confluent_kafka.admin import AdminClient

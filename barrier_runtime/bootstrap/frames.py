@@ -12,7 +12,7 @@ BATCH_ROWS = 65_536
 
 
 def batches_of(frame: Any, where: str) -> Iterator[pa.RecordBatch]:
-    """Its rows, with plain column types. Raises `InvalidJob` for what is no table."""
+    """Its rows, with plain column types. Raises `InvalidJob` for what is not a table."""
     if isinstance(frame, pa.RecordBatch):
         frame = pa.Table.from_batches([frame])
     if isinstance(frame, pa.Table):

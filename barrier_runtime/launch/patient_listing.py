@@ -20,7 +20,7 @@ _TELL_AGAIN_S = 60.0
 
 
 def patient_listing(options: JobOptions) -> ListSplits:
-    """For `compile_plan`. The function raises the last `Unavailable` when patience is over."""
+    """For `compile_plan`. The function raises the last `Unavailable` when the time is over."""
     wait_limit_ms = RestartPolicy(restart_options(options)).wait_limit_ms
     allowed = "sets no end" if wait_limit_ms is None else f"allows {wait_limit_ms / 1000:g} s"
 

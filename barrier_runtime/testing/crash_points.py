@@ -1,4 +1,4 @@
-"""The single stories of a certification, which no enumeration of crashes and stalls would tell: repeated commits,
+"""The single scenarios of a certification, which no enumeration of crashes and stalls would tell: repeated commits,
 aborts, another start of the job, rescaling, a commit beside a pre-commit."""
 
 from collections.abc import Callable, Iterator, Sequence

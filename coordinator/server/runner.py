@@ -158,7 +158,7 @@ class JobRunner:
     # ------------------------------------------------------------ life
 
     async def run(self) -> JobEnded:
-        """Lead the job to its end. Cancelling this stops leading without any farewell."""
+        """Lead the job to its end. Cancelling this stops leading without a word to the slots."""
         self._ended = asyncio.get_running_loop().create_future()
         if self.outcome is None:
             self._post(Begin())

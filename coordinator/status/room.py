@@ -11,7 +11,7 @@ _NAME = 100  # characters of a name
 
 
 def bounded(told: Room) -> Room:
-    """Names are those of strangers: short, and nothing in them that a terminal would act on."""
+    """Names come from unknown peers: short, and nothing in them that a terminal would act on."""
     largest = sorted(told.held_by.items(), key=lambda each: -each[1])[:_HOLDERS]
     return msgspec.structs.replace(told, held_by={_printable(name): cores for name, cores in largest})
 

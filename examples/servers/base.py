@@ -32,7 +32,7 @@ class Server:
     """Subclasses set `name` and `command`, may prepare `directory`, and say when they are `ready`."""
 
     name = "server"
-    start_s = 120.0  # patience with a start
+    start_s = 120.0  # the longest wait for a start
     stop_signal = SIGTERM
 
     def __init__(self, user: str = "") -> None:

@@ -2,7 +2,7 @@
 
     python keeper.py <user, "" for this one> <directory> <log file> <command> …
 
-Standard input says what to do: `stop <signal> <seconds>` (ask the server to end, with patience), `kill` (SIGKILL to all
+Standard input says what to do: `stop <signal> <seconds>` (ask the server to end, and wait), `kill` (SIGKILL to all
 of it). Its end means that the asking process died: then everything is killed and the directory removed. Servers fork
 and detach processes as they like (PostgreSQL's backends, RabbitMQ's port mapper): as the reaper of all its descendants
 the keeper finds them all. Exits with the server's exit code once nothing of it runs any more.

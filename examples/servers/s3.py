@@ -4,7 +4,7 @@
 
 moto checks the condition of a put and stores the object in two steps, with nothing between them to keep another request
 out: two creators of one key can both be told that they won. S3 never does that, and the protocol rests on it, so here
-requests are worked off one at a time.
+requests are answered one at a time.
 
 moto keeps its objects in memory, S3 keeps them whatever happens. So `stop` and `kill` end the service, not the process:
 nobody listens any more and every connection is cut, also of requests under way, whose outcome no client learns.

@@ -11,7 +11,7 @@ Segments of columnar tables (`columns/segment_set`) are not in that store: whoev
 writes them, and links their files beside its files.
 
 When barrier m comes while n is still frozen, n is finished on the loop first: drained, flushed and linked; its
-`write_snapshot` then only uploads. If n was aborted, its leftovers just join m. `write_snapshot` of a checkpoint that
+`write_snapshot` then only uploads. If n was aborted, what it left just joins m. `write_snapshot` of a checkpoint that
 was aborted, subsumed or closed meanwhile raises `SnapshotDropped`, for the caller to decline.
 """
 
@@ -260,8 +260,8 @@ class KeyedBackend:
         return {**described, **self._restored_beside}
 
     def described_beside(self, name: str, what: StateDescription) -> None:
-        """The state `name` is no table: its content is elsewhere in the snapshots, and described as `what` here. Raises
-        `InvalidJob` if it was something else."""
+        """The state `name` is not a table: its content is elsewhere in the snapshots, and described as `what` here.
+        Raises `InvalidJob` if it was something else."""
         if name in self._tables:
             raise InvalidJob(f"{self._shard.operator} has two states named {name!r}: give each a name of its own")
         self._check_same(name, what)

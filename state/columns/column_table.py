@@ -533,7 +533,7 @@ class ColumnTable:
         dirty = np.flatnonzero(self._dirty)
         if not len(dirty) and not len(self._removed):
             return
-        changed = len(dirty) + len(self._removed) + sum(map(len, self._segments))  # with leftovers of aborted ones
+        changed = len(dirty) + len(self._removed) + sum(map(len, self._segments))  # with what aborted ones left
         base = 2 * changed > len(self._keys)  # deltas would be about as large
         if base:
             dirty = np.flatnonzero(self._dirty | self._stored)

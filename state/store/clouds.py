@@ -2,7 +2,7 @@
 
 Credentials come from the clouds' default chains only (environment, files of their tools, identities of machines); no
 secret is ever in our URLs, settings or messages. The client's own retries are off: a conditional put must reach the
-store once (a retry could meet its own first try and take it for a stranger's), and everything else is retried here.
+store once (a retry could meet its own first try and take it for another's), and everything else is retried here.
 """
 
 import contextlib

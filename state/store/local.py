@@ -281,7 +281,7 @@ class LocalStore:
             path.unlink(missing_ok=True)
 
     def _sweep_temporary(self) -> None:
-        """Leftovers of crashed writers. A day is longer than any put takes."""
+        """Orphans of crashed writers. A day is longer than any put takes."""
         before = time.time() - _STALE_TEMPORARY_S
         for entry in os.scandir(self._temporary):
             with contextlib.suppress(FileNotFoundError):

@@ -2,7 +2,7 @@
 
 Credentials come from boto3's default chain only; no secret is ever in our URLs, settings or messages. The endpoint is
 AWS_ENDPOINT_URL or `?endpoint=` of the URL. botocore's own retries are off everywhere: a conditional put must reach the
-store once (a retry could meet its own first try and take it for a stranger's), and everything else is retried here,
+store once (a retry could meet its own first try and take it for another's), and everything else is retried here,
 with a budget, where it can be seen.
 """
 

@@ -192,14 +192,16 @@ def test_readers_of_one_source_share_a_consumer_and_leave_no_thread(kafka: Kafka
     wait_until(lambda: not fetching_threads(), "the consumers are closed")
 
 
-def test_a_slow_reader_holds_back_its_partition_only_and_misses_nothing(kafka: KafkaServer) -> None:
+def test_a_slow_reader_holds_back_its_partition_only_and_misses_nothing(
+    kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Small bounds, so that the partition is paused and resumed over and over."""
     topic = Topic(kafka, partitions=2)
     rows = 20_000
     for partition in range(2):
         topic.write((f"{number:0100}" for number in range(rows)), partition)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.source._HELD_BYTES", 200_000)
     source = source_of(kafka, topic.name, until="latest", config={"queued.max.messages.kbytes": 64})
-    source.hold_at_most(200_000)
     slow, quick = (source.reader(split) for split in source.splits(1))
     try:
         slow.prepare()
@@ -216,7 +218,7 @@ def test_a_slow_reader_holds_back_its_partition_only_and_misses_nothing(kafka: K
 
 @pytest.mark.parametrize("seed", range(3))
 def test_wherever_readers_are_stopped_the_committed_records_come_once_and_in_order(
-    kafka: KafkaServer, seed: int
+    kafka: KafkaServer, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """U12: random transactions, some of them given up; random stops; some positions lost, as without a checkpoint."""
     draw = random.Random(seed)
@@ -226,8 +228,8 @@ def test_wherever_readers_are_stopped_the_committed_records_come_once_and_in_ord
     transactions = [([str(next(numbered)) for _ in part], committed) for part, committed in transactions]
     topic.write_transactions(*transactions)
     expected = [value for part, committed in transactions if committed for value in part]
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.source._HELD_BYTES", 2_000)
     source = source_of(kafka, topic.name, until="latest", config={"queued.max.messages.kbytes": 1})
-    source.hold_at_most(2_000)
     read: list[str] = []
     position = None
     while len(read) < len(expected):

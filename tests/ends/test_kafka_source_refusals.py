@@ -29,12 +29,14 @@ def test_a_position_that_is_no_longer_retained_stops_the_job_and_says_what_is_mi
         rows_from(reader, 1)
 
 
-def test_records_deleted_under_a_reader_that_is_behind_stop_it_after_what_it_had(kafka: KafkaServer) -> None:
+def test_records_deleted_under_a_reader_that_is_behind_stop_it_after_what_it_had(
+    kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic = Topic(kafka)
     value = "x" * 1000
     topic.write(value for _ in range(3_000))
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.source._HELD_BYTES", 20_000)
     source = source_of(kafka, topic.name, config={"queued.max.messages.kbytes": 16, "fetch.message.max.bytes": 16_384})
-    source.hold_at_most(20_000)
     with reading(source, source.splits(1)[0]) as reader:
         first = rows_from(reader, 1)
         topic.delete_before(2_990)
@@ -57,8 +59,8 @@ def test_a_loss_is_warned_of_while_it_comes_near(
     monkeypatch.setattr("barrier_runtime.connectors.kafka.source.retention._POLL_S", 0.02)
     topic = Topic(kafka)
     topic.write("x" * 1000 for _ in range(3_000))
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.source._HELD_BYTES", 20_000)
     source = source_of(kafka, topic.name, config={"queued.max.messages.kbytes": 16, "fetch.message.max.bytes": 16_384})
-    source.hold_at_most(20_000)
     caplog.set_level(logging.WARNING, logger="barrier_runtime.kafka")
     earliest = iter(range(1, 400))
     with reading(source, source.splits(1)[0]) as reader:

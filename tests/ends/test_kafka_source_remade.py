@@ -88,8 +88,8 @@ def test_rows_wait_until_the_brokers_say_which_topic_they_are_of(
     for partition in range(2):
         topic.write((str(number) for number in range(2_000)), partition)
         topic.write_transactions((["given up"] * 3, False), partition=partition)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.source._HELD_BYTES", 20_000)
     source = source_of(kafka, topic.name, until="latest", config={"queued.max.messages.kbytes": 8})
-    source.hold_at_most(20_000)
     for split in source.splits(1):
         with reading(source, split) as reader:
             assert [row["value"] for row in rows_from(reader)] == [str(number).encode() for number in range(2_000)]

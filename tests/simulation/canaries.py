@@ -500,7 +500,7 @@ def _recorded_at_the_snapshot_only() -> Iterator[None]:
         yield
 
 
-@canary("replayed-after-new-rows", "rows in flight in the restored checkpoint are worked off after new ones")
+@canary("replayed-after-new-rows", "rows in flight in the restored checkpoint are processed after new ones")
 def _replayed_after_new_rows() -> Iterator[None]:
     def make(original: Any) -> Any:
         def step(self: Any) -> Any:

@@ -38,7 +38,7 @@ class Decision:
     positions: dict[tuple[str, int], int]  # (source, split) -> records read before the barrier
     committables: frozenset[bytes]  # of all sinks, whole committables as the manifest lists them
     files: frozenset[str]  # keys of snapshot files
-    in_flight: frozenset[tuple[str, int, int, int]]  # (source, split, seq, leg) that wait to be worked off
+    in_flight: frozenset[tuple[str, int, int, int]]  # (source, split, seq, leg) that wait to be processed
     kept: frozenset[tuple[str, int, int, int]]  # the same, of what is in open files of the sink "out"
     apart_ms: int  # how far the event times of one operator's subtasks are apart, at most
 

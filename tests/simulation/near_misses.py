@@ -164,7 +164,7 @@ def _read_in_flight(original: Any, note: Note) -> Any:
     def decoded(store: Any, ref: Any) -> Any:
         batches = original(store, ref)
         if len(batches) > 1:
-            note("rows in flight worked off in several chunks")
+            note("rows in flight processed in several chunks")
         note("rows in flight restored")
         return batches
 

@@ -100,7 +100,7 @@ class Schedule:
     elements_per_step: int = 16  # of a subtask: few of them leave rows in queues, which barriers then overtake
     rounds: int = 4  # of a pass over the subtasks of a slot, at most; virtual time stands still in a pass, so a slow
     # machine, where a round alone takes a pass's time, has to be drawn
-    chunk_rows: int = 0  # rows in flight are worked off so many at once, and frames are small; 0: as in production
+    chunk_rows: int = 0  # rows in flight are processed so many at once, and frames are small; 0: as in production
     clocks_jump: bool = False  # wall clocks of processes are set now and then
     target: str = "files"  # of the bank's sink "out": files, topic (Kafka), tokens (write-ahead with notes), upserts
     # (Redis), staged (PostgreSQL)
@@ -404,7 +404,7 @@ def _draw_hang(schedule: Schedule) -> Schedule:
 
 
 def _draw_queues(schedule: Schedule) -> Schedule:
-    """Rows that come faster than they are worked off, for a while: barriers overtake them."""
+    """Rows that come faster than they are processed, for a while: barriers overtake them."""
     rng = random.Random(f"queues {schedule.seed}")
     burst_ms = rng.choice((1, 300, 300, 800))
     return replace(

@@ -98,7 +98,7 @@ def server_of(url: str) -> Server:
 
 
 class MySQLSession(KeptConnection):
-    """Used by one thread at a time; others wait. `call_s`: patience with one answer of the server."""
+    """Used by one thread at a time; others wait. `call_s`: the longest wait for one answer of the server."""
 
     def __init__(self, server: Server, call_s: float, where: str) -> None:
         self._server = server

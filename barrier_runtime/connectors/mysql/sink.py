@@ -50,7 +50,7 @@ class MySQLSink(BatchingSink):
     ~/.my.cnf, on every host that runs slots; one in the url is used and never shown or stored.
 
     `mode="upsert"`: a row replaces the one with the same `key` columns, which have a unique index and are NOT NULL; of
-    the rows of one checkpoint the last one of a key stays. `call_s`: patience with one answer of the server.
+    the rows of one checkpoint the last one of a key stays. `call_s`: the longest wait for one answer of the server.
     `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask before a part of it is staged early. The
     sink keeps its bookkeeping in the table `barrier_runtime_commits` of the same database.
 

@@ -4,7 +4,7 @@ A *staged* transaction is a batch: rows of the table `barrier_runtime.staged` un
 transaction of the server's own, under a global identifier (gid). Both names begin anew with every incarnation of a
 sink (random, drawn when it opens), so no two incarnations ever meet in a name.
 
-What was left over may be dropped only by those who know what is decided: leftovers of older fencing tokens of the same
+What was left over may be dropped only by those who know what is decided: orphans of older fencing tokens of the same
 lineage, or of the same checkpoint store (whose tokens rise over all lineages).
 """
 

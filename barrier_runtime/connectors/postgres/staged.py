@@ -3,7 +3,7 @@
 - Pre-commit, one SQL transaction per part: the part goes into `barrier_runtime.staged`; its rows are checked by
   copying them into a temporary table like the target, so that a row which the target would refuse fails here and not
   after the decision; then the fencing token is checked under a shared lock. Who opens a newer generation waits for that
-  lock, so nothing of an older one can appear after the newer one has looked for leftovers.
+  lock, so nothing of an older one can appear after the newer one has looked for orphans.
 - The global commit, one SQL transaction over all subtasks: lock the row of `commits`, leave out what it says is
   visible, move the parts of everything else into the target, raise `commits`. Readers see whole checkpoints. Two
   processes that do it at once take turns, and the second finds nothing to do. What an outage has piled up is moved

@@ -69,7 +69,7 @@ _DECODER = VersionedDecoder(committable_format(COMMITTABLE_VERSION), msgspec.jso
 
 @dataclass(frozen=True)
 class FileNames:
-    """Names of one sink subtask in one incarnation. `owner`: what the incarnations of all its leftovers begin with;
+    """Names of one sink subtask in one incarnation. `owner`: what the incarnations of all its orphans begin with;
     `random`: the rest of its own."""
 
     job: str
@@ -109,7 +109,7 @@ class FileNames:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Which leftovers one subtask may drop, once everything decided that is its to finish has been shown: those of
+    """Which orphans one subtask may drop, once everything decided that is its to finish has been shown: those of
     incarnations that begin with `owner`, or are among `known`, under tokens older than `token`."""
 
     token: int

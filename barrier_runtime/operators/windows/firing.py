@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-FEW = 16_384  # row ids that are ordered and worked off at once
+FEW = 16_384  # row ids that are ordered and processed at once
 FEW_TUPLES = 4_096  # the same where keys are not all ints, which take several times as long
 PART = 2_048  # row ids of a part, about
 _SAMPLED = 8  # of a part

@@ -277,7 +277,7 @@ class SinkDriver:
             oldest = self._pending[0]
             if oldest.stage is not Stage.SEALED or oldest.checkpoint > self._decided_through:
                 break
-            if oldest.entries or oldest.number == RECOVERY_TXN:  # recovery also drops leftovers: never skipped
+            if oldest.entries or oldest.number == RECOVERY_TXN:  # recovery also drops orphans: never skipped
                 effects += self._reports()
                 return effects + self._start(self._ready())
             self._pending.popleft()

@@ -4,7 +4,7 @@ This is what makes a decided checkpoint finishable by anyone: whoever restores i
 msgspec data, never pickle; an unknown version is refused, never guessed.
 
 An entry keeps the index of the subtask that *wrote* it. After rescaling, entry e belongs to subtask `e.subtask % P`,
-and so do the leftovers with that index in their names: the one who sweeps them is the one who knows what is decided.
+and so do the orphans with that index in their names: the one who sweeps them is the one who knows what is decided.
 """
 
 from collections.abc import Iterable

@@ -513,7 +513,7 @@ class SimTransport(asyncio.Transport):
             self.socket_closed()
 
     def socket_closed(self) -> None:
-        """The kernel says farewell: orderly, or with a reset when bytes were left unread."""
+        """The kernel closes the connection: orderly, or with a reset when bytes were left unread."""
         if self.shut:
             return
         self.shut = True

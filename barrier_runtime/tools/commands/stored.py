@@ -142,7 +142,7 @@ def compact(
     """Make large files of the small ones that file sinks have committed, while the job runs and readers read.
 
     Run it again and again, as every hour: each run goes on with what the one before began. Who reads through the sink's
-    commit log notices nothing; who lists the folder misses rows for a moment, and sees none twice.
+    commit log notices nothing; a reader that lists the folder misses rows for a moment, and sees none twice.
     """
     from barrier_runtime.connectors.files.sink.compaction import compact_files
 

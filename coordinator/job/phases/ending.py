@@ -1,4 +1,4 @@
-"""The end of a job: the last record, and the farewell to the slots.
+"""The end of a job: the last record, and the shutdown of the slots.
 
 `Finishing` appends FINISH (and drops the checkpoints when the user asked for that); `Ended` is final: every slot that
 still comes is told to leave. A coordinator that was replaced by another one of the *same* run leaves the slots alone,

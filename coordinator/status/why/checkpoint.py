@@ -177,7 +177,7 @@ class _Look:
         )
 
     def _delayed(self, last: SubtaskPhases, where: str) -> Reason:
-        """The subtask did not get on: something kept it, its slot or those before it from working."""
+        """The subtask made no progress: something kept it, its slot or those before it from working."""
         waited_ms = max(last.start_delay_ms + last.alignment_ms, last.ack_ms - last.precommit_ms - last.upload_ms)
         parts = f"subtask {self._name(last)} acknowledged last, after {_time(last.ack_ms)}{self._half_had}: {where}"
         for look in (self._starved, self._long_step, self._out_of_touch, self._skew, self._held, self._busy):

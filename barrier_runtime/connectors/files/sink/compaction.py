@@ -1,11 +1,12 @@
 """Compaction: small files that a sink has committed become large ones, while readers read and the job writes.
 
 A folder of plain files has no step in which many files become one. The commit log has: a record that puts one file in
-the place of others. So who reads through the log (`committed_files`) sees the rows once at every moment, and what it
-has listed stays there for `keep` more. Who lists the folder sees the rows once, too, but for the moment between the
-deletion of the small files and the appearance of the large one: there it misses them. It never sees them twice.
+the place of others. So a reader that goes through the log (`committed_files`) sees the rows once at every moment, and
+what it has listed stays there for `keep` more. A reader that lists the folder sees the rows once, too, but for the
+moment between the deletion of the small files and the appearance of the large one: there it misses them. It never
+sees them twice.
 
-| step                                        | readers of the log | who lists the folder | died here, run again     |
+| step                                        | readers of the log | folder's listing     | died here, run again     |
 |---------------------------------------------|--------------------|----------------------|--------------------------|
 | the large file is put below `_compacted/`   | small files        | small files          | left over for a day      |
 | a record names it in place of the small     | the large one      | small files          | goes on below            |

@@ -12,7 +12,7 @@ from barrier_runtime.connectors.kafka.asking import client_log
 from barrier_runtime.connectors.kafka.errors import COORDINATOR, SILENCE, Kind, Refusals, kind_of
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
-ANSWER_S = 10.0  # patience with one answer of the broker
+ANSWER_S = 10.0  # the longest wait for one answer of the broker
 _AGAIN_S = 0.02
 _OURS = {
     "bootstrap.servers": "give bootstrap_servers",

@@ -177,7 +177,7 @@ class KafkaWriteAhead(WriteAheadSink):
 
     def recover(self, decided: Sequence[bytes]) -> None:
         super().recover(decided)
-        # All that is decided has been written, so nobody can be in doubt about a marker that is not there now.
+        # All that is decided has been written, so no transaction can be in doubt about a marker that is not there now.
         self._connected(*self._own, None)
         for origin in [origin for origin in self._producers if origin != self._own]:
             self._producers.pop(origin).close()

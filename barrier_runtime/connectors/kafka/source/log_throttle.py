@@ -33,7 +33,7 @@ class LogThrottle:
         if error is not None:
             self._commit_failures += 1
             times = f"{self._commit_failures} times"
-            self.say("commit", f"commits to its group in vain ({times}): {error.str()}. No record is lost by that")
+            self.say("commit", f"commits to its group failed ({times}): {error.str()}. No record is lost by that")
 
     def on_error(self, error: Any) -> None:
         self._refusals.heard(error, time.monotonic())

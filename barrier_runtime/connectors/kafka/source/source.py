@@ -174,7 +174,6 @@ class KafkaTopics:
         self._columns = columns
         self._client = KafkaClient(self._where, bootstrap_servers, group, config or {})
         self.schema: pa.Schema = columns.whole_schema
-        self._held_bytes = _HELD_BYTES
         self._pool = self._make_pool()
 
     @property
@@ -263,14 +262,9 @@ class KafkaTopics:
         period_s = _ONCE_S if self._discover_s is None else self._discover_s
         return ListingThread(listing.splits, known, period_s, self._name)
 
-    def hold_at_most(self, size_bytes: int) -> None:
-        """What this process may hold of fetched rows; 64 MiB unless said otherwise."""
-        self._held_bytes = size_bytes
-        self._pool = self._make_pool()
-
     def _make_pool(self) -> FetcherPool:
         make_converter = partial(RecordConverter, self._columns, self._where)
-        return FetcherPool(self._where, self._client, make_converter, self._held_bytes)
+        return FetcherPool(self._where, self._client, make_converter, _HELD_BYTES)
 
 
 class _Listing:

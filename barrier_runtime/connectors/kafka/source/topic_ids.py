@@ -8,7 +8,7 @@ topic can have come. What remains: a partition that was paused just then meets n
 heard of the deletion gives the old id; both end within a second, and the rows of that second were read.
 
 Rows wait for an answer as long as there is none. So that they do not wait for a client that is out of order, as one may
-be since an outage, another is made when questions have been in vain for some seconds.
+be since an outage, another is made when questions have failed for some seconds.
 """
 
 import time

@@ -52,7 +52,7 @@ def test_in_flight_is_what_stands_before_the_barrier_of_its_own_channel_and_noth
     assert bench.captured_totals() == [(1, 1 + 2 + 3)]
     assert sorted(bench.in_flight[1][0]) == [4, 5, 6, 10]
     bench.work()
-    assert bench.operator.total == sum(range(1, 12)), "recording keeps nothing from being worked off"
+    assert bench.operator.total == sum(range(1, 12)), "recording keeps nothing from being processed"
 
 
 def test_the_barrier_is_forwarded_and_state_captured_while_nothing_can_be_sent():
