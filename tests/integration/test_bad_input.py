@@ -25,10 +25,13 @@ from barrier_runtime import (
     ValueState,
     count,
 )
+from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.manifest import decode_manifest
+from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.spark.java import check_java
 from barrier_runtime.state.store.memory import Fault
 from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.paths import Paths
 from tests.scattered import scatter
 
 BAD = (InvalidJob, JobFailed)
@@ -332,14 +335,21 @@ def counted(tmp_path, rows=3_000, keys=50, aggregate="count", **options):
     return flow.run_local(checkpoints=str(tmp_path / "checkpoints"), checkpoint_interval=0.03, **options)
 
 
+def restored_next(folder):
+    """The manifest that the newest decision of the log names. Which file was written last does not tell: times may be
+    equal, or go back with the clock."""
+    store = open_store(str(folder))
+    view = read_log(store, Paths("restored").log_record, completes=1, restore=None, run_id="")
+    key = complete_of(view.completes[0]).manifest
+    return decode_manifest(key, store.get(key))
+
+
 def test_a_byte_flipped_in_a_snapshot_is_found_named_with_both_hashes_and_nothing_is_written(tmp_path):
     """O8, J2: restore refuses; with the byte put back the job goes on to the truth."""
     counted(tmp_path, rows=12_000, keys=10_000)
     before = sorted(visible_files(tmp_path / "out"))
-    manifests = (tmp_path / "checkpoints").rglob("manifest.json")
-    restored = max(manifests, key=lambda path: path.stat().st_mtime_ns)
-    snapshots = decode_manifest(restored.name, restored.read_bytes()).operators
-    stored = [ref for snapshot in snapshots for ref in snapshot.files if ref.key is not None]
+    manifest = restored_next(tmp_path / "checkpoints")
+    stored = [ref for snapshot in manifest.operators for ref in snapshot.files if ref.key is not None]
     ref = max(stored, key=lambda ref: ref.size)
     victim = tmp_path / "checkpoints" / ref.key
     good = victim.read_bytes()
@@ -351,6 +361,7 @@ def test_a_byte_flipped_in_a_snapshot_is_found_named_with_both_hashes_and_nothin
     ) as error:
         counted(tmp_path, rows=12_000, keys=10_000)
     assert error.value.status.generations == 2, "that of the first run, and one of this"
+    assert error.value.status.restored_checkpoint == manifest.checkpoint
     assert sorted(visible_files(tmp_path / "out")) == before
     victim.write_bytes(good)
     counted(tmp_path, rows=12_000, keys=10_000)
