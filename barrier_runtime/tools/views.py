@@ -149,7 +149,7 @@ def _events(status: JobStatus) -> RenderableType | None:
     for each in newest:
         ago = f"{in_seconds(max(0, status.at_ms - each.at_ms))} ago" if status.at_ms else ""
         took = "" if each.took_ms is None else duration(each.took_ms)
-        _add(table, ago, f"{each.kind}, {plain(each.what)}", took, _line(each.why))
+        _add(table, ago, plain(each.what), took, _line(each.why))
     return table
 
 

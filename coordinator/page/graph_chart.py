@@ -48,8 +48,17 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _height(chain: ChainStatus, lag: Mapping[str, str]) -> int:
-    figures = 2 + sum(name in lag for name in chain.operators)
-    return 14 + _LINE * (min(len(chain.operators), _NAMES_SHOWN + 1) + figures)
+    return 14 + _LINE * (min(len(chain.operators), _NAMES_SHOWN + 1) + len(_figures(chain, lag)))
+
+
+def _figures(chain: ChainStatus, lag: Mapping[str, str]) -> list[str]:
+    """Lines below the names. None about rates and shares while they are not known, as of a run that has ended."""
+    lines = [f"watermark behind by {lag[name]}" for name in chain.operators if name in lag]
+    if chain.busy is not None or chain.backpressured is not None:
+        lines.insert(0, f"busy {share(chain.busy)} · blocked {share(chain.backpressured)}")
+    if chain.rows_in_per_s is not None or chain.rows_out_per_s is not None:
+        lines.insert(0, f"in {rate(chain.rows_in_per_s)} · out {rate(chain.rows_out_per_s)}")
+    return lines
 
 
 def graph(chains: Sequence[ChainStatus], lag: Mapping[str, str]) -> Markup:
@@ -118,12 +127,7 @@ def _box(chain: ChainStatus, at: tuple[int, int, int], lag: Mapping[str, str]) -
             )
         )
     below = y + 18 + len(names) * _LINE
-    lines = [
-        f"in {rate(chain.rows_in_per_s)} · out {rate(chain.rows_out_per_s)}",
-        f"busy {share(chain.busy)} · blocked {share(chain.backpressured)}",
-        *(f"watermark behind by {lag[name]}" for name in chain.operators if name in lag),
-    ]
-    for row, line in enumerate(lines):
+    for row, line in enumerate(_figures(chain, lag)):
         out.append(
             Markup('<text class="figure" x="{}" y="{}">{}</text>').format(x + 9, below + row * (_LINE - 1), line)
         )

@@ -154,7 +154,7 @@ def _generations(status: JobStatus, gap: Callable[[int], int | None]) -> Iterato
         if each.running_ms is not None and each.running_ms in moved:
             continue  # it is told as a rescale
         kind = "start" if (index == 0 and first) or each.reason.startswith("started by ") else "recovery"
-        what = f"generation {each.token}"
+        what = f"{kind}, generation {each.token}"
         yield EventView(kind, each.started_ms, what, each.duration_ms, gap(each.started_ms), what_died(each.reason))
 
 

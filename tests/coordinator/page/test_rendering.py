@@ -12,6 +12,7 @@ from page_facts import NOW_MS, TRACEBACK, checkpoint, status
 
 from barrier_runtime.coordinator.page import checkpoint_chart, graph_chart, job_view, latency_charts, render
 from barrier_runtime.coordinator.page.checkpoint_chart import phases_of, strip, subtasks
+from barrier_runtime.coordinator.page.figures import ABSENT
 from barrier_runtime.coordinator.page.job_view import events, live, rows_per_s
 from barrier_runtime.coordinator.page.render import CommandLine, JobFacts, inert
 from barrier_runtime.coordinator.page.timeline import timeline
@@ -95,8 +96,8 @@ def test_an_event_says_how_long_no_checkpoint_completed_around_it():
     assert [(each.what, each.took_ms, each.gap_ms) for each in shown] == [
         ("savepoint done, of checkpoint 145", 1_000, None),
         ("coordinator replaced in generation 3", None, 2_000),
-        ("generation 3", 600, 1_000),
-        ("generation 1", 1_000, None),
+        ("recovery, generation 3", 600, 1_000),
+        ("start, generation 1", 1_000, None),
     ]
     assert events(empty()) == []
 
@@ -261,6 +262,14 @@ def test_the_graph_stands_in_layers_and_ends_for_a_circle():
     circle = [chain(0, 1), chain(1, 0), chain(2, 2), chain(3, 99)]
     assert sorted(each.chain for layer in graph_chart.layers(circle) for each in layer) == [0, 1, 2, 3]
     assert graph_chart.graph([], {}) == ""
+
+
+def test_a_box_without_figures_has_none_and_is_lower():
+    known = ChainStatus(chain=0, operators=("a",), is_source=True, busy=0.0, rows_in_per_s=0.0, rows_out_per_s=0.0)
+    of_ended = ChainStatus(chain=1, operators=("b",), inputs=(0,))
+    one, other = ElementTree.fromstring(graph_chart.graph((known, of_ended), {})).findall("{*}g")
+    assert [each.text for each in one.findall("{*}text")] == ["⇤ a", "in 0/s · out 0/s", f"busy 0 % · blocked {ABSENT}"]
+    assert [each.text for each in other.findall("{*}text")] == ["b"]
 
 
 def test_a_graph_of_two_hundred_operators_in_a_row_is_made_in_time():
