@@ -2,6 +2,7 @@
 
     python -m benchmarks.waiting wall-timers   how late timers of the wall clock fire, 10,000 of them a second
     python -m benchmarks.waiting barrier       how late checkpoints begin while a million timers fire at one watermark
+    python -m benchmarks.waiting rules         how soon rows by key see a broadcast rule
     python -m benchmarks.waiting lookup        rows per second of a lookup whose service takes 5 ms
 
 Each runs a whole job in this process, without Spark, with state in RocksDB, and says the machine's load beside it.
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from barrier_runtime import CollectSink, Dataflow, ProcessContext
+from barrier_runtime import BroadcastState, CollectSink, Dataflow, ProcessContext, connect
 from barrier_runtime.runtime.host.heap import PROCESS_HEAP
 from barrier_runtime.runtime.host.interpreter import tune_interpreter
 from benchmarks.machine import facts
@@ -93,6 +94,38 @@ def _barrier(folder: Path, timers: int, unaligned: bool) -> dict[str, Any]:
     }
 
 
+class _Seen:
+    """By each subtask, once a rule: how long after the rule was due the first row by key has read it."""
+
+    newest = BroadcastState(str, float)
+
+    def open(self, ctx: ProcessContext) -> None:
+        self._seen = 0.0
+
+    def on_rules(self, row: dict[str, Any], ctx: ProcessContext) -> None:
+        self.newest["due_s"] = row["intended_at"].timestamp()
+
+    def on_rows(self, key: int, row: dict[str, Any], ctx: ProcessContext) -> dict[str, float] | None:
+        due_s = self.newest.get("due_s", 0.0)
+        if due_s == self._seen:
+            return None
+        self._seen = due_s
+        return {"late_ms": (time.time() - due_s) * 1_000}
+
+
+def rules(folder: Path, rate: int = 10_000, every: int = 100, seconds: int = 10) -> dict[str, float]:
+    """`every`: rules a second. In two subtasks, so that one has them from the other."""
+    flow, sink = Dataflow("rules"), CollectSink()
+    rows = flow.rate("rows", rate, rate * seconds, splits=2)
+    told = flow.rate("rules", every, every * seconds, splits=1)
+    streams = connect(rows=rows.key_by("value"), rules=told.broadcast())
+    streams.process("seen", _Seen, schema={"late_ms": float}).sink("out", sink)
+    flow.run_local(parallelism=2, checkpoints=str(folder / "checkpoints"), state_backend="rocksdb")
+    late = np.array([row["late_ms"] for row in sink.rows()])
+    p50, p99, highest = np.percentile(late, (50, 99, 100)).tolist()
+    return {"seen": len(late), "p50_ms": p50, "p99_ms": p99, "max_ms": highest}
+
+
 async def _fetch(keys: Sequence[int]) -> dict[int, dict[str, int]]:
     await asyncio.sleep(0.005)
     return {key: {"known": key} for key in keys}
@@ -121,6 +154,7 @@ def main() -> None:
     measures: dict[str, Callable[[Path], dict[str, Any]]] = {
         "wall-timers": wall_timers,
         "barrier": barrier,
+        "rules": rules,
         "lookup": lookup,
     }
     parser.add_argument("measure", choices=measures)
