@@ -11,7 +11,7 @@ COPY . /source
 RUN pip wheel --no-deps --wheel-dir /wheels /source
 
 FROM python:3.12-slim
-ARG EXTRAS=spark,s3,clouds,kafka,postgres,mysql,delta,iceberg,kinesis,rabbitmq,redis
+ARG EXTRAS=spark,s3,clouds,kafka,postgres,mysql,delta,iceberg,clickhouse,kinesis,rabbitmq,redis,sketches
 RUN case ",$EXTRAS," in *,spark,*) apt-get update && apt-get install -y --no-install-recommends default-jre-headless \
     && rm -rf /var/lib/apt/lists/* ;; esac
 COPY --from=wheel /wheels /wheels

@@ -51,6 +51,13 @@ def test_the_extra_installs_the_library_and_dev_has_it(row: Connector) -> None:
 
 
 @with_library
+def test_the_image_has_the_library(row: Connector) -> None:
+    assert row.library is not None
+    (given,) = re.findall(r"^ARG EXTRAS=(\S+)$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert row.library.extra in given.split(",")
+
+
+@with_library
 def test_the_docs_say_why_the_library_was_chosen(row: Connector) -> None:
     assert row.library is not None
     dependencies = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
