@@ -1,6 +1,7 @@
 """What open pages cost: processor time of the coordinator, and latencies of the job, with and without them in turn.
 
     python -m benchmarks.pages                    one run, 5 pages opened and closed in turn, 60 times
+    python -m benchmarks.pages --pairs 16 --keep build/pages.jsonl    the same in several runs
     python -m benchmarks.pages --render           times and sizes of a large job's page and metrics, without Spark
 
 A page here is what a browser does: the stream of ticks, and the page again whenever its number changes. All are in one
@@ -28,6 +29,7 @@ from http.cookiejar import CookieJar
 from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -125,22 +127,49 @@ def measured(pid: int, shown: Event, pairs: int, block_s: float) -> list[Block]:
     return found
 
 
+Pair: TypeAlias = dict[str, tuple[float, float]]  # figure -> (closed, open): "share" of a core, and ms by percentile
+
+
 def compared(blocks: Sequence[Block], stamps: Stamps) -> list[str]:
     """A line per figure. Blocks come in pairs of one open and one closed."""
-    of_block = [stamps.due_in(each.began_ns, each.ended_ns).latency_ns / 1e6 for each in blocks]
-    lines = []
-    shares = [by_state(blocks[at : at + 2], [each.share for each in blocks[at : at + 2]]) for at in starts(blocks)]
+    return lines(pairs_of(blocks, stamps))
+
+
+def pairs_of(blocks: Sequence[Block], stamps: Stamps) -> list[Pair]:
+    found = []
+    for at in starts(blocks):
+        pair = blocks[at : at + 2]
+        latencies = [stamps.due_in(each.began_ns, each.ended_ns).latency_ns / 1e6 for each in pair]
+        figures = {"share": by_state(pair, [each.share for each in pair])}
+        for percentile in _PERCENTILES:
+            of_pair = [float(np.percentile(each, percentile)) for each in latencies]
+            figures[f"p{percentile:g}"] = by_state(pair, of_pair)
+        found.append(figures)
+    return found
+
+
+def lines(pairs: Sequence[Pair]) -> list[str]:
+    shares = [each["share"] for each in pairs]
     more = [opened - closed for closed, opened in shares]
     closed, opened = (statistics.median(each) for each in zip(*shares, strict=True))
-    lines.append(f"coordinator, % of a core: closed {closed:.2%}, open {opened:.2%}; difference {told(more, '.2%')}")
+    found = [f"coordinator, % of a core: closed {closed:.2%}, open {opened:.2%}; difference {told(more, '.2%')}"]
     for percentile in _PERCENTILES:
-        figures = [float(np.percentile(each, percentile)) for each in of_block]
-        pairs = [by_state(blocks[at : at + 2], figures[at : at + 2]) for at in starts(blocks)]
-        closed, opened = (statistics.median(each) for each in zip(*pairs, strict=True))
-        ratios = [opened / closed for closed, opened in pairs]
+        of_pairs = [each[f"p{percentile:g}"] for each in pairs]
+        closed, opened = (statistics.median(each) for each in zip(*of_pairs, strict=True))
+        ratios = [opened / closed for closed, opened in of_pairs]
         medians = f"closed {closed:.2f}, open {opened:.2f} (medians of blocks)"
-        lines.append(f"processed p{percentile:g}, ms: {medians}; ratio {told(ratios, '.3f')}")
-    return lines
+        found.append(f"processed p{percentile:g}, ms: {medians}; ratio {told(ratios, '.3f')}")
+    return found
+
+
+def kept(file: Path, pairs: Sequence[Pair]) -> list[Pair]:
+    """Those of earlier runs and these, which `file` has from now on: a line each."""
+    with file.open("ab") as out:
+        out.writelines(msgspec.json.encode(each) + b"\n" for each in pairs)
+    return [_PAIR.decode(line) for line in file.read_bytes().splitlines()]
+
+
+_PAIR = msgspec.json.Decoder(Pair)
 
 
 def starts(blocks: Sequence[Block]) -> range:
@@ -158,7 +187,7 @@ def told(values: Sequence[float], form: str) -> str:
     return f"{statistics.median(values):{form}}{within}"
 
 
-def run(number: int, rate: int, pairs: int, block_s: float) -> None:
+def run(number: int, rate: int, pairs: int, block_s: float, keep: Path | None) -> None:
     with tempfile.TemporaryDirectory(prefix="pages-") as folder:
         stamps = Path(folder, "stamps")
         flow = Dataflow("pages")
@@ -178,7 +207,11 @@ def run(number: int, rate: int, pairs: int, block_s: float) -> None:
                 blocks = measured(pid, shown, pairs, block_s)
             handle.stop()
             handle.wait()
-        print("\n".join(compared(blocks, read_stamps(stamps))))
+        found = pairs_of(blocks, read_stamps(stamps))
+        if keep is not None:
+            found = kept(keep, found)
+            print(f"{len(found)} pairs of all runs")
+        print("\n".join(lines(found)))
         print(f"load {load()}")
 
 
@@ -254,11 +287,12 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=10_000)
     parser.add_argument("--pairs", type=int, default=60)
     parser.add_argument("--block", type=float, default=5.0, help="seconds that are measured of each half of a pair")
+    parser.add_argument("--keep", type=Path, help="add the pairs to this file, and tell what all in it say")
     chosen = parser.parse_args()
     if chosen.render:
         render()
         return
-    run(chosen.pages, chosen.rate, chosen.pairs, chosen.block)
+    run(chosen.pages, chosen.rate, chosen.pairs, chosen.block, chosen.keep)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Open and closed pages in turn: which blocks are compared, and what is told of them."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from benchmarks.pages import Block, by_state, compared
+from benchmarks.pages import Block, by_state, compared, kept
 from benchmarks.stamps import Stamps
 
 SECOND = 10**9
@@ -40,3 +42,9 @@ def test_the_share_of_a_core_is_told_as_a_difference() -> None:
 def test_a_pair_is_closed_before_open_in_whatever_order_it_was_measured() -> None:
     closed, opened = Block(False, 0, 1, 0.1), Block(True, 1, 2, 0.2)
     assert by_state([closed, opened], [1.0, 2.0]) == by_state([opened, closed], [2.0, 1.0]) == (1.0, 2.0)
+
+
+def test_pairs_of_several_runs_are_told_together(tmp_path: Path) -> None:
+    one, other = {"share": (0.1, 0.2)}, {"share": (0.3, 0.4)}
+    assert kept(tmp_path / "pairs", [one]) == [one]
+    assert kept(tmp_path / "pairs", [other]) == [one, other]
