@@ -25,13 +25,10 @@ from barrier_runtime import (
     ValueState,
     count,
 )
-from barrier_runtime.coordinator.log.decision_log import complete_of
-from barrier_runtime.coordinator.log.manifest import decode_manifest
-from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.spark.java import check_java
 from barrier_runtime.state.store.memory import Fault
 from barrier_runtime.state.store.open import open_store
-from barrier_runtime.state.store.paths import Paths
+from tests.newest_checkpoint import newest_manifest
 from tests.scattered import scatter
 
 BAD = (InvalidJob, JobFailed)
@@ -335,20 +332,11 @@ def counted(tmp_path, rows=3_000, keys=50, aggregate="count", **options):
     return flow.run_local(checkpoints=str(tmp_path / "checkpoints"), checkpoint_interval=0.03, **options)
 
 
-def restored_next(folder):
-    """The manifest that the newest decision of the log names. Which file was written last does not tell: times may be
-    equal, or go back with the clock."""
-    store = open_store(str(folder))
-    view = read_log(store, Paths("restored").log_record, completes=1, restore=None, run_id="")
-    key = complete_of(view.completes[0]).manifest
-    return decode_manifest(key, store.get(key))
-
-
 def test_a_byte_flipped_in_a_snapshot_is_found_named_with_both_hashes_and_nothing_is_written(tmp_path):
     """O8, J2: restore refuses; with the byte put back the job goes on to the truth."""
     counted(tmp_path, rows=12_000, keys=10_000)
     before = sorted(visible_files(tmp_path / "out"))
-    manifest = restored_next(tmp_path / "checkpoints")
+    manifest = newest_manifest(open_store(str(tmp_path / "checkpoints")), "restored")
     stored = [ref for snapshot in manifest.operators for ref in snapshot.files if ref.key is not None]
     ref = max(stored, key=lambda ref: ref.size)
     victim = tmp_path / "checkpoints" / ref.key

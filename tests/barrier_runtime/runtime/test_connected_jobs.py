@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime import BroadcastState, CollectSink, Dataflow, JobFailed, JsonlSink, ValueState, connect
-from barrier_runtime.coordinator.log.manifest import Manifest, decode_manifest
+from barrier_runtime.coordinator.log.manifest import decode_manifest
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.operators.state.broadcast_copy import SUMMARY
 from barrier_runtime.runtime.network.channels import LocalOutput
@@ -23,6 +23,7 @@ from barrier_runtime.runtime.network.wiring import Wiring
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 from barrier_runtime.state.store.open import open_store
 from tests.integration.harness import visible_files
+from tests.newest_checkpoint import newest_manifest
 
 Row = dict[str, Any]
 KEYS, SPLITS = 200, 4
@@ -76,12 +77,6 @@ def ruled(crash: Crash, out: Path) -> Dataflow:
     return flow
 
 
-def newest(store: MemoryStore) -> Manifest:
-    manifests = [info for info in store.list("ruled/checkpoints/") if info.key.endswith("manifest.json")]
-    info = max(manifests, key=lambda info: (info.modified_ms, info.key))
-    return decode_manifest(info.key, store.get(info.key))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("unaligned", [False, True])
 def test_rules_are_applied_in_one_order_over_crashes_and_every_change_of_parallelism(
@@ -99,7 +94,7 @@ def test_rules_are_applied_in_one_order_over_crashes_and_every_change_of_paralle
             ruled(Crash(store), tmp_path).run_local(**options, restart_attempts=0, unaligned=unaligned)
         graph = compile_plan(ruled(Crash(store), tmp_path).plan, parallelism)
         edges = {(graph.chains[edge.target_chain].operators[0].name, edge.port): edge for edge in graph.edges}
-        for snapshot in newest(store).operators:
+        for snapshot in newest_manifest(store, "ruled").operators:
             in_flight |= {edges[snapshot.operator, each.port].partitioning for each in snapshot.in_flight}
         rows = [json.loads(line) for path in visible_files(tmp_path) for line in path.read_text().splitlines()]
         counts.append(max((row["rules"] for row in rows), default=0))

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime import Dataflow, JsonlSink, ValueState
-from barrier_runtime.coordinator.log.manifest import decode_manifest
 from barrier_runtime.launch.result import JobFailed
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 from barrier_runtime.state.store.open import open_store
 from tests.integration.harness import visible_files
+from tests.newest_checkpoint import newest_manifest
 
 SPLITS, KEYS = 6, 600  # a key's rows come from one split, so that their order is defined
 PARALLELISMS = (1, 2, 3, 5, 6, 5, 2, 5, 3, 2, 1)
@@ -58,10 +58,7 @@ def visible(out: Path) -> list[dict[str, int]]:
 
 def rows_in_flight(store: MemoryStore) -> int:
     """Files with rows in flight in the checkpoint that the next run restores."""
-    manifests = [info for info in store.list("rescaled/checkpoints/") if info.key.endswith("manifest.json")]
-    newest = max(manifests, key=lambda info: (info.modified_ms, info.key))
-    manifest = decode_manifest(newest.key, store.get(newest.key))
-    return sum(len(snapshot.in_flight) for snapshot in manifest.operators)
+    return sum(len(snapshot.in_flight) for snapshot in newest_manifest(store, "rescaled").operators)
 
 
 @pytest.mark.slow

@@ -148,7 +148,7 @@ def test_a_leader_that_is_terminated_gives_its_lease_back(tmp_path):
         one_checkpoint(slots)
         wait_for("the lease", lambda: led_by(tmp_path, leader))
         leader.process.terminate()
-        assert leader.process.wait(timeout=20) == 0
+        assert leader.process.wait(timeout=120) == 0
         assert lease_of(tmp_path).released
         assert find_leader(slots, standby) == {standby.control_address}
         one_checkpoint(slots)

@@ -52,9 +52,9 @@ class CommittedRecords:
     def look(self) -> Seen:
         rows: list[dict[str, int]] = []
         stable = self.known.committed()
-        deadline = time.monotonic() + 10
+        fresh_consumer_at = time.monotonic() + 10
         while any(self._ends[number] < stable[number] for number in stable):
-            if time.monotonic() > deadline:
+            if time.monotonic() > fresh_consumer_at:
                 # What came must not be lost; the rest comes with the next look, to a fresh consumer
                 self._consumer.close()
                 self._consumer = self._consumer_from(self._ends)
