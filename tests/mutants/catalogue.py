@@ -1,12 +1,25 @@
 """All mutants, in the order of the product's folders."""
 
-from tests.mutants import connected, dataplane, ends, joins, lookups, observing, page, protocol, slots, stored_state
+from tests.mutants import (
+    connected,
+    dataplane,
+    ends,
+    joins,
+    lookups,
+    observing,
+    page,
+    protocol,
+    slots,
+    stored_state,
+    windows,
+)
 
 MUTANTS = (
     *protocol.MUTANTS,
     *stored_state.MUTANTS,
     *dataplane.MUTANTS,
     *connected.MUTANTS,
+    *windows.MUTANTS,
     *joins.MUTANTS,
     *lookups.MUTANTS,
     *page.MUTANTS,
