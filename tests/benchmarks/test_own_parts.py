@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import joins, operators, snapshots
+from benchmarks import batch_limit, joins, operators, snapshots
 
 
 @pytest.mark.slow
@@ -35,3 +35,13 @@ def test_each_join_gives_its_rows(join: str, least: int, tmp_path: Path, capsys)
     out = int(said.split(" rows in, ")[1].split(" out")[0].replace(",", ""))
     assert "8,000 rows in" in said
     assert out >= least if join != "asof" else out == least
+
+
+@pytest.mark.slow
+def test_batch_engines_give_the_same_groups_of_the_same_files(tmp_path: Path, capsys) -> None:
+    """The command ends with an error where their counts or sums differ, or not every row is counted."""
+    sizes = ["--rows", "8000", "--keys", "100", "--rounds", "1", "--workload", "tumbling"]
+    assert batch_limit.main([*sizes, "--folder", str(tmp_path)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| tumbling, 100")]
+    assert [line.split(" | ")[1] for line in lines] == list(batch_limit.ENGINES)
+    assert all(line.endswith("| 100 |") for line in lines)
