@@ -7,6 +7,7 @@ At the end what was written is counted: every window must be there once.
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -56,8 +57,8 @@ _ORDER = msgspec.json.Decoder(_SlotOrder)
 def demo(
     rows_per_second: float, rows: int | None, *, browser: bool, say: Callable[[str], None] = print
 ) -> JobResult | None:
-    """Run until `rows` orders are read (None: until Ctrl-C). Raises what a job raises that fails."""
-    with tempfile.TemporaryDirectory(prefix="barrier-runtime-demo-") as folder:
+    """Run until `rows` orders are read (None: until Ctrl-C or SIGTERM). Raises what a job raises that fails."""
+    with _Signals() as signals, tempfile.TemporaryDirectory(prefix="barrier-runtime-demo-") as folder:
         job, _ = _prepared(folder, rows_per_second, rows)
         job.prove(open_store(_checkpoints(folder)))
         with EmbeddedCoordinator(_checkpoints(folder)) as coordinator, _Slots() as slots:
@@ -75,7 +76,7 @@ def demo(
             say("Ctrl-C takes a last checkpoint and ends it")
             if browser:
                 webbrowser.open(link)
-            status = _follow(coordinator, job.spec.job, job.spec.run_id, slots, say)
+            status = _follow(coordinator, job.spec.job, job.spec.run_id, slots, signals, say)
             slots.leave()
         raise_unless_ended_well(status)
         say(counted(f"{folder}/out/seconds"))
@@ -84,6 +85,8 @@ def demo(
 
 def counted(folder: str) -> str:
     """What readers of the output folder find: windows, the orders in them, and whether each window is there once."""
+    if not list(Path(folder).glob("*.jsonl")):
+        return "written: nothing, it ended before its first window did"
     found: Counter[tuple[int, str]] = Counter()
     orders = 0
     for url in committed_files(folder):
@@ -117,28 +120,50 @@ def _checkpoints(folder: str) -> str:
 
 
 def _follow(
-    coordinator: EmbeddedCoordinator, job: str, run_id: str, slots: "_Slots", say: Callable[[str], None]
+    coordinator: EmbeddedCoordinator,
+    job: str,
+    run_id: str,
+    slots: "_Slots",
+    signals: "_Signals",
+    say: Callable[[str], None],
 ) -> JobStatus:
     """Until the job ended."""
     status: JobStatus | None = None
     stopping = False
     while status is None or status.outcome is None:
-        try:
-            with contextlib.suppress(Unavailable):  # it is being started again
-                coordinator.ensure_alive()
-                status = coordinator.client.next_status(job, run_id, status, _LOOK_S)
-                for order in status.kill:
-                    slots.kill(order.task_attempt)
-            for line in slots.renewed():
-                say(line)
-            time.sleep(0.05)
-        except KeyboardInterrupt:
-            if stopping:
-                raise
-            stopping = True
-            say("stopping, with a last checkpoint")
-            coordinator.client.stop(job, "checkpoint", run_id)
+        with contextlib.suppress(Unavailable):  # it is being started again
+            coordinator.ensure_alive()
+            if signals.received and not stopping:
+                coordinator.client.stop(job, "checkpoint", run_id)
+                say("stopping, with a last checkpoint")
+                stopping = True
+            status = coordinator.client.next_status(job, run_id, status, _LOOK_S)
+            for order in status.kill:
+                slots.kill(order.task_attempt)
+        for line in slots.renewed():
+            say(line)
+        time.sleep(0.05)
     return status
+
+
+class _Signals:
+    """Ctrl-C and SIGTERM stop the job with a last checkpoint, from the first moment on; the second one interrupts."""
+
+    def __init__(self) -> None:
+        self.received = 0
+
+    def _receive(self, *signal_and_frame: object) -> None:
+        self.received += 1
+        if self.received > 1:
+            raise KeyboardInterrupt
+
+    def __enter__(self) -> "_Signals":
+        self._before = [(number, signal.signal(number, self._receive)) for number in (signal.SIGINT, signal.SIGTERM)]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before:
+            signal.signal(number, handler)
 
 
 class _Slots:

@@ -84,7 +84,7 @@ def explain(
 @app.command()
 def demo(
     rate: Annotated[float, typer.Option(help="orders per second")] = 2_000,
-    orders: Annotated[int | None, typer.Option(help="end after so many orders; without it at Ctrl-C")] = None,
+    orders: Annotated[int | None, typer.Option(help="end after so many; without it at Ctrl-C or SIGTERM")] = None,
     browser: Annotated[bool, typer.Option(help="open the page in a browser")] = True,
 ) -> None:
     """Run a small live flow with its page, from this package alone: no Spark, no Java. Kill parts of it and look."""

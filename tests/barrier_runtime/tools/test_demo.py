@@ -3,13 +3,14 @@
 import os
 import re
 import signal
+import subprocess
 import threading
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
-from command_line import run_here
+from command_line import COMMAND, run_here
 
 from barrier_runtime import __version__
 from barrier_runtime.tools.demo import counted, demo
@@ -41,6 +42,28 @@ def test_the_demo_has_a_page_and_survives_the_kill_of_a_slot() -> None:
     assert page == [200]
     assert any("died (-9) and was started again" in line for line in said), said
     assert re.fullmatch(r"written: 6,000 orders in \d+ windows, of which 0 are there twice", said[-1])
+
+
+@pytest.mark.slow
+def test_sigterm_ends_the_demo_with_a_last_checkpoint_and_no_folder(tmp_path: Path) -> None:
+    running = subprocess.Popen(
+        [*COMMAND, "demo", "--no-browser"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    try:
+        assert running.stdout is not None
+        told = iter(running.stdout)
+        assert any(line.startswith("Ctrl-C") for line in told), "it said that it runs"
+        running.terminate()
+        rest = list(told)
+        assert (running.wait(timeout=120), rest[0]) == (0, "stopping, with a last checkpoint\n"), rest
+        assert re.match(r"written: (nothing|[\d,]+ orders in [\d,]+ windows, of which 0 are there twice)", rest[-2])
+    finally:
+        running.kill()  # nothing to one that has ended
+        running.communicate()
+    assert list(tmp_path.glob("barrier-runtime-demo-*")) == []
 
 
 def test_a_window_that_is_there_twice_is_told(tmp_path: Path) -> None:
