@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -32,7 +33,10 @@ def facts() -> dict[str, str]:
 
 
 def command() -> str:
-    return " ".join(["python -m benchmarks", *sys.argv[1:]])
+    """As it can be typed again in the repository's folder: each part of the benchmarks is a program of its own, too."""
+    found = getattr(sys.modules["__main__"], "__spec__", None)  # None: a script
+    program = [sys.argv[0]] if found is None else ["-m", found.name.removesuffix(".__main__")]
+    return shlex.join(["python", *program, *sys.argv[1:]])
 
 
 def describe() -> str:

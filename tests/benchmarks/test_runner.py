@@ -1,5 +1,7 @@
 """The harness around an engine: what it counts of a process tree, and one short run of the real thing."""
 
+import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -7,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import machine
 from benchmarks.counted_s3 import counted_s3
 from benchmarks.runner import run
 from benchmarks.spec import RunSpec
@@ -14,6 +17,18 @@ from benchmarks.usage import Usage
 
 BURN = "import time\nwhile time.process_time() < 0.4: pass\nprint('burnt', flush=True)\n"
 PARENT = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN + 'input()'!r}])\n"
+
+
+@pytest.mark.parametrize("program", ["benchmarks", "benchmarks.slots"])
+def test_the_command_told_is_the_one_that_was_given(program: str, tmp_path: Path) -> None:
+    package = tmp_path / "benchmarks"  # of this name, with nothing in it that takes time
+    package.mkdir()
+    for name in ("__init__.py", "__main__.py", "slots.py"):
+        (package / name).write_text("" if name == "__init__.py" else "print(__import__('machine').command())")
+    shutil.copy(machine.__file__, tmp_path / "machine.py")
+    given = ["-m", program, "--rates", "1000", "--attach", "perf stat -p {0}"]
+    told = subprocess.run([sys.executable, *given], capture_output=True, text=True, cwd=tmp_path, check=True).stdout
+    assert shlex.split(told) == ["python", *given]
 
 
 @pytest.mark.slow
