@@ -8,7 +8,15 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from barrier_runtime.coordinator.metric_table import BLOCKED_S, HELD_S, ROWS_IN, ROWS_OUT, WORK_S, Counter
+from barrier_runtime.coordinator.metric_table import (
+    BLOCKED_S,
+    HELD_S,
+    ROWS_IN,
+    ROWS_OUT,
+    STARVED_S,
+    WORK_S,
+    Counter,
+)
 from barrier_runtime.coordinator.status.status import ChainStatus, SourceStatus
 from barrier_runtime.coordinator.wire.messages import ChainSpec, HeldBack
 
@@ -92,6 +100,7 @@ def _chain_status(chain: ChainSpec, told: Mapping[int, ToldFigures]) -> ChainSta
     idle = [
         max(0.0, 1 - work - wait - hold) for work, wait, hold in zip(busy.rates, blocked.rates, held.rates, strict=True)
     ]
+    starved = [rate for slot in busy.slots if (rate := told[slot].per_second(STARVED_S.name)) is not None]
     busiest, busiest_slot = busy.largest
     most_rows, total_rows = rows_in.largest[0], rows_in.total
     return ChainStatus(
@@ -111,6 +120,7 @@ def _chain_status(chain: ChainSpec, told: Mapping[int, ToldFigures]) -> ChainSta
         rows_in=_sum(ROWS_IN, name, told),
         rows_out=_sum(ROWS_OUT, name, told),
         busiest_rows=round(most_rows / total_rows, 3) if most_rows and total_rows else None,
+        starved=_share(sum(starved) / len(starved)) if starved else None,
     )
 
 

@@ -208,6 +208,7 @@ class ChainStatus(msgspec.Struct, frozen=True, kw_only=True):
     rows_in: int = 0  # since the generation began
     rows_out: int = 0
     busiest_rows: float | None = None  # the largest share of the rows that one slot got, 0 to 1
+    starved: float | None = None  # its slots' loops were ready to run, and got no processor
 
 
 class SourceStatus(msgspec.Struct, frozen=True, kw_only=True):

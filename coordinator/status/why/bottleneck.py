@@ -7,9 +7,13 @@ at, in this order:
 |---------------|--------------------------------------------------------------------------------------------------|
 | `server`      | a chain waits half of its time for a server                                                      |
 | `skew`        | one slot is at its limit in a chain, and the others are far from it                              |
-| `busy`        | the slots are at their limit: the chain with the largest share of that                           |
+| `starved`     | the slots are at their limit only because they wait for a processor much of their time           |
+| `busy`        | the slots are at their limit: the chain that takes most of their time, or all of them together   |
 | `slow_output` | a chain waits for its receivers, and none of them is busy: the last one of those that do not wait|
 | `input`       | nothing waits and nobody is busy: the sources bring no more                                      |
+
+Slots are at their limit when they work nearly all of their time, or most of it while a chain waits for another. What
+is left of a chain's own time is no evidence then: its slot is not idle while another chain works.
 """
 
 from collections.abc import Sequence
@@ -18,7 +22,11 @@ from barrier_runtime.coordinator.status.status import ChainStatus
 from barrier_runtime.coordinator.status.why.reason import Reason
 
 _HELD = 0.5
-_AT_LIMIT = 0.75  # of a slot's time: the rest goes to sockets, snapshots and messages
+_AT_LIMIT = 0.75  # of a slot's time, when somebody waits: the rest goes to sockets, snapshots and messages
+_FULL = 0.9  # of it, when nobody does
+_MOST = 0.5  # of the time that all chains take: less names no step
+_STARVED = 0.2
+_NAMED = 4  # chains
 _WAITS = 0.1
 _SKEWED = 2.0  # times the mean
 
@@ -46,15 +54,8 @@ def bottleneck(chains: Sequence[ChainStatus]) -> Reason | None:
             "a few keys have most of the rows: add a column to the key and aggregate in two steps; if the rows are "
             "spread evenly, look at that slot's machine",
         )
-    if sum(chain.busy or 0.0 for chain in known) >= _AT_LIMIT:
-        busy = max(known, key=lambda chain: chain.busy or 0.0)
-        return Reason(
-            "busy",
-            f"{named(busy)} is the bottleneck: the slots are at their limit, and it takes {_percent(busy.busy)} of "
-            "their time.",
-            (*_shares(busy), *_waiting(known, busy)),
-            "make this step cheaper (columns instead of rows, fewer calls per row), or raise the parallelism",
-        )
+    if _at_limit(known):
+        return _starved(known) or _busy(known)
     slow = _slow_output(known)
     if slow is not None:
         return Reason(
@@ -71,7 +72,8 @@ def bottleneck(chains: Sequence[ChainStatus]) -> Reason | None:
         "No step holds the job up: it processes what its sources bring.",
         (
             f"sources: {rates}",
-            f"the busiest chain is busy {_percent(max(chain.busy or 0.0 for chain in known))} of the time",
+            f"the slots work {_percent(_worked(known))} of the time, "
+            f"{_percent(max(chain.busy or 0.0 for chain in known))} in the busiest chain",
         ),
         "if more rows wait at the source, look at the system that it reads from, and at the number of its partitions",
     )
@@ -79,6 +81,57 @@ def bottleneck(chains: Sequence[ChainStatus]) -> Reason | None:
 
 def named(chain: ChainStatus) -> str:
     return f"`{' → '.join(chain.operators)}`"
+
+
+def _worked(chains: Sequence[ChainStatus]) -> float:
+    """Share of the slots' time that all chains take together."""
+    return min(1.0, sum(chain.busy or 0.0 for chain in chains))
+
+
+def _at_limit(chains: Sequence[ChainStatus]) -> bool:
+    waits = any((chain.backpressured or 0.0) >= _WAITS for chain in chains)
+    return _worked(chains) >= (_AT_LIMIT if waits else _FULL)
+
+
+def _starved(chains: Sequence[ChainStatus]) -> Reason | None:
+    """None unless the slots would be below their limit if they got a processor whenever they are ready to run: a step
+    that waits for a processor counts as busy."""
+    starved = max(chain.starved or 0.0 for chain in chains)
+    if starved < _STARVED or _worked(chains) - starved >= _AT_LIMIT:
+        return None
+    return Reason(
+        "starved",
+        f"The slots' machines are the bottleneck: the slots are ready to run and get no processor {_percent(starved)} "
+        "of the time.",
+        (_taken(chains), "the time in which a step waits for a processor counts as work of the step"),
+        "other processes use these processors: move them or the slots elsewhere, or give the slots more processors",
+    )
+
+
+def _busy(chains: Sequence[ChainStatus]) -> Reason:
+    most = max(chains, key=lambda chain: chain.busy or 0.0)
+    worked = _percent(_worked(chains))
+    if (most.busy or 0.0) < _MOST * _worked(chains):
+        return Reason(
+            "busy",
+            f"No single step is the bottleneck: the slots work {worked} of their time, and no step takes half of that.",
+            (_taken(chains), *_waiting(chains, most)),
+            "raise the parallelism, with a processor for each slot",
+        )
+    return Reason(
+        "busy",
+        f"{named(most)} is the bottleneck: the slots work {worked} of their time, and it takes {_percent(most.busy)}.",
+        (_taken(chains), *_rows(most), *_waiting(chains, most)),
+        "make this step cheaper (columns instead of rows, fewer calls per row), or raise the parallelism",
+    )
+
+
+def _taken(chains: Sequence[ChainStatus]) -> str:
+    """Who takes how much of the slots' time."""
+    ordered = sorted(chains, key=lambda chain: chain.busy or 0.0, reverse=True)
+    parts = [f"{named(chain)} {_percent(chain.busy)}" for chain in ordered[:_NAMED]]
+    more = f", {len(ordered) - _NAMED} more" if len(ordered) > _NAMED else ""
+    return f"of the slots' time in the last 10 s: {', '.join(parts)}{more}"
 
 
 def _skewed(chains: Sequence[ChainStatus]) -> ChainStatus | None:
@@ -105,12 +158,14 @@ def _shares(chain: ChainStatus) -> tuple[str, ...]:
         "idle": chain.idle,
     }
     known = ", ".join(f"{name} {share:.0%}" for name, share in parts.items() if share is not None)
-    shares = f"{known} in the last 10 s"
+    return (f"{known} in the last 10 s", *_rows(chain))
+
+
+def _rows(chain: ChainStatus) -> tuple[str, ...]:
     if chain.rows_in_per_s is None:
-        return (shares,)
-    rows = f"{chain.rows_in_per_s:,.0f} rows/s"
+        return ()
     most = f", {chain.busiest_rows:.0%} of them in one slot" if chain.busiest_rows is not None else ""
-    return (shares, rows + most)
+    return (f"{chain.rows_in_per_s:,.0f} rows/s{most}",)
 
 
 def _waiting(chains: Sequence[ChainStatus], at: ChainStatus) -> tuple[str, ...]:

@@ -48,6 +48,14 @@ SLOW_SINK = (
     chain(1, "count", 0, busy=0.05, blocked=0.9),
     chain(2, "out", 1, busy=0.03, held=0.95, sinks=("out",)),
 )
+# Of a loaded machine: each step takes longer because it waits for a processor in between.
+STARVED = (
+    chain(0, "source", busy=0.38, blocked=0.2, starved=0.4),
+    chain(1, "count", 0, busy=0.33, starved=0.4),
+    chain(2, "out", 1, busy=0.15, starved=0.4),
+)
+MANY = tuple(chain(at, f"step{at}", *([at - 1] if at else []), busy=0.16, blocked=0.3) for at in range(6))
+NEARLY = (chain(0, "source", busy=0.38), chain(1, "count", 0, busy=0.3), chain(2, "out", 1, busy=0.1))
 INPUT_BOUND = (chain(0, "source", busy=0.04), chain(1, "count", 0, busy=0.1), chain(2, "out", 1, busy=0.02))
 
 
@@ -59,6 +67,9 @@ INPUT_BOUND = (chain(0, "source", busy=0.04), chain(1, "count", 0, busy=0.1), ch
         pytest.param(JOIN, "busy", "`enrich`", id="join with one slow side"),
         pytest.param(SKEWED, "skew", "`count`", id="skewed subtask"),
         pytest.param(SLOW_SINK, "server", "`out`", id="slow sink"),
+        pytest.param(STARVED, "starved", "The slots' machines", id="no processor"),
+        pytest.param(MANY, "busy", "No single step", id="six steps that share the time"),
+        pytest.param(NEARLY, "input", "No step", id="busy for most of the time, and nobody waits"),
         pytest.param(INPUT_BOUND, "input", "No step", id="input-bound"),
     ],
 )
@@ -68,6 +79,43 @@ def test_the_bottleneck_of_a_topology(chains: tuple[ChainStatus, ...], cause: st
     assert reason.cause == cause
     assert reason.sentence.startswith(named)
     assert reason.remedy
+
+
+@pytest.mark.parametrize(
+    ("busy", "waits", "starved", "cause", "named"),
+    [
+        # the slots' whole time; somebody waits; what they lack a processor for
+        ((0.38, 0.37), 0.0, 0.0, "input", "No step"),
+        ((0.38, 0.37), 0.2, 0.0, "busy", "`b`"),  # of 75 %, `b` has half
+        ((0.38, 0.38), 0.2, 0.5, "starved", "The slots' machines"),
+        ((0.1, 0.88), 0.0, 0.0, "busy", "`c`"),
+        ((0.1, 0.88), 0.9, 0.19, "busy", "`c`"),  # a little is usual
+        ((0.1, 0.88), 0.9, 0.21, "busy", "`c`"),  # at its limit by the processor's time, too: 77 %
+        ((0.1, 0.88), 0.9, 0.25, "starved", "The slots' machines"),
+        ((0.1, 0.1), 0.0, 0.6, "input", "No step"),
+    ],
+)
+def test_slots_are_at_their_limit_only_by_work(
+    busy: tuple[float, float], waits: float, starved: float, cause: str, named: str
+) -> None:
+    chains = (
+        chain(0, "b", busy=busy[0], blocked=waits, starved=starved),
+        chain(1, "c", 0, busy=busy[1], starved=starved),
+    )
+    reason = bottleneck(chains)
+    assert reason is not None
+    assert (reason.cause, reason.sentence.startswith(named)) == (cause, True), reason
+
+
+def test_slots_at_their_limit_are_never_told_beside_idle_time() -> None:
+    for chains in (CHAIN, DIAMOND, JOIN, STARVED, MANY):
+        reason = bottleneck(chains)
+        assert reason is not None
+        assert not any("idle" in each for each in reason.evidence), reason
+    told = bottleneck(CHAIN)
+    assert told is not None
+    assert told.sentence == "`count` is the bottleneck: the slots work 96% of their time, and it takes 88%."
+    assert told.evidence[0] == "of the slots' time in the last 10 s: `count` 88%, `source` 5%, `out` 3%"
 
 
 def test_who_waits_for_the_bottleneck_is_evidence_however_far_before_it() -> None:

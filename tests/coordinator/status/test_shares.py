@@ -37,6 +37,16 @@ def test_shares_are_the_rise_of_sums_over_the_last_ten_seconds() -> None:
     assert (sink.busy, sink.idle, sink.rows_in_per_s, sink.inputs) == (None, None, None, (0,))
 
 
+def test_how_long_slots_lacked_a_processor_is_the_mean_of_those_that_run_the_chain() -> None:
+    def slot(starved_s: float) -> ToldFigures:
+        return told(*[{**figures(0.1 * at), "starved_s": 50.0 + starved_s * at} for at in range(20)])
+
+    (source,) = chain_statuses([SOURCE], {0: slot(0.5), 3: slot(0.1)})
+    assert source.starved == pytest.approx(0.3)
+    (unknown,) = chain_statuses([SOURCE], {0: told(figures(0.1), figures(0.2))})
+    assert (unknown.busy, unknown.starved) == (0.1, None), "an older slot does not tell it"
+
+
 def test_the_busiest_slot_is_named_and_its_share_of_the_rows() -> None:
     slow = told(*[figures(work_s=0.9 * second, rows=300 * second) for second in range(5)])
     other = told(*[figures(work_s=0.1 * second, rows=100 * second) for second in range(5)])
