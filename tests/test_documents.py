@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import barrier_runtime
+from barrier_runtime.connectors.registry import CONNECTORS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted(
@@ -40,6 +41,34 @@ def test_the_programs_of_a_page_print_what_stands_below_them(page: str) -> None:
         with contextlib.redirect_stdout(printed):
             exec(compile(code, str(path), "exec"), names)
         assert printed.getvalue() == said
+
+
+def test_the_programs_of_a_page_define_or_import_every_name_they_use(tmp_path: Path) -> None:
+    """So that a reader who takes them over, in their order, needs nothing that is not on the page."""
+    for path in (ROOT / "docs").glob("*.md"):
+        programs = "\n".join(code for code, _ in PROGRAM.findall(path.read_text(encoding="utf-8")))
+        (tmp_path / f"{path.stem}.py").write_text(programs, encoding="utf-8")
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "--output-format", "concise"]
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+NEEDS = {r"\.run\(|\.start\(": "spark", r"import pyspark|from pyspark": "spark"}  # what in a program needs which extra
+NEEDS |= {
+    rf"\b(?:{'|'.join(each.name for part in (*row.sources, *row.sinks) for each in part.classes)})\("
+    rf"|import {row.library.module}|from {row.library.module}": row.library.extra
+    for row in CONNECTORS
+    if row.library is not None
+}
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+def test_a_page_names_the_extra_of_what_its_programs_need(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    code = "\n".join(code for code, _ in PROGRAM.findall(text))
+    wanted = {extra for needs, extra in NEEDS.items() if re.search(needs, code)}
+    named = {extra for listed in re.findall(r"barrier-runtime\[([\w,]+)\]", text) for extra in listed.split(",")}
+    assert wanted - named == set()
 
 
 def test_no_page_of_what_users_write_is_without_programs() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, UserCodeError
+from barrier_runtime.tools.commands.help import Application
 
 if TYPE_CHECKING:
     from barrier_runtime.api.dataflow import Dataflow
@@ -20,7 +21,7 @@ HELP = """Run a flow, explain it, start a coordinator daemon, look at and steer 
 Errors a person must fix are printed without a stack trace and exit with 2; a failed job exits with 1, one that was
 interrupted with 130, and a local one that got SIGTERM with 143, after a last checkpoint.
 """
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=HELP)
+app = Application(HELP)
 
 
 def _version(wanted: bool) -> None:
@@ -38,7 +39,7 @@ def _common(
     """The command line of barrier-runtime."""
 
 
-Target = Annotated[str, typer.Argument(help="the file and the name of the flow in it: app.py:flow")]
+Target = Annotated[str, typer.Argument(metavar="FILE:FLOW", help="a file and the name of the flow in it: app.py:flow")]
 Redact = Annotated[list[str] | None, typer.Option(help="a column whose values are hidden; may be repeated")]
 USER_MODULE = "barrier_runtime_user_app"
 

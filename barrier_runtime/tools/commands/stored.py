@@ -10,11 +10,12 @@ import typer
 
 from barrier_runtime.state.errors import BarrierRuntimeError
 from barrier_runtime.tools.commands.app import Redact, app
+from barrier_runtime.tools.commands.help import Application
 
-savepoints = typer.Typer(no_args_is_help=True, help="Look at savepoints, delete them.")
+savepoints = Application("Look at savepoints, delete them.")
 app.add_typer(savepoints, name="savepoints")
 
-state = typer.Typer(no_args_is_help=True, help="Read the state in checkpoints and savepoints, without the program.")
+state = Application("Read the state in checkpoints and savepoints, without the program.")
 app.add_typer(state, name="state")
 
 

@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 from command_line import COMMAND, run_here
 
+from barrier_runtime.coordinator.option_table import OPTIONS
+
 APP = """
     from barrier_runtime import Dataflow, JsonlSink, count
 
@@ -352,3 +354,14 @@ def test_a_program_may_have_modules_with_the_names_of_our_folders(tmp_path: Path
     )
     assert (done.returncode, done.stdout) == (0, f"1 {mine[0]} 1 {mine[1]}\n"), done.stderr
     assert rows_in(tmp_path / "out") == 10
+
+
+@pytest.mark.parametrize("words", [(), ("run",), ("explain",), ("stop",), ("state",), ("state", "show")], ids=" ".join)
+def test_a_help_page_has_whole_names_in_80_columns(words: tuple[str, ...]) -> None:
+    page = run_here(*words, "--help", variables={"COLUMNS": "80"}).stdout
+    assert max(map(len, page.splitlines())) <= 80
+    assert "<bool>" not in page
+    assert "╭" not in page
+    offered = [option.flag for option in OPTIONS.values() if option.on_command_line]
+    if words == ("run",):
+        assert set(offered) <= set(re.findall(r"--[a-z-]+", page))

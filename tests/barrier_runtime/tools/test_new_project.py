@@ -61,3 +61,19 @@ def test_a_new_project_runs_and_its_tests_pass(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
     lines = [line for file in (folder / "out" / "alarms").glob("*.jsonl") for line in file.read_text().splitlines()]
     assert sorted(json.loads(line)["minute"][14:16] for line in lines) == ["04", "05"]
+
+
+def test_its_tests_say_what_to_install_where_pytest_is_not(tmp_path: Path) -> None:
+    assert run_here("new", "first", cwd=tmp_path).returncode == 0
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')  # -S: no installed packages
+    (tmp_path / "python").chmod(0o755)
+    done = subprocess.run(
+        ["make", "test"],
+        cwd=tmp_path / "first",
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
+    )
+    assert done.returncode != 0
+    assert done.stdout == "make test needs pytest: python -m pip install pytest\n"
