@@ -51,7 +51,7 @@ def test_programs_take_over_from_each_other_and_leave_their_cores(spark, tmp_pat
 def test_a_kill_in_the_middle_leaves_the_old_program_or_the_new_one(spark, tmp_path, victim, state):
     def change(handle, out, rows):
         try:
-            handle.replace(counting_flow("rescaled", out, rows, RATE), timeout=20)
+            handle.replace(counting_flow("rescaled", out, rows, RATE), timeout=120)
         except ReplaceFailed:
             assert handle.status().program == "" or handle.status().outcome
 

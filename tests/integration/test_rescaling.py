@@ -115,7 +115,7 @@ def check_a_kill_in_the_middle(spark, tmp_path, victim, state, change):
 def test_a_kill_in_the_middle_leaves_the_old_slots_or_the_new_ones(spark, tmp_path, victim, state):
     def change(handle, out, rows):
         try:
-            handle.rescale(3, timeout=20)
+            handle.rescale(3, timeout=120)
         except RescaleFailed:
             assert handle.status().parallelism == 2 or handle.status().outcome
 

@@ -30,7 +30,7 @@ def test_the_demo_has_a_page_and_survives_the_kill_of_a_slot() -> None:
     def heard(line: str) -> None:
         said.append(line)
         if line.startswith("the page of the job"):
-            with urllib.request.urlopen(line.split(": ", 1)[1], timeout=20) as answer:
+            with urllib.request.urlopen(line.split(": ", 1)[1], timeout=120) as answer:
                 page.append(answer.status)
         slot = re.search(r"kill -9 (\d+)", line)
         if slot:
