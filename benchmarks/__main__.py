@@ -9,16 +9,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import plan, programme, workloads
+from benchmarks import growth, plan, programme, session, workloads
 from benchmarks.answers import compare
 from benchmarks.ends import add_arguments, measure_all
 from benchmarks.engines import ENGINES
 from benchmarks.flink_setup import set_up
+from benchmarks.growth import GrowthSizes
 from benchmarks.latency_targets import TargetSizes, runs
 from benchmarks.nexmark_beside import NexmarkSizes, beside
 from benchmarks.plan import Wanted
 from benchmarks.programme import SEARCHED, TableSizes
 from benchmarks.recovery import VICTIMS
+from benchmarks.report.growth import growth_markdown
 from benchmarks.report.nexmark_table import nexmark_markdown
 from benchmarks.report.target_table import targets_markdown
 from benchmarks.session import FOLDER, Store, latency_targets, measure, recover, search
@@ -114,6 +116,25 @@ def _latency_targets(chosen: argparse.Namespace) -> None:
     latency_targets(store, list(runs(sizes)), chosen.folder / "run/latency-targets")
     store.report()
     print(targets_markdown(store.results))
+
+
+def _growth(chosen: argparse.Namespace) -> None:
+    store = Store(chosen.folder, fresh=False)
+    sizes = GrowthSizes(
+        rates=chosen.rates,
+        keys=chosen.keys,
+        parallelism=chosen.parallelism,
+        at_rate=chosen.at_rate,
+        at_keys=chosen.at_keys,
+        at_parallelism=chosen.at_parallelism,
+        rounds=chosen.rounds,
+        seconds=chosen.seconds,
+        warm_up_s=chosen.warm_up,
+    )
+    engines = session.there(store, chosen.engine or _BRIEFLY)
+    session.growth(store, list(growth.runs(sizes, engines)), chosen.folder / "run/growth")
+    store.report()
+    print(growth_markdown(store.results))
 
 
 def _ends(chosen: argparse.Namespace) -> None:
@@ -244,6 +265,18 @@ def _parser() -> argparse.ArgumentParser:
     waits.add_argument("--seconds", type=float, default=TargetSizes.seconds, help="measured per run, after the warm-up")
     waits.add_argument("--warm-up", type=float, default=TargetSizes.warm_up_s, help="seconds")
     waits.add_argument("--keys", type=int, default=TargetSizes.keys)
+
+    grows = command("growth", _growth, "latency and cores while rate, keys or parallelism grows (a picture, tables)")
+    grows.add_argument("--engine", action="append", help=f"again for each: {', '.join(ENGINES)}")
+    for name, kind in (("rate", float), ("keys", int), ("parallelism", int)):
+        values = "rates" if name == "rate" else name
+        default = getattr(GrowthSizes, values)
+        grows.add_argument(f"--{values}", type=kind, nargs="+", default=default, help="to grow to (%(default)s)")
+        at = getattr(GrowthSizes, f"at_{name}")
+        grows.add_argument(f"--at-{name}", type=kind, default=at, help="while another grows (%(default)s)")
+    grows.add_argument("--rounds", type=int, default=GrowthSizes.rounds, help="engines take turns (%(default)s)")
+    grows.add_argument("--seconds", type=float, default=GrowthSizes.seconds, help="measured per run, after the warm-up")
+    grows.add_argument("--warm-up", type=float, default=GrowthSizes.warm_up_s, help="seconds")
 
     targets = command("ends", _ends, "each target of ours: throughput, visible latency at short checkpoints (a table)")
     add_arguments(targets)

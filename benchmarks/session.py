@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from benchmarks.rates import highest_held, next_rate
 from benchmarks.recovery import Victim, recoveries
 from benchmarks.report import write_report
 from benchmarks.runner import run
-from benchmarks.spec import RateHeld, Results, RunSpec, decoded, encoded
+from benchmarks.spec import RateHeld, Results, RunResult, RunSpec, decoded, encoded
 from benchmarks.throughput import throughput
 
 FOLDER = Path("build/bench")
@@ -160,14 +160,26 @@ def grid(store: Store, costs: Sequence[RunSpec], sizes: Sequence[RunSpec]) -> No
 
 
 def latency_targets(store: Store, specs: Sequence[RunSpec], folder: Path) -> None:
+    _one_by_one(
+        store, specs, folder, store.results.targets, lambda spec: f"latency_target {spec.latency_target_ms:g} ms, "
+    )
+
+
+def growth(store: Store, specs: Sequence[RunSpec], folder: Path) -> None:
+    _one_by_one(store, specs, folder, store.results.growth, lambda spec: f"parallelism {spec.parallelism}, ")
+
+
+def _one_by_one(
+    store: Store, specs: Sequence[RunSpec], folder: Path, into: list[RunResult], special: Callable[[RunSpec], str]
+) -> None:
     minutes = plan.estimated_s(specs) / 60
     with Progress(len(specs), f"about {minutes:.0f} min") as progress:
         for spec in specs:
-            progress.say(f"latency_target {spec.latency_target_ms:g} ms, {spec.rate:g}/s")
+            progress.say(f"{special(spec)}{spec.name}")
             result = run(_placed(spec, str(folder)), None)
             if result.error is not None:
-                progress.note(f"failed: {spec.name}: {result.error.splitlines()[0]}")
-            store.results.targets.append(result)
+                progress.note(f"failed: {special(spec)}{spec.name}: {result.error.splitlines()[0]}")
+            into.append(result)
             store.save()
             progress.step()
 

@@ -222,6 +222,7 @@ class Results(msgspec.Struct, kw_only=True):
     grid: list[CheckpointCost] = []
     sizes: list[CheckpointSize] = []
     targets: list[RunResult] = []  # of `latency-targets`
+    growth: list[RunResult] = []
     answers: list[Answer] = []
     left_out: dict[str, str] = {}  # engine, or what else did not run -> why
 

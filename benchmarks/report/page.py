@@ -24,6 +24,7 @@ _CAPTIONS = {
     "visible-cdf": "Distribution of visible latency",
     "latency-by-rate": "Latency by rate",
     "latency-by-cores": "Latency and the cores it took",
+    "growth": "What growth of rate, keys and parallelism costs",
     "throughput": "Throughput",
     "highest-rate": "Highest rate held",
     "recovery": "Recovery",

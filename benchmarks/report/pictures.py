@@ -10,6 +10,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure as Canvas
 
+from benchmarks.report.growth import growth_by_cores
 from benchmarks.report.job_pictures import checkpoint_cost, checkpoint_size, recovery
 from benchmarks.report.latency_pictures import latency_cdf, latency_over_time, visible_cdf
 from benchmarks.report.load_pictures import latency_by_cores, latency_by_rate
@@ -29,6 +30,7 @@ def draw_all(results: Results, folder: Path) -> list[str]:
         "visible-cdf": visible_cdf,
         "latency-by-rate": latency_by_rate,
         "latency-by-cores": latency_by_cores,
+        "growth": growth_by_cores,
         "throughput": throughput,
         "highest-rate": highest_rate,
         "recovery": recovery,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from benchmarks.engines import ENGINES
 from benchmarks.report.drawing import short, words
+from benchmarks.report.growth import growth_markdown
 from benchmarks.report.intervals import told
 from benchmarks.report.nexmark_table import nexmark_markdown
 from benchmarks.report.summary import Cell, Row, cells, cores_of, in_cores, share_kept
@@ -33,7 +34,9 @@ def markdown(results: Results) -> str:
     where = f"{facts.get('cores', '?')} cores, {facts.get('processor', '?')}, {facts.get('memory', '?')}"
     from_ = f"{results.started}, commit {facts.get('commit', '?')}, `{results.command}`"
     text = "\n".join(f"| {' | '.join(row)} |" for row in table) + f"\n\n{_INTERVALS}\n\n{where}; {from_}\n"
-    return "\n".join(filter(None, [text, nexmark_markdown(results), targets_markdown(results)]))
+    return "\n".join(
+        filter(None, [text, nexmark_markdown(results), targets_markdown(results), growth_markdown(results)])
+    )
 
 
 def _latency(results: Results) -> Iterator[Line]:

@@ -25,15 +25,18 @@ def _table(runs: Sequence[RunResult]) -> str:
     rows = [
         [
             f"{target:g}",
-            *(_cell([run for run in runs if (run.latency_target_ms, run.rate) == (target, rate)]) for rate in rates),
+            *(
+                latency_and_cores([run for run in runs if (run.latency_target_ms, run.rate) == (target, rate)])
+                for rate in rates
+            ),
         ]
         for target in targets
     ]
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows]) + "\n"
 
 
-def _cell(runs: Sequence[RunResult]) -> str:
-    """`p50 / p99; cores`."""
+def latency_and_cores(runs: Sequence[RunResult]) -> str:
+    """`p50 / p99; cores`, with intervals."""
     good = [run for run in runs if run.processed is not None and run.error is None]
     if not good:
         return _FAILED if runs else _NONE
