@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from types import FrameType
 
 SILENT = "BARRIER_RUNTIME_DEATHS_SILENT"  # in the environment: the driver, on this terminal, tells of deaths itself
@@ -22,6 +23,11 @@ def watch() -> None:
 def died_lately() -> dict[int, str]:
     """Process id to name of the signal, as "SIGSEGV"; the newest 64 that were known when this process was forked."""
     return dict(_found)
+
+
+def told(died: Mapping[int, str]) -> None:
+    """What another parent of workers knows: process id to name of the signal."""
+    _found.update(died)
 
 
 def _listen() -> None:

@@ -21,11 +21,12 @@ from typing import Any
 import msgspec
 
 from barrier_runtime.connectors.files.sink.commit_log import committed_files
-from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
+from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator, how_it_ended
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.launch.prepare import PreparedJob
 from barrier_runtime.launch.result import JobResult, raise_unless_ended_well
+from barrier_runtime.spark import deaths
 from barrier_runtime.spark.task import SlotSettings, run_slot
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 from barrier_runtime.state.store.open import open_store
@@ -49,6 +50,7 @@ class _SlotOrder(msgspec.Struct, frozen=True):
     folder: str
     rows_per_second: float
     rows: int | None
+    died: dict[int, str] = {}  # the process before it, if it died of a signal: pid -> "SIGKILL"
 
 
 _ORDER = msgspec.json.Decoder(_SlotOrder)
@@ -195,9 +197,11 @@ class _Slots:
         for slot, (order, process) in list(self._running.items()):
             code = process.poll()
             if code:
-                self._begin(order)
+                how = how_it_ended(code)
+                died = {process.pid: how.removeprefix("died of ")} if code < 0 else {}
+                self._begin(msgspec.structs.replace(order, died=died))
                 pid = self._running[slot][1].pid
-                yield f"slot {slot} died ({code}) and was started again as process {pid}"
+                yield f"slot {slot}, process {process.pid} {how} and was started again as process {pid}"
 
     def kill(self, attempt: int) -> None:
         for order, process in self._running.values():
@@ -235,6 +239,7 @@ def _slot_main() -> int:
         state=options.state,
         lease_s=options.coordinator_lease,
     )
+    deaths.told(order.died)
     try:
         run_slot(order.slot, order.attempt, settings)
     except BarrierRuntimeError as error:

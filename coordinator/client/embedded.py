@@ -62,6 +62,7 @@ class EmbeddedCoordinator:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._proven = False
+        self._died: tuple[str, int] | None = None  # how the child before ended, and since when there was none
         self._specs: dict[str, JobSpec] = {}
         self._error: str | None = None
         self.restarts = 0
@@ -180,6 +181,9 @@ class EmbeddedCoordinator:
             command.append("--no-ui")
         if self._proven:
             command.append("--store-already-proven")
+        if self._died is not None:
+            ended, ended_ms = self._died
+            command += ["--predecessor", ended, "--predecessor-ended-ms", str(ended_ms)]
         return subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -197,11 +201,15 @@ class EmbeddedCoordinator:
             code = self._process.wait()
             if self._closing.is_set():
                 return
+            ended_ms = round(time.time() * 1000)
             quick_deaths = quick_deaths + 1 if time.monotonic() - started < _QUICK_DEATH_S else 0
+            if quick_deaths and self._died is not None:
+                ended_ms = self._died[1]  # it hardly led
+            self._died = f"process {self._process.pid} {how_it_ended(code)}", ended_ms
             if quick_deaths >= _MAX_QUICK_DEATHS or code == 2:
-                self._give_up(f"it {_ended(code)}; last log lines:\n{self.log_tail()}")
+                self._give_up(f"it {how_it_ended(code)}; last log lines:\n{self.log_tail()}")
                 return
-            log.warning("the coordinator process %s; starting it again", _ended(code))
+            log.warning("the coordinator process %s; starting it again", how_it_ended(code))
             with self._lock:
                 if self._closing.is_set():
                     return
@@ -251,7 +259,7 @@ class EmbeddedCoordinator:
             raise Unavailable(f"the coordinator did not come up in time:\n{self.log_tail()}") from error
 
 
-def _ended(code: int) -> str:
+def how_it_ended(code: int) -> str:
     """How a process ended, by what `Popen.wait` returned."""
     if code >= 0:
         return f"ended with exit code {code}"

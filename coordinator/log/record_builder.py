@@ -11,11 +11,21 @@ from barrier_runtime.state.errors import ProtocolViolation
 
 
 @dataclass(frozen=True)
+class Predecessor:
+    """The process that this one was started for. `ended`: who it was and how it ended, as "process 71 died of SIGKILL";
+    `ended_ms`: when, by the wall clock."""
+
+    ended: str
+    ended_ms: int
+
+
+@dataclass(frozen=True)
 class Identity:
-    """Who this coordinator is. `leader` is unique to this process start."""
+    """Who this coordinator is. `leader` is unique to this process start. `predecessor`: None where nobody knows."""
 
     leader: str
     host: str
+    predecessor: Predecessor | None = None
 
 
 class _Head(TypedDict):

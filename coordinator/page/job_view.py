@@ -161,8 +161,12 @@ def _generations(status: JobStatus, gap: Callable[[int], int | None]) -> Iterato
 def _takeovers(status: JobStatus, gap: Callable[[int], int | None]) -> Iterator[EventView]:
     for each in status.takeovers:
         what = f"coordinator replaced in generation {each.token}"
-        why = f"the coordinator before died, stalled or left: process {each.leader} leads, slots went on"
-        yield EventView("takeover", each.at_ms, what, None, gap(each.at_ms), why)
+        why = (
+            f"{each.ended}; slots went on"
+            if each.ended
+            else f"the coordinator before died, stalled or left: process {each.leader} leads, slots went on"
+        )
+        yield EventView("takeover", each.at_ms - (each.away_ms or 0), what, each.away_ms, gap(each.at_ms), why)
 
 
 def _savepoints(status: JobStatus) -> Iterator[EventView]:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from barrier_runtime.coordinator.client.rest_token import Token, daemon_key, read_token_file
+from barrier_runtime.coordinator.log.record_builder import Predecessor
 from barrier_runtime.coordinator.option_table import DAEMON, Option, shown_value, wanted
 from barrier_runtime.coordinator.server.control import ControlServer
 from barrier_runtime.coordinator.server.daemon_log import configure
@@ -51,6 +52,8 @@ class Settings:
     parents_directory: Path | None
     insecure_network_ok: bool
     store_already_proven: bool
+    predecessor: str
+    predecessor_ended_ms: int
     log_format: str
     no_ui: bool
     handshake_timeout: float
@@ -79,6 +82,8 @@ _FOR_LAUNCHERS: dict[str, dict[str, Any]] = {
     "--exit-with-parent": {"action": "store_true"},  # when standard input is closed
     "--parents-directory": {"type": Path},  # with --exit-with-parent: removed when a killed parent cannot do it
     "--store-already-proven": {"action": "store_true"},  # skip the start-up probe of the store
+    "--predecessor": {"default": ""},  # how the process ended that this one is started for
+    "--predecessor-ended-ms": {"type": int, "default": 0},
 }
 
 
@@ -133,6 +138,8 @@ async def _run(settings: Settings) -> None:
         probe=probe,
         leases=_leases(settings.lease, store, control, web),
     )
+    if settings.predecessor:
+        directory.predecessor = Predecessor(settings.predecessor, settings.predecessor_ended_ms)
     server = ControlServer(directory, control, handshake_timeout_s=settings.handshake_timeout)
     await server.start()
     log.info("slots connect to %s:%d; storage %s", *server.address, store.url)

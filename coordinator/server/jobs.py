@@ -17,6 +17,7 @@ from barrier_runtime.coordinator.log.decision_log import DecisionLog, LogView, c
 from barrier_runtime.coordinator.log.lease_record import Lease
 from barrier_runtime.coordinator.log.manifest import decode_manifest
 from barrier_runtime.coordinator.log.reader import read_log
+from barrier_runtime.coordinator.log.record_builder import Predecessor
 from barrier_runtime.coordinator.log.records import Fence
 from barrier_runtime.coordinator.options import validated_spec
 from barrier_runtime.coordinator.server.lease import Judgement, LeaseState
@@ -78,6 +79,7 @@ class JobDirectory:
         self._adopting: dict[str, asyncio.Lock] = {}
         self._keeping: set[asyncio.Task[None]] = set()  # leases
         self._started = 0
+        self.predecessor: Predecessor | None = None  # set by who knows it, before the first job
 
     def secret(self, job: str, run_id: str) -> bytes:
         return job_secret(self._daemon_key, job, run_id)
@@ -283,6 +285,7 @@ class JobDirectory:
             origin=origin,
             clock=self._clock,
             sleep=self._sleep,
+            predecessor=self.predecessor,
         )
         key = (spec.job, spec.run_id)
         self._runs[key] = runner

@@ -43,7 +43,7 @@ from barrier_runtime.coordinator.job.events import (
 from barrier_runtime.coordinator.job.facts import Origin
 from barrier_runtime.coordinator.job.protocol import JobProtocol
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
-from barrier_runtime.coordinator.log.record_builder import Identity
+from barrier_runtime.coordinator.log.record_builder import Identity, Predecessor
 from barrier_runtime.coordinator.server.history_writer import HistoryWriter
 from barrier_runtime.coordinator.server.job_log import JobLog, NewEnds
 from barrier_runtime.coordinator.server.last_word import write_end
@@ -92,9 +92,10 @@ class JobRunner:
         origin: Origin = Origin.SUBMITTED,
         clock: Callable[[], int] | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        predecessor: Predecessor | None = None,
     ) -> None:
         """`clock`: wall clock in ms. `sleep` is used on the threads of the store's pool only."""
-        self._identity = Identity(leader, host)
+        self._identity = Identity(leader, host, predecessor)
         self._protocol = JobProtocol(spec, self._identity, origin)
         self._log = JobLog(log, spec.job, lambda: self._protocol.token)
         self._ends = NewEnds()

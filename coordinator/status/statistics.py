@@ -14,6 +14,7 @@ import msgspec
 from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint, CheckpointPhase
 from barrier_runtime.coordinator.checkpoints.commits import CommitTracker
 from barrier_runtime.coordinator.log.decision_log import LogEntry, complete_of
+from barrier_runtime.coordinator.log.record_builder import Identity
 from barrier_runtime.coordinator.status.health import StoreRetry
 from barrier_runtime.coordinator.status.history import History, KnownSlot, RunOutcome
 from barrier_runtime.coordinator.status.latency_hour import LatencyHour
@@ -184,8 +185,13 @@ class JobRecord:
         )
         self.revision += 1
 
-    def taken_over(self, token: int, leader: str, now_ms: int) -> None:
-        self.takeovers.append(TakeoverStatus(token, leader, now_ms))
+    def taken_over(self, token: int, by: Identity, now_ms: int) -> None:
+        mark = TakeoverStatus(token, by.leader, now_ms)
+        if by.predecessor is not None:
+            led_ms = self.takeovers[-1].at_ms if self.takeovers else 0  # somebody did until then at least
+            away_ms = max(0, now_ms - max(led_ms, by.predecessor.ended_ms))
+            mark = msgspec.structs.replace(mark, ended=by.predecessor.ended, away_ms=away_ms)
+        self.takeovers.append(mark)
         self.times_taken_over += 1
         self.revision += 1
 

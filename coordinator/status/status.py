@@ -141,11 +141,14 @@ class RecoveryStatus(msgspec.Struct, frozen=True):
 
 
 class TakeoverStatus(msgspec.Struct, frozen=True):
-    """Another coordinator process began to lead, and the slots went on."""
+    """Another coordinator process began to lead, and the slots went on. `ended`: how the one before did, where who
+    started both has told it, as "process 71 died of SIGKILL"; `away_ms`: since then."""
 
     token: int
     leader: str
     at_ms: int
+    ended: str = ""
+    away_ms: int | None = None
 
 
 class FailureStatus(msgspec.Struct, frozen=True):

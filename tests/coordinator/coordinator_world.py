@@ -57,7 +57,7 @@ from barrier_runtime.coordinator.job.protocol import JobProtocol
 from barrier_runtime.coordinator.log.decision_log import Permit
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.reader import read_log
-from barrier_runtime.coordinator.log.record_builder import Identity
+from barrier_runtime.coordinator.log.record_builder import Identity, Predecessor
 from barrier_runtime.coordinator.log.records import FIRST_POSITION, Record, decode_record
 from barrier_runtime.coordinator.savepoints.files import write_savepoint
 from barrier_runtime.coordinator.wire.messages import (
@@ -261,10 +261,11 @@ class Coordinator:
         leader: str = "leader-a",
         origin: Origin = Origin.SUBMITTED,
         now_ms: int = 1_000_000,
+        predecessor: Predecessor | None = None,
     ) -> None:
         self.store = store
         self.now_ms = now_ms
-        self.protocol = JobProtocol(job or spec(), Identity(leader, "host"), origin)
+        self.protocol = JobProtocol(job or spec(), Identity(leader, "host", predecessor), origin)
         self.paths = Paths(self.protocol.spec.job)
         self.todo: deque[Effect] = deque()
         self.links: dict[int, FakeSlot] = {}

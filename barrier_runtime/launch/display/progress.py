@@ -5,7 +5,7 @@ took), or after 5 s if it does not by then.
 """
 
 from barrier_runtime.coordinator.status.health import what_died
-from barrier_runtime.coordinator.status.status import JobStatus, RecoveryStatus
+from barrier_runtime.coordinator.status.status import JobStatus, RecoveryStatus, TakeoverStatus
 
 _HANGS_MS = 5_000  # a recovery that lasts longer is told while it goes on
 _LONGEST = 160  # characters of a reason
@@ -36,9 +36,10 @@ class Follower:
             line = self._recovery(status, recovery)
             if line:
                 lines.append(f"job {status.job}: {line}")
-        if status.taken_over > self._takeovers:
+        new = status.taken_over - self._takeovers
+        if new > 0:
             self._takeovers = status.taken_over
-            lines.append(f"job {status.job}: another coordinator process leads now; the slots went on")
+            lines += [f"job {status.job}: {_takeover(each)}" for each in status.takeovers[-new:]]
         return lines
 
     def _recovery(self, status: JobStatus, recovery: RecoveryStatus) -> str:
@@ -79,6 +80,12 @@ class Follower:
             self._rate = (status.records - self._at[1]) / passed_s
             self._at = status.at_ms, status.records
         return self._rate
+
+
+def _takeover(takeover: TakeoverStatus) -> str:
+    if not takeover.ended or takeover.away_ms is None:
+        return "another coordinator process leads now; the slots went on"
+    return f"the coordinator, {_short(takeover.ended)}; the slots went on; back after {takeover.away_ms:,} ms"
 
 
 def _begins(status: JobStatus) -> str:

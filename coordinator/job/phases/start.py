@@ -149,7 +149,7 @@ class Resuming(Phase):
         if not isinstance(appended.entry.record, Lead):
             return None
         job.lead(appended)
-        job.record.taken_over(job.led.token, job.identity.leader, now_ms)
+        job.record.taken_over(job.led.token, job.identity, now_ms)
         failure = job.reported_failure
         if failure is not None and failure.token == job.led.token:
             return self._after_failure(job, failure, now_ms)

@@ -13,6 +13,7 @@ from barrier_runtime.coordinator.status.status import (
     JobStatus,
     LatencyStatus,
     RecoveryStatus,
+    TakeoverStatus,
 )
 from barrier_runtime.launch.display import progress_display
 from barrier_runtime.launch.display.progress import Follower
@@ -70,8 +71,15 @@ def test_a_recovery_that_hangs_is_told_once_while_it_goes_on() -> None:
 def test_another_coordinator_is_a_line() -> None:
     follower = Follower()
     follower.happened(status())
-    assert "another coordinator process leads now" in follower.happened(status(taken_over=1))[0]
-    assert follower.happened(status(taken_over=1)) == []
+    unknown = TakeoverStatus(1, "b-1", 20_000)
+    once = status(taken_over=1, takeovers=(unknown,))
+    assert follower.happened(once) == [f"job {once.job}: another coordinator process leads now; the slots went on"]
+    assert follower.happened(once) == []
+    killed = TakeoverStatus(1, "c-1", 30_000, "process 71 died of SIGKILL", 1_412)
+    assert (
+        follower.happened(status(taken_over=3, takeovers=(unknown, killed, killed)))
+        == [f"job {once.job}: the coordinator, process 71 died of SIGKILL; the slots went on; back after 1,412 ms"] * 2
+    )
 
 
 def test_only_the_first_line_of_a_reason_is_told() -> None:

@@ -15,6 +15,8 @@ from command_line import COMMAND, run_here
 from barrier_runtime import __version__
 from barrier_runtime.tools.demo import counted, demo
 
+_STARTED_AGAIN = re.compile(r"slot 0, process (\d+) died of SIGKILL and was started again as process \d+$")
+
 
 def kill_once_something_is_there(output: Path, slot: int) -> None:
     while not list(output.glob("seconds/*.jsonl")):
@@ -40,7 +42,8 @@ def test_the_demo_has_a_page_and_survives_the_kill_of_a_slot() -> None:
     result = demo(1_000, 6_000, browser=False, say=heard)
     assert result is not None
     assert page == [200]
-    assert any("died (-9) and was started again" in line for line in said), said
+    (told,) = [each for each in map(_STARTED_AGAIN.match, said) if each]
+    assert any(f"process {told[1]} of slot 0 died of SIGKILL" in each.reason for each in result.status.recoveries)
     assert re.fullmatch(r"written: 6,000 orders in \d+ windows, of which 0 are there twice", said[-1])
 
 

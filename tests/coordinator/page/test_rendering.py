@@ -76,6 +76,15 @@ def test_what_is_not_known_is_absent_and_never_zero():
     assert svgs(html) == []
 
 
+def test_a_coordinator_that_was_killed_is_told_as_a_killed_slot_is():
+    killed = replace(status().takeovers[0], ended="process 71 died of SIGKILL", away_ms=640)
+    shown = next(each for each in events(status(takeovers=(killed,))) if each.kind == "takeover")
+    assert (shown.why, shown.took_ms) == ("process 71 died of SIGKILL; slots went on", 640)
+    assert shown.at_ms == killed.at_ms - 640
+    assert "process 71 died of SIGKILL; slots went on" in render.job_page(facts(status(takeovers=(killed,))))
+    assert "died, stalled or left" in render.job_page(facts())
+
+
 def test_the_rate_is_told_only_when_every_source_tells_its_own():
     first = status().chains[0]
     assert rows_per_s(status()) == 7_000.0

@@ -116,6 +116,9 @@ def test_a_killed_coordinator_is_back_on_its_address_and_the_generation_goes_on(
         assert last > before
         wait_for("a new pid", lambda pid=pid: embedded.pid != pid)
         assert embedded.restarts == round + 1
+        takeover = embedded.client.status("flights").takeovers[-1]
+        assert takeover.ended == f"process {pid} died of SIGKILL"
+        assert takeover.away_ms is not None
     assert records(str(tmp_path / "store")).count("FENCE") == 1
     assert not any(isinstance(message, CancelGeneration) for message in slots[0].inbox)
     figures = embedded.client.status("flights").checkpoints

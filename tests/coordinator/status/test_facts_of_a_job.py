@@ -4,14 +4,16 @@ import itertools
 import uuid
 
 import msgspec
+import pytest
 from coordinator_world import SINK, SOURCE, Coordinator, spec, started
 from hdrh.histogram import HdrHistogram
 
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.facts import Origin
+from barrier_runtime.coordinator.log.record_builder import Predecessor
 from barrier_runtime.coordinator.status.history import decode_history, encode_history
 from barrier_runtime.coordinator.status.statistics import SUBTASKS, JobRecord
-from barrier_runtime.coordinator.status.status import LATENCY_BOUNDS_MS, FailureStatus
+from barrier_runtime.coordinator.status.status import LATENCY_BOUNDS_MS, FailureStatus, TakeoverStatus
 from barrier_runtime.coordinator.wire.messages import Ack, Heartbeat, HeldBack, SubtaskId, Trigger
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 from barrier_runtime.state.store.paths import Paths
@@ -137,6 +139,24 @@ def test_a_takeover_is_a_mark_and_no_recovery(store) -> None:
     (mark,) = successor.status.takeovers
     assert (mark.token, mark.at_ms, bool(mark.leader)) == (a.token, successor.now_ms, True)
     assert successor.status.recoveries == ()
+
+
+@pytest.mark.parametrize(("ended_ms", "away_ms"), [(1_000_000, 700), (1_000_600, 100), (1_000_900, 0)])
+def test_who_started_the_successor_tells_how_the_leader_before_ended_and_when(store, ended_ms, away_ms) -> None:
+    """0: the clocks of two processes differ."""
+    _, a, b = started(store)
+    successor = Coordinator(store, predecessor=Predecessor("process 71 died of SIGKILL", ended_ms)).begin().settle()
+    successor.now_ms = 1_000_700
+    for old in (a, b):
+        slot = successor.slot(old.index, old.uuid)
+        slot.token, slot.phase = old.token, "running"
+        slot.connect()
+    successor.settle()
+    (mark,) = successor.status.takeovers
+    assert (mark.ended, mark.away_ms, mark.at_ms) == ("process 71 died of SIGKILL", away_ms, 1_000_700)
+    again = msgspec.json.decode(msgspec.json.encode(mark), type=TakeoverStatus)
+    assert again == mark
+    assert msgspec.json.decode(b'{"token": 1, "leader": "a", "at_ms": 5}', type=TakeoverStatus).ended == ""
 
 
 def test_the_latencies_of_an_hour_are_a_point_a_minute(store) -> None:
