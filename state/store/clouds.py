@@ -24,10 +24,20 @@ Cloud = Literal["gs", "abfss"]
 _ATTEMPTS = 8  # about 15 s of trouble that may pass
 _FIRST_WAIT_S = 0.1  # doubles with each attempt
 _LONGEST_WAIT_S = 5.0
+_FIRST_TOKEN_ATTEMPTS = 4  # under a second; then this process has no credentials
 _RIGHTS = {
     "gs": "storage.objects.get, create, delete and list (role Storage Object User)",
     "abfss": "to read, write, delete and list blobs (role Storage Blob Data Contributor)",
 }
+_CREDENTIALS = {
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS to the file of a service account's key, or run where the machine has one",
+    "abfss": "set AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, or AZURE_CLIENT_ID, AZURE_CLIENT_SECRET and "
+    "AZURE_TENANT_ID, or run where the machine has an identity",
+}
+
+
+class _NoToken(Unavailable):
+    """No access token could be had, so the request was not sent."""
 
 
 class CloudStore:
@@ -46,6 +56,7 @@ class CloudStore:
             raise InvalidJob(f"{cloud}:// needs obstore: pip install 'barrier-runtime[clouds]'") from error
         self._obstore: Any = obstore
         self._errors: Any = obstore.exceptions
+        self._had_token = False  # once, so there are credentials
         try:
             self._client = _client(cloud, bucket, account, endpoint)
         except obstore.exceptions.BaseError as error:
@@ -67,16 +78,23 @@ class CloudStore:
 
     def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
         name = self._name(key)
+
+        def create() -> PutOutcome:
+            try:
+                self._obstore.put(self._client, name, data, mode="create", use_multipart=False)
+            except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
+                return PutOutcome.EXISTS
+            except Exception as error:
+                trouble = self._trouble("put_if_absent", key, error)
+                if isinstance(trouble, InvalidJob | _NoToken):
+                    raise trouble from error
+                return PutOutcome.UNKNOWN  # it may be there, or come later
+            return PutOutcome.CREATED
+
         try:
-            self._obstore.put(self._client, name, data, mode="create", use_multipart=False)
-        except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
-            return PutOutcome.EXISTS
-        except Exception as error:
-            trouble = self._trouble("put_if_absent", key, error)
-            if isinstance(trouble, InvalidJob):
-                raise trouble from error
-            return PutOutcome.UNKNOWN  # it may be there, or come later
-        return PutOutcome.CREATED
+            return self._retrying("put_if_absent", key, create)
+        except Unavailable:
+            return PutOutcome.UNKNOWN
 
     def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes:
         name = self._name(key)
@@ -196,13 +214,20 @@ class CloudStore:
         wait_s = _FIRST_WAIT_S
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                return call()
+                found = call()
             except Exception as error:
                 trouble = error if isinstance(error, BarrierRuntimeError) else self._trouble(operation, key, error)
                 if not isinstance(trouble, Unavailable):
                     raise trouble from (None if trouble is error else error)
+                if isinstance(trouble, _NoToken) and not self._had_token and attempt == _FIRST_TOKEN_ATTEMPTS:
+                    raise InvalidJob(
+                        f"{operation} of {self.url}/{key} found no credentials: {_CREDENTIALS[self._cloud]}"
+                    ) from error
                 if attempt == _ATTEMPTS:
                     raise Unavailable(f"{trouble} (gave up after {attempt} attempts)") from error
+            else:
+                self._had_token = True
+                return found
             time.sleep(wait_s * (0.5 + random.random() / 2))
             wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
         raise AssertionError("the last attempt returns or raises")
@@ -221,6 +246,8 @@ class CloudStore:
             )
         if isinstance(error, self._errors.NotSupportedError | self._errors.InvalidPathError):
             return InvalidJob(f"{operation} of {place} was refused ({type(error).__name__}): use another store or key")
+        if "token request" in _first_line(error):
+            return _NoToken(f"{operation} of {place} got no access token; it is tried again")
         return Unavailable(f"{operation} of {place} failed ({type(error).__name__}); it is tried again")
 
 

@@ -306,7 +306,8 @@ class S3Store:
             )
         if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"):
             return InvalidJob(
-                f"{operation} of {place} found no AWS credentials: set them up for boto3 (environment, ~/.aws or role)"
+                f"{operation} of {place} found no AWS credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+                "a profile in ~/.aws (AWS_PROFILE), or run where the machine has a role"
             )
         if type(error).__name__ in ("ParamValidationError", "InvalidRegionError", "ProfileNotFound"):
             return InvalidJob(f"{operation} of {place} was refused by boto3: {error}; correct URL or AWS settings")
