@@ -1,6 +1,7 @@
 """The watermark over several input channels: the minimum of those that are neither idle nor ended. Pure.
 
-It is the end of time only when every channel has ended: an idle one may bring rows again."""
+It is the end of time only when every channel has ended: an idle one may bring rows again. While one that never has rows
+is all that has still to end, nothing is said: "idle" would let others pass rows that are held here for the end."""
 
 from collections.abc import Collection
 
@@ -14,7 +15,8 @@ class WatermarkMerger:
 
     def __init__(self, channels: int, empty: Collection[int] = ()) -> None:
         self._of_channel = [WATERMARK_MIN] * channels
-        self._idle = [channel in empty for channel in range(channels)]
+        self._empty = frozenset(empty)
+        self._idle = [channel in self._empty for channel in range(channels)]
         self.current = WATERMARK_MIN
         self._said_idle = False
 
@@ -47,7 +49,7 @@ class WatermarkMerger:
     def _advance(self) -> Watermark | Idle | None:
         waiting = [ms for ms, idle in zip(self._of_channel, self._idle, strict=True) if not idle and ms < WATERMARK_MAX]
         if not waiting and any(self._idle):  # what has ended says nothing about a channel that may still bring rows
-            if self._said_idle:
+            if self._said_idle or self._only_ends_are_left():
                 return None
             self._said_idle = True
             return Idle()
@@ -57,3 +59,8 @@ class WatermarkMerger:
             self.current = lowest
             return Watermark(lowest)
         return None
+
+    def _only_ends_are_left(self) -> bool:
+        """Channels have ended, and those that have not are known to bring no rows."""
+        open_ones = {channel for channel, ms in enumerate(self._of_channel) if ms < WATERMARK_MAX}
+        return len(open_ones) < len(self._of_channel) and open_ones <= self._empty

@@ -33,8 +33,28 @@ def test_a_channel_without_rows_holds_nothing_back_from_the_beginning():
     assert merger.others(0) == WATERMARK_MAX
     assert merger.on_watermark(0, 10) == Watermark(10)
     assert merger.on_end(1) is None
-    assert merger.on_end(0) == Idle(), "the third one has not ended"
+    assert merger.on_end(0) is None, "the third one has not ended"
     assert merger.on_end(2) == Watermark(WATERMARK_MAX)
+
+
+def test_rows_held_for_the_end_are_not_passed_by_others_while_a_channel_without_rows_has_still_to_end():
+    """Two subtasks hear the same in another order: neither says that it is idle, which would let its successors go on
+    to where the other one is, past the rows that it holds."""
+    ends_first, ends_last = WatermarkMerger(3, empty=[2]), WatermarkMerger(3, empty=[2])
+    assert ends_first.on_end(1) is None
+    assert ends_first.on_watermark(0, 10) == Watermark(10)
+    assert ends_first.on_end(0) is None
+    assert ends_last.on_watermark(0, 10) is None
+    assert ends_last.on_end(0) is None
+    assert ends_last.on_end(1) is None, "'idle' would leave what came before 10 behind the watermark of the other one"
+    assert ends_first.on_end(2) == ends_last.on_end(2) == Watermark(WATERMARK_MAX)
+
+
+def test_subtasks_none_of_whose_channels_ever_has_rows_are_idle():
+    merger = WatermarkMerger(2, empty=[0, 1])
+    assert merger.on_idle(0) == Idle()
+    assert merger.on_end(0) is None
+    assert merger.on_end(1) == Watermark(WATERMARK_MAX)
 
 
 def test_when_all_are_idle_it_says_so_once():
