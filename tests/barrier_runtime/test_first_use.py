@@ -3,6 +3,9 @@ remedy. Each was once silent, wrong or hard to read.
 """
 
 import datetime
+import itertools
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -33,6 +36,7 @@ from barrier_runtime.connectors.registry import CONNECTORS
 from tests.barrier_runtime.command_line import run_here
 
 MINUTE = datetime.timedelta(minutes=1)
+UTC = datetime.timezone.utc
 ROWS = [{"k": "a", "x": 1}, {"k": "b", "x": 2}, {"k": "a", "x": 3}]
 FLOWS: list[Dataflow] = []  # of the test: the newest
 NO_TIME = (
@@ -122,6 +126,34 @@ def test_leading_zeros_stay(tmp_path: Path) -> None:
     assert come_out(flow().read_csv("s", str(tmp_path / "zip.csv"))) == [{"zip": "01234"}]
 
 
+def test_a_column_that_a_row_leaves_out_is_null_and_a_null_is_a_key_like_others() -> None:
+    counted = stream([{"x": 1}, {"k": "a"}, {"x": 2}]).key_by("k").aggregate("t", n=count())
+    assert [(row["k"], row["x"], row["n"]) for row in come_out(counted)] == [(None, 1, 1), ("a", None, 1), (None, 2, 2)]
+
+
+def test_a_time_without_a_zone_is_of_utc() -> None:
+    noon = datetime.datetime(2026, 3, 1, 12)
+    assert come_out(stream([{"at": noon}], at=datetime.datetime)) == [{"at": noon.replace(tzinfo=UTC)}]
+
+
+def test_after_ctrl_c_what_was_committed_stays_for_the_next_cell() -> None:
+    out = CollectSink()
+
+    def numbers(index: int, _: int) -> Iterator[dict[str, Any]]:
+        interrupted = False
+        for n in itertools.count():
+            if not interrupted and out.rows():  # once something was committed
+                interrupted = True
+                os.kill(os.getpid(), signal.SIGINT)
+            yield {"n": n}
+
+    flow().from_iterator("s", numbers, schema={"n": int}, splits=1).sink("out", out)
+    with pytest.raises(KeyboardInterrupt):
+        FLOWS[-1].run_local(parallelism=1, checkpoint_interval=0.01)
+    assert [row["n"] for row in out.rows()] == list(range(len(out.rows())))
+    assert out.rows()
+
+
 # ------------------------------------------------------------------------------------ messages with a remedy
 
 
@@ -157,6 +189,23 @@ class ChangedInPlace:
 class HalfASink(TwoPhaseCommitSink):
     def write(self, transaction: Any, rows: pa.RecordBatch) -> None:
         raise AssertionError
+
+
+class Timers:
+    def process(self, key: str, row: dict[str, Any], ctx: Any) -> None:
+        ctx.set_timer(ctx.timestamp + 1)
+
+    def on_timer(self, key: str, at: int, ctx: Any) -> Iterator[dict[str, Any]]:
+        yield {"n": at}
+
+
+def timed(type_: Any) -> Stream:
+    return flow().from_iterator("s", lambda index, _: iter(()), schema={"at": type_}, event_time="at")
+
+
+def come_out_with(**options: Any) -> None:
+    stream().sink("out", CollectSink())
+    FLOWS[-1].run_local(**options)
 
 
 def windowed() -> Any:
@@ -199,6 +248,22 @@ MISTAKES: list[tuple[str, Callable[[], Any], list[str]]] = [
     ("a method that is nearly one", lambda: stream().fliter, ["did you mean 'filter'"]),  # type: ignore[attr-defined]
     ("a filter that answers text", lambda: come_out(stream().filter(lambda row: "no")), ["gave 'no'", "True or False"]),
     ("a wrong type name", lambda: stream([], x="strng"), ["column 'x'", "'strng'", "such as 'int64'"]),
+    ("a sum of text", lambda: stream().key_by("x").aggregate("t", s=sum_("k")), ["s=sum(k)", "cast the column"]),
+    ("an event time that is text", lambda: timed(str), ["event-time column 'at' has type string", "use a timestamp"]),
+    ("timers without event time", lambda: processed(Timers, n=int), ["Timers has timers", "pass event_time="]),
+    (
+        "a type that changes",
+        lambda: come_out(stream().map(lambda row: {"v": row["x"] if row["x"] < 3 else "three"})),
+        ["no type fits all values of column 'v'", "pass schema="],
+    ),
+    ("a row of another type", lambda: come_out(stream([{"k": "a", "x": "one"}])), ["is int64", "'one' (str)"]),
+    ("a row with one column more", lambda: come_out(stream([{"z": 1}])), ["column 'z'", "(k, x)", "correct schema="]),
+    ("a function that gives nothing", lambda: come_out(stream().map(lambda row: None)), ["NoneType", "return a dict"]),  # type: ignore[arg-type, return-value]
+    ("a row, not rows", lambda: come_out(stream().flat_map(lambda row: row)), ["gave a str", "return a dict"]),  # type: ignore[arg-type, return-value]
+    ("a checkpoint that is none", lambda: come_out_with(restore="latset"), ["restore='latset'", "use 'latest'"]),
+    ("a mode that is nearly one", lambda: come_out_with(mode="exactly-once"), ["mode=", "'exactly_once'"]),
+    ("a time span as seconds", lambda: come_out_with(min_pause=MINUTE), ["min_pause=", "give a number of seconds"]),
+    ("a job name with capitals", lambda: Dataflow("My Job"), ["'My Job' is not allowed", "a-z, 0-9 and '-'"]),
     ("a list as a sink", lambda: stream().sink("out", []), ["[] is not a sink", "ParquetSink(url)"]),  # type: ignore[arg-type]
     (
         "a sink that lacks methods",
