@@ -157,6 +157,8 @@ class WindowOperator(KeyedOperator):
     def _floors_of(self, row_ids: Ints) -> Ints:
         """Event time of the key group of each of these entries."""
         assert self._floors is not None
+        if not len(row_ids):
+            return np.zeros(0, np.int64)
         keys = zip(*self._table.keys_of(row_ids), strict=True)
         columns = [self.codec.column(i, values) for i, values in zip(range(len(self._key_columns)), keys, strict=False)]
         return self._floors.watermarks(columns, self._watermark_ms)

@@ -163,3 +163,22 @@ def test_what_is_on_disk_goes_along_to_another_parallelism(kind: str) -> None:
     for driven in slots.driven:
         driven.snapshot(51)
         assert entries_left(driven.operator) == 0
+
+
+@pytest.mark.slow
+def test_a_subtask_that_was_ahead_goes_on_at_another_parallelism_with_windows_on_disk() -> None:
+    """What is over by the event time of its key group is asked for in parts, of which that in memory may be empty."""
+    slots = Slots(lambda: operator("tumbling"), 2)
+    for batch in batches():
+        slots.feed(batch.to_pylist())
+    ahead, behind = slots.driven
+    while not ahead.rows:
+        ahead.operator.toward(45, ahead._emit)
+    while not behind.operator.toward(5, behind._emit):
+        pass
+    found = slots.take()
+    slots = slots.rescaled(1, 1)
+    it = slots.driven[0]
+    while not it.operator.toward(WATERMARK_MAX, it._emit):
+        pass
+    assert plain(found + slots.take()) == model()
