@@ -26,6 +26,7 @@ from barrier_runtime.coordinator.status.why.job import why_job
 from barrier_runtime.coordinator.status.why.reason import Reason
 
 HERE = Path(__file__).parent
+_CODE = re.compile("`([^`\n]+)`")
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 
 
@@ -73,6 +74,13 @@ def inert(html: str) -> str:
     return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", html)
 
 
+def coded(sentence: str) -> Markup:
+    """What stands between a pair of backticks as code, all of it escaped."""
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(_CODE.split(sentence))
+    )
+
+
 @cache
 def _environment() -> Environment:
     made = Environment(
@@ -85,6 +93,7 @@ def _environment() -> Environment:
     )
     for name in ("duration", "size", "number", "rate", "share", "time_of_day", "day_and_time", "machine_time"):
         made.filters[name] = getattr(figures, name)
+    made.filters["coded"] = coded
     made.filters["tone"] = job_view.tone
     made.globals["phases"] = checkpoint_chart.PHASES
     made.globals["style"] = _address("page.css")

@@ -1,7 +1,8 @@
 """What happened to a job, on one axis of time, as SVG: a row per kind of event, below them the checkpoints. Pure.
 
 The axis begins with the oldest thing that is known of the job and ends now (with the run, if it has ended). An event is
-as wide as it took; what took no time is a diamond. Only rows that have something are drawn.
+as wide as it took; what took no time is a diamond. Only rows that have something are drawn. It is drawn twice: for a
+narrow screen all of it fits, because what has happened must not be out of view.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,12 +13,18 @@ from barrier_runtime.coordinator.page.figures import duration, time_of_day
 from barrier_runtime.coordinator.page.job_view import KINDS, EventView
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus
 
-_WIDTH, _LEFT, _RIGHT = 1000, 96, 12
+_WIDE, _NARROW = 1000, 340
+_LEFT, _RIGHT = 96, 12
 _ROW, _BAR = 26, 16
 _NARROWEST = 4.0
 
 
 def timeline(status: JobStatus, events: Sequence[EventView], now_ms: int) -> Markup:
+    """Empty if nothing is known. Style sheets show one of the two."""
+    return _drawn(status, events, now_ms, _WIDE) + _drawn(status, events, now_ms, _NARROW)
+
+
+def _drawn(status: JobStatus, events: Sequence[EventView], now_ms: int, width: int) -> Markup:
     history = status.checkpoints.history
     times = [each.triggered_ms for each in history]
     times += [each.at_ms for each in events] + [each.at_ms for each in status.failures]
@@ -29,7 +36,7 @@ def timeline(status: JobStatus, events: Sequence[EventView], now_ms: int) -> Mar
     span = max(1_000, last - first)
 
     def x(at_ms: int) -> float:
-        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * min(1.0, max(0.0, (at_ms - first) / span))
+        return _LEFT + (width - _LEFT - _RIGHT) * min(1.0, max(0.0, (at_ms - first) / span))
 
     rows: list[tuple[str, Markup]] = []
     if status.failures:
@@ -37,30 +44,34 @@ def timeline(status: JobStatus, events: Sequence[EventView], now_ms: int) -> Mar
     for kind, name in KINDS.items():
         of_kind = [each for each in events if each.kind == kind]
         if of_kind:
-            rows.append((name, Markup("").join(_mark(each, x, last) for each in reversed(of_kind))))
+            rows.append((name, Markup("").join(_mark(each, x, last, width - _RIGHT) for each in reversed(of_kind))))
     if history:
         rows.append(("checkpoints", _checkpoints(history, x)))
     height = _ROW * len(rows) + 26
     counts = ", ".join(f"{name}" for name, _ in rows)
     out = [
-        Markup('<svg class="chart timeline" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(
-            _WIDTH, height, f"events since {time_of_day(first)} UTC, a row each for {counts}"
+        Markup('<svg class="chart timeline{}" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(
+            " narrow" if width == _NARROW else " broad",
+            width,
+            height,
+            f"events since {time_of_day(first)} UTC, a row each for {counts}",
         )
     ]
     for index, (name, marks) in enumerate(rows):
         middle = index * _ROW + _ROW // 2
         out.append(
             Markup('<text class="axis" x="0" y="{}">{}</text><path class="grid" d="M{} {}H{}"/>').format(
-                middle + 4, name, _LEFT, middle, _WIDTH - _RIGHT
+                middle + 4, name, _LEFT, middle, width - _RIGHT
             )
         )
         out.append(Markup('<g transform="translate(0 {})">{}</g>').format(middle, marks))
-    for part in range(5):
-        anchor = ("start", "middle", "middle", "middle", "end")[part]
-        at = _LEFT + (_WIDTH - _LEFT - _RIGHT) * part / 4
+    parts = 4 if width == _WIDE else 1
+    for part in range(parts + 1):
+        anchor = "start" if part == 0 else "end" if part == parts else "middle"
+        at = _LEFT + (width - _LEFT - _RIGHT) * part / parts
         out.append(
             Markup('<text class="axis" x="{:.1f}" y="{}" text-anchor="{}">{}</text>').format(
-                at, height - 6, anchor, time_of_day(round(first + span * part / 4))
+                at, height - 6, anchor, time_of_day(round(first + span * part / parts))
             )
         )
     out.append(Markup("</svg>"))
@@ -71,14 +82,14 @@ def _end(event: EventView) -> int:
     return event.at_ms + (event.took_ms or 0)
 
 
-def _mark(event: EventView, x: Callable[[int], float], last_ms: int) -> Markup:
+def _mark(event: EventView, x: Callable[[int], float], last_ms: int, right: int) -> Markup:
     took = "" if event.took_ms is None else f", took {duration(event.took_ms)}"
     told = f"{time_of_day(event.at_ms)} {event.what}{took}{': ' if event.why else ''}{event.why[:300]}"
     if event.took_ms is None and event.kind == "takeover":
         shape = Markup('<path d="M{:.1f} -9l7 9l-7 9l-7 -9z"/>').format(x(event.at_ms))
     else:  # what has not ended goes on until now
         end = x(last_ms if event.took_ms is None else _end(event))
-        begin = min(x(event.at_ms), _WIDTH - _RIGHT - _NARROWEST)
+        begin = min(x(event.at_ms), right - _NARROWEST)
         wide = max(_NARROWEST, end - begin)
         shape = Markup('<rect x="{:.1f}" y="{}" width="{:.1f}" height="{}" rx="2"/>').format(
             begin, -_BAR // 2, wide, _BAR

@@ -48,7 +48,7 @@ def test_a_savepoint_is_taken_where_the_dialog_says(job: LivingJob, opened: Open
     assert (taken.state, taken.error) == ("done", "")
     assert (tmp_path / "kept" / "savepoint.json").exists()
     expect(page.locator("#events-table")).to_contain_text("savepoint done", timeout=20_000)
-    assert page.locator("svg.timeline .m-savepoint").count() == 1
+    assert page.locator("svg.timeline:visible .m-savepoint").count() == 1
 
 
 def test_a_rescale_is_asked_for_with_the_number_of_the_dialog(own_job: LivingJob, opened: Opened) -> None:
@@ -63,7 +63,7 @@ def test_a_rescale_is_asked_for_with_the_number_of_the_dialog(own_job: LivingJob
     assert '"parallelism":3' in (asked.value.post_data or "")
     expect(page.locator("#said")).to_have_text("Rescale the job: accepted")
     expect(page.locator("#events-table")).to_contain_text("rescale 2 → 3 slots: starting", timeout=20_000)
-    assert page.locator("svg.timeline .m-rescale").count() == 1
+    assert page.locator("svg.timeline:visible .m-rescale").count() == 1
 
 
 def test_a_dialog_that_is_left_changes_nothing(job: LivingJob, opened: Opened) -> None:

@@ -133,7 +133,7 @@ def test_everything_is_reached_by_tab_and_the_first_stop_skips_to_the_content(jo
 def test_without_scripts_the_page_is_complete(job: LivingJob, opened: Opened, watched: Watched) -> None:
     page = opened(job, java_script_enabled=False)
     assert page.locator("svg.strip a.bar").count() >= 3
-    assert page.locator("svg.timeline").count() == 1
+    assert page.locator("svg.timeline:visible").count() == 1
     assert page.locator("#checkpoints tbody tr").count() >= 3
     assert re.fullmatch(r"[\d,]+", page.inner_text("[data-live=records]"))
     assert not page.locator(".actions").first.is_visible(), "a button that can do nothing is not shown"
@@ -147,6 +147,26 @@ def test_no_page_is_wider_than_the_window(job: LivingJob, opened: Opened, width:
     for path in ("/", "/jobs/flights", "/jobs/flights/checkpoints", newest, "/login"):
         page.goto(f"{job.coordinator.url}{path}")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+
+
+# Left and right ends: of what the time axis shows (not of the one that is hidden), of the newest bar of the strip.
+_IN_VIEW = """() => {
+    const ends = (found) => found.map((each) => each.getBoundingClientRect())
+        .filter((box) => box.height > 0).map((box) => [box.left, box.right]);
+    const all = (selector) => [...document.querySelectorAll(selector)];
+    return [ends(all("svg.timeline [class^=m-], svg.timeline .t-done")), ends(all("svg.strip a.bar").slice(-1))];
+}"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_newest_is_in_view_without_scrolling_sideways(job: LivingJob, opened: Opened, width: int) -> None:
+    """All of the time axis, and the newest checkpoint of the strip."""
+    page = opened(job, viewport={"width": width, "height": 844})
+    told, newest = page.evaluate(_IN_VIEW)
+    assert len(told) >= 1
+    assert newest
+    for left, right in (*told, *newest):
+        assert 0 <= left <= right <= width
 
 
 def test_colours_follow_the_systems_setting_and_can_be_read(job: LivingJob, opened: Opened) -> None:

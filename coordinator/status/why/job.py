@@ -69,6 +69,8 @@ def _ended(status: JobStatus) -> Reason:
         else (f"operator {last.operator or 'unknown'} in slot {last.slot}: {_last_line(last.error)}",)
     )
     reason = _last_line(status.error or status.reason)
+    about = f"job {status.job} "
+    reason = f"it {reason.removeprefix(about)}" if reason.startswith(about) else reason
     return Reason(
         "ended",
         f"Job {status.job} is {status.outcome}{f': {reason}' if reason else ''}.",

@@ -54,7 +54,7 @@ def empty() -> JobStatus:
 
 def test_a_job_is_shown_with_everything_that_is_known():
     html = render.job_page(facts())
-    assert len(svgs(html)) == 7  # events, graph, checkpoints, and two charts for each of two latencies
+    assert len(svgs(html)) == 8  # events twice, graph, checkpoints, and two charts for each of two latencies
     for text in (
         "part-3</bdi> in slot 1",
         "slot 1 is lost: process 101",
@@ -83,6 +83,42 @@ def test_a_coordinator_that_was_killed_is_told_as_a_killed_slot_is():
     assert shown.at_ms == killed.at_ms - 640
     assert "process 71 died of SIGKILL; slots went on" in render.job_page(facts(status(takeovers=(killed,))))
     assert "died, stalled or left" in render.job_page(facts())
+
+
+@pytest.mark.parametrize(
+    ("sentence", "shown"),
+    [
+        ("`count \u2192 out` is the bottleneck", "<code>count \u2192 out</code> is the bottleneck"),
+        ("`a` and `b`", "<code>a</code> and <code>b</code>"),
+        ("one ` alone", "one ` alone"),
+        ("`` nothing between", "`` nothing between"),
+        ("`<b>&` <i>", "<code>&lt;b&gt;&amp;</code> &lt;i&gt;"),
+        ("`</code><script>` `", "<code>&lt;/code&gt;&lt;script&gt;</code> `"),
+        ("", ""),
+    ],
+)
+def test_names_in_backticks_are_shown_as_code_and_escaped(sentence, shown):
+    assert str(render.coded(sentence)) == shown
+
+
+def test_reasons_are_shown_without_backticks():
+    named = Reason("busy", "`a` is `<b>`", ("`a` waits",), "look at `a`")
+    html = render.job_page(facts(of_job=(named,)))
+    card = html[html.index('id="why"') : html.index('id="events"')]
+    assert "`" not in card
+    for text in ("<code>a</code> is <code>&lt;b&gt;</code>", "<li><code>a</code> waits</li>", "look at <code>a</code>"):
+        assert text in card
+
+
+def test_the_time_axis_has_every_event_on_a_narrow_screen_too():
+    broad, narrow = svgs(render.job_page(facts()))[:2]
+    assert [each.get("class") for each in (broad, narrow)] == ["chart timeline broad", "chart timeline narrow"]
+    told = [[each.text for each in one.iter("title")] for one in (broad, narrow)]
+    assert told[0] == told[1]
+    assert len(told[0]) > 3
+    drawn = [float(each.get("x", "nan")) for each in narrow.iter("rect")]
+    assert drawn
+    assert all(96 <= x <= 328 for x in drawn)
 
 
 def test_the_rate_is_told_only_when_every_source_tells_its_own():

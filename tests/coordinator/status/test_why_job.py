@@ -198,6 +198,21 @@ def test_a_checkpoint_that_is_not_in_the_history_is_refused_with_those_that_are(
         answer(running(), 99)
 
 
+@pytest.mark.parametrize(
+    ("outcome", "reason", "sentence"),
+    [
+        ("finished", "job flights has read all of its input", "Job flights is finished: it has read all of its input."),
+        ("cancelled", "job flights was stopped by its user", "Job flights is cancelled: it was stopped by its user."),
+        ("fenced", "job flights-2 took over", "Job flights is fenced: job flights-2 took over."),
+        ("failed", "ValueError: x", "Job flights is failed: ValueError: x."),
+        ("finished", "", "Job flights is finished."),
+    ],
+)
+def test_the_end_of_a_job_names_it_once(outcome: str, reason: str, sentence: str) -> None:
+    (told,) = why_job(running(outcome=outcome, reason=reason, error=""), 0)
+    assert told.sentence == sentence
+
+
 def test_a_job_that_failed_says_in_which_operator() -> None:
     coordinator, a, _ = started(MemoryStore())
     a.fail("Traceback (most recent call last):\n  …\nValueError: no number", retryable=False)
