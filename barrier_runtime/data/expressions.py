@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.acero as acero
 import pyarrow.compute as pc
 
-from barrier_runtime.data.schemas import described
+from barrier_runtime.data.schemas import described, one_array
 from barrier_runtime.state.errors import InvalidJob
 
 
@@ -38,12 +38,6 @@ def evaluate(batch: pa.RecordBatch, expressions: list[pc.Expression], where: str
             f"{where}: the expression cannot be computed: {error}. The rows have the columns " + described(batch.schema)
         ) from error
     return [one_array(column) for column in columns]
-
-
-def one_array(column: pa.ChunkedArray) -> pa.Array:
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
 def evaluated_types(schema: pa.Schema, expressions: list[pc.Expression], where: str) -> list[pa.DataType]:

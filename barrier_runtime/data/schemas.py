@@ -99,3 +99,9 @@ def fit(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
                 ) from error
         arrays.append(column)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def one_array(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)

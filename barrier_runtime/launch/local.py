@@ -21,6 +21,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import pyarrow as pa
+
 from barrier_runtime.connectors.batch_function.caller import arrow_table
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.status.status import JobStatus
@@ -326,6 +328,7 @@ async def run_graph(
     stops the job; it is run here. `wire`: see the module; None: `wire_by_default`. `clock`: of the slots.
     `troubles` gets what slots raised last, for the program that runs the job to look at. `programs`: by their names in
     `JobSpec`, those that may replace the one that the job begins with."""
+    pa.array([0])  # at its first conversion pyarrow imports pandas, if it is there: not in the loop of a running slot
     wire = wire_by_default if wire is None else wire
     output = WireOutput if wire else LocalOutput
     loop = asyncio.get_running_loop()

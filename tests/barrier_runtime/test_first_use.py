@@ -311,6 +311,14 @@ def test_every_public_name_is_imported_without_any_extra() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
+def test_a_program_that_writes_a_flow_imports_nothing_that_only_some_flows_need() -> None:
+    unwanted = ["pandas", "pyarrow.acero", "pyarrow.dataset", "pyspark", "rocksdict", "sqlglot", "rich", "starlette"]
+    code = "import sys\nfrom barrier_runtime import Dataflow, ParquetSink, count\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(unwanted) & set(done.stdout.split()) == set(), "pandas and acero alone take as long as all the rest"
+
+
 def test_a_library_that_is_missing_is_told_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyiceberg", None)
     install = r"pip install 'barrier-runtime\[iceberg\]'"

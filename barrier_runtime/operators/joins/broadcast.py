@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.expressions import one_array
+from barrier_runtime.data.schemas import one_array
 from barrier_runtime.operators.base import Emit, Operator
 from barrier_runtime.state.errors import InvalidJob
 
