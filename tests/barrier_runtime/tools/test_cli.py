@@ -308,7 +308,10 @@ def test_a_daemon_that_does_not_answer_and_a_token_that_is_not_there_are_named(t
     done = run_here("status", "--coordinator", "http://127.0.0.1:9", "--token-file", str(token))
     assert (done.returncode, done.stderr.splitlines()) == (
         2,
-        [f"error: cannot read the token file {token}: No such file or directory"],
+        [
+            f"error: cannot read the token file {token}: No such file or directory; make one: "
+            f"(umask 077; openssl rand -hex 32 > {token})"
+        ],
     )
     token.write_text("x" * 64)
     token.chmod(0o600)
