@@ -3,11 +3,14 @@ print what stands below them; and the licence."""
 
 import contextlib
 import hashlib
+import inspect
 import io
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -111,6 +114,25 @@ def test_the_reference_has_every_public_name_and_each_has_a_docstring() -> None:
     assert [name for name, home in sorted(homes.items()) if not {home, f"{home}.{name}"} & said] == []
     told = {name: getattr(barrier_runtime, name).__doc__ or "" for name in homes}
     assert [name for name, text in told.items() if len(text) < 25 or text.startswith(f"{name}(")] == []  # a dataclass
+
+
+def undocumented(kind: type) -> Iterator[str]:
+    """Public methods and properties without a docstring of their own or of a base class."""
+    ours = [base for base in kind.__mro__ if base.__module__.startswith("barrier_runtime")]
+    for name in sorted({name for base in ours for name in vars(base) if not name.startswith("_")}):
+        found = [vars(base)[name] for base in ours if name in vars(base)]
+        if any(
+            inspect.isroutine(each) or isinstance(each, property | cached_property | classmethod | staticmethod)
+            for each in found
+        ) and not any(each.__doc__ for each in found):
+            yield f"{kind.__name__}.{name}"
+
+
+def test_every_method_of_a_public_class_has_a_docstring() -> None:
+    """Editors and `help()` show it; the reference has it."""
+    kinds = {kind for name in barrier_runtime.__all__ if isinstance(kind := getattr(barrier_runtime, name), type)}
+    assert len(kinds) > 50
+    assert sorted(method for kind in kinds for method in undocumented(kind)) == []
 
 
 def test_the_licence_is_apache_2_word_for_word_and_in_the_metadata() -> None:

@@ -47,6 +47,7 @@ class Dataflow(Readers):
 
     @property
     def name(self) -> str:
+        """Of the job: the folder of its checkpoints, and its address in commands and on the page."""
         return self.plan.name
 
     def __repr__(self) -> str:

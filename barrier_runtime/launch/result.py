@@ -30,6 +30,7 @@ class JobResult:
 
     @property
     def records(self) -> int:
+        """Rows that the sources have read, each counted once however often it was replayed."""
         return self.status.records
 
     def __str__(self) -> str:

@@ -73,6 +73,7 @@ class KinesisSource:
     discover: datetime.timedelta | None = datetime.timedelta(minutes=1)
 
     def named(self, name: str) -> "KinesisStream":
+        """Checks the settings without asking the service. Raises `InvalidJob`."""
         where = f"source {name!r}"
         if not isinstance(self.stream, str) or not self.stream.strip():
             raise InvalidJob(f"{where}: stream={self.stream!r}: give the name of a stream")

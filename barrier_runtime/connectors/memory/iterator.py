@@ -61,6 +61,7 @@ class IteratorSource:
     splits: int | None = None
 
     def named(self, name: str) -> "IteratedRows":
+        """Checks the schema; calls nothing. Raises `InvalidJob`."""
         schema = as_schema(self.schema, f"source {name!r}")
         return IteratedRows(name, self.make_iterator, schema, self.replayable, self.splits)
 

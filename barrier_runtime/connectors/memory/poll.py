@@ -54,6 +54,7 @@ class PollSource:
     replayable: bool = True
 
     def named(self, name: str) -> "PolledRows":
+        """Checks the settings; calls nothing. Raises `InvalidJob`."""
         where = f"source {name!r}"
         if not callable(self.fetch):
             raise InvalidJob(f"{where}: fetch={self.fetch!r} cannot be called: pass a function of a cursor")

@@ -48,6 +48,7 @@ class RateSource:
     splits: int | None = None
 
     def named(self, name: str) -> "GeneratedRows":
+        """Checks the settings. Raises `InvalidJob`."""
         return GeneratedRows(name, self.rows_per_second, self.rows, self.keys, self.splits)
 
 

@@ -69,6 +69,7 @@ class RabbitMQSource:
     until_idle: datetime.timedelta | None = None
 
     def named(self, name: str) -> "RabbitMQQueue":
+        """Checks the settings without asking the broker. Raises `InvalidJob`."""
         where = f"source {name!r}"
         repeats = _repeats(self.deduplicate, where)
         if self.bad_records not in ("fail", "reject"):

@@ -52,18 +52,21 @@ class BatchKeys:
 
     @property
     def first_rows(self) -> Ints:
+        """Of each key: the number of its first row in the batch."""
         found = np.empty(self._count, np.int64)
         found[self.of_row[::-1]] = np.arange(len(self.of_row) - 1, -1, -1)
         return found
 
     @property
     def last_rows(self) -> Ints:
+        """Of each key: the number of its last row in the batch."""
         found = np.empty(self._count, np.int64)
         found[self.of_row] = np.arange(len(self.of_row))  # of equal indices the last one stays
         return found
 
     @property
     def rows(self) -> pa.RecordBatch:
+        """The key columns, a row per key."""
         return self._batch.select(self._columns).take(pa.array(self.first_rows))
 
     def forget(self, which: Any) -> None:

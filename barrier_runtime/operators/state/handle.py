@@ -92,6 +92,7 @@ class KeyedState:
         vars(instance)[self._name] = value
 
     def assigned(self, value: object) -> InvalidJob:
+        """The error of `self.state = value`, with what to write instead."""
         kind = next(each.__name__ for each in type(self).__mro__ if not each.__name__.startswith("_"))
         return InvalidJob(
             f"{short(value)} is assigned to {self._said}, which is {with_article(kind)}: "
@@ -266,4 +267,5 @@ def _refusal(operation: str, why: str) -> Callable[..., NoReturn]:
     def refused(self: KeyedState, *_: object) -> NoReturn:
         raise InvalidJob(why.format(state=self._said, operation=operation))
 
+    refused.__doc__ = f"Raises `InvalidJob`: {why.format(state='state', operation=operation)}."
     return refused

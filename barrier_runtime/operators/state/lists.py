@@ -67,6 +67,7 @@ class ListState(KeyedState, Generic[T]):
     # ------------------------------------------------------------ for the user's function
 
     def append(self, value: T) -> None:
+        """Adds an element at the end, without reading what is stored."""
         accepted = self._accepted(value)
         key, table = self._current.key, self._table
         at = int(table.number(key))  # a plain one: it is part of a key, and these are encoded by their class
@@ -74,6 +75,7 @@ class ListState(KeyedState, Generic[T]):
         self._put(key, at, accepted)
 
     def extend(self, values: Iterable[T]) -> None:
+        """Adds elements at the end, all or none, without reading what is stored."""
         accepted = [self._accepted(value) for value in values]  # all of them, or none when one is refused
         key, table = self._current.key, self._table
         before = int(table.number(key))

@@ -97,6 +97,7 @@ class MapState(KeyedState, Generic[K, V]):
     @overload
     def get(self, key: K, default: D) -> V | D: ...
     def get(self, key: K, default: Any = None) -> Any:
+        """The value, or `default` where there is none."""
         found = self._table.get_entry(self._current.key, self._as_key(self._name, key))
         return found if found is not None else default
 

@@ -54,9 +54,11 @@ class TTL:
 
     @property
     def ms(self) -> int:
+        """`time` in milliseconds."""
         return self.time // _MS
 
     def stored(self) -> StoredTtl:
+        """As snapshots describe it."""
         return StoredTtl(self.ms, self.refresh, self.clock)
 
 

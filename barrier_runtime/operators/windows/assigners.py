@@ -72,6 +72,7 @@ class WindowAssigner(ABC):
         return watermark_ms - self.size_ms + 2  # start + size - 1 > watermark, in whole milliseconds
 
     def first_open_starts(self, watermarks_ms: Ints) -> Ints:
+        """`first_open_start` at each watermark."""
         return np.maximum(watermarks_ms, WATERMARK_MIN + self.size_ms) - self.size_ms + 2
 
 
@@ -107,10 +108,12 @@ class Tumbling(WindowAssigner):
 
     @cached_property
     def size_ms(self) -> int:
+        """`size` in milliseconds."""
         return self.size // datetime.timedelta(milliseconds=1)
 
     @cached_property
     def offset_ms(self) -> int:
+        """`offset` in milliseconds."""
         return self.offset // datetime.timedelta(milliseconds=1)
 
     def starts(self, times_ms: Ints) -> Ints:
@@ -151,14 +154,17 @@ class Sliding(WindowAssigner):
 
     @cached_property
     def size_ms(self) -> int:
+        """`size` in milliseconds."""
         return self.size // datetime.timedelta(milliseconds=1)
 
     @cached_property
     def slide_ms(self) -> int:
+        """`slide` in milliseconds."""
         return self.slide // datetime.timedelta(milliseconds=1)
 
     @cached_property
     def offset_ms(self) -> int:
+        """`offset` in milliseconds."""
         return self.offset // datetime.timedelta(milliseconds=1)
 
     @property
@@ -275,6 +281,7 @@ class Session:
 
     @cached_property
     def gap_ms(self) -> int:
+        """`gap` in milliseconds."""
         return self.gap // datetime.timedelta(milliseconds=1)
 
     def __str__(self) -> str:

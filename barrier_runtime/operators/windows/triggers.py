@@ -41,6 +41,7 @@ class Every:
 
     @cached_property
     def interval_ms(self) -> int | None:
+        """`interval` in milliseconds."""
         return None if self.interval is None else self.interval // datetime.timedelta(milliseconds=1)
 
     @property

@@ -122,6 +122,7 @@ class KafkaSource:
     config: Config | None = field(default=None, repr=False)  # it may hold secrets
 
     def named(self, name: str) -> "KafkaTopics":
+        """Checks the settings without asking the brokers. Raises `InvalidJob`."""
         where = f"source {name!r}"
         schema = as_schema(self.schema, where) if self.schema is not None else None
         key_schema = as_schema(self.key_schema, where) if self.key_schema is not None else None

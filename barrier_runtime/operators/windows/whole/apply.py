@@ -46,10 +46,12 @@ class TimeWindow:
 
     @property
     def start(self) -> datetime.datetime | None:
+        """First time of the window, in UTC; None of a `Global`."""
         return _datetime(self.start_ms)
 
     @property
     def end(self) -> datetime.datetime | None:
+        """First time behind the window, in UTC; None of a `Global`."""
         return _datetime(self.end_ms)
 
 
