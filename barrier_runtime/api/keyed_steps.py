@@ -45,6 +45,7 @@ class StatefulSteps(KeyedSteps[S]):
         event_time: str | None = None,
         allowed_lateness: datetime.timedelta = _NO_DELAY,
         early: Every | None = None,
+        clock: Literal["event", "processing"] = "event",
     ) -> WindowedStream[S]:
         """Group rows by window as well: `Tumbling`, `Sliding` or `Session` of event time, `Count`, or `Global`, all
         rows of a key (see docs/windows.md). `event_time` is a timestamp, date or int64-milliseconds column; `Count` and
@@ -53,6 +54,9 @@ class StatefulSteps(KeyedSteps[S]):
         over, as in `Every(timedelta(seconds=1))` or `Every(rows=1000)`; columns `update` and `early` tell which one it
         is. Sessions with either have a column `retracted`, too: true in a row that takes back what was told of a start
         that is no session's any more.
+
+        `clock="processing"`: windows by the wall clock. A row belongs to the window of the time at which it comes, so
+        none is late, and there is no `event_time`; a replay after a failure may give it to another window.
 
         >>> keyed.window("hourly", Tumbling(timedelta(hours=1)), event_time="at", early=Every(timedelta(seconds=5)))
         """
@@ -67,7 +71,12 @@ class StatefulSteps(KeyedSteps[S]):
                 f"{where}: a session may become part of another one, so what is told early of it has all of its rows: "
                 "leave accumulate=False out"
             )
+        if clock not in ("event", "processing"):
+            raise InvalidJob(f"{where}: clock={clock!r}: pass 'event' or 'processing'")
         rows = self._keyed_input()
+        if clock == "processing":
+            _check_by_wall_clock(window, event_time, lateness_ms, early, where)
+            return WindowedStream(self, name, window, None, 0, None)
         if isinstance(window, Global):
             if event_time is not None or lateness_ms:
                 extra = "event_time" if event_time is not None else "allowed_lateness"
@@ -77,7 +86,10 @@ class StatefulSteps(KeyedSteps[S]):
                 rows.need_watermarks(where, f"its early results are due {early}")
             return WindowedStream(self, name, window, None, 0, early)
         if event_time is None:
-            raise InvalidJob(f"{where}: pass event_time=, the column that has the time of a row")
+            raise InvalidJob(
+                f"{where}: pass event_time=, the column that has the time of a row, or clock='processing' "
+                "for windows of the time at which rows come"
+            )
         schema = rows.schema
         require_columns(schema, (event_time,), where)
         if schema is not None:
@@ -293,3 +305,16 @@ class StatefulSteps(KeyedSteps[S]):
             states=states,
         )
         return streams
+
+
+def _check_by_wall_clock(
+    window: WindowAssigner | Session, event_time: str | None, lateness_ms: int, early: Every | None, where: str
+) -> None:
+    if isinstance(window, Global):
+        raise InvalidJob(f"{where}: a {type(window).__name__} window needs no clock: leave clock= out")
+    if event_time is not None:
+        raise InvalidJob(f"{where}: by the wall clock a row has the time at which it comes: leave event_time= out")
+    if lateness_ms:
+        raise InvalidJob(f"{where}: no row is late by the wall clock: leave allowed_lateness= out")
+    if early is not None:
+        raise InvalidJob(f"{where}: windows by the wall clock are told once: leave early= out, or take shorter windows")

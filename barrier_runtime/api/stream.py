@@ -154,6 +154,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         event_time: str | None = None,
         allowed_lateness: datetime.timedelta = _NO_DELAY,
         early: Every | None = None,
+        clock: Literal["event", "processing"] = "event",
     ) -> WindowedStream["Stream"]:
         """Windows over all rows, without a key: as `key_by(…).window(…)`, whose arguments it has, and results have no
         key columns; a function of `apply` gets None for the key. All rows go to one subtask, so the rate is that of
@@ -167,7 +168,9 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
             )
         output = self.schema.append(pa.field(ONE_KEY, pa.int64()))
         keyed = self._step("one key", None, OneKeyOperator, output, "all rows").key_by(ONE_KEY)
-        windows = keyed.window(name, window, event_time=event_time, allowed_lateness=allowed_lateness, early=early)
+        windows = keyed.window(
+            name, window, event_time=event_time, allowed_lateness=allowed_lateness, early=early, clock=clock
+        )
         windows._all_rows = True
         return windows
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 from barrier_runtime.api.arguments import aggregates_said, check_aggregates, check_free, with_errors
 from barrier_runtime.api.handlers import refuse_coroutines
 from barrier_runtime.api.steps import KeyedSteps, S, one_or_all
+from barrier_runtime.data.event_time import Detail
 from barrier_runtime.data.schemas import SchemaLike, as_schema, require_columns
 from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.operators.aggregation.described import described_aggregates
@@ -21,6 +22,11 @@ from barrier_runtime.operators.windows.assigners import Count, Global, Session, 
 from barrier_runtime.operators.windows.base import LATE, told_of_windows, window_schema
 from barrier_runtime.operators.windows.count import CountWindowOperator
 from barrier_runtime.operators.windows.early import EarlyWindowOperator, WallClockWindowOperator
+from barrier_runtime.operators.windows.processing_time import (
+    ProcessingTimeSessionOperator,
+    ProcessingTimeWindowOperator,
+    wall_clock_definition,
+)
 from barrier_runtime.operators.windows.session_updates import SessionUpdatesOperator, WallClockSessionOperator
 from barrier_runtime.operators.windows.sessions import SessionAggregateOperator
 from barrier_runtime.operators.windows.triggers import Every
@@ -52,6 +58,7 @@ class WindowedStream(Generic[S]):
         self._event_time = event_time
         self._lateness_ms = lateness_ms
         self._early = early
+        self._of_wall_clock = event_time is None and not isinstance(window, Global)
         self._all_rows = False  # the key is one that users do not see
 
     @overload
@@ -84,6 +91,8 @@ class WindowedStream(Generic[S]):
             raise InvalidJob(f"{where}: a Count window is told when it is full: leave early= out")
         if late and not bounded:
             raise InvalidJob(f"{where}: no row is late for a Global window: leave late= out")
+        if late and self._of_wall_clock:
+            raise InvalidJob(f"{where}: no row is late by the wall clock: leave late= out")
         updates = lateness_ms > 0 or early is not None
         beside = told_of_windows(bounded, updates, early is not None, updates and isinstance(window, Session))
         check_free(aggregates, [*keys, *(field.name for field in beside)], where)
@@ -110,6 +119,13 @@ class WindowedStream(Generic[S]):
             kind = WallClockWindowOperator if by_wall_clock else EarlyWindowOperator
             operator = partial(kind, window=window, lateness_ms=lateness_ms, early=early)
             definition += f", {early.definition}"
+        why = "early results are due by the wall clock" if by_wall_clock else ""
+        if self._of_wall_clock:
+            kind_by_clock = (
+                ProcessingTimeSessionOperator if isinstance(window, Session) else ProcessingTimeWindowOperator
+            )
+            operator, definition = partial(kind_by_clock, window=window), wall_clock_definition(definition)
+            why = "windows are of the wall clock's times"
         make = partial(
             operator,
             keys=keys,
@@ -124,13 +140,20 @@ class WindowedStream(Generic[S]):
             make,
             output,
             definition + (f" {early}" if early is not None else "") + f": {aggregates_said(aggregates)}",
-            detail="every" if early is not None and early.rows is None and not by_wall_clock else "late",
+            detail=self._detail(by_wall_clock),
             definition=definition,
+            timeless=self._of_wall_clock,
             side_outputs={LATE: schema} if late else {},
-            by_wall_clock="early results are due by the wall clock" if by_wall_clock else "",
+            by_wall_clock=why,
             described=described_aggregates(aggregates),
         )
         return self._shown(streams)
+
+    def _detail(self, by_wall_clock: bool) -> Detail:
+        if self._of_wall_clock:
+            return "none"
+        every = self._early is not None and self._early.rows is None and not by_wall_clock
+        return "every" if every else "late"
 
     @overload
     def apply(
@@ -314,6 +337,11 @@ class WindowedStream(Generic[S]):
             )
         if isinstance(window, Count):
             raise InvalidJob(f"{where}: {method}() is not for Count windows: take aggregate(), or another window")
+        if self._of_wall_clock:
+            raise InvalidJob(
+                f"{where}: {method}() is not for windows by the wall clock: take aggregate(), as with collect_list(), "
+                "or event time"
+            )
         if self._lateness_ms or self._early is not None:
             extra = "allowed_lateness" if self._lateness_ms else "early"
             raise InvalidJob(f"{where}: {method}() gives each window once: leave {extra}= out, or take aggregate()")

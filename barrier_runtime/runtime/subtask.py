@@ -257,6 +257,7 @@ class Subtask:
         first = self._first
         if (going_to_ms := first.going_to_ms) is not None:
             first.toward(going_to_ms, self._emits[1])
+            self._tell_idle()  # rows of windows by the wall clock, which an idle subtask gives, too
             if first.going_to_ms is not None:
                 return
         if self._advancing is not None:

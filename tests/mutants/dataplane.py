@@ -599,8 +599,8 @@ MUTANTS = (
     Mutant(
         "wall-timers-wait-for-rows",
         "a wall-clock timer wakes its slot when it is due",
-        "barrier_runtime/operators/keyed/wall_timers.py",
-        "        if now_ms + wait_ms < self._wakes_ms:\n",
+        "barrier_runtime/operators/keyed/wall_clock.py",
+        "        if now_ms + wait_ms < self.next_ms:\n",
         "        if False:\n",
         ("tests/barrier_runtime/operators/keyed/test_wall_timers.py",),
     ),
@@ -623,7 +623,7 @@ MUTANTS = (
     Mutant(
         "wall-clock-goes-back",
         "to timers the wall clock never goes back",
-        "barrier_runtime/operators/keyed/wall_timers.py",
+        "barrier_runtime/operators/keyed/wall_clock.py",
         "        if wall_ms >= self._told_ms:\n",
         "        if True:\n",
         ("tests/barrier_runtime/operators/keyed/test_wall_timers.py",),

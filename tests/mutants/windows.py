@@ -5,9 +5,11 @@ from tests.mutants.mutant import Mutant
 _ASSIGNERS = "barrier_runtime/operators/windows/assigners.py"
 _AGGREGATE = "barrier_runtime/operators/windows/aggregate.py"
 _SESSIONS = "barrier_runtime/operators/windows/sessions.py"
+_PROCESSING_TIME = "barrier_runtime/operators/windows/processing_time.py"
 _TESTS = "tests/barrier_runtime/operators/windows"
 _LATENESS_TESTS = f"{_TESTS}/test_allowed_lateness.py"
 _ONE_JOINS_TWO = f"{_TESTS}/test_sessions.py::test_one_row_joins_two_sessions_whose_accumulators_become_one"
+_CLOCK_TESTS = f"{_TESTS}/test_processing_time.py"
 
 MUTANTS = (
     Mutant(
@@ -61,5 +63,61 @@ MUTANTS = (
         "            if len(pairs):\n                columns",
         "            if not len(pairs):\n                columns",
         (_ONE_JOINS_TWO,),
+    ),
+    Mutant(
+        "restored-clock-begins-below-its-watermark",
+        "the clock of restored windows goes on from where it was, also where the machine's was set back",
+        _PROCESSING_TIME,
+        "context.now_s, self._restored_ms() + 1)",
+        "context.now_s)",
+        (f"{_CLOCK_TESTS}::test_a_clock_that_was_set_back_while_the_job_was_down_makes_no_row_late",),
+    ),
+    Mutant(
+        "restored-clock-begins-below-a-floor",
+        "the clock of restored windows goes on from the key group that was ahead of all others",
+        _PROCESSING_TIME,
+        "            told += self._floors.told_ms\n",
+        "            told += ()\n",
+        (f"{_CLOCK_TESTS}::test_a_clock_that_was_set_back_while_the_job_was_down_makes_no_row_late",),
+    ),
+    Mutant(
+        "told-window-is-restored",
+        "a window that was told by the wall clock is not told again after a restore",
+        _AGGREGATE,
+        "    def _remove(self, row_ids: Ints) -> None:\n        self._table.remove(row_ids)\n",
+        "    def _remove(self, row_ids: Ints) -> None:\n        pass\n",
+        (f"{_CLOCK_TESTS}::test_what_was_over_while_the_job_was_down_is_told_at_once_and_once",),
+    ),
+    Mutant(
+        "windows-by-the-wall-clock-wait-for-rows",
+        "windows by the wall clock are told without any input",
+        _PROCESSING_TIME,
+        "        if self._is_over(now_ms):\n            self._go_on(",
+        "        if False:\n            self._go_on(",
+        (f"{_CLOCK_TESTS}::test_windows_are_told_when_the_clock_reaches_their_end_without_any_input",),
+    ),
+    Mutant(
+        "windows-by-the-wall-clock-set-no-wake-up",
+        "a window by the wall clock has its slot woken at its end",
+        _PROCESSING_TIME,
+        "            self._wake_ups.wake_at(next_ms + 1, now_ms)\n",
+        "            pass\n",
+        (f"{_CLOCK_TESTS}::test_windows_are_told_when_the_clock_reaches_their_end_without_any_input",),
+    ),
+    Mutant(
+        "windows-by-the-wall-clock-follow-event-time",
+        "a watermark from upstream does not end windows by the wall clock",
+        _PROCESSING_TIME,
+        "        return watermark_ms != WATERMARK_MAX or self._go_on(WATERMARK_MAX,",
+        "        return self._go_on(watermark_ms,",
+        (f"{_CLOCK_TESTS}::test_event_time_from_upstream_is_nothing_but_its_end",),
+    ),
+    Mutant(
+        "slices-by-the-wall-clock-end-idleness",
+        "an idle subtask is idle behind each slice of what it tells by the wall clock",
+        "barrier_runtime/runtime/subtask.py",
+        "            self._tell_idle()  # rows of windows",
+        "            pass  # rows of windows",
+        (f"{_CLOCK_TESTS}::test_windows_of_an_idle_subtask_are_told_and_leave_it_idle_also_in_slices",),
     ),
 )

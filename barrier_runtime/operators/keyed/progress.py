@@ -169,6 +169,11 @@ class Floors:
         """Those that count, with the subtask's watermark here."""
         return tuple(floor for floor in self._floors if floor.watermark_ms > watermark_ms)
 
+    @property
+    def told_ms(self) -> tuple[int, ...]:
+        """Event time of those that were ahead."""
+        return tuple(floor.watermark_ms for floor in self._floors)
+
     def watermarks(self, keys: Sequence[pa.Array], watermark_ms: int) -> npt.NDArray[np.int64]:
         """Event time of each row, given its key columns."""
         return np.maximum(self._of_group[key_groups_of(keys, self._max_parallelism)], watermark_ms)

@@ -9,45 +9,20 @@ An operator opens off the loop, so no wake-up is set before its first turn.
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from functools import partial
-from typing import Any
 
-from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
+from barrier_runtime.data.elements import WATERMARK_MIN
 from barrier_runtime.operators.base import OperatorContext
 from barrier_runtime.operators.keyed.timers import Slice, StateKey, Timers
+from barrier_runtime.operators.keyed.wall_clock import WakeUps, WallClock
 from barrier_runtime.operators.state.handle import CurrentKey
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.values.timer_table import TimerTable
 
 WALL_TABLE = "@wall_timers"
 _MOST_OVERDUE = 100_000  # that are known by key
-_LOOK_MS = 1_000  # at least so often while a timer waits: the wall clock may have been set
-_CATCHING_UP = 0.5  # ms per ms, while the wall clock is behind what was told already
 _MILLISECOND = timedelta(milliseconds=1)
-
-
-class WallClock:
-    """The wall clock, which never goes back. Where the machine's was set back, time goes on at half the pace of a
-    steady clock until the machine's has caught up: so timers go on firing, and it is right again after twice the jump.
-    """
-
-    def __init__(self, wall_ms: Callable[[], int], steady_s: Callable[[], float]) -> None:
-        self._wall_ms = wall_ms
-        self._steady_s = steady_s
-        self._told_ms: float = wall_ms()
-        self._told_s = steady_s()
-
-    def now_ms(self) -> int:
-        """Milliseconds since 1970."""
-        wall_ms, steady_s = self._wall_ms(), self._steady_s()
-        if wall_ms >= self._told_ms:
-            self._told_ms = wall_ms
-        else:
-            self._told_ms += max(0.0, steady_s - self._told_s) * 1_000 * _CATCHING_UP
-        self._told_s = steady_s
-        return int(self._told_ms)
 
 
 class WallTimers(Timers):
@@ -67,10 +42,8 @@ class WallTimers(Timers):
     ) -> None:
         self._clock = WallClock(context.wall_ms, context.now_s)
         self._steady_s = context.now_s
-        self._call_later = context.call_later
-        self._wake = context.wake
+        self._wake_ups = WakeUps(context.call_later, context.wake)
         self._may_wake = False  # from the first turn on
-        self._wakes_ms = WATERMARK_MAX  # the earliest wake-up that is set
         super().__init__(table, current, without_handler, from_ms)
         self._opened_ms = self._clock.now_ms()
         self.crowded = False  # with more that are overdue: rows wait for all of them
@@ -110,7 +83,7 @@ class WallTimers(Timers):
         now_ms = self._clock.now_ms()
         if self.next_ms <= now_ms:
             return True
-        self._wake_in_time(now_ms)
+        self._wake_ups.wake_at(self.next_ms, now_ms)
         return False
 
     def due_now(self) -> Iterator[tuple[StateKey, int]]:
@@ -170,18 +143,5 @@ class WallTimers(Timers):
 
     def _look(self) -> None:
         super()._look()
-        if self._may_wake and self.next_ms < self._wakes_ms:
-            self._wake_in_time(self._clock.now_ms())
-
-    def _wake_in_time(self, now_ms: int) -> None:
-        """No wake-up is cancelled: one that comes too early finds nothing to do. There are at most as many as
-        milliseconds until the next look."""
-        wait_ms = min(_LOOK_MS, max(0, self.next_ms - now_ms))
-        if now_ms + wait_ms < self._wakes_ms:
-            self._wakes_ms = now_ms + wait_ms
-            self._call_later(wait_ms / 1_000, partial(self._woken, self._wakes_ms))
-
-    def _woken(self, wakes_ms: int) -> Any:
-        if wakes_ms == self._wakes_ms:
-            self._wakes_ms = WATERMARK_MAX
-        self._wake()
+        if self._may_wake and self.next_ms < self._wake_ups.next_ms:
+            self._wake_ups.wake_at(self.next_ms, self._clock.now_ms())

@@ -20,16 +20,18 @@ from barrier_runtime.state.keys.row_index import IntKeys, Key, TupleKeys, tuple_
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 _NONE = -1
-_STEPS = 16  # of due times in a gap
+STEPS = 16  # of due times in a gap
 _NEVER = -(2**63)
 _PART = 16_384  # sessions that are looked at together
 _NO_ROWS: Ints = np.empty(0, np.int64)
 
 
 class OpenSessions:
-    def __init__(self, key_fields: int, gap_ms: int) -> None:
+    def __init__(self, key_fields: int, gap_ms: int, steps: int = STEPS) -> None:
+        """`steps`: of due times in a gap. With more of them fewer sessions are looked at in vain, which is worth
+        something where many sessions have the same last time, as by the wall clock."""
         self._gap_ms = gap_ms
-        self._step_ms = max(1, gap_ms // _STEPS)
+        self._step_ms = max(1, gap_ms // steps)
         self._keys: IntKeys | TupleKeys = IntKeys(key_fields)
         self._newest = np.full(1_024, _NONE, np.int64)  # session, by key number
         # by session:
@@ -40,6 +42,8 @@ class OpenSessions:
         self._due = np.empty(0, np.int64)  # in steps
         self._by_due: dict[int, list[Ints]] = {}
         self._dues: list[int] = []  # heap of the keys of _by_due
+        self._looked_ms = _NEVER  # up to which time sessions were looked at last,
+        self._soonest_ms = 0  # and the earliest end of those of that step that went on
 
     def __len__(self) -> int:
         """How many keys have open sessions, or are in use by a batch."""
@@ -152,8 +156,21 @@ class OpenSessions:
                     if len(over):
                         self._unlink(over)
                         yield over
+        self._looked_ms, soonest_ms = watermark_ms, (limit + 1) * self._step_ms
         for row_ids in going_on:  # perhaps in the last step again
             self._look_again(row_ids, last_ms[row_ids])
+            if len(row_ids):
+                soonest_ms = min(soonest_ms, int(last_ms[row_ids].min()) + self._gap_ms)
+        self._soonest_ms = soonest_ms
+
+    @property
+    def next_ms(self) -> int | None:
+        """No session is over before the watermark is there, as long as no row comes that is behind it; one may be then.
+        None: there is no session."""
+        if not self._dues:
+            return None
+        first_ms = self._dues[0] * self._step_ms
+        return first_ms if first_ms > self._looked_ms else self._soonest_ms
 
     def end(self, row_ids: Ints) -> None:
         """These are not open any more: the oldest ones of their keys."""

@@ -22,7 +22,7 @@ from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.windows.assigners import Session
 from barrier_runtime.operators.windows.base import SPAN, Ints, WindowOperator
-from barrier_runtime.operators.windows.open_sessions import OpenSessions
+from barrier_runtime.operators.windows.open_sessions import STEPS, OpenSessions
 from barrier_runtime.operators.windows.session_assignment import LATE, AssignedSessions, Sessions, assign_sessions
 from barrier_runtime.state.errors import ProtocolViolation
 
@@ -30,19 +30,21 @@ LAST = "last"  # column of state: time of the last row, ms
 
 
 class SessionAggregateOperator(WindowOperator):
+    _due_steps = STEPS  # see `OpenSessions`
+
     def __init__(
         self,
         name: str,
         keys: Sequence[str],
         window: Session,
-        event_time: str,
+        event_time: str | None,
         aggregates: Mapping[str, AnyAggregate],
         schema: pa.Schema | None = None,
         late: bool = False,
     ) -> None:
         super().__init__(name, keys, window, event_time, aggregates, schema, late)
         self._gap_ms = window.gap_ms
-        self._open = OpenSessions(len(keys), window.gap_ms)
+        self._open = OpenSessions(len(keys), window.gap_ms, self._due_steps)
         self._beside: tuple[pa.Field, ...] = SPAN
 
     def bind(self, columns: pa.Schema) -> None:

@@ -3,7 +3,7 @@ holds; the subtask's turns, and a whole job whose source is silent."""
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -14,16 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from operator_harness import Driven, Kind, World
+from silent_source import SilentSource
 from subtask_bench import Bench
 
 from barrier_runtime import TTL, CollectSink, Dataflow, ListState, RedisUpsertSink, ValueState
-from barrier_runtime.connectors.source import Polled, Split
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Barrier, Batch, EndOfInput, Idle, Watermark
 from barrier_runtime.data.rows import Row
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.functions.process import ProcessOperator
 from barrier_runtime.operators.keyed import wall_timers
-from barrier_runtime.operators.keyed.wall_timers import WALL_TABLE, WallClock, WallTimers
+from barrier_runtime.operators.keyed.wall_clock import WallClock
+from barrier_runtime.operators.keyed.wall_timers import WALL_TABLE, WallTimers
 from barrier_runtime.operators.state.handle import CurrentKey
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
 from barrier_runtime.testing import KeyedHarness
@@ -545,50 +546,6 @@ def test_at_the_end_of_the_input_what_is_due_fires_before_event_time_ends_and_th
 # ---- a job
 
 
-class SilentReader:
-    """One row, and nothing more until `fired` says so; it tells that it is not to be asked before."""
-
-    def __init__(self, fired: list[Any]) -> None:
-        self._fired = fired
-        self._given = False
-        self._until_s = time.monotonic() + 20
-
-    @property
-    def finished(self) -> bool:
-        return self._given and (bool(self._fired) or time.monotonic() > self._until_s)
-
-    def poll(self, max_rows: int, now_ns: int) -> Polled | None:
-        if self._given:
-            return None
-        self._given = True
-        return Polled(pa.RecordBatch.from_pylist(due(("a", 0)), ROWS), now_ns)
-
-    def next_due_ns(self) -> int | None:
-        return None if self._fired or not self._given else time.time_ns() + 21_000_000_000
-
-    def position(self) -> bytes:
-        return b"1" if self._given else b"0"
-
-    def seek(self, position: bytes) -> None:
-        self._given = position == b"1"
-
-    def close(self) -> None: ...
-
-
-class SilentSource:
-    schema = ROWS
-    exactly_once = True
-
-    def __init__(self, fired: list[Any]) -> None:
-        self._fired = fired
-
-    def splits(self, parallelism: int) -> Sequence[Split]:
-        return [Split("one")]
-
-    def reader(self, split: Split) -> SilentReader:
-        return SilentReader(self._fired)
-
-
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_timers_of_a_job_fire_while_its_source_says_nothing(parallelism: int) -> None:
     fired: list[tuple[int, float]] = []
@@ -602,7 +559,9 @@ def test_timers_of_a_job_fire_while_its_source_says_nothing(parallelism: int) ->
             yield {"k": key, "due": due_ms, "n": ctx.watermark}
 
     flow, out = Dataflow("silent"), CollectSink()
-    flow.source("in", SilentSource(fired)).key_by("k").process("wait", Waiting, schema=FIRED).sink("out", out)
+    flow.source("in", SilentSource(due(("a", 0)), ROWS, fired)).key_by("k").process("wait", Waiting, schema=FIRED).sink(
+        "out", out
+    )
     flow.run_local(parallelism=parallelism)
     ((due_ms, at_ms),) = fired
     assert at_ms >= due_ms
