@@ -19,7 +19,7 @@ from barrier_runtime.launch.on_spark import JobHandle
 from barrier_runtime.spark.session import make_session, stop_session
 from barrier_runtime.spark.state_source import BarrierStateSource
 from examples.grow import SECOND, build
-from examples.grow_data import METERS, Readings, read_again, reading_of
+from examples.grow_data import METERS, STOPS, Readings, read_again, reading_of
 
 SECONDS = 30.0
 _RATE = 4_000.0  # readings a second at first
@@ -69,9 +69,12 @@ def _through_everything(session: Any, run: Path, readings: Readings) -> GrowSumm
         rescaled = handle.rescale(4)
         _read(handle, 0.65 * readings.rows)
         replaced = handle.replace(build(out, readings, SECOND))
+        _let_go_on(readings, "replaced")
         _read(handle, 0.1 * readings.rows)  # slots of another program count anew
         taken = handle.savepoint(savepoint)
+        _let_go_on(readings, "saved")
         again = dataclasses.replace(readings, notes=str(run / "notes-fork"))
+        _let_go_on(again, *STOPS)
         fork = build(of_fork, again, SECOND, name="grow-fork")
         with _started(session, run, fork, restore=savepoint) as forked:
             forked.wait(timeout=_PATIENCE_S)
@@ -95,6 +98,13 @@ def _read(handle: JobHandle, rows: float) -> None:
         if time.monotonic() > until or handle.status().outcome is not None:
             raise TimeoutError(f"{rows:.0f} rows were not read within {_PATIENCE_S} s: {handle.status().reason}")
         time.sleep(0.05)
+
+
+def _let_go_on(readings: Readings, *stops: str) -> None:
+    """Its readers need not wait there any longer."""
+    for stop in stops:
+        Path(readings.notes).mkdir(exist_ok=True)
+        (Path(readings.notes) / stop).touch()
 
 
 def _rows(folder: str) -> list[dict[str, Any]]:
