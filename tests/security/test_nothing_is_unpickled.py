@@ -23,6 +23,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 WITHOUT_UNPICKLER = """
     import os, sys, pickle, _pickle
+    import pyarrow
+
+    pyarrow.array([0])  # imports pandas, if it is there, which makes an unpickler of its own from the true one
 
     def refused(*arguments, **keywords):
         raise SystemError("something was unpickled")

@@ -67,13 +67,14 @@ def test_its_tests_say_what_to_install_where_pytest_is_not(tmp_path: Path) -> No
     assert run_here("new", "first", cwd=tmp_path).returncode == 0
     (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')  # -S: no installed packages
     (tmp_path / "python").chmod(0o755)
+    outside_make = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     done = subprocess.run(
         ["make", "test"],
         cwd=tmp_path / "first",
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
+        env={**outside_make, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
     )
     assert done.returncode != 0
     assert done.stdout == "make test needs pytest: python -m pip install pytest\n"
