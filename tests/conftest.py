@@ -5,6 +5,7 @@ import asyncio
 import gc
 import inspect
 import os
+import signal
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
@@ -20,6 +21,9 @@ settings.register_profile("check", settings.default, max_examples=10)  # of 100:
 
 os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_jvm.submit_options())  # those that programs under test start, too
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", spark_jvm.LIGHT)
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job; programs under test would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _LOOP_S = 300.0  # for a test that is a coroutine
 _scratch = scratch.begin()  # None in workers: they have that of their parent
