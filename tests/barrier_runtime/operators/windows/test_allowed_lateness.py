@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from operator_harness import Driven, World, entries_left, held_in_memory
+from operator_harness import Driven, Slots, World, entries_left, held_in_memory
 
 from barrier_runtime import CollectSink, Dataflow, Sliding, Tumbling, count, first, mean, sum_
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
@@ -24,11 +24,14 @@ SCHEMA = pa.schema([("k", pa.string()), ("t", pa.int64()), ("v", pa.int64()), ("
 Rows = list[dict[str, Any]]
 
 
-def driven(slide: int = SIZE, world: World | None = None, restored: Any = ()) -> Driven:
+def operator(slide: int = SIZE) -> WindowAggregateOperator:
     window = Tumbling(SIZE * MS) if slide == SIZE else Sliding(SIZE * MS, slide * MS)
     aggregates = {"n": count(), "total": sum_("v"), "sum_x": sum_("x"), "mean_v": mean("v"), "first_v": first("v")}
-    made = WindowAggregateOperator("w", ["k"], window, "t", aggregates, SCHEMA, late=True, lateness_ms=LATENESS)
-    return Driven(made, world, restored, name="w", tags=[LATE])
+    return WindowAggregateOperator("w", ["k"], window, "t", aggregates, SCHEMA, late=True, lateness_ms=LATENESS)
+
+
+def driven(slide: int = SIZE, world: World | None = None, restored: Any = ()) -> Driven:
+    return Driven(operator(slide), world, restored, name="w", tags=[LATE])
 
 
 def row(k: str | None, t: int, v: int | None = 1, x: float = 0.5) -> dict[str, Any]:
@@ -128,6 +131,37 @@ def test_state_is_kept_until_the_end_and_the_lateness_are_over_and_not_a_millise
     it.feed([row("a", 7)], SCHEMA)
     assert [each["t"] for each in late_rows(it)] == [7]
     assert it.take() == []
+
+
+@pytest.mark.parametrize("held", [None, 3])
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 3)])
+def test_a_late_row_refines_a_window_that_fired_before_a_restore_at_another_parallelism(
+    before: int, after: int, held: int | None
+) -> None:
+    """Each of 20 keys has one window that was told and is kept: the late row counts with those of before the restore,
+    as the next update; the rest of the lateness is as long as it was."""
+    keys = [f"k{n}" for n in range(20)]
+    with held_in_memory(held):
+        slots = Slots(operator, before, tags=[LATE])
+        slots.feed([row(k, 5, n) for n, k in enumerate(keys)], SCHEMA)
+        slots.watermarks(*[SIZE] * before)
+        assert sorted((each["k"], each["update"]) for each in slots.take()) == sorted((k, 0) for k in keys)
+        slots = slots.rescaled(1, after)
+        assert slots.take() == []
+        slots.feed([row(k, 6, 100) for k in keys], SCHEMA)
+        refined = sorted((each["k"], each["update"], each["n"], each["total"]) for each in slots.take())
+        assert refined == sorted((k, 1, 2, n + 100) for n, k in enumerate(keys))
+        slots = slots.rescaled(2, before)
+        slots.watermarks(*[SIZE - 1 + LATENESS - 1] * before)
+        slots.feed([row("k0", 19, 1000)], SCHEMA)
+        assert [(each["update"], each["n"], each["total"]) for each in slots.take()] == [(2, 3, 1100)]
+        slots.watermarks(*[SIZE - 1 + LATENESS] * before)
+        slots.feed([row("k1", 19)], SCHEMA)
+        assert slots.take() == []
+        assert [each["k"] for it in slots.driven for each in late_rows(it)] == ["k1"]
+        for it in slots.driven:
+            it.snapshot(3)
+            assert entries_left(it.operator) == 0
 
 
 def test_a_row_of_a_window_that_is_gone_still_counts_in_later_windows_that_are_kept_or_open() -> None:

@@ -287,6 +287,47 @@ def test_what_was_told_of_sessions_that_became_one_is_retracted_before_the_one_i
     assert told(it.take()) == [(0, 30, 2, True, 0), (-5, 30, 0, False, 4)]
 
 
+@pytest.mark.parametrize("lateness", [0, 100])
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 3)])
+def test_a_row_between_two_sessions_joins_them_after_a_restore_at_another_parallelism(
+    before: int, after: int, lateness: int
+) -> None:
+    """What was told of the second one is retracted; the one that is left has the rows of both and ends where the second
+    one did, once."""
+    keys = [f"k{n}" for n in range(20)]
+    slots = Slots(lambda: operator(None, lateness), before, tags=[LATE])
+    slots.feed([row(k, t, v) for k in keys for t, v in ((0, 1), (3, 2), (20, 4))], SCHEMA)
+    reached = 40 if lateness else 5
+    slots.watermarks(*[reached] * before)
+    both = [(0, 13, 0, False, 2)] * 20 + [(20, 30, 0, False, 1)] * 20
+    assert sorted(told(slots.take())) == (both if lateness else [])
+    slots = slots.rescaled(1, after)
+    slots.feed([row(k, 11, 8) for k in keys], SCHEMA)
+    one = (0, 30, 1 if lateness else 0, False, 4, 15, 1, 8, 20)  # the last row to come is the one between
+    names = ("total", "first_v", "last_v", "newest")
+    if lateness:
+        rows = slots.take()
+        assert len(rows) == 40
+        for k in keys:
+            its = told([each for each in rows if each["k"] == k], *names)
+            assert [each[:5] for each in its] == [(20, 30, 1, True, 0), (0, 30, 1, False, 4)]
+            assert its[1][5:] == one[5:]
+    else:
+        assert slots.take() == []
+        slots.watermarks(*[29] * after)
+        assert slots.take() == []
+        slots.watermarks(*[30] * after)
+        rows = slots.take()
+        assert sorted(each["k"] for each in rows) == sorted(keys)
+        assert told(rows, *names) == [one] * 20
+    slots = slots.rescaled(2, before)
+    slots.watermarks(*[WATERMARK_MAX] * before)
+    assert slots.take() == []
+    for it in slots.driven:
+        it.snapshot(3)
+        assert entries_left(it.operator) == 0
+
+
 @pytest.mark.slow
 def test_the_rows_that_are_not_retracted_are_the_sessions() -> None:
     """A table by key and start, in which retractions delete, has what sorting gives."""
