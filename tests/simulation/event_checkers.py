@@ -15,6 +15,7 @@ from events import (
     FOR_EVER_MS,
     KEYS,
     WALL_TIMERS,
+    WALL_WINDOWS,
     EventRow,
     EventWorkload,
 )
@@ -41,10 +42,14 @@ class EventChecker(Checker):
     def all_there(self) -> None:
         """The job has read everything and says so."""
 
+    @property
+    def is_shown(self) -> bool:
+        return self.shows in self.workload.sinks.values()
+
     def on_record(self, position: int, record: Record) -> None:
         if isinstance(record, Finish) and record.outcome == "finished" and not self._finished:
             self._finished = True
-            if self.shows in self.workload.sinks.values():
+            if self.is_shown:
                 self.all_there()
 
 
@@ -404,6 +409,90 @@ class WallTimersFireOnce(EventChecker):
             self.wrong(f"the events {lost[:5]} did not come")
 
 
+class WholeWallWindows(EventChecker):
+    """By the wall clock each event is in as many windows as a moment is in, all events of a window come together, and
+    of one key no window is told twice or before an older one. None is told before it is over, unless all input was
+    there; nor has it an event that came when it was over."""
+
+    shows = WALL_WINDOWS
+
+    def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        times = self.workload.times
+        self._gap_ms = times.window_gap_ms if times.gaps_of_wall_clock else None
+        slide_ms = times.slide_ms or times.window_ms
+        self._per_event = 1 if self._gap_ms is not None else times.window_ms // slide_ms
+        self._windows: dict[tuple[int, int, int], set[int]] = defaultdict(set)  # by (split, key, start): events
+        self._of_event: dict[tuple[int, int], list[int]] = defaultdict(list)  # by (split, number): starts of windows
+        self._newest: dict[tuple[int, int], tuple[int, int]] = {}  # by (split, key): start and end
+        self._all_came_ms = max(times.due_ms(split, times.count - 1) for split in range(times.splits))
+
+    def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Any]) -> None:
+        super().on_visible(sink, checkpoint, committables, rows)
+        for row in rows if self.workload.sinks[sink] == self.shows else ():
+            held = self._windows[row.split, row.key, row.start]
+            if len(held) != row.n:
+                self.wrong(f"{row} has {row.n} events, of which these came: {held}")
+
+    def row(self, row: EventRow) -> None:
+        times, event, its_key = self.workload.times, (row.split, row.first), (row.split, row.key)
+        held = self._windows[row.split, row.key, row.start]
+        starts = self._of_event[event]
+        if row.key != times.key(*event) or row.start in starts:
+            self.wrong(f"{row}: its event has another key, or was in that window already")
+        starts.append(row.start)
+        if len(starts) > self._per_event:
+            self.wrong(f"{row}: its event is in the windows {starts}, one too many")
+        self._judge_order(row, self._newest.get(its_key, (-1, -1)), bool(held))
+        held.add(row.first)
+        self._newest[its_key] = (row.start, row.last)
+        self._judge_times(row, times.due_ms(*event))
+
+    def _judge_order(self, row: EventRow, newest: tuple[int, int], known: bool) -> None:
+        if (row.start, row.last) == newest:
+            return
+        if known:
+            self.wrong(f"{row}: the window was told already")
+        elif row.start <= newest[1 if self._gap_ms is not None else 0]:
+            self.wrong(f"{row}: a later window of its key, {newest}, was told before")
+
+    def _judge_times(self, row: EventRow, came_ms: int) -> None:
+        times = self.workload.times
+        size_ms = row.last - row.start
+        if size_ms < self._gap_ms if self._gap_ms is not None else size_ms != times.window_ms:
+            self.wrong(f"{row} is of {size_ms} ms")
+        elif not times.clocks_jump and row.last <= came_ms:
+            self.wrong(f"{row}: its event came at {came_ms}, when the window was over")
+        elif not times.clocks_jump and row.mask < row.last and not self._all_came(row.mask):
+            self.wrong(f"{row} was told before it was over")
+
+    def _all_came(self, now_ms: int) -> bool:
+        return self.workload.times.bounded and now_ms >= self._all_came_ms
+
+    def waiting(self, until_ms: int) -> list[tuple[int, int]]:
+        """Events that came so long ago that all their windows were over by then, and are not known to be told."""
+        times = self.workload.times
+        events = product(range(times.splits), range(times.count))
+        return [
+            event
+            for event in events
+            if times.exists(*event)
+            and times.due_ms(*event) <= until_ms
+            and len(self._of_event[event]) < self._per_event
+        ]
+
+    def judge(self, until_ms: int, calm_s: float, state: str) -> None:
+        """`calm_s` of calm passed since the world's clock read `until_ms`."""
+        if self.waiting(until_ms):
+            self.wrong(f"windows of {self.waiting(until_ms)[:5]} were not told in {calm_s} s of calm: {state}")
+
+    def all_there(self) -> None:
+        times = self.workload.times
+        for event in product(range(times.splits), range(times.count)):
+            if len(self._of_event[event]) != self._per_event:
+                self.wrong(f"event {event} is in the windows {self._of_event[event]}, of {self._per_event}")
+
+
 class WatermarksMove(EventChecker):
     """Liveness, asked by the world when all is calm: event time goes on, also past a split that fell silent."""
 
@@ -466,6 +555,7 @@ EVENT_CHECKERS: tuple[type[Checker], ...] = (
     SeenOnce,
     ExpiresInTime,
     WallTimersFireOnce,
+    WholeWallWindows,
     WatermarksMove,
     NoneRunsAhead,
 )

@@ -73,6 +73,7 @@ SESSIONS = pa.schema(
     ]
 )
 EXPIRED = pa.schema([*SESSIONS, ("mask", pa.int64())])
+OF_WALL_CLOCK = pa.schema([*EXPIRED, ("id", pa.int64())])
 WALL_TIMED = pa.schema([*EXPIRED, ("id", pa.int64())])
 IDS = pa.schema([("split", pa.int64()), ("first", pa.int64()), ("id", pa.int64())])
 
@@ -104,6 +105,7 @@ class EventTimes:
     gap_early_rows: int = 0  # after so many rows they tell what they have; 0: not before they are over
     clocks_jump: bool = False  # so that a wall-clock timer may seem to be early or late
     max_drift_ms: int | None = None  # most that a split may be ahead of the slowest one; only without idle timeout
+    gaps_of_wall_clock: bool = False  # windows by the wall clock are sessions
     decoys: int = 0  # timers that each event of a session sets far ahead, for the next one of its key to delete
 
     def exists(self, split: int, seq: int) -> bool:
@@ -365,11 +367,12 @@ EXPIRING = "expiring"  # drawn apart, in place of some sessions
 COUNTED = "counted"  # windows by count, in place of some ids
 COUNT_ROWS, COUNT_SLIDE = 6, 2
 WALL_TIMERS = "wall-timers"  # and so are these, in place of some windows
+WALL_WINDOWS = "wall-windows"  # windows by the wall clock, in place of others
 EVENT_GRAPHS = ("windows", "windows", "sessions", "windows-and-sessions", "unique")
 
 
 class EventWorkload:
-    """`graph`: one of EVENT_GRAPHS, EXPIRING, WALL_TIMERS or COUNTED."""
+    """`graph`: one of EVENT_GRAPHS, EXPIRING, WALL_TIMERS, WALL_WINDOWS or COUNTED."""
 
     audited = False
 
@@ -436,6 +439,7 @@ class EventWorkload:
                 "unique": self._unique,
                 EXPIRING: self._expiring,
                 WALL_TIMERS: self._wall_timed,
+                WALL_WINDOWS: self._wall_windows,
                 COUNTED: self._counted,
             }[shows]
             make(events).sink(sink, self._out() if sink == "out" else self._side())
@@ -480,6 +484,15 @@ class EventWorkload:
     def _wall_timed(self, events: Any) -> Any:
         timed = WallTimed(self.times.gap_ms, self._now_ms)
         return events.key_by("split", "number").process("wall-timed", timed, schema=WALL_TIMED)
+
+    def _wall_windows(self, events: Any) -> Any:
+        size, slide_ms = in_ms(self.times.window_ms), self.times.slide_ms
+        window: Any = Tumbling(size) if slide_ms is None else Sliding(size, in_ms(slide_ms))
+        if self.times.gaps_of_wall_clock:
+            window = Session(in_ms(self.times.window_gap_ms))
+        windows = events.key_by("split", "number").window("windows", window, clock="processing")
+        told = windows.aggregate(n=count(), seqs=collect_list("seq", limit=100_000))
+        return told.map_batches(_EventsOfWindows(self._now_ms), schema=OF_WALL_CLOCK)
 
     def _counted(self, events: Any) -> Any:
         windows = events.key_by("split", "number").window("counted", Count(COUNT_ROWS, slide=COUNT_SLIDE))
@@ -558,6 +571,28 @@ class EventWorkload:
     def has_come(self, split: int, seq: int, at_ms: int) -> bool:
         """The split's own watermark is at `at_ms` with its event `seq`."""
         return self.greatest_ms(split, seq + 1) - self.times.bound_ms - 1 >= at_ms
+
+
+class _EventsOfWindows:
+    """A row per window and event: `start` and `last` are the bounds of the window, `mask` is when it was told."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        now_ms = self._now_ms()
+        rows = [
+            (row["split"], row["number"], _ms(row["window_start"]), row["n"], seq, _ms(row["window_end"]), now_ms, -1)
+            for row in batch.to_pylist()
+            for seq in row["seqs"]
+        ]
+        return pa.RecordBatch.from_pylist(
+            [dict(zip(OF_WALL_CLOCK.names, row, strict=True)) for row in rows], schema=OF_WALL_CLOCK
+        )
+
+
+def _ms(at: datetime.datetime) -> int:
+    return round(at.timestamp() * 1_000)
 
 
 def in_ms(milliseconds: int) -> datetime.timedelta:

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from events import COUNTED, EVENT_GRAPHS, EXPIRING, WALL_TIMERS, EventTimes
+from events import COUNTED, EVENT_GRAPHS, EXPIRING, WALL_TIMERS, WALL_WINDOWS, EventTimes
 from hanging import Hang
 from joins import JOIN_KINDS, JOINED, Joined
 from workload import GRAPHS, RULED, SIDE_GRAPHS
@@ -447,6 +447,7 @@ def _draw_events(schedule: Schedule) -> Schedule:
         gap_lateness_ms=period_ms * random.Random(f"gap lateness {schedule.seed}").choice((0, 0, 2, 8)),
         gap_early_rows=random.Random(f"gap early {schedule.seed}").choice((0, 0, 1, 3)),
         clocks_jump=schedule.clocks_jump,
+        gaps_of_wall_clock=random.Random(f"gaps of wall clock {schedule.seed}").random() < 0.4,
         decoys=random.Random(f"decoys {schedule.seed}").choice((0, 0, 60)),
     )
     rescaled_every = rng.choice((2, 5))
@@ -465,6 +466,8 @@ def _draw_events(schedule: Schedule) -> Schedule:
         graph = EXPIRING
     elif graph == "windows" and random.Random(f"wall timers {schedule.seed}").random() < 0.5:
         graph = WALL_TIMERS
+    elif graph == "windows" and random.Random(f"wall windows {schedule.seed}").random() < 0.5:
+        graph = WALL_WINDOWS
     elif graph == "unique" and random.Random(f"counted {schedule.seed}").random() < 0.5:
         graph = COUNTED
     return replace(

@@ -5,12 +5,24 @@ Every row is shown to all judges of its kind of job (`judged`).
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import msgspec
 from checkers import Checker, MessagesOnce
-from event_checkers import EVENT_CHECKERS, WallTimersFireOnce, WatermarksMove
-from events import COUNT_ROWS, COUNT_SLIDE, COUNTED, EXPIRING, WALL_TIMERS, EventRow, EventTimes, EventWorkload
+from event_checkers import EVENT_CHECKERS, WallTimersFireOnce, WatermarksMove, WholeWallWindows
+from events import (
+    COUNT_ROWS,
+    COUNT_SLIDE,
+    COUNTED,
+    EXPIRING,
+    KEYS,
+    WALL_TIMERS,
+    WALL_WINDOWS,
+    EventRow,
+    EventTimes,
+    EventWorkload,
+)
 from facts import Facts
 from histories import Bank
 from judged import Case, Table, Told, check, each_case, untold
@@ -39,6 +51,8 @@ IN_ORDER = EventTimes(
 LATE = replace(IN_ORDER, disorder_ms=500)  # more than the source says: some events are late
 WAITING = replace(LATE, lateness_ms=1_000)
 TOLD_AGAIN = replace(LATE, gap_lateness_ms=1_000)
+SLIDING = replace(IN_ORDER, slide_ms=100)
+BY_GAPS = replace(IN_ORDER, gaps_of_wall_clock=True, window_gap_ms=100)
 ONE_SPLIT = replace(IN_ORDER, splits=1)
 
 
@@ -84,8 +98,10 @@ class Shown:
         return self
 
     def waited(self) -> "Shown":
-        """Nothing went wrong for 90 s since the last timer was due."""
-        self.judges[WallTimersFireOnce].judge(self.times.start_ms + 60_000, 90, "running")
+        """Nothing went wrong for 90 s since the last timer was due, or the last window over."""
+        for judge in (WallTimersFireOnce, WholeWallWindows):
+            if self.judges[judge].is_shown:
+                self.judges[judge].judge(self.times.start_ms + 60_000, 90, "running")
         return self
 
     # ---- true rows
@@ -166,6 +182,29 @@ class Shown:
                 due_ms = times.due_ms(split, seq) + times.gap_ms
                 row = EventRow(split, times.key(split, seq), due_ms, first=seq)
                 found.append((row, changed(row, n=1, last=due_ms + 1, mask=due_ms + 1)))
+        return found
+
+    def wall_windows(self) -> list[EventRow]:
+        """A row per window and event, where each comes when it is due, and each window is told at its end."""
+        times, found = self.times, []
+        size_ms, slide_ms = times.window_ms, times.slide_ms or times.window_ms
+        for split, key in product(range(times.splits), range(KEYS)):
+            its = [seq for seq in range(times.count) if times.key(split, seq) == key]
+            at = {seq: times.due_ms(split, seq) for seq in its}
+            spans: dict[tuple[int, int], list[int]] = {}
+            if times.gaps_of_wall_clock:
+                for seq in its:
+                    last = next(reversed(spans), (0, -1))
+                    start = last[0] if at[seq] <= last[1] else at[seq]
+                    spans[start, at[seq] + times.window_gap_ms] = [*(spans.pop(last) if start == last[0] else ()), seq]
+            else:
+                starts = sorted(
+                    {at[seq] // slide_ms * slide_ms - back for seq in its for back in range(0, size_ms, slide_ms)}
+                )
+                spans = {(s, s + size_ms): [seq for seq in its if s <= at[seq] < s + size_ms] for s in starts}
+            for (start, end), events in spans.items():
+                rows = [EventRow(split, key, start, len(events), end, seq, end) for seq in events]
+                found += rows
         return found
 
     def ids(self) -> list[EventRow]:
@@ -324,6 +363,54 @@ def in_another_order(made: Shown) -> list[EventRow]:
     (first, fired), *others = made.timers()
     second = next(both for both in others if (both[0].split, both[0].key) == (first.split, first.key))
     return [first, *second, fired]
+
+
+def a_window(made: Shown) -> list[EventRow]:
+    """The rows of the first window with several events."""
+    row = next(each for each in made.wall_windows() if each.n > 1)
+    return [
+        each for each in made.wall_windows() if (each.split, each.key, each.start) == (row.split, row.key, row.start)
+    ]
+
+
+def without_a_window(made: Shown) -> list[EventRow]:
+    its = a_window(made)
+    return [each for each in made.wall_windows() if each not in its]
+
+
+def in_another_window(made: Shown, later_ms: int) -> list[EventRow]:
+    its = a_window(made)
+    return [*its, *(changed(row, start=row.start + later_ms, last=row.last + later_ms, mask=2**50) for row in its)]
+
+
+def of_another_key(made: Shown) -> list[EventRow]:
+    return [changed(row, key=(row.key + 1) % KEYS) for row in a_window(made)]
+
+
+def in_falling_order(made: Shown) -> list[EventRow]:
+    return made.wall_windows()[::-1]
+
+
+def in_two_parts(made: Shown) -> list[EventRow]:
+    first, *rest = a_window(made)
+    later = [
+        row
+        for row in made.wall_windows()
+        if (row.split, row.key) == (first.split, first.key) and row.start > first.start
+    ]
+    return [first, *later, *rest]
+
+
+def told_at(made: Shown, **moved: int) -> list[EventRow]:
+    """A window whose fields are greater by `moved`."""
+    rows = a_window(made)
+    return [changed(row, **{name: getattr(row, name) + by for name, by in moved.items()}) for row in rows]
+
+
+def told_at_the_end(made: Shown) -> list[EventRow]:
+    """The windows that were open when the last event came."""
+    came_ms = max(made.times.due_ms(split, made.times.count - 1) for split in range(made.times.splits))
+    return [changed(row, mask=min(row.mask, came_ms)) for row in made.wall_windows()]
 
 
 def messages(*at: int, acknowledged: Sequence[int] | None = None) -> Told:
@@ -535,6 +622,37 @@ TABLE: Table = {
         Case(
             "not due when the input ends", lambda: shown(WALL_TIMERS, lambda s: [row for row, _ in s.timers()]).finish()
         ),
+    ),
+    "WholeWallWindows": (
+        Case("each in its window", lambda: shown(WALL_WINDOWS, Shown.wall_windows).waited().finish()),
+        Case("in all its windows", lambda: shown(WALL_WINDOWS, Shown.wall_windows, SLIDING).waited().finish()),
+        Case("sessions", lambda: shown(WALL_WINDOWS, Shown.wall_windows, BY_GAPS).waited().finish()),
+        Case(
+            "told again",
+            lambda: shown(WALL_WINDOWS, lambda s: [*s.wall_windows(), s.wall_windows()[0]]),
+            "was in that window already",
+        ),
+        Case("an event is in no window", lambda: shown(WALL_WINDOWS, without_a_window).finish(), "of 1"),
+        Case("an event waits", lambda: shown(WALL_WINDOWS, without_a_window).waited(), "not told in 90 s of calm"),
+        Case(
+            "an event is in one window fewer",
+            lambda: shown(WALL_WINDOWS, without_a_window, SLIDING).finish(),
+            "of 4",
+        ),
+        Case("in two windows", lambda: shown(WALL_WINDOWS, lambda s: in_another_window(s, 400)), "one too many"),
+        Case("an event is missing", lambda: shown(WALL_WINDOWS, lambda s: a_window(s)[1:]), "of which these came"),
+        Case("of another key", lambda: shown(WALL_WINDOWS, of_another_key), "has another key"),
+        Case("an older one later", lambda: shown(WALL_WINDOWS, in_falling_order), "a later window of its key"),
+        Case("in two parts", lambda: shown(WALL_WINDOWS, in_two_parts), "the window was told already"),
+        Case("too long", lambda: shown(WALL_WINDOWS, lambda s: told_at(s, last=1)), "is of 401 ms"),
+        Case("too short", lambda: shown(WALL_WINDOWS, lambda s: told_at(s, last=-150), BY_GAPS), "is of 50 ms"),
+        Case("came after its end", lambda: shown(WALL_WINDOWS, lambda s: told_at(s, start=-400, last=-400)), "came at"),
+        Case("told early", lambda: shown(WALL_WINDOWS, lambda s: told_at(s, mask=-1)), "before it was over"),
+        Case(
+            "told early by a clock that was set",
+            lambda: shown(WALL_WINDOWS, lambda s: told_at(s, mask=-1), replace(IN_ORDER, clocks_jump=True)),
+        ),
+        Case("told when all input was there", lambda: shown(WALL_WINDOWS, told_at_the_end).finish()),
     ),
     "WatermarksMove": (
         Case(

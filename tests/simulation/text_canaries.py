@@ -23,6 +23,8 @@ _STORIES: dict[str, str] = {  # mutant -> the kind of job that has to find it
     "sessions-are-looked-at-once": "events",
     "session-merge-loses-its-timer": "events",
     "told-sessions-stay-when-they-are-none": "events",
+    "restored-clock-begins-below-its-watermark": "events",
+    "restored-clock-begins-below-a-floor": "events",
     "phases-of-a-count-forget-where-they-began": "events",
     "windows-go-as-they-fire": "events",
     "waiting-timers-leave-memory": "events",

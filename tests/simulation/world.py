@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import msgspec
 from checkers import CHECKERS, HOOKS, PROTOCOL_CHECKERS, QUEUE_CHECKERS, TARGET_CHECKERS, Checker, MessagesOnce
-from event_checkers import EVENT_CHECKERS, WallTimersFireOnce, WatermarksMove
+from event_checkers import EVENT_CHECKERS, WallTimersFireOnce, WatermarksMove, WholeWallWindows
 from events import EventWorkload
 from facts import Facts
 from hanging import PROGRESS_TIMEOUT_MS, HangingJsonlSink, HangingOpens
@@ -421,8 +421,9 @@ class World(SimCluster):
             judge.judge(now_ms, HEALED_WITHIN_S, self._state())
 
     def _expect_wall_timers(self) -> None:
-        """Liveness: they fire without anything else happening."""
-        judge = next((each for each in self.checkers if isinstance(each, WallTimersFireOnce)), None)
+        """Liveness: they fire, and windows are told, without anything else happening."""
+        kinds = (WallTimersFireOnce, WholeWallWindows)
+        judge = next((each for each in self.checkers if isinstance(each, kinds) and each.is_shown), None)
         if self.violations or judge is None or self.schedule.bounded or self.schedule.clocks_jump:
             return
         now_ms = self.world_ns() // 1_000_000

@@ -111,17 +111,22 @@ def test_wrong_places_are_refused_when_they_are_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallelism", [1, 3])
+@pytest.mark.parametrize(("parallelism", "of_wall_clock"), [(1, False), (3, False), (3, True)])
 async def test_a_drained_job_has_fired_all_windows_and_another_goes_on_only_where_that_is_allowed(
-    tmp_path: Path, parallelism: int
+    tmp_path: Path, parallelism: int, of_wall_clock: bool
 ) -> None:
     """Windows of ten hours: none would fire before the end. Each row that was read is in one, of each job."""
+    size = Tumbling(datetime.timedelta(hours=10))
 
     def windows(name: str, target: Target, read: Target) -> Dataflow:
         flow = Dataflow(name)
         rows = flow.rate("numbers", 4_000, keys=KEYS, splits=3, event_time="intended_at")
         rows.sink("read", read)
-        window = rows.key_by("key").window("w", Tumbling(datetime.timedelta(hours=10)), event_time="intended_at")
+        by_key = rows.key_by("key")
+        if of_wall_clock:
+            window = by_key.window("w", size, clock="processing")
+        else:
+            window = by_key.window("w", size, event_time="intended_at")
         window.aggregate(n=count()).sink("out", target)
         return flow
 
