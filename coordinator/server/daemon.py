@@ -30,8 +30,7 @@ from barrier_runtime.coordinator.server.daemon_log import configure
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.lease import Holder
 from barrier_runtime.coordinator.server.leases import Leases
-from barrier_runtime.coordinator.server.telemetry.otel_metrics import interval_s, metrics_of, send_metrics
-from barrier_runtime.coordinator.server.telemetry.tracing import Tracing, sender_of
+from barrier_runtime.coordinator.server.telemetry.telling import Telling
 from barrier_runtime.coordinator.server.web.front import now_ms
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore
@@ -149,24 +148,17 @@ async def _run(settings: Settings) -> None:
         loop.add_signal_handler(number, stopping.set)
     if settings.exit_with_parent:
         _watch_parent(loop, stopping, settings.parents_directory)
-    sender = sender_of()
-    tracing = None if sender is None else loop.create_task(Tracing(directory, sender).run())
-    metrics = metrics_of()
-    metering = None if metrics is None else loop.create_task(send_metrics(directory, metrics, interval_s(), now_ms))
+    telling = Telling(directory, now_ms)
     page = None if settings.no_ui else (f"http://{_shown(web)}", settings.token_file)
     request_s = 2 * settings.handshake_timeout
     serving = loop.create_task(_serve_rest(directory, server, web, token, page, stopping, request_s))
     try:
         await stopping.wait()
     finally:
-        if tracing is not None and sender is not None:
-            tracing.cancel()
-            await asyncio.to_thread(sender.close)
-        if metering is not None and metrics is not None:
-            metering.cancel()
-            await asyncio.to_thread(metrics.close)
+        told = telling.end()
         await server.close()
         await directory.close()
+        await told
         serving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await serving

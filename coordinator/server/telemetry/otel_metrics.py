@@ -1,32 +1,26 @@
 """Metrics by OpenTelemetry: the families of `/metrics`, user metrics too, for a collector. The extra `[otel]`.
 
 On when the environment names a collector (`OTEL_EXPORTER_OTLP_ENDPOINT`, or `…_METRICS_ENDPOINT`). Points are made from
-the statuses that `/metrics` tells, on the daemon's loop, and sent by a thread of our own; while that waits for an
-answer the next points are dropped, and counters make up for it with the ones after. Names are those that a collector's
-Prometheus exporter turns back into the names of `/metrics`, so that dashboards and alerts hold for both.
+the statuses that `/metrics` tells, on the daemon's loop, and sent by a thread of our own (`sending`); while that waits
+for an answer, or rests, no points are made, and counters make up for it with the ones after. Names are those that a
+collector's Prometheus exporter turns back into the names of `/metrics`: dashboards and alerts hold for both.
 """
 
 import asyncio
-import contextlib
-import logging
 import os
-import queue
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
 from barrier_runtime.coordinator.server.jobs import JobDirectory
+from barrier_runtime.coordinator.server.telemetry.sending import Sending
 from barrier_runtime.coordinator.status.exposed import DURATION, Family, durations, is_told, samples
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.state.errors import InvalidJob
 
-log = logging.getLogger("coordinator.tracing")
-
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
 INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
 _UNITS = {"_seconds": "s", "_bytes": "By", "_ratio": "1"}  # how a name ends -> the unit that stands for it
-_CLOSE_S = 2.0
 
 Attributes = tuple[tuple[str, str], ...]
 
@@ -91,18 +85,17 @@ class OpenTelemetryMetrics:
         self._sdk: Any = export
         self._scope: Any = InstrumentationScope("barrier_runtime")
         self._resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "barrier-runtime")})
-        self._exporter: Any = OTLPMetricExporter() if exporter is None else exporter
         self._starts = CounterStarts()
-        self._waiting: queue.Queue[Any] = queue.Queue(1)
-        self._thread = threading.Thread(target=self._send_all, name="barrier-otel-metrics", daemon=True)
-        self._thread.start()
+        self._sending = Sending("metrics", OTLPMetricExporter() if exporter is None else exporter)
+
+    @property
+    def ready(self) -> bool:
+        """False: what is offered now would be dropped."""
+        return self._sending.ready
 
     def offer(self, statuses: Iterable[JobStatus]) -> bool:
-        """False: dropped, because the collector has not answered yet. Never waits."""
-        with contextlib.suppress(queue.Full):
-            self._waiting.put_nowait(self.points(statuses))
-            return True
-        return False
+        """False: dropped, because the collector has not answered yet, or is away. Never waits."""
+        return self.ready and self._sending.offer(self.points(statuses))
 
     def points(self, statuses: Iterable[JobStatus]) -> Any:
         """`MetricsData` of all jobs."""
@@ -158,26 +151,27 @@ class OpenTelemetryMetrics:
             max=None,
         )
 
-    def _send_all(self) -> None:
-        while (data := self._waiting.get()) is not None:
-            try:
-                self._exporter.export(data)
-            except Exception as error:  # of the library, of many kinds; the next points are for the next attempt
-                log.warning("metrics could not be sent: %s: %s", type(error).__name__, error)
-        self._exporter.shutdown()
-
     def close(self) -> None:
-        """Sends what is left, for some seconds at most. Blocks."""
-        with contextlib.suppress(queue.Full):
-            self._waiting.put(None, timeout=_CLOSE_S)
-            self._thread.join(_CLOSE_S)
+        """Sends what is left, for a second at most. Blocks."""
+        self._sending.close()
 
 
-async def send_metrics(
-    directory: JobDirectory, metrics: OpenTelemetryMetrics, every_s: float, now_ms: Callable[[], int]
-) -> None:
-    """Of the jobs that this daemon leads, until it is cancelled."""
-    while True:
-        led = [runner.status() for runner in directory.jobs.values() if runner.has_led]
-        metrics.offer([status for status in led if is_told(status, now_ms())])
-        await asyncio.sleep(every_s)
+class Metering:
+    """Offers points of the jobs that this daemon leads."""
+
+    def __init__(self, directory: JobDirectory, metrics: OpenTelemetryMetrics, now_ms: Callable[[], int]) -> None:
+        self._directory = directory
+        self._metrics = metrics
+        self._now_ms = now_ms
+
+    async def run(self, every_s: float) -> None:
+        """Until it is cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(every_s)
+
+    def look(self) -> None:
+        if not self._metrics.ready:
+            return
+        led = [runner.status() for runner in self._directory.jobs.values() if runner.has_led]
+        self._metrics.offer([status for status in led if is_told(status, self._now_ms())])

@@ -1,29 +1,33 @@
 """Traces of checkpoints and recoveries by OpenTelemetry. Metrics are in `otel_metrics`; the extra `[otel]`.
 
 On when the environment names a collector (`OTEL_EXPORTER_OTLP_ENDPOINT`, or `…_TRACES_ENDPOINT`), as with any program
-that is instrumented; all of OpenTelemetry's variables hold. Spans are made from the jobs' histories once a second and
-sent by a thread of the library, which drops them while nobody answers: no job waits for it.
+that is instrumented; OpenTelemetry's variables of exporters and resources hold. Spans are made from the jobs' histories
+once a second and sent by a thread of our own (`sending`). While that rests no history is looked at: what came meanwhile
+is found there afterwards, as far back as a history goes.
 """
 
 import asyncio
-import logging
 import os
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from barrier_runtime.coordinator.server.jobs import JobDirectory
+from barrier_runtime.coordinator.server.telemetry.sending import Sending
 from barrier_runtime.coordinator.status.spans import NewSpans, Span
 from barrier_runtime.state.errors import InvalidJob
 
-log = logging.getLogger("coordinator.tracing")
-
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _LOOK_S = 1.0
-_MOST = 2_000  # spans in the library's queue; what is more is dropped
+_MOST = 2_000  # spans of one look; older ones than that are dropped
 
 
 class SpanSender(Protocol):
-    def send(self, span: Span) -> None: ...
+    @property
+    def ready(self) -> bool:
+        """False: what is sent now would be dropped."""
+        ...
+
+    def send(self, spans: Sequence[Span]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -49,8 +53,8 @@ class OpenTelemetrySender:
         from opentelemetry import trace
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+        from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+        from opentelemetry.sdk.trace.export import SpanExporter
         from opentelemetry.sdk.trace.id_generator import IdGenerator
 
         class GivenIds(IdGenerator):
@@ -62,15 +66,34 @@ class OpenTelemetrySender:
             def generate_trace_id(self) -> int:
                 return self.trace_id
 
-        to = exporter if isinstance(exporter, SpanExporter) else OTLPSpanExporter()
+        made: list[ReadableSpan] = []
+
+        class Collected(SpanProcessor):
+            def on_end(self, span: ReadableSpan) -> None:
+                made.append(span)
+
         self._trace = trace
         self._ids = GivenIds()
         resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "barrier-runtime")})
         self._provider = TracerProvider(id_generator=self._ids, resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(to, max_queue_size=_MOST))
+        self._provider.add_span_processor(Collected())
         self._tracer = self._provider.get_tracer("barrier_runtime")
+        self._made: list[Any] = made
+        self._sending = Sending("traces", exporter if isinstance(exporter, SpanExporter) else OTLPSpanExporter())
 
-    def send(self, span: Span) -> None:
+    @property
+    def ready(self) -> bool:
+        return self._sending.ready
+
+    def send(self, spans: Sequence[Span]) -> None:
+        for span in spans:
+            self._make(span)
+        made = self._made[:]
+        self._made.clear()
+        if made:  # a sampler may have left out all of them
+            self._sending.offer(made)
+
+    def _make(self, span: Span) -> None:
         trace = self._trace
         self._ids.trace_id, self._ids.span_id = span.trace_id, span.span_id
         context = None
@@ -86,7 +109,8 @@ class OpenTelemetrySender:
         made.end(end_time=round(span.end_ms * 1e6))
 
     def close(self) -> None:
-        """Sends what is left, for some seconds at most. Blocks."""
+        """Sends what is left, for a second at most. Blocks."""
+        self._sending.close()
         self._provider.shutdown()
 
 
@@ -105,13 +129,17 @@ class Tracing:
             await asyncio.sleep(_LOOK_S)
 
     def look(self) -> None:
+        if not self._sender.ready:
+            return
+        found: list[Span] = []
         known, self._jobs = self._jobs, {}
         for name, runner in self._directory.jobs.items():
             key = (name, runner.spec.run_id)
             seen, spans = known.get(key, (0, NewSpans()))
             revision = runner.history_revision
             if revision != seen and runner.has_led:  # before, the history is not read
-                for span in spans.look(runner.history):
-                    self._sender.send(span)
+                found += spans.look(runner.history)
                 seen = revision
             self._jobs[key] = seen, spans
+        if found:
+            self._sender.send(found[-_MOST:])

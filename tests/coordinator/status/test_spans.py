@@ -1,14 +1,19 @@
 """Traces: one per checkpoint, with the same ids from every process, each told once."""
 
+from collections.abc import Sequence
+
 import msgspec
-from coordinator_world import Coordinator, started
+from coordinator_world import Coordinator, spec, started
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from test_why import phases, record
 
-from barrier_runtime.coordinator.server.telemetry.tracing import OpenTelemetrySender, sender_of
+from barrier_runtime.coordinator.client.rest_token import daemon_key
+from barrier_runtime.coordinator.server.jobs import JobDirectory
+from barrier_runtime.coordinator.server.telemetry.tracing import OpenTelemetrySender, Tracing, sender_of
 from barrier_runtime.coordinator.status.history import History
 from barrier_runtime.coordinator.status.spans import (
     NewSpans,
+    Span,
     checkpoint_spans,
     commit_spans,
     recovery_spans,
@@ -88,9 +93,8 @@ def test_the_library_sends_them_with_their_ids_and_errors() -> None:
     sender = OpenTelemetrySender(exporter)
     failed = msgspec.structs.replace(SLOW, outcome="declined", reason="disk full")
     spans = checkpoint_spans("flights", failed)
-    for span in spans:
-        sender.send(span)
-    sender._provider.force_flush()
+    sender.send(spans)
+    sender.close()
     sent = {each.name: each for each in exporter.get_finished_spans()}
     root, subtask = sent["checkpoint 42"], sent["subtask 1/0"]
     assert (root.context.trace_id, root.context.span_id) == (spans[0].trace_id, spans[0].span_id)
@@ -99,7 +103,55 @@ def test_the_library_sends_them_with_their_ids_and_errors() -> None:
     assert (root.start_time, root.end_time) == (10_000_000_000, 12_100_000_000)
     assert root.status.description == "disk full"
     assert root.attributes["barrier.checkpoint"] == 42
-    sender.close()
+
+
+class Led:
+    """Of a job's runner what `Tracing` reads, over the real protocol."""
+
+    spec, has_led = spec(), True
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self.looked = 0
+
+    @property
+    def history_revision(self) -> int:
+        return self._coordinator.protocol.history_revision
+
+    @property
+    def history(self) -> History:
+        self.looked += 1
+        return self._coordinator.protocol.history()
+
+
+class Sender:
+    def __init__(self) -> None:
+        self.ready = True
+        self.sent: list[str] = []
+
+    def send(self, spans: Sequence[Span]) -> None:
+        self.sent += [span.name for span in spans if not span.parent_id]
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+def test_no_history_is_read_while_a_sender_is_not_ready_and_nothing_of_it_is_missed(store) -> None:
+    coordinator, a, b = started(store)
+    directory = JobDirectory(store, daemon_key=daemon_key("t" * 64), leader="a", host="h")
+    job, sender = Led(coordinator), Sender()
+    directory._current[coordinator.status.job] = job  # type: ignore[assignment]
+    tracing = Tracing(directory, sender)
+    tracing.look()
+    assert job.looked == 1
+    sender.ready = False
+    for _ in range(3):
+        coordinator.checkpoint(a, b)
+        tracing.look()
+    assert (job.looked, sender.sent) == (1, [])
+    sender.ready = True
+    tracing.look()
+    assert sender.sent == ["checkpoint 1", "checkpoint 2", "checkpoint 3"]
 
 
 def test_without_a_collector_there_is_no_sender() -> None:

@@ -1,0 +1,104 @@
+"""One thread that sends what a daemon tells a collector, and rests while the collector is away. No job waits for it.
+
+| the collector | the thread | `ready`: data may be made |
+|---|---|---|
+| answers | sends one after the other | yes, unless one waits already |
+| has not answered yet | waits, as long as the exporter does | until one waits |
+| refuses, or does not answer in time | drops what it had; rests for 2, 4, … 60 s | no: what nobody takes is not made |
+| `close` | sends what waits, for a second in all; then nobody waits for it | never again |
+"""
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+log = logging.getLogger("coordinator.tracing")
+
+CLOSE_S = 1.0
+_FIRST_REST_S = 2.0
+_LONGEST_REST_S = 60.0
+_END = object()
+
+
+class Exporter(Protocol):
+    """Of OpenTelemetry's SDK."""
+
+    def export(self, data: Any, /) -> Any: ...
+
+    def shutdown(self) -> Any: ...
+
+
+def rest_s(failures: int) -> float:
+    """After that many failures in a row."""
+    return min(_LONGEST_REST_S, _FIRST_REST_S * 2.0 ** min(failures - 1, 16))
+
+
+class Sending:
+    def __init__(self, what: str, exporter: Exporter, rest: Callable[[int], float] = rest_s) -> None:
+        """`what`: for the log, as "metrics"."""
+        self._what = what
+        self._exporter = exporter
+        self._rest = rest
+        self._waiting: queue.Queue[Any] = queue.Queue(1)
+        self._resting = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._send_all, name=f"barrier-otel-{what}", daemon=True)
+        self._thread.start()
+
+    @property
+    def ready(self) -> bool:
+        return not (self._resting or self._closing.is_set() or self._waiting.full())
+
+    def offer(self, data: Any) -> bool:
+        """False: dropped. Never waits."""
+        if self.ready:
+            with contextlib.suppress(queue.Full):
+                self._waiting.put_nowait(data)
+                return True
+        return False
+
+    def _send_all(self) -> None:
+        failures = 0
+        while (data := self._waiting.get()) is not _END:
+            trouble = self._trouble(data)
+            if not trouble:
+                if failures:
+                    log.info("the collector takes %s again", self._what)
+                failures = 0
+                continue
+            failures += 1
+            rest = self._rest(failures)
+            if failures == 1:
+                log.warning("%s could not be sent: %s; none are until the collector answers", self._what, trouble)
+            self._resting = True
+            self._closing.wait(rest)
+            self._resting = False
+
+    def _trouble(self, data: Any) -> str:
+        """Empty: it was sent."""
+        try:
+            result = self._exporter.export(data)
+        except Exception as error:  # of the library, of many kinds
+            return f"{type(error).__name__}: {error}"
+        return "the collector refused them or is away" if getattr(result, "name", "") == "FAILURE" else ""
+
+    def close(self) -> None:
+        """Blocks for `CLOSE_S` at most: what is not sent by then is dropped. An attempt that still waits for its answer
+        is left to its thread, which ends with it and keeps no process from ending."""
+        until_s = time.monotonic() + CLOSE_S
+        self._closing.set()
+        with contextlib.suppress(queue.Full):
+            self._waiting.put(_END, timeout=CLOSE_S)
+            self._thread.join(max(0.0, until_s - time.monotonic()))
+        self._exporter.shutdown()  # an attempt that waits to be repeated is not
+        with contextlib.suppress(queue.Full):  # the one that did not come to it is for nobody
+            self._drop()
+            self._waiting.put_nowait(_END)
+
+    def _drop(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            self._waiting.get_nowait()

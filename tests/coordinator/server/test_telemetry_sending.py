@@ -1,0 +1,193 @@
+"""Collectors that refuse, are away, or never answer: nobody waits for them, and nothing is made for them."""
+
+import contextlib
+import http.server
+import os
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from tcp_slot import wait_for
+from test_daemon import Daemon, one_checkpoint, running_slots
+
+from barrier_runtime.coordinator.server.telemetry.sending import Sending, rest_s
+
+
+class Answer:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Collector:
+    """An exporter whose answers a test gives; without one it waits."""
+
+    def __init__(self) -> None:
+        self.asked: queue.Queue[object] = queue.Queue()
+        self.answers: queue.Queue[Answer | Exception] = queue.Queue()
+        self.closed = threading.Event()
+
+    def export(self, data: object) -> Answer:
+        self.asked.put(data)
+        answer = self.answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def shutdown(self) -> None:
+        self.closed.set()
+
+
+def test_rests_double_up_to_a_minute() -> None:
+    assert [rest_s(failures) for failures in (1, 2, 3, 4, 5, 6, 7, 10_000)] == [2, 4, 8, 16, 32, 60, 60, 60]
+
+
+@pytest.mark.parametrize("failure", [Answer("FAILURE"), ConnectionError("refused")])
+def test_after_a_failure_nothing_is_wanted_until_the_rest_is_over(failure: Answer | Exception) -> None:
+    collector, rests, over = Collector(), [], threading.Event()
+
+    def rest(failures: int) -> float:
+        rests.append(failures)
+        return 0.0 if over.is_set() else 86_400.0
+
+    sending = Sending("traces", collector, rest)
+    assert sending.offer("lost")
+    collector.answers.put(failure)
+    assert collector.asked.get(timeout=60) == "lost"
+    wait_for("the rest", lambda: rests and not sending.ready)
+    assert not sending.offer("not made")
+    sending.close()  # no rest holds it up
+    assert collector.closed.is_set()
+    wait_for("its thread has ended", lambda: not sending._thread.is_alive())
+    assert collector.asked.empty()
+
+
+def test_a_success_begins_anew() -> None:
+    collector, rests = Collector(), []
+    sending = Sending("traces", collector, lambda failures: rests.append(failures) or 0.0)
+    for number, name in enumerate(("FAILURE", "FAILURE", "SUCCESS", "FAILURE")):
+        wait_for("it takes more", lambda number=number: sending.offer(number))
+        assert collector.asked.get(timeout=60) == number
+        collector.answers.put(Answer(name))
+    wait_for("the rests", lambda: len(rests) == 3)
+    assert rests == [1, 2, 1]
+    sending.close()
+
+
+def test_closing_leaves_behind_a_collector_that_never_answers() -> None:
+    collector = Collector()
+    sending = Sending("traces", collector)
+    assert sending.offer("first")
+    assert collector.asked.get(timeout=60) == "first"
+    assert sending.offer("waits")
+    assert not sending.offer("one too many")
+    sending.close()  # returns although nobody has answered
+    assert collector.closed.is_set()
+    assert sending._thread.is_alive()
+    assert not sending.offer("late")
+    collector.answers.put(Answer("FAILURE"))
+    wait_for("its thread has ended", lambda: not sending._thread.is_alive())
+    assert collector.asked.empty(), "what waited is dropped"
+
+
+def test_closing_sends_what_waits() -> None:
+    collector = Collector()
+    sending = Sending("traces", collector)
+    for each in ("first", "last"):
+        wait_for("room", lambda each=each: sending.offer(each))
+        collector.answers.put(Answer("SUCCESS"))
+    sending.close()
+    assert [collector.asked.get(timeout=60) for _ in range(2)] == ["first", "last"]
+
+
+# ---------------------------------------------------------------- a daemon
+
+
+@contextlib.contextmanager
+def silent_collector() -> Iterator[tuple[str, threading.Event]]:
+    """Takes connections and what is sent over them, and never says a word."""
+    asked, held = threading.Event(), []
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def take() -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                held.append(listening.accept()[0])
+                held[-1].settimeout(60)
+                if held[-1].recv(1):
+                    asked.set()
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}", asked
+    for each in (listening, *held):
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+        each.close()
+    thread.join(60)
+
+
+@pytest.mark.slow
+def test_a_daemon_ends_although_its_collector_never_answers(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "86400")  # a day, and so is the test's patience
+    with silent_collector() as (url, asked):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        with Daemon(tmp_path) as daemon:
+            slots = running_slots(daemon)
+            try:
+                one_checkpoint(slots)
+                wait_for("the collector is asked", asked.is_set)
+                os.kill(daemon.process.pid, signal.SIGTERM)
+                assert daemon.process.wait(timeout=120) == 0
+            finally:
+                for slot in slots:
+                    slot.close()
+
+
+@pytest.mark.slow
+def test_a_daemon_that_ends_sends_its_last_checkpoint(tmp_path, monkeypatch) -> None:
+    """It is found by the last look, and sent before the process ends."""
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    got: queue.Queue[ExportTraceServiceRequest] = queue.Queue()
+
+    class Door(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.put(ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Door)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}/v1/traces")
+    try:
+        with Daemon(tmp_path) as daemon:
+            slots = running_slots(daemon)
+            try:
+                last = 0
+                while got.empty():  # what a daemon finds when it looks first was told by another
+                    last = one_checkpoint(slots)
+                last = one_checkpoint(slots)
+                daemon.process.terminate()
+                assert daemon.process.wait(timeout=120) == 0
+            finally:
+                for slot in slots:
+                    slot.close()
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    sent = {
+        span.name
+        for request in got.queue
+        for resource in request.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    }
+    assert f"checkpoint {last}" in sent
