@@ -162,7 +162,21 @@ class RocksDbKv:
             size += len(entry[1])
             if len(found) == most or size >= _SCANNED_BYTES:
                 return found, entry[0] + b"\0"
-        return found, end
+        behind = found[-1][0] + b"\0" if found else start
+        return found, behind if self._goes_on(behind) else end
+
+    def _goes_on(self, start: bytes) -> bool:
+        """Whether anything is stored from `start` on. rocksdict ends an iteration at a block that cannot be read as if
+        nothing came behind it; only an iterator's status tells."""
+        iterator = self._db.iter()
+        iterator.seek(start)
+        if iterator.valid():
+            return True
+        try:
+            iterator.status()
+        except Exception as error:
+            raise _trouble(f"cannot read the state database in {self._directory}", error) from error
+        return False
 
     def flush(self) -> None:
         if self._last is not None:

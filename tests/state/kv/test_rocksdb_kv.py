@@ -150,6 +150,26 @@ def test_a_damaged_database_is_corrupt_and_named(tmp_path: Path) -> None:
         RocksDbKv(tmp_path / "db", MEMORY)
 
 
+def test_a_scan_does_not_end_at_a_damaged_block_as_if_that_were_all(tmp_path: Path) -> None:
+    """rocksdict ends an iteration there without a word."""
+    kv = RocksDbKv(tmp_path / "db", MEMORY)
+    kv.write([(number.to_bytes(4, "big"), number.to_bytes(8, "big") * 100) for number in range(5_000)])
+    kv.flush()
+    kv.close()
+    (table,) = (tmp_path / "db").glob("*.sst")
+    data = bytearray(table.read_bytes())
+    data[len(data) // 2] ^= 1
+    table.write_bytes(data)
+    kv = RocksDbKv(tmp_path / "db", MEMORY)
+    found = 0
+    with pytest.raises(Corrupt, match=r"cannot read the state database .* checksum mismatch"):
+        for _ in kv.scan(b"", b"\xff"):
+            found += 1
+    assert 0 < found < 5_000
+    assert [key for key, _ in kv.scan((4_990).to_bytes(4, "big"), b"\xff")][-1] == (4_999).to_bytes(4, "big")
+    kv.close()
+
+
 def test_a_checkpoint_is_unaffected_by_what_is_written_later(tmp_path: Path) -> None:
     kv = RocksDbKv(tmp_path / "db", MEMORY)
     kv.write([(b"k", b"one")])
