@@ -32,6 +32,7 @@ def progress_facts(job: Job, phase: str, outcome: Outcome | None, reason: str) -
         last_failure=_last_failure(job),
         store=tuple(retry for retry in job.record.store_retries.values() if retry.keeps_from == "progress"),
         undecided=_undecided(job),
+        appending=_appending(job, phase),
         failing=job.commits.troubles,
         behind=_behind(job),
         held_back=job.commits.too_far_behind,
@@ -107,6 +108,12 @@ def _undecided(job: Job) -> StoreWait | None:
             key = job.paths.log_record(job.log.next_position)
             return StoreWait(checkpoint.id, key, checkpoint.entered_ms(CheckpointPhase.DECIDING) or 0)
     return None
+
+
+def _appending(job: Job, phase: str) -> str:
+    if phase == "loading" or not job.log.in_flight:
+        return ""
+    return job.paths.log_record(job.log.next_position)
 
 
 def _behind(job: Job) -> tuple[tuple[str, int], ...]:

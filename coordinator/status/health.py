@@ -5,7 +5,8 @@
 | STARTING           | before the first generation of this process runs                                              |
 | RECOVERING         | between generations, or a restarted coordinator looks for its slots                           |
 | RUNNING            | nothing of the below                                                                          |
-| WAITING_STORE      | a store call the job needs keeps failing, or a checkpoint has all acks and is not decided      |
+| WAITING_STORE      | a store call the job needs keeps failing, a checkpoint has all acks and is not decided, or the |
+|                    | answer to another record, as that of a new generation, does not come                           |
 | WAITING_SERVER     | a generation cannot begin because a server that an operator needs does not answer             |
 | WAITING_SINK       | a commit keeps failing, none of a sink's has advanced for the timeout, or so much waits to be |
 |                    | committed that no more checkpoints are taken                                                  |
@@ -138,6 +139,7 @@ class Facts:
     last_failure: str = ""  # of a checkpoint, since the last completed one
     store: tuple[StoreRetry, ...] = ()
     undecided: StoreWait | None = None
+    appending: str = ""  # the record whose put has no answer
     failing: tuple[FailingCommit, ...] = ()
     waiting: tuple[Away, ...] = ()
     behind: tuple[tuple[str, int], ...] = ()  # sinks that lag behind `completed`, and how far they are
@@ -191,6 +193,7 @@ class ProgressWatch:
     def _remember(self, facts: Facts, now_ms: int) -> None:
         """Since when each trouble is known. Sinks are judged only while the job runs."""
         known = [("store", retry.what, 0) for retry in facts.store]
+        known += [("append", facts.appending, 0)] if facts.appending else []
         known += [("open", away.operator, 0) for away in facts.waiting]
         if facts.phase == "running":
             known += [("commit", failing.sink, failing.checkpoint) for failing in facts.failing]
@@ -243,6 +246,10 @@ class ProgressWatch:
         if not lasting and wait is not None and self._over(wait.since_ms, min(HANGING_MS, facts.timeout_ms), now_ms):
             waited = in_seconds(now_ms - wait.since_ms)
             lasting = [f"write of {wait.key} for checkpoint {wait.checkpoint}: no answer for {waited}"]
+        elif not lasting and wait is None and facts.appending:
+            since_ms = self._since[("append", facts.appending, 0)]
+            if self._over(since_ms, min(HANGING_MS, facts.timeout_ms), now_ms):
+                lasting = [f"append {facts.appending}: no answer for {in_seconds(now_ms - since_ms)}"]
         return some_of(lasting, "; ")
 
     def _away(self, facts: Facts, now_ms: int) -> str:

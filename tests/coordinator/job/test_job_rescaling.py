@@ -9,6 +9,7 @@ from barrier_runtime.coordinator.job.effects import Append
 from barrier_runtime.coordinator.job.events import UserRescale
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.log.records import Fence
+from barrier_runtime.coordinator.status.health import HANGING_MS
 from barrier_runtime.coordinator.status.status import RescaleStatus
 from barrier_runtime.coordinator.wire.messages import (
     AbortCheckpoint,
@@ -313,3 +314,24 @@ def test_new_slots_that_do_not_fetch_in_time_leave_the_job_as_it_was():
             coordinator.settle()
     assert "did not fetch their key groups within 5 s" in told(coordinator).error
     assert not any(each.pause for each in a.got(Trigger))
+
+
+def test_a_fence_whose_put_hangs_is_the_stores_trouble_until_it_lands() -> None:
+    """1.15 as people see it: nothing is read meanwhile, and a store that says nothing is named."""
+    coordinator, a, b = started(MemoryStore(), spec(slot_timeout_ms=600_000, progress_timeout_ms=60_000))
+    ask(coordinator, 1)
+    commit(last_checkpoint(coordinator, a, b), a, b)
+    append = coordinator.todo[0]
+    assert isinstance(append, Append)
+    coordinator.later(HANGING_MS - 1)
+    assert coordinator.status.condition == "RECOVERING"
+    coordinator.later(1)
+    assert coordinator.status.condition == "WAITING_STORE"
+    key = coordinator.paths.log_record(append.position)
+    assert coordinator.status.condition_reason == f"append {key}: no answer for 5.0 s"
+    coordinator.step()
+    assert coordinator.status.condition == "RECOVERING"
+    coordinator.settle()
+    a.restored()
+    assert told(coordinator).state == "done"
+    assert coordinator.status.condition == "RUNNING"
