@@ -19,38 +19,65 @@ from events import (
     EventRow,
     EventWorkload,
 )
-from facts import Facts
+from facts import Decision, Facts
 
-from barrier_runtime.coordinator.log.records import Finish, Record
+from barrier_runtime.coordinator.log.records import Fence, Finish, Record
 
 
-class EventChecker(Checker):
-    workload: EventWorkload
-    shows = ""  # what it judges, of what sinks show
+class TimedChecker(Checker):
+    """Of jobs in event time: is asked at the end, also that of a job that was drained. What comes out of such a one
+    ends where its sources did."""
+
+    workload: Any
 
     def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
         super().__init__(facts, workload, report)
         self._finished = False
+        self._drained_by = ""  # the run, in the last decision
+        self._reads_on = False  # another run, with what was drained: windows fire once more, as they may
 
     def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Any]) -> None:
-        if self.workload.sinks[sink] == self.shows:
+        if not self._reads_on:
+            self.shown(self.workload.sinks[sink], rows)
+
+    def shown(self, what: str, rows: Sequence[Any]) -> None:
+        """A sink that shows `what` shows these, too."""
+
+    def all_there(self) -> None:
+        """The job has read everything and says so."""
+
+    def on_decision(self, decision: Decision) -> None:
+        before, self._drained_by = self._drained_by, decision.manifest.drained_by
+        if self._drained_by and not before:
+            self.workload = self.workload.drained(decision.positions)
+
+    def on_record(self, position: int, record: Record) -> None:
+        if isinstance(record, Fence) and self._drained_by not in ("", record.spec.run_id):
+            self._reads_on = True
+        if isinstance(record, Finish) and record.outcome == "finished" and not self._finished:
+            self._finished = True
+            if not self._reads_on:
+                self.all_there()
+
+
+class EventChecker(TimedChecker):
+    workload: EventWorkload
+    shows = ""  # what it judges, of what sinks show
+
+    def shown(self, what: str, rows: Sequence[Any]) -> None:
+        if what == self.shows:
             for row in rows:
                 self.row(row)
 
     def row(self, row: EventRow) -> None: ...
-
-    def all_there(self) -> None:
-        """The job has read everything and says so."""
 
     @property
     def is_shown(self) -> bool:
         return self.shows in self.workload.sinks.values()
 
     def on_record(self, position: int, record: Record) -> None:
-        if isinstance(record, Finish) and record.outcome == "finished" and not self._finished:
-            self._finished = True
-            if self.is_shown:
-                self.all_there()
+        if self.is_shown:
+            super().on_record(position, record)
 
 
 class FiresOnce(EventChecker):
@@ -155,7 +182,7 @@ class WholeSessions(EventChecker):
     def all_there(self) -> None:
         times = self.workload.times
         for split in range(times.splits):
-            for key in {times.key(split, seq) for seq in range(times.count)}:
+            for key in {times.key(split, seq) for seq in range(times.number(split))}:
                 lost = self._event(split, key, self._next[split, key])
                 if lost is not None:
                     self.wrong(f"event {lost} of split {split} and key {key} is in no session")
@@ -249,7 +276,7 @@ class CountedInOrder(EventChecker):
     def all_there(self) -> None:
         times = self.workload.times
         for split, key in product(range(times.splits), range(KEYS)):
-            there = len(self._events(split, key, times.count))
+            there = len(self._events(split, key, times.number(split)))
             if there - self._counted[split, key] >= COUNT_SLIDE:
                 self.wrong(f"of {there} events of split {split} and key {key} {self._counted[split, key]} were counted")
 
@@ -287,7 +314,7 @@ class SeenOnce(EventChecker):
         times = self.workload.times
         for split in range(times.splits):
             first: dict[int, int] = {}
-            for seq in range(times.count):
+            for seq in range(times.number(split)):
                 first.setdefault(times.id(split, seq), seq)
             lost = [seq for id, seq in first.items() if self._passed[id][:1] != [seq]]
             if lost:
@@ -307,9 +334,10 @@ class ExpiresInTime(EventChecker):
     def row(self, row: EventRow) -> None:
         times, held = self.workload.times, self._held[row.split, row.key]
         expected = next(
-            (seq for seq in range(held.next, times.count) if times.key(row.split, seq) == row.key), held.next
+            (seq for seq in range(held.next, times.number(row.split)) if times.key(row.split, seq) == row.key),
+            held.next,
         )
-        if times.bounded and row.first != expected:
+        if times.all_come and row.first != expected:
             self.wrong(f"{row}: the next event of its key is {expected}")
         held.next = row.first + 1
         at_ms = times.at_ms(row.split, row.first)
@@ -322,7 +350,7 @@ class ExpiresInTime(EventChecker):
     def all_there(self) -> None:
         times = self.workload.times
         for split in range(times.splits):
-            for seq in range(times.count):
+            for seq in range(times.number(split)):
                 if seq >= self._held[split, times.key(split, seq)].next:
                     self.wrong(f"event {seq} of split {split} did not come")
 
@@ -404,7 +432,8 @@ class WallTimersFireOnce(EventChecker):
 
     def all_there(self) -> None:
         times = self.workload.times
-        lost = [each for each in product(range(times.splits), range(times.count)) if each not in self._set]
+        events = ((split, seq) for split in range(times.splits) for seq in range(times.number(split)))
+        lost = [each for each in events if each not in self._set]
         if lost:
             self.wrong(f"the events {lost[:5]} did not come")
 
@@ -427,9 +456,9 @@ class WholeWallWindows(EventChecker):
         self._newest: dict[tuple[int, int], tuple[int, int]] = {}  # by (split, key): start and end
         self._all_came_ms = max(times.due_ms(split, times.count - 1) for split in range(times.splits))
 
-    def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Any]) -> None:
-        super().on_visible(sink, checkpoint, committables, rows)
-        for row in rows if self.workload.sinks[sink] == self.shows else ():
+    def shown(self, what: str, rows: Sequence[Any]) -> None:
+        super().shown(what, rows)
+        for row in rows if what == self.shows else ():
             held = self._windows[row.split, row.key, row.start]
             if len(held) != row.n:
                 self.wrong(f"{row} has {row.n} events, of which these came: {held}")
@@ -467,12 +496,13 @@ class WholeWallWindows(EventChecker):
             self.wrong(f"{row} was told before it was over")
 
     def _all_came(self, now_ms: int) -> bool:
-        return self.workload.times.bounded and now_ms >= self._all_came_ms
+        times = self.workload.times
+        return times.ends is not None or (times.bounded and now_ms >= self._all_came_ms)
 
     def waiting(self, until_ms: int) -> list[tuple[int, int]]:
         """Events that came so long ago that all their windows were over by then, and are not known to be told."""
         times = self.workload.times
-        events = product(range(times.splits), range(times.count))
+        events = ((split, seq) for split in range(times.splits) for seq in range(times.number(split)))
         return [
             event
             for event in events
@@ -488,7 +518,7 @@ class WholeWallWindows(EventChecker):
 
     def all_there(self) -> None:
         times = self.workload.times
-        for event in product(range(times.splits), range(times.count)):
+        for event in ((split, seq) for split in range(times.splits) for seq in range(times.number(split))):
             if len(self._of_event[event]) != self._per_event:
                 self.wrong(f"event {event} is in the windows {self._of_event[event]}, of {self._per_event}")
 

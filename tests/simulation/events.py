@@ -7,11 +7,12 @@ Some events are later than the bound on disorder, some splits fall silent for a 
 not end): what may be missing then, and nothing else, is said by `EventWorkload.may_be_late`.
 """
 
+import copy
 import datetime
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -107,8 +108,20 @@ class EventTimes:
     max_drift_ms: int | None = None  # most that a split may be ahead of the slowest one; only without idle timeout
     gaps_of_wall_clock: bool = False  # windows by the wall clock are sessions
     decoys: int = 0  # timers that each event of a session sets far ahead, for the next one of its key to delete
+    ends: tuple[int, ...] | None = None  # events of each split that a job had read when it was drained
+
+    @property
+    def all_come(self) -> bool:
+        """A job that is to finish has read all of them."""
+        return self.bounded or self.ends is not None
+
+    def number(self, split: int) -> int:
+        """Events of this split that a job has read when it has finished."""
+        return self.count if self.ends is None else self.ends[split]
 
     def exists(self, split: int, seq: int) -> bool:
+        if self.ends is not None:
+            return 0 <= seq < self.ends[split]
         if seq < 0 or (self.bounded and seq >= self.count):
             return False
         return self.bounded or not self._paused(split, seq)
@@ -513,6 +526,14 @@ class EventWorkload:
         return EventRow(**row)
 
     # ------------------------------------------------------------ what is true of its rows
+
+    def drained(self, positions: Mapping[tuple[str, int], int]) -> "EventWorkload":
+        """What is true of them once the job has read so many events of each (source, split), and no more."""
+        read = {split: rows for (_, split), rows in positions.items()}
+        ended = copy.copy(self)
+        ended.times = replace(self.times, ends=tuple(read.get(split, 0) for split in range(self.times.splits)))
+        ended._indexed, ended._of_window = [0] * self.times.splits, defaultdict(list)
+        return ended
 
     def events_of(self, key: int, start: int) -> list[tuple[int, int]]:
         """(split, seq) of all events of a key in the window from `start` on."""

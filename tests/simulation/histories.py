@@ -85,13 +85,14 @@ class History:
         splits: int = 2,
         count: int = 6,
         retained: int = 1,
+        bounded: bool = True,
         more: Sequence[type[Checker]] = (),
     ) -> None:
         self.store = MemoryStore()
         self.folder = MemoryStore()  # of savepoints
         self.facts = Facts(PATHS)
         sink = functools.partial(JsonlSink, "sim://target")
-        self.workload = Workload(graph, splits, count, 0, 1, True, sink, sink)
+        self.workload = Workload(graph, splits, count, 0, 1, bounded, sink, sink)
         self.bank = Bank(self.workload)
         self.reports: list[tuple[str, str]] = []
         self.checkers: list[Checker] = [
@@ -229,6 +230,7 @@ class History:
         positions: dict[tuple[str, int], int],
         committables: Sequence[bytes],
         files: Sequence[str | FileRef],
+        drained: str = "",
     ) -> Manifest:
         splits = {
             f"{source}-{split}": SplitProgress(rows, 0, False, msgspec.Raw(b"%d" % rows))
@@ -252,6 +254,7 @@ class History:
             ),
             parent_position=len(self.facts.records),
             parent_sha256=self._last_sha256,
+            drained=drained or msgspec.UNSET,
         )
 
     def decide(
@@ -265,9 +268,10 @@ class History:
         stored: bool = True,
         appended: bool = True,
         says: dict[str, object] | None = None,
+        drained: str = "",
     ) -> "History":
         """The manifest is stored, then the decision that names it is appended, with the fields that `says` changes."""
-        manifest = self._manifest(checkpoint, token, positions or {}, committables, files)
+        manifest = self._manifest(checkpoint, token, positions or {}, committables, files, drained)
         encoded = encode_manifest(manifest)
         key = PATHS.manifest(checkpoint, manifest.token)
         if stored:
@@ -283,16 +287,18 @@ class History:
         )
         return self.append(msgspec.structs.replace(record, **(says or {})))
 
-    def checkpoint(self, checkpoint: int, upto: int, *files: str) -> "History":
+    def checkpoint(self, checkpoint: int, upto: int, *files: str, drained: str = "") -> "History":
         """A decided checkpoint at transfer `upto` of every split. Its lot is what it makes due. Files that were not
-        uploaded before are."""
+        uploaded before are. `drained`: by this run."""
         self.upload(*(name for name in files if name not in self._files))
         lot = self.lots[checkpoint] = []
         positions: dict[tuple[str, int], int] = {}
         for place in ((source, split) for source in self.workload.sources for split in range(self.workload.splits)):
             lot += self.bank.read(*place, self._read[place], upto)
             self._read[place] = positions[place] = upto
-        return self.decide(checkpoint, positions=positions, committables=[file_committable(checkpoint)], files=files)
+        return self.decide(
+            checkpoint, positions=positions, committables=[file_committable(checkpoint)], files=files, drained=drained
+        )
 
     def savepoint(
         self, checkpoint: int, *, sinks: Sequence[str] | None = None, lost: str = "", token: int = 1

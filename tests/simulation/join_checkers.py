@@ -6,23 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from checkers import Checker, Report
-from event_checkers import NoneRunsAhead, WatermarksMove
+from event_checkers import NoneRunsAhead, TimedChecker, WatermarksMove
 from facts import Facts
 from joins import JOINED, Event, JoinRow, JoinWorkload, id_of
 
-from barrier_runtime.coordinator.log.records import Finish, Record
 
-
-class JoinChecker(Checker):
+class JoinChecker(TimedChecker):
     workload: JoinWorkload
 
-    def __init__(self, facts: Facts, workload: Any, report: Report) -> None:
-        super().__init__(facts, workload, report)
-        self._finished = False
-
-    def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Any]) -> None:
+    def shown(self, what: str, rows: Sequence[Any]) -> None:
         for row in rows:
-            if self.workload.sinks[sink] == JOINED:
+            if what == JOINED:
                 self.row(row)
             else:
                 self.late(row)
@@ -30,14 +24,6 @@ class JoinChecker(Checker):
     def row(self, row: JoinRow) -> None: ...
 
     def late(self, row: JoinRow) -> None: ...
-
-    def all_there(self) -> None:
-        """The job has read everything and says so."""
-
-    def on_record(self, position: int, record: Record) -> None:
-        if isinstance(record, Finish) and record.outcome == "finished" and not self._finished:
-            self._finished = True
-            self.all_there()
 
 
 class RowsBelong(JoinChecker):

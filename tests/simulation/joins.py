@@ -211,7 +211,7 @@ class JoinWorkload(EventWorkload):
     def events(self) -> Iterator[Event]:
         """All, of a job that ends."""
         for split in range(self.times.splits):
-            for seq in range(self.times.count):
+            for seq in range(self.times.number(split)):
                 yield split, seq
 
 

@@ -115,3 +115,29 @@ def _leaving_slot_commits_late() -> Iterator[None]:
     kind = next(kind for kind, handler in handlers.items() if handler is slot_module.Slot._on_complete)
     with patch.dict(handlers, {kind: make(handlers[kind])}):
         yield
+
+
+@canary("drained-slot-reads-on", "slots that are started again behind the last checkpoint of a drain read on")
+def _drained_slot_reads_on() -> Iterator[None]:
+    ends = "            if self._drained:\n                self._execution.end_sources()\n"
+    with planted("barrier_runtime/runtime/slot.py", ends, ""):
+        yield
+
+
+@canary("drained-slot-is-told-once", "a slot that lost its connection while the job was drained is not told again")
+def _drained_slot_is_told_once() -> Iterator[None]:
+    told = "        if job.generation.drained:\n            job.outbox.send(slot, EndSources(job.led.token))\n"
+    with planted("coordinator/job/phases/running.py", told, ""):
+        yield
+
+
+@canary("drain-ends-early", "a drained job ends with a checkpoint that is taken before its windows have fired")
+def _drain_ends_early() -> Iterator[None]:
+    file = "coordinator/job/phases/running.py"
+    asks, marks = (
+        "job.generation.final is None and job.all_ended:\n            pending",
+        "checkpoint.final = job.all_ended",
+    )
+    early = "job.generation.final is None and (job.all_ended or job.generation.drained):\n            pending"
+    with planted(file, asks, early), planted(file, marks, f"{marks} or job.generation.drained"):
+        yield

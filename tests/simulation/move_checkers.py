@@ -4,7 +4,7 @@ A planned change of generation is a FENCE of the same run with another number of
 promises more than any other generation: nothing is read twice, and nothing of the old slots is open.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 from checkers import Checker, Report
@@ -12,7 +12,7 @@ from facts import Decision, Facts
 from workload import Row, Workload
 
 from barrier_runtime.coordinator.log.hashing import sha256_hex
-from barrier_runtime.coordinator.log.records import Fence, Record
+from barrier_runtime.coordinator.log.records import Fence, Finish, Record
 from barrier_runtime.coordinator.log.savepoint import DATA_PREFIX, Savepoint
 from barrier_runtime.state.store.object_store import ObjectNotFound
 
@@ -130,6 +130,82 @@ class SavepointsShareNothing(Checker):
                         self.wrong(f"the savepoint of checkpoint {savepoint.taken.checkpoint} has lost {ref.key}")
 
 
+class DrainedReadsNoMore(Checker):
+    """1.5: sources of a drained job have ended for good. No slot reads behind the positions of a checkpoint that was
+    taken after the drain: neither one that was there before, nor one that was started again since."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._read: dict[tuple[str, int], int] = {}  # by the present run, in the generations that may have been drained
+        self._token = 0  # the first of these
+        self._run = ""
+        self._ends: Decision | None = None
+
+    def on_read(self, token: int, split: str, rows: int) -> None:
+        if token >= self._token:
+            source, _, index = split.rpartition("-")
+            self._read[source, int(index)] = max(rows, self._read.get((source, int(index)), 0))
+            self._judge()
+
+    def on_record(self, position: int, record: Record) -> None:
+        if isinstance(record, Fence) and (self._ends is None or record.spec.run_id != self._run):
+            self._read, self._token, self._run, self._ends = {}, record.token, record.spec.run_id, None
+
+    def on_decision(self, decision: Decision) -> None:
+        if self._ends is not None and decision.positions != self._ends.positions:
+            self.wrong(
+                f"checkpoint {decision.record.checkpoint} has positions {decision.positions}; those of checkpoint "
+                f"{self._ends.record.checkpoint}, when the job was drained, were {self._ends.positions}"
+            )
+        elif decision.manifest.drained_by:
+            self._ends = decision
+            self._judge()
+
+    def _judge(self) -> None:
+        ends = self._ends
+        for (source, split), rows in self._read.items():
+            if ends is not None and rows > ends.positions.get((source, split), rows):
+                self.wrong(
+                    f"{rows} rows of {source}-{split} were read; the job was drained with checkpoint "
+                    f"{ends.record.checkpoint}, whose position is {ends.positions[source, split]}"
+                )
+
+
+class DrainedIsOut(Checker):
+    """1.5: a drained job ends behind one last checkpoint, in which nothing is on its way, and readers see each row
+    before its positions once. The savepoint with which it was drained is of these positions, and says what it is."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._shown: dict[str, Counter[tuple[str, int, int, int]]] = defaultdict(Counter)
+        self._run = ""
+
+    def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
+        self._shown[sink].update((row.source, row.split, row.seq, row.leg) for row in rows)
+
+    def on_record(self, position: int, record: Record) -> None:
+        if isinstance(record, Fence):
+            self._run = record.spec.run_id
+        if isinstance(record, Finish) and record.outcome == "finished" and not self.workload.bounded:
+            self._judge()
+
+    def _judge(self) -> None:
+        if not self.facts.decisions:
+            self.wrong("the job was drained without any checkpoint")
+            return
+        last = self.facts.decisions[-1]
+        what = f"checkpoint {last.record.checkpoint}, the last of a drained job,"
+        if last.manifest.drained_by != self._run:
+            self.wrong(f"{what} was taken before its sources had ended")
+        came = Counter((*split, seq, leg) for split, n in last.positions.items() for seq in range(n) for leg in (0, 1))
+        for sink in self.workload.sinks:
+            if last.not_shown(sink):
+                self.wrong(f"{what} has {len(last.not_shown(sink))} rows that sink {sink} is to show later")
+            elif self._shown[sink] != came:
+                lacking, more = came - self._shown[sink], self._shown[sink] - came
+                self.wrong(f"{what} has rows that sink {sink} shows not: {len(lacking)}, or not once: {len(more)}")
+
+
 def _bytes_of(read: Callable[[str], bytes], key: str, offset: int, size: int) -> str:
     """The hash of what is there."""
     try:
@@ -138,5 +214,9 @@ def _bytes_of(read: Callable[[str], bytes], key: str, offset: int, size: int) ->
         return ""
 
 
-MOVE_CHECKERS: tuple[type[Checker], ...] = (NothingIsReadTwice, OneOwner)  # of every kind of job
-BANK_MOVE_CHECKERS: tuple[type[Checker], ...] = (MovesWaitForCommits, SavepointsShareNothing)  # that shows its rows
+MOVE_CHECKERS: tuple[type[Checker], ...] = (NothingIsReadTwice, OneOwner, DrainedReadsNoMore)  # of every kind of job
+BANK_MOVE_CHECKERS: tuple[type[Checker], ...] = (
+    MovesWaitForCommits,
+    SavepointsShareNothing,
+    DrainedIsOut,
+)  # that show rows

@@ -45,6 +45,12 @@ AIMED: dict[str, int] = {  # the same for strikes that wait for their moment, so
     "rescale behind": 2,
 }
 
+STRIKES_OF_DRAINS = (  # when …
+    "told",  # … one slot hears that its sources end
+    "decided",  # … the last checkpoint is decided
+    "asked",  # … the user wants it
+    "checkpointing",  # … a checkpoint is under way
+)
 
 _HOW = ("inner", "left", "left", "right", "full", "full", "semi", "anti")  # of joins within bounds
 _TRANSFERS = 80  # of one source: what a run costs is mostly rows
@@ -117,6 +123,7 @@ class Schedule:
     rescales: tuple[tuple[int, int], ...] = ()  # (ms, parallelism): the running job is to have so many slots
     replaces: tuple[tuple[int, bool], ...] = ()  # (ms, whether the other program cannot start): it is to take over
     drained_ms: int | None = None  # when the job is asked to drain; it may be started again afterwards
+    drain_struck: tuple[str, ...] = ()  # of STRIKES_OF_DRAINS
     stopped_ms: int | None = None  # when it is asked to stop, in the middle of all trouble
     last_savepoint: bool = False  # what is stopped is stopped with a savepoint
     sweeps: tuple[int, int] | None = None  # ms between them, and how old an orphan must be; None: as in production
@@ -172,12 +179,15 @@ def _draw_drift(schedule: Schedule) -> Schedule:
 
 
 def _draw_draining(schedule: Schedule) -> Schedule:
-    """Of jobs of the bank that would not end by themselves: what they had read then is all out, whatever happens."""
+    """Of jobs that would not end by themselves: what they had read then is all out, and windows fire, whatever happens
+    in between. Most are struck just then; some want a savepoint."""
     rng = random.Random(f"draining {schedule.seed}")
     ends = schedule.bounded or schedule.queue or schedule.twins or schedule.hang is not None
-    if schedule.events is not None or schedule.conditions_ignored or ends or rng.random() > 0.5:
+    if schedule.conditions_ignored or ends or rng.random() > 0.5:
         return schedule
-    return replace(schedule, drained_ms=rng.randrange(schedule.chaos_ms // 2, schedule.chaos_ms))
+    drained_ms = rng.randrange(schedule.chaos_ms // 2, schedule.chaos_ms)
+    struck = tuple(moment for moment in STRIKES_OF_DRAINS if rng.random() < 0.5)
+    return replace(schedule, drained_ms=drained_ms, drain_struck=struck, last_savepoint=rng.random() < 0.6)
 
 
 def _draw_stop(schedule: Schedule) -> Schedule:

@@ -115,7 +115,7 @@ def _parsed() -> argparse.Namespace:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--story", help="of the seeds, those that are about this alone: bank, events, …")
     parser.add_argument("--shrink", action="store_true", help="leave out what the failure does not need")
-    parser.add_argument("--canary", choices=sorted(CANARIES))
+    parser.add_argument("--canary", choices=sorted(CANARIES), metavar="NAME", help="plant this bug; it has to be found")
     parser.add_argument("--canaries", action="store_true")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     return parser.parse_args()

@@ -23,13 +23,14 @@ from events import (
     EventTimes,
     EventWorkload,
 )
-from facts import Facts
-from histories import Bank
+from facts import Decision, Facts
+from histories import Bank, History
 from judged import Case, Table, Told, check, each_case, untold
 from workload import Workload
 
 from barrier_runtime.connectors.files.sink.sink import JsonlSink
 from barrier_runtime.coordinator.log.records import Finish
+from barrier_runtime.coordinator.wire.messages import CheckpointOptions, JobSpec
 from barrier_runtime.state.store.paths import Paths
 
 IN_ORDER = EventTimes(
@@ -88,6 +89,25 @@ class Shown:
     def calm(self) -> "Shown":
         """Nothing went wrong for 90 s, and event time was told to go on."""
         self.judges[WatermarksMove].judge(self.times.start_ms + 1, 90, "running")
+        return self
+
+    def drained(self, *read: int) -> "Shown":
+        """By run-1, which had read so many events of each split."""
+        history = History(splits=len(read)).fence()
+        positions = {("a", split): rows for split, rows in enumerate(read)}
+        self._tell(history.decide(1, positions=positions, drained="run-1").facts.decisions[-1])
+        self.workload = self.workload.drained(positions)
+        return self
+
+    def _tell(self, decision: Decision) -> None:
+        for judge in self.judges.values():
+            judge.on_decision(decision)
+
+    def started_again(self) -> "Shown":
+        """By another run."""
+        record = History().fence(says={"spec": JobSpec("bank", "run-2", "test", 1, 16, (), CheckpointOptions())})
+        for judge in self.judges.values():
+            judge.on_record(2, record.facts.records[-1])
         return self
 
     def finish(self) -> "Shown":
@@ -700,3 +720,27 @@ def test_who_breaks_a_rule_is_told_and_nobody_else(judge: str, case: Case) -> No
 
 def test_every_judge_is_shown_to_speak_and_to_be_silent() -> None:
     assert untold(TABLE, {each.__name__ for each in (*EVENT_CHECKERS, MessagesOnce)}) == []
+
+
+UNENDING = replace(IN_ORDER, bounded=False)
+
+
+def test_windows_of_a_drained_job_hold_what_it_had_read_and_have_all_fired() -> None:
+    shown = Shown("windows", UNENDING).drained(7, 3)
+    rows = shown.windows()
+    assert sum(row.n for row in rows) == 10
+    assert shown.show(*rows).finish().reports == []
+    lacking = Shown("windows", UNENDING).drained(7, 3).show(*rows[1:]).finish()
+    assert {judge for judge, _ in lacking.reports} == {"WholeWindows"}
+
+
+def test_a_window_of_a_drained_job_has_nothing_that_was_read_later() -> None:
+    row, _ = Shown("windows").large_window()
+    shown = Shown("windows", UNENDING).drained(0, 0).show(row)
+    assert {judge for judge, _ in shown.reports} == {"WholeWindows"}
+
+
+def test_another_run_of_a_drained_job_may_tell_windows_once_more() -> None:
+    shown = Shown("windows", UNENDING).drained(7, 3)
+    rows = shown.windows()
+    assert shown.show(*rows).started_again().show(*rows).finish().reports == []

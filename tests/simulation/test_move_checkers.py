@@ -3,7 +3,7 @@
 import dataclasses
 
 import msgspec
-from histories import History, data
+from histories import History, but_last, data, last
 from judged import Case, Table, check, each_case, untold
 from move_checkers import BANK_MOVE_CHECKERS, MOVE_CHECKERS, OneOwner
 
@@ -41,6 +41,14 @@ def owned(*ranges: tuple[int, int]) -> History:
 
 def saved() -> History:
     return visible(job().upload("f")).checkpoint(2, 4, "f").out(2).side(2).savepoint(2)
+
+
+def unending() -> History:
+    return History("two-sinks", more=ALL, bounded=False).fence(says=of(1))
+
+
+def drained(history: History, checkpoint: int = 1, upto: int = 4) -> History:
+    return history.checkpoint(checkpoint, upto, drained="run-1").out(checkpoint).side(checkpoint)
 
 
 MOVES: Table = {
@@ -98,6 +106,58 @@ MOVES: Table = {
             "the savepoint of checkpoint 2 has lost data/2-1-wish-2/1",
         ),
         Case("the job's files may go", lambda: saved().lose(data("f")).end(expected_all=False)),
+    ),
+    "DrainedReadsNoMore": (
+        Case(
+            "rows were read that the last checkpoint does not have",
+            lambda: drained(unending().reads(1, "a-0", 5)),
+            "5 rows of a-0 were read; the job was drained with checkpoint 1, whose position is 4",
+            once=True,
+        ),
+        Case(
+            "a slot that was started again reads on",
+            lambda: drained(unending().reads(1, "a-0", 4)).fence(1, says=of(1)).reads(3, "a-0", 5),
+            "5 rows of a-0 were read",
+            once=True,
+        ),
+        Case(
+            "a later checkpoint has read more",
+            lambda: drained(drained(unending()), 2, 5),
+            "those of checkpoint 1, when the job was drained, were",
+            once=True,
+        ),
+        Case(
+            "what was read before a failure, and what another run reads",
+            lambda: (
+                drained(unending().reads(1, "a-0", 6).fence(says=of(1)).reads(2, "a-0", 4))
+                .reads(1, "a-0", 7)
+                .fence(1, says=of(1, run="run-2"))
+                .reads(4, "a-0", 6)
+            ),
+        ),
+    ),
+    "DrainedIsOut": (
+        Case(
+            "a row is not there",
+            lambda: unending().checkpoint(1, 4, drained="run-1").out(1).side(1, spoil=but_last(1)).finish(),
+            "checkpoint 1, the last of a drained job, has rows that sink side shows not: 1, or not once: 0",
+            once=True,
+        ),
+        Case(
+            "a row is there twice",
+            lambda: drained(unending()).side(1, spoil=last(1)).finish(),
+            "or not once: 1",
+            also=("NothingDoubled", "NothingReordered", "WholeState"),
+        ),
+        Case(
+            "the last checkpoint was taken before the sources ended",
+            lambda: visible(unending()).finish(),
+            "checkpoint 1, the last of a drained job, was taken before its sources had ended",
+            once=True,
+        ),
+        Case("nothing was decided", lambda: unending().finish(), "drained without any checkpoint", once=True),
+        Case("all is out, in two checkpoints", lambda: drained(visible(unending()), 2, 5).finish()),
+        Case("a job that is stopped is not drained", lambda: unending().checkpoint(1, 4).finish("cancelled")),
     ),
 }
 

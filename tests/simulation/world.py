@@ -47,13 +47,14 @@ from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.phases import running as phase_running
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.log.records import Complete, Fence, Lead
-from barrier_runtime.coordinator.log.savepoint import SavepointCopy
+from barrier_runtime.coordinator.log.savepoint import Savepoint, SavepointCopy
 from barrier_runtime.coordinator.savepoints import files as savepoint_files
 from barrier_runtime.coordinator.server import store_effects
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.wire.messages import (
     CheckpointOptions,
     Deploy,
+    EndSources,
     JobSpec,
     RestartOptions,
     ToSlot,
@@ -182,6 +183,8 @@ class World(SimCluster):
         ]
         self._wishes: list[SavepointRequest] = []  # for savepoints
         self._last_wish: SavepointRequest | None = None  # for one to stop with
+        self._wished_at = 0  # log position
+        self._drain_struck: set[str] = set()
         self._rescales = 0  # that were asked for; replaces, too
         self._unwell: set[str] = set()  # programs that cannot open what they have
         self._hooks = {name: _hooks(self.checkers, name) for name in HOOKS}
@@ -459,13 +462,32 @@ class World(SimCluster):
 
     def _expect_last_savepoint(self, outcome: str) -> None:
         """1.4: a job that was stopped with a savepoint has it, and it is of the very last checkpoint."""
-        if outcome != "cancelled" or self._last_wish is None or not self.facts.decisions:
+        if self._last_wish is None or not self.facts.decisions:
             return
         found, last = savepoint_files.find_savepoint(self._last_wish.url), self.facts.decisions[-1].record.checkpoint
+        of = "none" if found is None else f"one of checkpoint {found.taken.checkpoint}"
+        if outcome == "finished":
+            self._expect_drained_savepoint(found, of)
+            return
         self.near_misses["stopped with a savepoint"] += 1
         if found is None or not found.final or found.taken.checkpoint != last:
-            of = "none" if found is None else f"one of checkpoint {found.taken.checkpoint}"
             self._wrong("StoppedWithIt", f"the job was stopped with a savepoint; there is {of}, the last is {last}")
+
+    def _expect_drained_savepoint(self, found: Savepoint | None, of: str) -> None:
+        """1.5: of the positions with which the job ended. A coordinator that was not asked again, after the one that
+        was is gone, may end the job without it."""
+        last, asked = self.facts.decisions[-1], self.facts.records[: self._wished_at]
+        self.near_misses["drained with a savepoint"] += found is not None
+        leads = [each.put_id.rpartition("-")[0] for each in self.facts.records if isinstance(each, Fence | Lead)]
+        before = [each.put_id.rpartition("-")[0] for each in asked if isinstance(each, Fence | Lead)]
+        if found is None or not found.taken.drained_by:
+            if leads[-1:] == before[-1:] or found is not None:
+                self._wrong("DrainedWithIt", f"the job was drained with a savepoint; there is {of}, not drained")
+            return
+        taken = next(each for each in self.facts.decisions if each.record.checkpoint == found.taken.checkpoint)
+        if not found.final or taken.positions != last.positions:
+            at = f"{taken.positions}; the job ended at {last.positions}"
+            self._wrong("DrainedWithIt", f"the job was drained with a savepoint; there is {of}, at {at}")
 
     def _expect_refusal(self) -> None:
         """O9: a store that ignores conditions can't hold a decision log."""
@@ -543,6 +565,8 @@ class World(SimCluster):
                 on_trigger(process.name, message.token, message.checkpoint, message.triggered_at_ms)
         if isinstance(message, Deploy):
             self._deploys(process, slot, message)
+        if isinstance(message, EndSources) and self._strikes("told"):
+            self._cut_all_but(process)
         super()._hears(process, slot, message)
         if isinstance(message, Deploy) and slot.identity.program in self._unwell:
             slot.failed(None, "", RuntimeError("this program cannot open what it has"))
@@ -716,7 +740,11 @@ class World(SimCluster):
 
     def _stop(self, runner: JobRunner) -> None:
         """With a savepoint, in some runs; another one when that could not be written."""
-        if not self.schedule.last_savepoint or self._stopping != "checkpoint":
+        if self._stopping == "drain" and self._strikes("checkpointing"):
+            runner.trigger()
+        if self._stopping == "drain" and self._strikes("asked"):
+            self.sim.after(0, self._cut_all_but, None)
+        if not self.schedule.last_savepoint:
             super()._stop(runner)
             return
         wish = self._last_wish
@@ -724,8 +752,36 @@ class World(SimCluster):
         if wish is None or failed:
             number = 0 if wish is None else int(wish.id.rpartition("-")[2]) + 1
             wish = self._last_wish = SavepointRequest(f"last-{number}", f"memory://last-{number}", stops=True)
+            self._wished_at = len(self.facts.records)
         with contextlib.suppress(InvalidJob):  # it ends just now
             runner.stop(self._stopping, wish)
+
+    def _strikes(self, moment: str) -> bool:
+        """Of a drain, once."""
+        if moment not in self.schedule.drain_struck or moment in self._drain_struck:
+            return False
+        self._drain_struck.add(moment)
+        return True
+
+    def _cut_all_but(self, told: SimProcess | None) -> None:
+        """What is on its way to the other slots is gone: that the sources end."""
+        coordinators = {each.process for each in self._current().coordinators}
+        for connection in self.sim.network.connections:
+            ends = {end.process for end in connection.ends}
+            if ends & coordinators and told not in ends:
+                self.sim.network.cut(connection)
+
+    def _strike_drained(self, _: Any) -> None:
+        """The last checkpoint is decided, and not committed yet: slots restore it, or another coordinator goes on."""
+        program = self._current()
+        living, leader = self._living(program), self._leader(program)
+        if not program.active:
+            return
+        if living and self.sim.chance(0.7):
+            self._lose_slot(program, self.sim.rng.choice(living), kill=True)
+        elif leader is not None:
+            leader.process.crash()
+            self.sim.after(self.sim.between_us(10_000, 1_000_000), lambda _: self._restart_coordinator(program))
 
     # ------------------------------------------------------------ savepoints
 
@@ -953,6 +1009,8 @@ class World(SimCluster):
                 decision = self.facts.decided(position, record, manifest, self.store.peek)
                 for on_decision in self._hooks["on_decision"]:
                     on_decision(decision)
+                if decision.manifest.drained_by and self._strikes("decided"):
+                    self.sim.after(self.sim.between_us(0, 3_000), self._strike_drained)
                 if self._when_apart is not None and decision.apart_ms > _APART_MS:
                     aimed, self._when_apart = self._when_apart, None
                     self.sim.after(self.sim.between_us(0, 20_000), lambda _: self._rescale_from(*aimed))
