@@ -5,9 +5,9 @@ signed URLs only, and then without their condition.
 """
 
 import base64
+import fcntl
 import hashlib
 import hmac
-import os
 import socket
 import subprocess
 import time
@@ -24,10 +24,13 @@ AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1
 _STARTING_S = 120.0
 
 
-def _installed(program: Path, command: list[str], **environment: str) -> Path:
-    if not program.exists():
-        _FOLDER.mkdir(parents=True, exist_ok=True)
-        subprocess.run(command, cwd=_FOLDER, env={**os.environ, **environment}, check=True, capture_output=True)
+def _installed(program: Path, command: list[str]) -> Path:
+    """By one process at a time: a second npm takes away what the first one has just linked."""
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    with (_FOLDER / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed
+        if not program.exists():
+            subprocess.run(command, cwd=_FOLDER, check=True, capture_output=True)
     return program
 
 
