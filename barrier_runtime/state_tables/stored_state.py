@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.pins import CheckpointPin
 from barrier_runtime.runtime.sources.progress import SPLITS_VALUE, SourceProgress
-from barrier_runtime.state.backend.stored_part import StoredPart
+from barrier_runtime.state.backend.stored_part import KeyGroups, StoredPart
 from barrier_runtime.state.columns.segment import Segment, as_binary
 from barrier_runtime.state.columns.wide_columns import is_wide
 from barrier_runtime.state.errors import InvalidJob
@@ -238,7 +238,8 @@ class StoredState:
         schema: pa.Schema | None = None
         for part in parts:
             assert part.keyed is not None
-            with StoredPart(part.keyed, self._store, self.folder()) as opened:
+            only = None if groups is None else KeyGroups(state, *groups, columns=what.kind == "columns")
+            with StoredPart(part.keyed, self._store, self.folder(), only) as opened:
                 for segment in opened.segments(state) if groups is None else opened.segments(state, *groups):
                     yield from _of_segment(segment, keys, self._manifest.max_parallelism)
                 entries = opened.entries(state) if groups is None else opened.entries(state, *groups)

@@ -1,20 +1,24 @@
 """The keyed state of one subtask as a snapshot has it, opened to be read, without the program that wrote it.
 
-Files are fetched into a folder of the reader's own, every byte checked, and opened as a restore would. Blocking.
+Files are fetched into a folder of the reader's own, every byte checked, and opened as a restore would. Who wants the
+entries of one state in few key groups fetches of RocksDB's files the blocks that have these (`only`). Blocking.
 """
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from barrier_runtime.state.backend.restore import BACKENDS
 from barrier_runtime.state.columns.segment import Segment
 from barrier_runtime.state.columns.segment_set import segments_in
-from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.kv.rocksdb import SlotMemory
-from barrier_runtime.state.kv.shard import scan_state
+from barrier_runtime.state.errors import Corrupt, InvalidJob
+from barrier_runtime.state.file_links import segment_number
+from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory, link_database
+from barrier_runtime.state.kv.shard import Shard, scan_state
 from barrier_runtime.state.kv.store import KvStore
+from barrier_runtime.state.snapshots.partial_download import download_range
 from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot
 from barrier_runtime.state.snapshots.transfer import download
 from barrier_runtime.state.store.object_store import ObjectStore
@@ -23,26 +27,40 @@ _CACHE_BYTES = 32 << 20
 _DOWNLOADS_AT_ONCE = 4
 
 
-class StoredPart:
-    """`directory`: fresh, and removed at the end. Use as a context manager."""
+@dataclass(frozen=True)
+class KeyGroups:
+    """All that is read of a part: one state in the key groups `first` to `last`, both inclusive. `columns`: also what
+    is in segments, which are fetched whole."""
 
-    def __init__(self, keyed: KeyedSnapshot, store: ObjectStore, directory: Path) -> None:
+    state: str
+    first: int
+    last: int
+    columns: bool
+
+
+class StoredPart:
+    """`directory`: fresh, and removed at the end. Use as a context manager. `only`: nothing else will be asked for."""
+
+    def __init__(
+        self, keyed: KeyedSnapshot, store: ObjectStore, directory: Path, only: KeyGroups | None = None
+    ) -> None:
         self._keyed = keyed
         self._store = store
         self._directory = directory
         self._files = directory / "files"
         self._kv: KvStore | None = None
+        self._only = only if keyed.backend == RocksDbKv.kind else None
 
     def __enter__(self) -> "StoredPart":
-        backend = BACKENDS.get(self._keyed.backend)
-        if backend is None:
-            raise InvalidJob(
-                f"state of a backend {self._keyed.backend!r} cannot be read by this release: use the one that wrote it"
-            )
         self._directory.mkdir(parents=True, mode=0o700)
         try:
-            download(self._store, self._keyed.files, self._files, _DOWNLOADS_AT_ONCE)
-            self._kv = backend.adopt(self._keyed, self._files, self._directory / "db", SlotMemory(_CACHE_BYTES))
+            if self._only is not None:
+                try:
+                    self._kv = self._of_groups(self._only)
+                except Corrupt:  # or what RocksDB needs to open a file is not where this release looks for it
+                    self._fetch_whole()
+            else:
+                self._fetch_whole()
         except BaseException:
             shutil.rmtree(self._directory, ignore_errors=True)
             raise
@@ -55,15 +73,52 @@ class StoredPart:
             self._kv.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
+    def _fetch_whole(self) -> None:
+        backend = BACKENDS.get(self._keyed.backend)
+        if backend is None:
+            raise InvalidJob(
+                f"state of a backend {self._keyed.backend!r} cannot be read by this release: use the one that wrote it"
+            )
+        if self._kv is not None:
+            self._kv.close()
+        self._only, self._kv, self._files = None, None, self._directory / "whole"
+        download(self._store, self._keyed.files, self._files, _DOWNLOADS_AT_ONCE)
+        self._kv = backend.adopt(self._keyed, self._files, self._directory / "db", SlotMemory(_CACHE_BYTES))
+
+    def _of_groups(self, only: KeyGroups) -> KvStore:
+        files = [ref for ref in self._keyed.files if only.columns or segment_number(ref.name) is None]
+        number = self._keyed.states[only.state]
+        start, end = Shard.prefix(only.first, number), Shard.prefix(only.last, number + 1)
+        download_range(self._store, files, self._files, start, end, _DOWNLOADS_AT_ONCE)
+        directory = self._directory / "db-with-holes"
+        link_database(self._files, [ref.name for ref in files], directory)
+        return RocksDbKv(directory, SlotMemory(_CACHE_BYTES), with_holes=True)
+
     def entries(self, state: str, first: int = 0, last: int = 0xFFFF) -> Iterator[tuple[bytes, bytes]]:
         """(whole key, data) of the state's entries in key groups `first` to `last`, both inclusive, in their order."""
-        assert self._kv is not None, "a part is read within its context"
-        keyed = self._keyed
+        keyed, given = self._keyed, b""
         first, last = max(first, keyed.key_group_first), min(last, keyed.key_group_last)
-        return scan_state(self._kv, keyed.states[state], first, last)
+        try:
+            for entry in scan_state(self._opened, keyed.states[state], first, last):
+                given = entry[0]
+                yield entry
+        except Corrupt:
+            if self._only is None:
+                raise
+            # Damage, or a hole: who looks for the next key passes over what was deleted behind it, wherever that ends.
+            self._fetch_whole()
+            rest = scan_state(self._opened, keyed.states[state], first, last)
+            yield from (entry for entry in rest if entry[0] > given)
+
+    @property
+    def _opened(self) -> KvStore:
+        assert self._kv is not None, "a part is read within its context"
+        return self._kv
 
     def segments(self, state: str, first: int = 0, last: int = 0xFFFF) -> Iterator[Segment]:
         """Of a columnar state, in key groups `first` to `last`, both inclusive: no key is in two of them."""
+        if self._only is not None and not self._only.columns:
+            return iter(())
         keyed, names = self._keyed, [ref.name for ref in self._keyed.files]
         first, last = max(first, keyed.key_group_first), min(last, keyed.key_group_last)
         return segments_in(self._files, names, state, keyed.max_parallelism, first, last)

@@ -90,11 +90,12 @@ class HeldMemory:
 
 
 class RocksDbKv:
-    """One database in `directory` (made if absent), which belongs to this process alone while it is open."""
+    """One database in `directory` (made if absent), which belongs to this process alone while it is open. `with_holes`:
+    its files may have some (`snapshots/partial_download`); it is only read."""
 
     kind = "rocksdb"
 
-    def __init__(self, directory: Path, memory: SlotMemory) -> None:
+    def __init__(self, directory: Path, memory: SlotMemory, *, with_holes: bool = False) -> None:
         from rocksdict import Checkpoint, Rdict, WriteBatch, WriteOptions
 
         self._new_batch = WriteBatch
@@ -103,7 +104,7 @@ class RocksDbKv:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write_config(directory)
         try:
-            self._db: Any = Rdict(str(directory), _options(memory))
+            self._db: Any = Rdict(str(directory), _options(memory, with_holes))
         except Exception as error:
             raise _trouble(f"cannot open the state database in {directory}", error) from error
         unlogged = WriteOptions()
@@ -255,7 +256,7 @@ def _write_config(directory: Path) -> None:
     config.write_text(_OUR_CONFIG)
 
 
-def _options(memory: SlotMemory) -> Any:
+def _options(memory: SlotMemory, with_holes: bool) -> Any:
     """For many small databases in one process with a loop that must not wait for any of them."""
     from rocksdict import (
         BlockBasedOptions,
@@ -271,7 +272,8 @@ def _options(memory: SlotMemory) -> Any:
     tables = BlockBasedOptions()
     tables.set_block_cache(cache)
     tables.set_block_size(16 << 10)
-    tables.set_bloom_filter(10, False)
+    if not with_holes:  # else the whole filter of a file would be read
+        tables.set_bloom_filter(10, False)
     tables.set_cache_index_and_filter_blocks(True)
     tables.set_pin_l0_filter_and_index_blocks_in_cache(True)
     tables.set_format_version(5)
@@ -281,6 +283,7 @@ def _options(memory: SlotMemory) -> Any:
     options = Options(raw_mode=True)
     options.set_env(environment)
     options.create_if_missing(True)
+    options.set_disable_auto_compactions(with_holes)
     options.set_block_based_table_factory(tables)
     options.set_write_buffer_manager(manager)
     options.set_write_buffer_size(16 * _MIB)

@@ -1,5 +1,7 @@
 """State of a running job is read while it drops checkpoints: nothing that a reader looks at goes away."""
 
+import json
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,7 @@ from barrier_runtime.coordinator.pins import pins_of
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state_tables import open_checkpoint
+from barrier_runtime.tools.state import show
 
 READS = 100
 
@@ -39,6 +42,11 @@ def flow(over: list[bool]) -> Dataflow:
     return flow
 
 
+def last_values(read: int) -> dict[str, int]:
+    """Of each user, when so many rows were read."""
+    return {f"u{n % 500}": n for n in range(max(1, read - 499), read + 1)}
+
+
 @pytest.mark.slow
 def test_a_hundred_reads_beside_a_job_that_keeps_one_checkpoint_all_succeed(tmp_path: Path) -> None:
     over: list[bool] = []
@@ -55,9 +63,13 @@ def test_a_hundred_reads_beside_a_job_that_keeps_one_checkpoint_all_succeed(tmp_
                     time.sleep(0.05)
             for _ in range(READS):
                 with open_checkpoint(str(tmp_path), "kept") as stored:
-                    rows = stored.table("last", "last").read_all()
-                    assert rows.num_rows > 0
+                    rows = stored.table("last", "last").read_all().to_pylist()
+                    (split,) = stored.positions().to_pylist()
+                    assert {row["user"]: row["value"] for row in rows} == last_values(split["rows"])
                     assert stored.age_s < 60
+            shown, of = show(str(tmp_path), "kept", None, "last.last", ("user=u7",), 20)
+            assert [json.loads(line)["user"] for line in shown.splitlines()] == ["u7"]
+            assert re.fullmatch(r"checkpoint \d+ of job kept, \d+\.\d s old", of)
         finally:
             over.append(True)
             job.result()

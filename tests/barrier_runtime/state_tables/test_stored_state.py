@@ -5,6 +5,7 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import random
 import subprocess
 import sys
 import uuid
@@ -27,8 +28,10 @@ from barrier_runtime import (
     max_,
     sum_,
 )
+from barrier_runtime.bootstrap import write_savepoint
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.store.local import LocalStore
 from barrier_runtime.state_tables import open_checkpoint, stored_state
 from tests.barrier_runtime.running_job import RunningJob, Target, numbers_flow, numbers_of
 
@@ -106,6 +109,20 @@ def storage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
     asyncio.run(run())
     return str(folder)
+
+
+class Noted:
+    note = ValueState(str)
+
+    def process(self, key: int, row: dict[str, Any], ctx: ProcessContext) -> None:
+        self.note.value = row["note"]
+
+
+def notes_flow() -> Dataflow:
+    flow = Dataflow("noted")
+    rows = flow.from_iterator("rows", lambda index, of: iter(()), schema={"key": int, "note": str}, splits=1)
+    rows.key_by("key").process("notes", Noted, schema={"key": int}).sink("out", CollectSink())
+    return flow
 
 
 def of_user(user: str) -> list[int]:
@@ -206,6 +223,32 @@ def test_a_filter_on_the_key_reads_one_subtask(storage: str, monkeypatch: pytest
     assert len(opened) == 1
     assert table(storage, "kept", user="nobody").num_rows == 0
     assert table(storage, "kept", user="nobody").schema.names == ["user", "position", "value"]
+
+
+def test_a_filter_on_the_whole_key_reads_a_small_part_of_the_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4.3: of RocksDB's files the blocks of one key group."""
+    keys, rng = list(range(20_000)), random.Random(1)
+    notes = [rng.randbytes(100).hex() for _ in keys]
+    done = write_savepoint(
+        str(tmp_path / "savepoint"),
+        flow=notes_flow(),
+        states={("notes", "note"): pa.table({"key": keys, "value": notes})},
+    )
+    read = []
+
+    def counted(self: LocalStore, key: str, offset: int = 0, size: int | None = None) -> bytes:
+        data = original(self, key, offset, size)
+        read.append(len(data))
+        return data
+
+    original = LocalStore.get
+    monkeypatch.setattr(LocalStore, "get", counted)
+    with open_checkpoint(str(tmp_path / "savepoint")) as stored:
+        rows = stored.table("notes", "note", {"key": 4_711}).read_all().to_pylist()
+    assert rows == [{"key": 4_711, "value": notes[4_711]}]
+    assert 0 < sum(read) < done.bytes * 0.05
 
 
 def test_positions_of_sources(storage: str) -> None:

@@ -1,0 +1,112 @@
+"""Which bytes of an SST file of RocksDB hold a range of keys, so that a reader of few keys fetches those alone. Pure.
+
+    data blocks · filter · index · other blocks that an open file needs · footer (53 bytes)
+
+The index names, per data block, where it is and a key that no key of it exceeds. Only places are taken from it: what is
+in the blocks is read by RocksDB, which checks each block's own checksum, so bytes that were wrongly left out are damage
+to it, never another value. A layout that is not known here raises `UnknownLayout`: then the whole file is to be read.
+"""
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+FOOTER_BYTES = 53
+_MAGIC = 0x88E241B785F4CFF7  # of block-based tables
+_VERSIONS = range(4, 6)  # of their format: index values are lengths behind the one before
+_TRAILER_BYTES = 5  # of a block: how it is compressed, and its checksum
+_PLAIN, _LZ4 = 0, 4
+_MOST_INDEX_BYTES = 256 << 20
+
+
+class UnknownLayout(ValueError):
+    """The file is none that this reader knows."""
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """Bytes of a file from `offset` to `end`, which is not among them."""
+
+    offset: int
+    end: int
+
+
+def index_of(footer: bytes) -> FilePart:
+    """The index, with the trailer of its block. `footer`: the last FOOTER_BYTES of the file."""
+    if len(footer) != FOOTER_BYTES or int.from_bytes(footer[-8:], "little") != _MAGIC:
+        raise UnknownLayout("no footer of a block-based table")
+    if int.from_bytes(footer[-12:-8], "little") not in _VERSIONS:
+        raise UnknownLayout("another format of tables")
+    at = 1  # behind the kind of checksum
+    for _ in range(2):  # of the index of other blocks, which is not needed
+        _, at = _varint(footer, at)
+    offset, at = _varint(footer, at)
+    size, _ = _varint(footer, at)
+    return FilePart(offset, offset + size + _TRAILER_BYTES)
+
+
+def blocks_of(index: bytes, start: bytes, end: bytes) -> FilePart:
+    """Data blocks with all keys from `start` on and below `end`, and with the first key behind these, which tells a
+    reader that it has all. `index`: the bytes at `index_of`."""
+    found: list[FilePart] = []
+    past = 0  # blocks whose last key is not below `end`
+    for highest, place in _entries(_content(index)):
+        if highest >= start and past < 2:
+            found.append(place)
+            past += highest >= end
+    return FilePart(found[0].offset, found[-1].end) if found else FilePart(0, 0)
+
+
+def _content(block: bytes) -> bytes:
+    data, kind = block[:-_TRAILER_BYTES], block[-_TRAILER_BYTES]
+    if kind == _PLAIN:
+        return data
+    if kind != _LZ4:
+        raise UnknownLayout(f"an index that is compressed in a way of number {kind}")
+    size, at = _varint(data, 0)
+    if size > _MOST_INDEX_BYTES:
+        raise UnknownLayout(f"an index of {size} bytes")
+    try:
+        return pa.decompress(data[at:], decompressed_size=size, codec="lz4_raw", asbytes=True)  # type: ignore[no-any-return]
+    except OSError as error:
+        raise UnknownLayout(f"an index that cannot be unpacked: {error}") from error
+
+
+def _entries(content: bytes) -> list[tuple[bytes, FilePart]]:
+    """(a key that no key of the block exceeds, where it is), in their order."""
+    restarts = int.from_bytes(content[-4:], "little") & 0x7FFFFFFF
+    entries_end = len(content) - 4 - 4 * restarts
+    found: list[tuple[bytes, FilePart]] = []
+    at, key, before = 0, b"", FilePart(0, 0)
+    while at < entries_end:
+        shared, at = _varint(content, at)
+        own, at = _varint(content, at)
+        key = key[:shared] + content[at : at + own]
+        at += own
+        if shared == 0:
+            offset, at = _varint(content, at)
+            size, at = _varint(content, at)
+        else:
+            offset = before.end
+            longer, at = _varint(content, at)
+            size = before.end - before.offset - _TRAILER_BYTES + (longer >> 1 ^ -(longer & 1))
+        before = FilePart(offset, offset + size + _TRAILER_BYTES)
+        if found and before.offset != found[-1][1].end:
+            raise UnknownLayout("data blocks that do not follow each other")
+        found.append((key, before))
+    if at != entries_end or not found or found[0][1].offset != 0:
+        raise UnknownLayout("an index that does not name all blocks")
+    return found
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number of seven bits per byte, lowest first; and where it ends."""
+    number = 0
+    for shift in range(0, 70, 7):
+        if at >= len(data):
+            break
+        number |= (data[at] & 0x7F) << shift
+        at += 1
+        if data[at - 1] < 0x80:
+            return number, at
+    raise UnknownLayout("a number without an end")

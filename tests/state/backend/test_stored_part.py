@@ -1,0 +1,136 @@
+"""One state of few key groups is read from pieces of RocksDB's files: the same entries, a small part of the bytes."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from barrier_runtime.state.backend.stored_part import KeyGroups, StoredPart
+from barrier_runtime.state.kv import sst_blocks
+from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory
+from barrier_runtime.state.kv.shard import Shard
+from barrier_runtime.state.snapshots import partial_download
+from barrier_runtime.state.snapshots.plan import LocalFile, SnapshotPlan
+from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot
+from barrier_runtime.state.snapshots.transfer import local_files, upload
+from barrier_runtime.state.store.memory import MemoryStore
+
+GROUPS, STATES = 128, {"one": 1, "two": 2, "three": 3}
+
+
+class CountedStore(MemoryStore):
+    """Counts the bytes that are read."""
+
+    read = 0
+
+    def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes:
+        data = super().get(key, offset, size)
+        self.read += len(data)
+        return data
+
+    def get_file(self, key: str, path: Path) -> None:
+        super().get_file(key, path)
+        self.read += path.stat().st_size
+
+
+def stored(kv: RocksDbKv, store: MemoryStore, folder: Path, *, packed: bool = False) -> KeyedSnapshot:
+    kv.flush()
+    kv.checkpoint(folder)
+    kv.close()
+    files: Sequence[LocalFile] = local_files(folder)
+    names = (f"object-{number}" for number in range(1_000))
+    plan = SnapshotPlan(
+        reused=(), alone=() if packed else tuple(files), packed=tuple(files) if packed else (), inline=()
+    )
+    done = upload(store, plan, folder, lambda: next(names), lambda: None, 1)
+    return KeyedSnapshot("rocksdb", GROUPS, 0, GROUPS - 1, STATES, done.files, done.new_bytes, done.new_bytes)
+
+
+def entries(keyed: KeyedSnapshot, store: MemoryStore, folder: Path, only: KeyGroups) -> list[tuple[bytes, bytes]]:
+    with StoredPart(keyed, store, folder, only) as opened:
+        return list(opened.entries(only.state, only.first, only.last))
+
+
+def all_of(keyed: KeyedSnapshot, store: MemoryStore, folder: Path, only: KeyGroups) -> list[tuple[bytes, bytes]]:
+    with StoredPart(keyed, store, folder) as opened:
+        return list(opened.entries(only.state, only.first, only.last))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_key_groups_give_what_the_whole_files_give(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several runs of files, with entries that were written again, deleted one by one, and deleted by group."""
+    monkeypatch.setattr(partial_download, "_WHOLE_BYTES", 0)
+    monkeypatch.setattr(partial_download, "_TAIL_BYTES", (60, 1_000, 8_000)[seed])
+    rng = random.Random(seed)
+    kv = RocksDbKv(tmp_path / "db", SlotMemory(16 << 20))
+    for _ in range(4):
+        keys = [
+            Shard.prefix(rng.randrange(GROUPS), rng.randint(1, 3)) + rng.randbytes(1) * rng.randint(1, 3)
+            for _ in range(2_000)
+        ]
+        kv.write([(key, rng.randbytes(60) if rng.random() < 0.7 else None) for key in keys])
+        first = rng.randrange(GROUPS - 3)
+        kv.delete_range(Shard.prefix(first, 0), Shard.prefix(first + rng.randint(0, 3), 0))
+        kv.flush()
+    store = MemoryStore()
+    keyed = stored(kv, store, tmp_path / "checkpoint", packed=seed == 1)
+    found = 0
+    for number in range(6):
+        first = rng.randrange(GROUPS)
+        only = KeyGroups(f"{rng.choice(list(STATES))}", first, first + rng.choice((0, 0, 5)), columns=False)
+        its = entries(keyed, store, tmp_path / f"part-{number}", only)
+        assert its == all_of(keyed, store, tmp_path / f"whole-{number}", only)
+        found += len(its)
+    assert found > 50
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[KeyedSnapshot, CountedStore]:
+    """Three runs of files of some megabytes."""
+    rng, folder, store = random.Random(1), tmp_path_factory.mktemp("large"), CountedStore()
+    kv = RocksDbKv(folder / "db", SlotMemory(16 << 20))
+    for run in range(3):
+        keys = [Shard.prefix(group, run + 1) + bytes([n]) for group in range(GROUPS) for n in range(100)]
+        kv.write([(key, rng.randbytes(200)) for key in keys])
+        kv.flush()
+    return stored(kv, store, folder / "checkpoint"), store
+
+
+def test_one_key_group_costs_a_small_part_of_the_bytes(
+    large: tuple[KeyedSnapshot, CountedStore], tmp_path: Path
+) -> None:
+    keyed, store = large
+    store.read = 0
+    assert len(entries(keyed, store, tmp_path / "part", KeyGroups("two", 77, 77, columns=False))) == 100
+    assert 0 < store.read < keyed.full_bytes * 0.05
+
+
+def test_a_key_that_was_deleted_with_many_behind_it_costs_a_second_look(tmp_path: Path) -> None:
+    """The search for the key behind the group goes on past blocks that were not fetched."""
+    kv = RocksDbKv(tmp_path / "db", SlotMemory(16 << 20))
+    keys = [Shard.prefix(group, 1) + bytes([n]) for group in range(GROUPS) for n in range(50)]
+    rng = random.Random(2)
+    kv.write([(key, rng.randbytes(300)) for key in keys])
+    kv.flush()
+    kv.write([(key, None) for key in keys if key[1] > 30])
+    store = CountedStore()
+    keyed = stored(kv, store, tmp_path / "checkpoint")
+    store.read = 0
+    found = entries(keyed, store, tmp_path / "part", KeyGroups("one", 30, 30, columns=False))
+    assert [key for key, _ in found] == [key for key in keys if key[1] == 30]
+    assert store.read > keyed.full_bytes
+
+
+@pytest.mark.parametrize("what", ["footer", "version", "compression"])
+def test_files_of_a_layout_that_is_not_known_are_fetched_whole(
+    what: str, large: tuple[KeyedSnapshot, CountedStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants = {"footer": ("_MAGIC", 1), "version": ("_VERSIONS", range(9, 10)), "compression": ("_LZ4", 99)}
+    keyed, store = large
+    store.read = 0
+    monkeypatch.setattr(sst_blocks, *constants[what])
+    assert len(entries(keyed, store, tmp_path / "part", KeyGroups("two", 77, 77, columns=False))) == 100
+    assert store.read >= keyed.full_bytes
