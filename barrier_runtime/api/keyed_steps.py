@@ -76,7 +76,7 @@ class StatefulSteps(KeyedSteps[S]):
         rows = self._keyed_input()
         if clock == "processing":
             _check_by_wall_clock(window, event_time, lateness_ms, early, where)
-            return WindowedStream(self, name, window, None, 0, None)
+            return WindowedStream(self, name, window, None, 0, early)
         if isinstance(window, Global):
             if event_time is not None or lateness_ms:
                 extra = "event_time" if event_time is not None else "allowed_lateness"
@@ -316,5 +316,8 @@ def _check_by_wall_clock(
         raise InvalidJob(f"{where}: by the wall clock a row has the time at which it comes: leave event_time= out")
     if lateness_ms:
         raise InvalidJob(f"{where}: no row is late by the wall clock: leave allowed_lateness= out")
-    if early is not None:
-        raise InvalidJob(f"{where}: windows by the wall clock are told once: leave early= out, or take shorter windows")
+    if early is not None and early.interval is not None and early.clock == "event":
+        raise InvalidJob(
+            f"{where}: its early results are due {early}, but windows by the wall clock know no event time: pass "
+            "Every(timedelta(…), clock='processing')"
+        )

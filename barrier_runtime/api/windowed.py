@@ -23,7 +23,13 @@ from barrier_runtime.operators.windows.base import LATE, told_of_windows, window
 from barrier_runtime.operators.windows.count import CountWindowOperator
 from barrier_runtime.operators.windows.early import EarlyWindowOperator, WallClockWindowOperator
 from barrier_runtime.operators.windows.processing_time import (
+    ProcessingTimeApplyOperator,
+    ProcessingTimeCountingOperator,
+    ProcessingTimeCountingSessionOperator,
+    ProcessingTimeEarlyOperator,
+    ProcessingTimeEarlySessionOperator,
     ProcessingTimeSessionOperator,
+    ProcessingTimeTopOperator,
     ProcessingTimeWindowOperator,
     wall_clock_definition,
 )
@@ -37,6 +43,7 @@ from barrier_runtime.operators.windows.whole.top import TopOperator, top_definit
 from barrier_runtime.state.errors import InvalidJob
 
 T = TypeVar("T")
+_OF_WALL_CLOCK = "windows are of the wall clock's times"
 
 
 @plain_errors
@@ -91,8 +98,7 @@ class WindowedStream(Generic[S]):
             raise InvalidJob(f"{where}: a Count window is told when it is full: leave early= out")
         if late and not bounded:
             raise InvalidJob(f"{where}: no row is late for a Global window: leave late= out")
-        if late and self._of_wall_clock:
-            raise InvalidJob(f"{where}: no row is late by the wall clock: leave late= out")
+        self._refuse_late(late)
         updates = lateness_ms > 0 or early is not None
         beside = told_of_windows(bounded, updates, early is not None, updates and isinstance(window, Session))
         check_free(aggregates, [*keys, *(field.name for field in beside)], where)
@@ -121,11 +127,9 @@ class WindowedStream(Generic[S]):
             definition += f", {early.definition}"
         why = "early results are due by the wall clock" if by_wall_clock else ""
         if self._of_wall_clock:
-            kind_by_clock = (
-                ProcessingTimeSessionOperator if isinstance(window, Session) else ProcessingTimeWindowOperator
-            )
-            operator, definition = partial(kind_by_clock, window=window), wall_clock_definition(definition)
-            why = "windows are of the wall clock's times"
+            operator = partial(_kind_by_wall_clock(window, early), window=window, **({"early": early} if early else {}))
+            definition = wall_clock_definition(definition)
+            why = _OF_WALL_CLOCK
         make = partial(
             operator,
             keys=keys,
@@ -148,6 +152,13 @@ class WindowedStream(Generic[S]):
             described=described_aggregates(aggregates),
         )
         return self._shown(streams)
+
+    def _refuse_late(self, late: bool) -> None:
+        if late and self._of_wall_clock:
+            raise InvalidJob(f"window {self._name!r}: no row is late by the wall clock: leave late= out")
+
+    def _by_its_clock(self, definition: str) -> str:
+        return wall_clock_definition(definition) if self._of_wall_clock else definition
 
     def _detail(self, by_wall_clock: bool) -> Detail:
         if self._of_wall_clock:
@@ -226,7 +237,7 @@ class WindowedStream(Generic[S]):
         if self._all_rows:
             function = OfAllRows(function, batches)
         make = partial(
-            ApplyOperator,
+            ProcessingTimeApplyOperator if self._of_wall_clock else ApplyOperator,
             keys=self._keyed._keyed_input().keys,
             window=window,
             event_time=self._event_time,
@@ -237,7 +248,7 @@ class WindowedStream(Generic[S]):
             batches=batches,
             on_error=on_error,
         )
-        definition = applied_definition(window)
+        definition = self._by_its_clock(applied_definition(window))
         errors = side_schemas(None, on_error, where)
         streams: S | tuple[S, ...] = self._keyed._stateful(
             self._name,
@@ -245,8 +256,10 @@ class WindowedStream(Generic[S]):
             make,
             as_schema(schema, where),
             f"{window.definition}: {with_errors(function_name(function), on_error, 'windows')}",
-            detail="late",
+            detail="none" if self._of_wall_clock else "late",
             definition=definition,
+            timeless=self._of_wall_clock,
+            by_wall_clock=_OF_WALL_CLOCK if self._of_wall_clock else "",
             side_outputs={**({LATE: rows} if late else {}), **errors},
         )
         return self._shown(streams, results=False, errors=bool(errors))
@@ -275,7 +288,7 @@ class WindowedStream(Generic[S]):
         output = top_schema(rows, window.bounded)
         check_free(output.names[len(rows) :], rows.names, where)
         make = partial(
-            TopOperator,
+            ProcessingTimeTopOperator if self._of_wall_clock else TopOperator,
             keys=self._keyed._keyed_input().keys,
             window=window,
             event_time=self._event_time,
@@ -285,15 +298,17 @@ class WindowedStream(Generic[S]):
             schema=rows,
             late=late,
         )
-        definition = top_definition(window, n, by, largest)
+        definition = self._by_its_clock(top_definition(window, n, by, largest))
         streams: S | tuple[S, S] = self._keyed._stateful(
             self._name,
             "window",
             make,
             output,
             definition,
-            detail="late",
+            detail="none" if self._of_wall_clock else "late",
             definition=definition,
+            timeless=self._of_wall_clock,
+            by_wall_clock=_OF_WALL_CLOCK if self._of_wall_clock else "",
             side_outputs={LATE: rows} if late else {},
         )
         return self._shown(streams)
@@ -337,22 +352,29 @@ class WindowedStream(Generic[S]):
             )
         if isinstance(window, Count):
             raise InvalidJob(f"{where}: {method}() is not for Count windows: take aggregate(), or another window")
-        if self._of_wall_clock:
-            raise InvalidJob(
-                f"{where}: {method}() is not for windows by the wall clock: take aggregate(), as with collect_list(), "
-                "or event time"
-            )
         if self._lateness_ms or self._early is not None:
             extra = "allowed_lateness" if self._lateness_ms else "early"
             raise InvalidJob(f"{where}: {method}() gives each window once: leave {extra}= out, or take aggregate()")
         if late and not window.bounded:
             raise InvalidJob(f"{where}: no row is late for a Global window: leave late= out")
+        self._refuse_late(late)
         schema = self._keyed._keyed_input().schema
         if schema is None:
             raise InvalidJob(
                 f"{where}: {method}() has to know the columns of its rows: pass schema= to the step before it"
             )
         return window, schema
+
+
+def _kind_by_wall_clock(window: WindowAssigner | Session, early: Every | None) -> Any:
+    if isinstance(window, Session):
+        if early is None:
+            return ProcessingTimeSessionOperator
+        by_rows = early.rows is not None
+        return ProcessingTimeCountingSessionOperator if by_rows else ProcessingTimeEarlySessionOperator
+    if early is None:
+        return ProcessingTimeWindowOperator
+    return ProcessingTimeCountingOperator if early.rows is not None else ProcessingTimeEarlyOperator
 
 
 def without_one_key(stream: Any) -> Any:

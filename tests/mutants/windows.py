@@ -113,6 +113,14 @@ MUTANTS = (
         (f"{_CLOCK_TESTS}::test_event_time_from_upstream_is_nothing_but_its_end",),
     ),
     Mutant(
+        "windows-by-the-wall-clock-are-not-told-early",
+        "windows by the wall clock give early results by that clock, without any input",
+        _PROCESSING_TIME,
+        "        return super().on_wall_clock(emit, last)  # early results\n",
+        "        return False\n",
+        (f"{_CLOCK_TESTS}::test_what_was_told_early_before_a_restore_is_told_again_only_with_more_rows",),
+    ),
+    Mutant(
         "slices-by-the-wall-clock-end-idleness",
         "an idle subtask is idle behind each slice of what it tells by the wall clock",
         "barrier_runtime/runtime/subtask.py",

@@ -11,6 +11,9 @@ is, and floors, slices and restores are those of event time. That of upstream is
     the end of the input    all windows go out, since no row comes any more
     a restore               the clock goes on from what snapshots say, or from the machine's where that is further: so
                             no row is in a window that has gone out. What is over by then goes out in the first turn
+
+What windows of event time may be is mixed in: functions of whole windows, the first rows by a column, early results.
+Those by the wall clock come in turns in which no window is over.
 """
 
 from typing import Any
@@ -22,7 +25,11 @@ from barrier_runtime.operators.base import Emit, OperatorContext
 from barrier_runtime.operators.keyed.wall_clock import WakeUps, WallClock
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.base import Ints, WindowOperator
+from barrier_runtime.operators.windows.early import EarlyWindowOperator, WallClockWindowOperator
+from barrier_runtime.operators.windows.session_updates import SessionUpdatesOperator, WallClockSessionOperator
 from barrier_runtime.operators.windows.sessions import SessionAggregateOperator
+from barrier_runtime.operators.windows.whole.apply import ApplyOperator
+from barrier_runtime.operators.windows.whole.top import TopOperator
 
 
 def wall_clock_definition(definition: str) -> str:
@@ -90,7 +97,7 @@ class _ProcessingTime(WindowOperator):
             self._go_on(now_ms - 1, emit, in_slices=True)
             return True
         self._wake_in_time(now_ms)
-        return False
+        return super().on_wall_clock(emit, last)  # early results
 
     def _is_over(self, now_ms: int) -> bool:
         """Whether a window may be over that has not gone out."""
@@ -118,8 +125,32 @@ class ProcessingTimeWindowOperator(_ProcessingTime, WindowAggregateOperator):
         return None if first is None else self._window.last_ms(first)
 
 
+class ProcessingTimeApplyOperator(ProcessingTimeWindowOperator, ApplyOperator):
+    """The same, whose rows a user's function gets in the order in which they came."""
+
+
+class ProcessingTimeTopOperator(ProcessingTimeWindowOperator, TopOperator):
+    """The same, of which the first rows by a column go out."""
+
+
+class ProcessingTimeCountingOperator(ProcessingTimeWindowOperator, EarlyWindowOperator):
+    """The same, told early after each so many rows."""
+
+
+class ProcessingTimeEarlyOperator(ProcessingTimeWindowOperator, WallClockWindowOperator):
+    """The same, told early by the wall clock."""
+
+
 class ProcessingTimeSessionOperator(_ProcessingTime, SessionAggregateOperator):
     _due_steps = 1_024
 
     def _next_ms(self) -> int | None:
         return self._open.next_ms
+
+
+class ProcessingTimeCountingSessionOperator(ProcessingTimeSessionOperator, SessionUpdatesOperator):
+    """Sessions that are told early after each so many rows."""
+
+
+class ProcessingTimeEarlySessionOperator(ProcessingTimeSessionOperator, WallClockSessionOperator):
+    """Sessions that are told early by the wall clock."""

@@ -3,9 +3,9 @@ restarts at other parallelism in the middle of firing; the subtask's turns and w
 
 import dataclasses
 import datetime
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 from unittest.mock import patch
 
 import numpy as np
@@ -33,15 +33,23 @@ from barrier_runtime.data.elements import WATERMARK_MAX, Barrier, Batch, EndOfIn
 from barrier_runtime.data.partitioning import hash_partition
 from barrier_runtime.operators.base import OperatorContext
 from barrier_runtime.operators.windows import base, firing
+from barrier_runtime.operators.windows.base import SPAN
 from barrier_runtime.operators.windows.processing_time import (
+    ProcessingTimeApplyOperator,
+    ProcessingTimeCountingOperator,
+    ProcessingTimeCountingSessionOperator,
+    ProcessingTimeEarlyOperator,
+    ProcessingTimeEarlySessionOperator,
     ProcessingTimeSessionOperator,
+    ProcessingTimeTopOperator,
     ProcessingTimeWindowOperator,
 )
+from barrier_runtime.operators.windows.whole.apply import TimeWindow
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from tests.drawn import examples
 
-MS = datetime.timedelta(milliseconds=1)
+MS, YEAR = datetime.timedelta(milliseconds=1), datetime.timedelta(days=365)
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
 SIZE, SLIDE, GAP = 20, 10, 15
@@ -50,9 +58,34 @@ Window = Tumbling | Sliding | Session
 Result = tuple[str, int, int, int]  # key, start, end, sum
 
 
-def operator(window: Window) -> Any:
-    kind = ProcessingTimeSessionOperator if isinstance(window, Session) else ProcessingTimeWindowOperator
-    return kind("w", ["k"], window, None, {"total": sum_("v")}, SCHEMA)
+Form = Literal["aggregate", "by rows", "by time", "apply", "top"]
+EARLY = {"by rows": Every(rows=2), "by time": Every(7 * MS, clock="processing")}
+APPLIED = pa.schema([("k", pa.string()), *SPAN, ("total", pa.int64())])
+
+
+def operator(window: Window, form: Form = "aggregate") -> Any:
+    if form == "apply":
+        return ProcessingTimeApplyOperator("w", ["k"], window, None, total_of, SCHEMA, APPLIED)
+    if form == "top":
+        return ProcessingTimeTopOperator("w", ["k"], window, None, 1_000, "v", True, SCHEMA)
+    kinds = {
+        ("aggregate", False): ProcessingTimeWindowOperator,
+        ("by rows", False): ProcessingTimeCountingOperator,
+        ("by time", False): ProcessingTimeEarlyOperator,
+        ("aggregate", True): ProcessingTimeSessionOperator,
+        ("by rows", True): ProcessingTimeCountingSessionOperator,
+        ("by time", True): ProcessingTimeEarlySessionOperator,
+    }
+    more: dict[str, Any] = {"early": EARLY[form]} if form in EARLY else {}
+    kind: Any = kinds[form, isinstance(window, Session)]
+    return kind("w", ["k"], window, None, {"total": sum_("v")}, SCHEMA, **more)
+
+
+def total_of(key: str, window: TimeWindow, table: pa.Table) -> dict[str, Any]:
+    assert set(table.column("k").to_pylist()) == {key}
+    values = table.column("v").to_pylist()
+    assert values == sorted(values), "as they came"
+    return {"k": key, "window_start": window.start, "window_end": window.end, "total": sum(values)}
 
 
 class Clocks(World):
@@ -93,10 +126,24 @@ def turns(driven: Driven, most: int = 1_000_000) -> None:
 
 
 def results(driven: Driven) -> list[Result]:
-    return [
-        (row["k"], (row["window_start"] - EPOCH) // MS, (row["window_end"] - EPOCH) // MS, row["total"])
-        for row in driven.take()
+    """Of windows that are over; of `top` each row is of one, and all are its sum."""
+    told = [row for row in driven.take() if not row.get("early")]
+    assert not any(row.get("retracted") for row in told), "no two sessions become one"
+    found = [
+        (
+            row["k"],
+            (row["window_start"] - EPOCH) // MS,
+            (row["window_end"] - EPOCH) // MS,
+            row.get("total", row.get("v")),
+        )
+        for row in told
     ]
+    if not told or "rank" not in told[0]:
+        return found
+    sums: Counter[tuple[str, int, int]] = Counter()
+    for *window, value in found:
+        sums[tuple(window)] += value
+    return [(*window, total) for window, total in sums.items()]
 
 
 def rows(*pairs: tuple[str, int]) -> list[dict[str, Any]]:
@@ -119,15 +166,23 @@ def started(window: Window, wall_ms: int, world: Clocks | None = None, restored:
 class Job:
     """Subtasks side by side, whose clocks are the same."""
 
-    def __init__(self, window: Window, parallelism: int, wall_ms: int, taken: Any = (), before: Any = None) -> None:
-        self.window, self.parallelism, self.wall_ms = window, parallelism, wall_ms
+    def __init__(
+        self,
+        window: Window,
+        parallelism: int,
+        wall_ms: int,
+        taken: Any = (),
+        before: Any = None,
+        form: Form = "aggregate",
+    ) -> None:
+        self.window, self.parallelism, self.wall_ms, self.form = window, parallelism, wall_ms, form
         self.driven: list[Driven] = []
         for subtask in range(parallelism):
             world = Clocks("memory", subtask, parallelism)
             world.wall_ms = wall_ms
             shared = before or (self.driven[0].world if self.driven else world)
             world.store, world._numbers = shared.store, shared._numbers
-            self.driven.append(Driven(operator(window), world, taken))
+            self.driven.append(Driven(operator(window, form), world, taken))
 
     def feed(self, pairs: list[tuple[str, int]]) -> None:
         for subtask, part in hash_partition(batch(*pairs), ("k",), self.parallelism, 128):
@@ -154,7 +209,7 @@ class Job:
         taken = tuple(driven.snapshot(checkpoint) for driven in self.driven)
         for driven in self.driven:
             driven.operator.close()
-        return Job(self.window, parallelism, self.wall_ms + ms, taken, self.driven[0].world)
+        return Job(self.window, parallelism, self.wall_ms + ms, taken, self.driven[0].world, self.form)
 
 
 def grouped(window: Window, came: list[tuple[str, int, int]]) -> list[Result]:
@@ -193,7 +248,7 @@ def actions(clock: Any) -> Any:
 
 
 def run(
-    window: Window, todo: list[tuple[str, Any]], held: int | None
+    window: Window, todo: list[tuple[str, Any]], held: int | None, form: Form
 ) -> tuple[list[tuple[str, int, int]], list[Result]]:
     """Rows with when they came by the wall clock, each of another power of two; and what came of them."""
     with (
@@ -202,11 +257,13 @@ def run(
         patch.object(firing, "FEW_TUPLES", 2),
         patch.object(firing, "PART", 1),
     ):
-        return run_in_small_slices(window, todo)
+        return run_in_small_slices(window, todo, form)
 
 
-def run_in_small_slices(window: Window, todo: list[tuple[str, Any]]) -> tuple[list[tuple[str, int, int]], list[Result]]:
-    job, furthest_ms = Job(window, 1, 1_000), 1_000
+def run_in_small_slices(
+    window: Window, todo: list[tuple[str, Any]], form: Form
+) -> tuple[list[tuple[str, int, int]], list[Result]]:
+    job, furthest_ms = Job(window, 1, 1_000, form=form), 1_000
     came: list[tuple[str, int, int]] = []
     out: list[Result] = []
     for number, (action, argument) in enumerate(todo, 1):
@@ -228,6 +285,7 @@ def run_in_small_slices(window: Window, todo: list[tuple[str, Any]]) -> tuple[li
         out += new_results
         if action == "restart":
             job = job.restarted(number, *argument)
+            furthest_ms = max(furthest_ms, job.wall_ms)
     job.watermark(WATERMARK_MAX)
     out += job.take()
     for driven in job.driven:
@@ -247,28 +305,36 @@ def is_over(driven: Driven, wall_ms: int) -> bool:
     return bool((starts + SIZE <= wall_ms if last is None else last[row_ids] + GAP < wall_ms).any())
 
 
+FORMS = st.sampled_from(get_args(Form))
+
+
+def of_window(form: Form, window: Window) -> Form:
+    return "aggregate" if isinstance(window, Session) and form not in EARLY else form
+
+
 WINDOWS = pytest.mark.parametrize("window", [TUMBLING, SLIDING, SESSION], ids=["tumbling", "sliding", "session"])
 
 
 @pytest.mark.slow
 @WINDOWS
 @examples(40)
-@given(actions(st.integers(0, 45)), st.sampled_from([None, 3]))
+@given(actions(st.integers(0, 45)), st.sampled_from([None, 3]), FORMS)
 def test_a_row_is_in_the_windows_of_the_time_at_which_it_came_over_restarts_at_any_parallelism(
-    window: Window, todo: list[tuple[str, Any]], held: int | None
+    window: Window, todo: list[tuple[str, Any]], held: int | None, form: Form
 ) -> None:
-    came, out = run(window, todo, held)
+    """Also in the last result of windows that tell early ones, and of all their rows."""
+    came, out = run(window, todo, held, of_window(form, window))
     assert sorted(out) == grouped(window, came)
 
 
 @pytest.mark.slow
 @WINDOWS
 @examples(40)
-@given(actions(st.integers(-60, 45)), st.sampled_from([None, 3]))
+@given(actions(st.integers(-60, 45)), st.sampled_from([None, 3]), FORMS)
 def test_where_the_clock_is_set_back_each_row_still_counts_and_no_window_is_told_twice(
-    window: Window, todo: list[tuple[str, Any]], held: int | None
+    window: Window, todo: list[tuple[str, Any]], held: int | None, form: Form
 ) -> None:
-    came, out = run(window, todo, held)
+    came, out = run(window, todo, held, of_window(form, window))
     assert len({(key, start) for key, start, _, _ in out}) == len(out)
     times = 2 if window is SLIDING else 1
     assert sum(total for *_, total in out) == times * sum(value for _, value, _ in came)
@@ -520,12 +586,80 @@ def test_windows_over_all_rows_and_functions_of_their_aggregates_go_by_the_wall_
     assert sum(row["sum"] for row in out.rows()) == 3
 
 
+def test_a_job_applies_functions_and_ranks_by_the_wall_clock() -> None:
+    flow, out, top = Dataflow("whole"), CollectSink(), CollectSink()
+    given = keyed(flow, rows(("a", 2), ("b", 1), ("a", 3), ("a", 4)))
+    given.window("w", Tumbling(YEAR), clock="processing").apply(total_of, schema=APPLIED).sink("out", out)
+    given.window("top", Tumbling(YEAR), clock="processing").top(2, by="v").sink("ranks", top)
+    flow.run_local(parallelism=2)
+    assert sorted((row["k"], row["total"]) for row in out.rows()) == [("a", 9), ("b", 1)]
+    assert sorted((row["k"], row["rank"], row["v"]) for row in top.rows()) == [("a", 1, 4), ("a", 2, 3), ("b", 1, 1)]
+
+
+@pytest.mark.parametrize("window", [Tumbling(YEAR), Session(YEAR)], ids=["tumbling", "session"])
+def test_a_job_tells_its_windows_by_the_wall_clock_early_by_rows(window: Window) -> None:
+    flow, out = Dataflow("early"), CollectSink()
+    windows = keyed(flow, rows(*[("a", 1)] * 5)).window("w", window, clock="processing", early=Every(rows=2))
+    windows.aggregate(total=sum_("v")).sink("out", out)
+    flow.run_local(parallelism=1)
+    told = [(row["update"], row["early"], row["total"]) for row in out.rows()]
+    assert told == [(0, True, 2), (1, True, 4), (2, False, 5)]
+
+
+@pytest.mark.parametrize("window", [Tumbling(YEAR), Session(YEAR)], ids=["tumbling", "session"])
+def test_windows_of_a_job_are_told_early_by_the_wall_clock_while_its_source_says_nothing(window: Window) -> None:
+    seen: list[Any] = []
+
+    def note(row: dict[str, Any]) -> dict[str, Any]:
+        seen.append(row)
+        return row
+
+    flow, out = Dataflow("silent"), CollectSink()
+    read = flow.source("in", SilentSource(rows(("a", 1), ("b", 2)), SCHEMA, seen)).key_by("k")
+    windows = read.window("w", window, clock="processing", early=Every(MS, clock="processing"))
+    totals = windows.aggregate(total=sum_("v"))
+    totals.map(note, schema=totals.schema).sink("out", out)
+    flow.run_local(parallelism=2)
+    assert TIMED_OUT not in seen
+    assert sum(row["total"] for row in out.rows() if not row["early"]) == 3
+    assert any(row["early"] for row in out.rows())
+
+
+@pytest.mark.parametrize("form", ["by rows", "by time"])
+@pytest.mark.parametrize("window", [TUMBLING, SESSION], ids=["tumbling", "session"])
+def test_what_was_told_early_before_a_restore_is_told_again_only_with_more_rows(window: Window, form: Form) -> None:
+    driven = Driven(operator(window, form), world := Clocks())
+    world.wall_ms = 1_000
+
+    def told(driven: Driven) -> list[tuple[int, bool, int]]:
+        turns(driven)
+        return [(row["update"], row["early"], row["total"]) for row in driven.take()]
+
+    def later(driven: Driven, ms: int) -> None:
+        driven.world.wall_ms += ms
+        driven.world.steady_ms += ms  # type: ignore[attr-defined]
+
+    driven.feed(rows(("a", 1), ("a", 2)), SCHEMA)
+    later(driven, 8)
+    assert told(driven) == [(0, True, 3)]
+    driven = Driven(operator(window, form), world, (driven.snapshot(1),))
+    assert told(driven) == []
+    later(driven, 2)
+    driven.feed(rows(("a", 4)), SCHEMA)
+    later(driven, 8)
+    assert told(driven) == ([(1, True, 7)] if form == "by time" else [])
+    later(driven, 20)
+    assert told(driven) == [(2 if form == "by time" else 1, False, 7)]
+    driven.snapshot(2)
+    assert entries_left(driven.operator) == 0
+
+
 @pytest.mark.parametrize(
     ("window", "options", "error"),
     [
         (TUMBLING, {"event_time": "v"}, "leave event_time= out"),
         (TUMBLING, {"allowed_lateness": MS}, "leave allowed_lateness= out"),
-        (SESSION, {"early": Every(rows=2)}, "leave early= out"),
+        (SESSION, {"early": Every(MS)}, r"pass Every\(timedelta\(…\), clock='processing'\)"),
         (Global(), {}, "a Global window needs no clock: leave clock= out"),
         (Count(2), {}, "a Count window needs no clock: leave clock= out"),
     ],
@@ -537,12 +671,12 @@ def test_what_means_nothing_by_the_wall_clock_is_refused_with_the_remedy(
         keyed(Dataflow("refused")).window("w", window, clock="processing", **options)
 
 
-def test_late_rows_and_steps_that_order_rows_by_event_time_are_refused() -> None:
+def test_late_rows_and_other_clocks_are_refused() -> None:
     windows = keyed(Dataflow("refused")).window("w", TUMBLING, clock="processing")
     with pytest.raises(InvalidJob, match="no row is late by the wall clock: leave late= out"):
         windows.aggregate(late=True, total=sum_("v"))
-    with pytest.raises(InvalidJob, match=r"top\(\) is not for windows by the wall clock: take aggregate\(\)"):
-        windows.top(1, by="v")
+    with pytest.raises(InvalidJob, match="no row is late by the wall clock: leave late= out"):
+        windows.top(1, by="v", late=True)
     with pytest.raises(InvalidJob, match=r"clock='wall': pass 'event' or 'processing'"):
         keyed(Dataflow("refused")).window("w", TUMBLING, clock="wall")
     with pytest.raises(InvalidJob, match=r"pass event_time=.* or clock='processing'"):
