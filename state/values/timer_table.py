@@ -10,22 +10,31 @@ set, delete or fire a timer takes its time and key, which the caller has; only a
 its key group, and no row needs it.
 
 What is not written yet is in the dicts of `StateTable`, by (time, user key). Nothing is read before it is written (a
-timer that is set twice is one entry), and nothing that was written stays cached.
+timer that is set twice is one entry), and nothing that was written stays cached, except how the keys of recent timers
+are stored: a key has many timers, and its bytes and group cost more than all else of a write.
 
 Releases before this layout kept timers under the same name as values by (*user key, time), which no snapshot described.
 `convert` moves them when the state is opened: once, and in bounded memory.
 """
 
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from barrier_runtime.state.keys.key_codec import decode_key, encode_key
+from barrier_runtime.state.keys.key_codec import INT_TAG, decode_key, encode_key
 from barrier_runtime.state.keys.key_groups import key_group, key_groups_of_keys
 from barrier_runtime.state.kv.shard import PREFIX_BYTES, Shard
+from barrier_runtime.state.kv.store import Entry
 from barrier_runtime.state.values.table import Key, StateTable
 
 LAYOUTS = 1  # of snapshots' descriptions: the newest one that this release reads
 _TIME_BYTES = len(encode_key((0,)))
+_MOST_WAITING = 16_384  # who fires looks at all of them now and then
+_KNOWN_KEYS = 16_384
+_KNOWN_BYTES = 8 << 20
+_pack_prefix_and_time = struct.Struct(">4sBQ").pack
+_SIGN = 1 << 63
+_SET = b"\x01"
 
 Timer = tuple[int, Key]  # time in ms, user key
 
@@ -37,6 +46,8 @@ class TimerTable(StateTable):
         """`stored`: the store may hold timers already."""
         super().__init__(name, state_id, shard, encode_timer, decode_timer, key_width, True, cache_bytes)
         self.stored = stored
+        self._known: dict[Key, tuple[bytes, bytes]] = {}  # key group and state id, encoded key
+        self._known_bytes = 0
 
     @property
     def key_groups(self) -> tuple[int, int]:
@@ -51,11 +62,11 @@ class TimerTable(StateTable):
         """Whether it is deleted, and the store does not know that yet."""
         return self.unwritten(timer) == (True, None)
 
-    def waiting(self) -> Iterator[Timer]:
-        """Timers that are set and not in the store yet."""
-        for timer in [*self._frozen, *self._dirty]:
-            if self.unwritten(timer)[1] is not None:
-                yield timer
+    def waiting(self) -> list[Timer]:
+        """Timers that are set and not in the store yet, each once."""
+        dirty = self._dirty
+        older = [timer for timer, is_set in self._frozen.items() if is_set and timer not in dirty]
+        return older + [timer for timer, is_set in dirty.items() if is_set]
 
     def behind(self, position: bytes, first: int, last: int, most: int) -> tuple[list[Timer], bytes, int]:
         """Timers in the store, of one key group, behind `position` (see `position_of`), in their order.
@@ -90,7 +101,7 @@ class TimerTable(StateTable):
 
     def scan(self) -> Iterator[tuple[Key, Any]]:
         """All timers, each once, in no order."""
-        waiting = list(self.waiting())
+        waiting = self.waiting()
         for data_key, _ in self._shard.scan_state(self._state_id):
             timer = _timer_of(data_key)
             if not self.is_unwritten(timer):
@@ -105,16 +116,53 @@ class TimerTable(StateTable):
             self.put((key[-1], key[:-1]), True)
             older.delete(key)
 
+    def put(self, key: Key, value: Any) -> None:
+        """`StateTable.put` of what is never cached: every event of a stream may set a timer."""
+        dirty = self._dirty
+        dirty[key] = value
+        if len(dirty) > self._dirty_bound:
+            self._relieve()
+
     # ---- inside
 
     def _kv_key(self, key: Key) -> bytes:
         return self._kv_keys([key])[0]
 
     def _kv_keys(self, keys: Sequence[Key]) -> list[bytes]:
-        shard = self._shard
-        groups = key_groups_of_keys([key for _, key in keys], self.key_width, shard.max_parallelism)
-        prefixes = shard.checked_prefixes(self._state_id, groups, [key for _, key in keys])
-        return [prefixes[group] + encode_key((at_ms, *key)) for group, (at_ms, key) in zip(groups, keys, strict=True)]
+        known, pack = self._known, _pack_prefix_and_time
+        try:
+            parts = [known[key] for _, key in keys]
+        except KeyError:
+            self._know({key for _, key in keys})
+            parts = [known[key] for _, key in keys]
+        return [
+            pack(prefix, INT_TAG, at_ms + _SIGN) + encoded
+            for (at_ms, _), (prefix, encoded) in zip(keys, parts, strict=True)
+        ]
+
+    def _know(self, wanted: set[Key]) -> None:
+        if len(self._known) > _KNOWN_KEYS or self._known_bytes > _KNOWN_BYTES:
+            self._known.clear()
+            self._known_bytes = 0
+        keys, shard = list(wanted.difference(self._known)), self._shard
+        groups = key_groups_of_keys(keys, self.key_width, shard.max_parallelism)
+        prefixes = shard.checked_prefixes(self._state_id, groups, keys)
+        for key, group in zip(keys, groups, strict=True):
+            encoded = encode_key(key)
+            self._known[key] = prefixes[group], encoded
+            self._known_bytes += 2 * len(encoded)  # the key itself is about as large
+
+    def _take_frozen(self, count: int) -> list[Entry]:
+        popitem = self._frozen.popitem
+        items = [popitem() for _ in range(count)]
+        data_keys = self._kv_keys([timer for timer, _ in items])
+        data = [_SET if is_set else None for _, is_set in items]
+        self._learn_sizes(data_keys, [_SET] * count)
+        return list(zip(data_keys, data, strict=True))
+
+    def _fit_limits(self) -> None:
+        super()._fit_limits()
+        self._dirty_limit = min(self._dirty_limit, _MOST_WAITING)
 
     def _remember(self, key: Key, value: Any) -> None:
         """A timer is rarely asked for twice."""
@@ -130,7 +178,7 @@ def position_of(from_ms: int) -> bytes:
 
 def encode_timer(value: Any) -> bytes:
     """A timer is its time and key; there is nothing to store."""
-    return b"\x01"
+    return _SET
 
 
 def decode_timer(data: bytes) -> Any:

@@ -211,6 +211,14 @@ def _trimmed(original: Any, note: Note) -> Any:
     return drop
 
 
+def _held_late(original: Any, note: Note) -> Any:
+    def hold(self: Any, until_ms: int) -> None:
+        note("far timers held before they were in the store")
+        original(self, until_ms)
+
+    return hold
+
+
 def _between_slices(original: Any, note: Note) -> Any:
     def snapshot(self: Any, checkpoint: int) -> Any:
         if self.going_to_ms is not None:
@@ -296,6 +304,7 @@ _PROBES: tuple[tuple[Any, str, Callable[[Any, Note], Any]], ...] = (
     (JoinOperator, "_give_late", _late_of_join),
     (Timers, "delete", _timer_deleted),
     (Timers, "_drop_from", _trimmed),
+    (Timers, "_hold_outside", _held_late),
     (Aligner, "overtake", _overtaken),
     (ProcessOperator, "snapshot", _between_slices),
     (Floors, "__init__", _floors),

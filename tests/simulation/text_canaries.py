@@ -29,6 +29,7 @@ _STORIES: dict[str, str] = {  # mutant -> the kind of job that has to find it
     "windows-go-as-they-fire": "events",
     "waiting-timers-leave-memory": "events",
     "timers-before-the-held-ones-are-lost": "events",
+    "far-timers-wait-unseen": "events",
     "in-flight-tail-is-lost": "bank",
     "ended-subtasks-are-remembered": "bank",
     "permit-ignores-lead": "bank",

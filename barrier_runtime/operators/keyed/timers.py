@@ -1,28 +1,37 @@
 """Timers of a keyed operator: set, deleted, and fired in the order of their times and keys. Those of event time are
 here; those of the wall clock (`wall_timers`) are the same ones with another clock.
 
-All timers are in state, by time (`state/values/timer_table`). Memory holds the next ones, and those that are not in the
-store yet, in a heap. Where the store may have more, the heap has *marks*: from its time on, and from a position in the
-store, the timers of some key groups are not in memory. A mark comes up when all before it has fired. Then the next
-timers of one of its groups are read, from that position, so that no scan begins with what has fired and been deleted.
+All timers are in state, by time (`state/values/timer_table`). Memory holds the next ones in a heap. Where there may be
+more, the heap has *marks*: from its time on, and from a position in the store, the timers of some key groups are not in
+the heap. A mark comes up when all before it has fired. Then the next timers of one of its groups are read, from that
+position, so that no scan begins with what has fired and been deleted.
+
+While marks cover all key groups, a timer that is set for a time behind all of them (*far*) is written and nothing else:
+most timers of a steady stream are, and never cost the heap anything before they are due.
 
 What of a timer is where
     held      in the heap and alive
     dead      in the heap, but deleted: passed over when it comes up, or dropped with others
-    waiting   set or deleted and not in the store yet; who is set and waits is held
-    stored    in the store; who is held or stands behind the mark of its key group
-    no mark   covers a key group: all of its timers are held
+    waiting   set or deleted and not in the store yet
+    stored    in the store
+    outside   set and not in the heap, waiting or stored: behind the mark of its key group, always
+    no mark   covers a key group: none of its timers is outside
 
     move        from                    to
-    set         anything but held       held, waiting. Also in front of what the heap has
+    set, far    not in the heap         outside, waiting. `_outside_ms` is no later than any of these
+    set         else but held           held, waiting. Also in front of what the heap has
     delete      held                    dead, waiting
     delete      not in the heap         waiting: nobody looks whether it was there; nothing at all without marks
-    read        stored, behind a mark   held, unless it is dead, or deleted and waiting; the mark goes behind it
-    trim        held, not waiting       stored: the heap had grown; no mark stands behind the cut
+    write       waiting                 stored; nothing else changes
+    read        behind a mark, stored   held, unless it is dead, or deleted and waiting; the mark goes behind it
+                and outside, waiting    held, also in other key groups, when due no later than what was read last, which
+                                        is for ever when the group has no more; then it has no mark either
+    trim        held, not waiting       stored: the heap had grown; all groups have marks then, none behind the cut
     fire        held                    waiting to be deleted
 Twice set is once, whoever finds it: a timer is once in the heap, and once in the store.
 """
 
+import bisect
 import heapq
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -43,6 +52,8 @@ TABLE = "@timers"  # no attribute of a class can have this name
 _FEW_DEAD = 64  # not worth making the heap anew
 _HELD = 8_192  # timers from the store that memory holds at least; a trim leaves so many
 _HELD_OF_GROUP = 4
+_OUTSIDE_SHARE = 8  # the first eighth of those outside that wait is held at once: finding them looks at all
+_NEVER = WATERMARK_MAX + 1
 SLICE_S = 0.002
 _SLICE_TIMERS = 1_000  # also where a clock stands still
 
@@ -82,6 +93,7 @@ class Timers:
         timer of the table is before. `held`: about how many memory holds."""
         self._deaf = without_handler
         self._table = table
+        self._put = table.put
         self._current = current
         first, last = table.key_groups
         self._fewest = max(_HELD if held is None else held, _HELD_OF_GROUP * (last - first + 1))
@@ -89,16 +101,22 @@ class Timers:
         # Behind a trim there is room for a read of each key group and a mark: else the same might be dropped for ever.
         self._room = max(self._fewest, (self._read_at_once + 1) * (last - first + 1))
         self._most = self._fewest + self._room
-        self.next_ms = WATERMARK_MAX + 1  # no timer is due before
+        self.next_ms = _NEVER  # no timer is due before
         self._heap: list[Entry] = []
         self._held: dict[tuple[int, StateKey], bool] = {}  # what is in the heap; False: dead
         self._dead = 0
         self._marks = 0
+        self._covered = 0  # key groups that have a mark
+        self._groups = last - first + 1
+        self._marked_ms = WATERMARK_MIN  # timers from then on are behind all marks
+        self._far_ms = _NEVER  # the same while each key group has a mark
+        self._outside_ms = _NEVER  # none that is outside and waits is before
         self._fired_ms = WATERMARK_MIN  # the latest of those that fired
         self._ending = False  # the last timers fire, and none is set any more
         self._postponed: list[Entry] | None = None  # set meanwhile, and not to fire yet
         if table.stored:
             self._mark(from_ms, (), first, last, position_of(from_ms))
+            self._far_ms = self._marked_ms
             for timer in table.waiting():
                 self._hold(*timer)
         self._look()
@@ -109,9 +127,6 @@ class Timers:
 
         When all input has ended every timer fires; those last calls can register none.
         """
-        self._register(timestamp_ms)
-
-    def _register(self, timestamp_ms: int) -> None:
         if self._deaf is not None:
             raise InvalidJob(
                 f"{self._deaf} registers {self._what} but nothing handles it: "
@@ -126,7 +141,11 @@ class Timers:
         held = self._held.get(timer)
         if held or self._ending:
             return
-        self._table.put(timer, True)
+        self._put(timer, True)
+        if timestamp_ms >= self._far_ms and held is None and self._postponed is None:
+            if timestamp_ms < self._outside_ms:
+                self._outside_ms = timestamp_ms
+            return
         self._held[timer] = True
         if held is False:
             self._dead -= 1
@@ -204,21 +223,40 @@ class Timers:
         mark_ms, after, _, first, last, position = mark
         found, behind, following = self._table.behind(position, first, last, self._read_at_once)
         self._marks -= 1
+        self._covered -= last - first + 1
         for timer in found:
             if not self._table.is_deleted(timer):
                 self._hold(*timer)
         if behind:
-            last_ms, last_key = found[-1]
+            last_ms, last_key = found[-1]  # of the first key group: the others stay as they are
             self._mark(last_ms, _sortable(last_key), first, first, behind)
         if following <= last:
             self._mark(mark_ms, after, following, last, position)
+        read_ms = last_ms if behind else WATERMARK_MAX
+        if self._outside_ms <= read_ms:
+            self._hold_outside(read_ms)
+        self._far_ms = self._marked_ms if self._covered == self._groups else _NEVER
         self._look()
         if len(self._heap) > self._most:
             self._trim()
 
+    def _hold_outside(self, until_ms: int) -> None:
+        """What is outside, waits and is due until then; and some more, so that soon nobody looks again."""
+        held = self._held
+        waiting = [timer for timer in self._table.waiting() if timer not in held]
+        waiting.sort(key=_time_of)
+        if waiting:
+            until_ms = max(until_ms, waiting[len(waiting) // _OUTSIDE_SHARE][0])
+        end = bisect.bisect_right(waiting, until_ms, key=_time_of)
+        for timer in waiting[:end]:
+            self._hold(*timer)
+        self._outside_ms = waiting[end][0] if end < len(waiting) else _NEVER
+
     def _mark(self, from_ms: int, after: StateKey, first: int, last: int, position: bytes) -> None:
         heapq.heappush(self._heap, (from_ms, after, 1, first, last, position))
         self._marks += 1
+        self._covered += last - first + 1
+        self._marked_ms = max(self._marked_ms, from_ms + bool(after))  # others of its time may be in front of it
 
     def _bury(self) -> None:
         """Make the heap anew without the dead ones."""
@@ -266,14 +304,15 @@ class Timers:
             first = mark[4] + 1
         if first <= end:
             staying.append((cut_ms, (), 1, first, end, position))
-        self._marks = len(staying)
+        self._marks, self._covered = len(staying), self._groups
+        self._marked_ms = self._far_ms = max(mark[0] + bool(mark[1]) for mark in staying)
         self._heap = kept + staying
         heapq.heapify(self._heap)
         self._look()
 
     def _look(self) -> None:
         """The heap has changed."""
-        self.next_ms = self._heap[0][0] if self._heap else WATERMARK_MAX + 1
+        self.next_ms = self._heap[0][0] if self._heap else _NEVER
 
 
 def _whole(timestamp_ms: Any) -> int:
@@ -284,6 +323,10 @@ def _whole(timestamp_ms: Any) -> int:
     if whole is None or whole != timestamp_ms:
         raise InvalidJob(f"timer at {timestamp_ms!r}: use whole milliseconds since the epoch (int)")
     return whole
+
+
+def _time_of(timer: tuple[int, StateKey]) -> int:
+    return timer[0]
 
 
 def _sortable(key: StateKey) -> StateKey:

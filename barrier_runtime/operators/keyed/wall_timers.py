@@ -63,14 +63,14 @@ class WallTimers(Timers):
         What was due while the job was down fires after the restore, before the next row of its key. When all input has
         ended, timers that are not due stay in the last checkpoint and do not fire.
         """
-        self._register(timestamp_ms)
+        super().register(timestamp_ms)
 
     def after(self, delay: timedelta) -> int:
         """Register a timer `delay` from now, at least 1 ms. Returns when it is due, for `delete`."""
         if not isinstance(delay, timedelta):
             raise InvalidJob(f"wall-clock timer after {delay!r}: pass a timedelta, as in after(timedelta(seconds=5))")
         due_ms = self._clock.now_ms() + max(1, math.ceil(delay / _MILLISECOND))
-        self._register(due_ms)
+        super().register(due_ms)
         return due_ms
 
     # ---- for the operator

@@ -1,6 +1,7 @@
 """The timers of a keyed operator against a plain set of them, with so little memory that most are in the store:
 whatever of them is written, read, dropped, restored at another parallelism or taken back meanwhile."""
 
+import random
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
-from barrier_runtime.operators.keyed.timers import TABLE, Slice, StateKey, Timers
+from barrier_runtime.operators.keyed.timers import TABLE, Slice, StateKey, Timers, _sortable
 from barrier_runtime.operators.state.handle import CurrentKey
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.errors import InvalidJob
@@ -59,6 +60,7 @@ class Job:
         self.taken: tuple[list[OperatorSnapshot], set[tuple[int, StateKey]], int] = ([], set(), WATERMARK_MIN)
         self.checkpoint = 0
         self.frozen = False
+        self.outside = 0
         self.begin(1)
 
     def begin(self, parallelism: int) -> None:
@@ -126,6 +128,23 @@ class Job:
             subtask.backend.completed(self.checkpoint)
         self.taken = (snapshots, set(self.model), from_ms)
 
+    def check(self) -> None:
+        """What `timers` says of who is where: held, or behind the mark of its key group, where a read finds it."""
+        for subtask in self.subtasks:
+            timers, table = subtask.timers, subtask.table
+            marks = {group: entry[:2] for entry in timers._heap if entry[2] for group in range(entry[3], entry[4] + 1)}
+            assert len(marks) == timers._covered
+            first, last = table.key_groups
+            if timers._far_ms <= WATERMARK_MAX:
+                assert set(marks) == set(range(first, last + 1))
+                assert all((timers._far_ms, ()) >= mark for mark in marks.values())
+            waiting = set(table.waiting())
+            for at_ms, key in self.model:
+                if self.at(key) is subtask and not timers._held.get((at_ms, key)):
+                    assert (at_ms, _sortable(key)) > marks[key_group(key, self.groups)]
+                    assert at_ms >= timers._outside_ms or (at_ms, key) not in waiting
+                    self.outside += 1
+
     def close(self) -> None:
         for subtask in self.subtasks:
             subtask.backend.close()
@@ -175,12 +194,56 @@ def test_timers_fire_as_a_plain_set_of_them_would(
                 job.close()
                 job.begin(1 + number % GROUPS)
             assert job.at(key).timers.of_key() == sorted(at for at, other in job.model if other == key)
+            job.check()
         job.fire(WATERMARK_MAX)
         assert not job.model
         assert not any(len(subtask.timers) for subtask in job.subtasks)
         job.close()
     finally:
         shutil.rmtree(made)
+
+
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [("memory", 0), *(pytest.param(*each, marks=pytest.mark.slow) for each in [("memory", 1), ("rocksdb", 2)])],
+)
+@pytest.mark.parametrize("ahead", [(40, 60), (1, 400), (0, 6)], ids=["steady", "any time", "soon"])
+def test_timers_of_a_long_stream_are_where_they_are_found_whatever_happens_meanwhile(
+    kind: Any, seed: int, ahead: tuple[int, int], folder: Path
+) -> None:
+    """Rows set timers ahead of the watermark, as in most programs, so that those that are far are only written."""
+    drawn, keys = random.Random(seed), [(f"key {number}",) for number in range(40)]
+    job, watermark = Job(Bench(folder, kind=kind), groups=4), 0
+    for step in range(300):
+        for _ in range(drawn.randrange(6)):
+            job.register(drawn.choice(keys), watermark + drawn.randint(*ahead))
+        if job.model and drawn.random() < 0.3:
+            at, key = drawn.choice(sorted(job.model))
+            job.delete(key, at)
+            if drawn.random() < 0.3:
+                job.register(key, at)
+        action = drawn.random()
+        if action < 0.3:
+            watermark += drawn.randrange(1, 4)
+            job.fire(watermark)
+        elif action < 0.4:
+            job.fire(watermark + 3, piece=drawn.randrange(1, 5))
+        elif action < 0.6:
+            job.freeze()
+        elif action < 0.8:
+            job.drain(drawn.randrange(1, 40))
+        elif action < 0.83:
+            job.abort()
+        elif action < 0.87:
+            job.complete()
+        elif action < 0.88:
+            job.close()
+            job.begin(drawn.randrange(1, 5))
+        if step % 3 == 0:
+            job.check()
+    job.fire(WATERMARK_MAX)
+    assert not job.model
+    job.close()
 
 
 @pytest.mark.parametrize("events", [3_000, pytest.param(30_000, marks=pytest.mark.slow)])
