@@ -102,9 +102,9 @@ def pending_of(store: ObjectStore, snapshots: Sequence[OperatorSnapshot]) -> pa.
 def _broadcast(everyone: Sequence[OperatorSnapshot], name: str, what: StateDescription) -> pa.RecordBatch:
     where = f"broadcast state {name!r}"
     content = contents_of(everyone, where).get(name, b"")
-    column, pickled = column_of(what.type), what.type is not None and what.type.kind == "pickle"
+    column = column_of(what.type)
     entries = entries_of(content, KEY_TYPES[what.key], name)
-    values = [decoded(without_marks(data)[1], pickled, where) for data in entries.values()]
+    values = [decoded(without_marks(data)[1], what.type, where) for data in entries.values()]
     keys = pa.array(list(entries)) if entries else pa.array([], pa.string())
     return pa.RecordBatch.from_arrays(
         [keys, pa.array([column.of(value) for value in values], column.type)], ["entry", "value"]

@@ -10,11 +10,13 @@
 | enum, literals                                       | string or int64                                  |
 | X or None                                            | that of X                                        |
 | pickled values                                       | binary                                           |
+| ids that `deduplicate` has seen                      | int64: event time when that was, ms              |
 | everything else, and what older releases wrote       | string, JSON                                     |
 
 Values of an earlier version (`migrate=`) are shown as they are stored: its fields that are still there, others null.
 """
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +35,10 @@ _PLAIN: dict[str, pa.DataType] = {
     "float": pa.float64(),
     "str": pa.string(),
     "bytes": pa.binary(),
+    "packed int": pa.int64(),
 }
+PACKED_INT = ValueType("packed int")  # of the runtime's own: eight bytes, big endian
+_packed_int = struct.Struct(">q")
 _TEXT = {"datetime", "time", "date", "timedelta", "uuid", "decimal"}
 _decode = msgspec.msgpack.Decoder().decode
 _json = msgspec.json.Encoder(order="deterministic")
@@ -118,10 +123,13 @@ def without_marks(data: bytes) -> tuple[int | None, bytes]:
     return written_ms, without_version(data)
 
 
-def decoded(data: bytes, pickled: bool, where: str) -> Any:
-    """A stored value as plain Python; a pickled one as its bytes, which nobody opens here."""
-    if pickled:
+def decoded(data: bytes, kind: ValueType | None, where: str) -> Any:
+    """A stored value as plain Python; a pickled one as its bytes, which nobody opens here. `kind`: as the snapshot
+    tells it."""
+    if kind is not None and kind.kind == "pickle":
         return data
+    if kind == PACKED_INT and len(data) == _packed_int.size:
+        return _packed_int.unpack(data)[0]
     try:
         return _decode(data)
     except UNREADABLE as error:

@@ -102,7 +102,7 @@ class _Operator:
         if what.kind == "columns":
             return data.hex()
         _, own = without_marks(data)
-        value = decoded(own, what.type is not None and what.type.kind == "pickle", f"{self._name}.{state}")
+        value = decoded(own, what.type, f"{self._name}.{state}")
         return None if value is None else column_of(what.type).of(value)
 
     def _of_columns(self, state: str, same: frozenset[tuple[int, int]]) -> Iterator[StateDifference]:

@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 
 from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.pins import CheckpointPin
+from barrier_runtime.operators.deduplication.operator import BEGUN_VALUE
 from barrier_runtime.runtime.sources.progress import SPLITS_VALUE, SourceProgress
 from barrier_runtime.state.backend.stored_part import KeyGroups, StoredPart
 from barrier_runtime.state.columns.segment import Segment, as_binary
@@ -41,13 +42,14 @@ from barrier_runtime.state.snapshots.stored_values import with_values
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.values.entry_table import is_number
 from barrier_runtime.state_tables.beside_keyed import beside_batches, beside_of, pending_of
-from barrier_runtime.state_tables.columns_of_values import ValueColumn, column_of, decoded, without_marks
+from barrier_runtime.state_tables.columns_of_values import PACKED_INT, ValueColumn, column_of, decoded, without_marks
 from barrier_runtime.state_tables.finding import find_checkpoint, pinned_checkpoint
 
 _BATCH_ROWS = 16_384
 _GROUP_BYTES = 2
 _READS_AT_ONCE = 8
 _COLUMNS = StateDescription("columns")
+_SEEN = StateDescription(type=PACKED_INT)  # of ids that a step has let pass
 _TIME = pa.timestamp("ms", tz="UTC")
 _PROGRESS = msgspec.json.Decoder(SourceProgress)
 
@@ -255,6 +257,8 @@ def states_of(snapshot: OperatorSnapshot) -> dict[str, StateDescription]:
         return {}
     segments = any(segment_number(ref.name) is not None for ref in keyed.files)
     own = _COLUMNS if segments else ONE_VALUE  # the runtime's own states are not described
+    if BEGUN_VALUE in {*snapshot.values, *snapshot.objects}:
+        own = _SEEN
     return {name: keyed.described.get(name, own) for name in keyed.states}
 
 
@@ -376,7 +380,6 @@ def _rows(entries: Iterator[tuple[bytes, bytes]], what: StateDescription, keys: 
                 "that was taken while they fitted in memory"
             )
         return
-    pickled = what.type is not None and what.type.kind == "pickle"
     column = column_of(what.type)
     rows = _Rows(keys, what, column, [])
     for whole, data in entries:
@@ -391,7 +394,7 @@ def _rows(entries: Iterator[tuple[bytes, bytes]], what: StateDescription, keys: 
         if not keys.wants_all and not keys.wants(key):
             continue
         written_ms, own = without_marks(data)
-        value = None if what.kind == "timers" else decoded(own, pickled, where)
+        value = None if what.kind == "timers" else decoded(own, what.type, where)
         rows.found.append((key, beside, value, written_ms))
         if len(rows.found) >= _BATCH_ROWS:
             yield rows

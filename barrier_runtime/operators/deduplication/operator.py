@@ -32,7 +32,7 @@ from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.state.snapshots.snapshot import value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 
-_VALUE = "deduplicate"  # name of the snapshot value
+BEGUN_VALUE = "deduplicate"  # name of the snapshot value
 _BUCKETS = 4  # per horizon
 _ALIVE_AT_ONCE = _BUCKETS + 2  # the oldest has begun before the horizon; one is of what came before all watermarks
 _FILTERS_SHARE = 0.5  # of what the operator may hold decoded
@@ -68,7 +68,7 @@ class DeduplicateOperator(KeyedOperator):
 
     def open(self, context: OperatorContext) -> None:
         where = f"operator {self.name!r}"
-        begun = [_BEGUN.decode(snapshot.values[_VALUE], where) for snapshot in context.restored]
+        begun = [_BEGUN.decode(snapshot.values[BEGUN_VALUE], where) for snapshot in context.restored]
         self._first_ms = max((each.first_ms for each in begun), default=WATERMARK_MIN)
         super().open(context)
 
@@ -124,7 +124,7 @@ class DeduplicateOperator(KeyedOperator):
 
     def snapshot(self, checkpoint: int) -> Capture:
         capture = super().snapshot(checkpoint)
-        capture.values[_VALUE] = msgspec.msgpack.encode(_Begun(self._first_ms))
+        capture.values[BEGUN_VALUE] = msgspec.msgpack.encode(_Begun(self._first_ms))
         return capture
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from barrier_runtime import (
     MapState,
     ProcessContext,
     ReducingState,
+    Tumbling,
     ValueState,
     count,
     max_,
@@ -294,3 +296,29 @@ async def test_a_savepoint_is_read_by_its_folder_alone(tmp_path: Path) -> None:
         assert stored.table("count", columns).read_all().num_rows == len(own)
         assert sum(row["rows"] for row in stored.positions().to_pylist()) == sum(own.values())
     assert own == {key: of_key[-1] for key, of_key in numbers_of(target.rows()).items()}
+
+
+@pytest.mark.slow
+async def test_states_of_the_runtimes_own_are_read_too(tmp_path: Path) -> None:
+    """Ids that were seen, rows that windows hold as they came, and all else of such a job."""
+    flow, target = Dataflow("own"), Target()
+
+    def endless(index: int, of: int) -> Iterator[dict[str, Any]]:
+        for n in range(1_000_000):
+            yield {"user": USERS[n % len(USERS)], "n": n}
+
+    rows = flow.from_iterator("in", endless, schema={"user": str, "n": int}, splits=1, event_time="n")
+    rows.deduplicate("once", "user", within=None).sink("users", target)
+    hour = Tumbling(datetime.timedelta(hours=100))
+    rows.key_by("user").window("largest", hour, event_time="n").top(2, by="n").sink("out", CollectSink())
+    job = RunningJob(flow, tmp_path / "job")
+    await job.rows_in(target, len(USERS))
+    await job.stop()
+    with open_checkpoint(str(tmp_path / "job"), "own") as stored:
+        seen = stored.table("once", "seen").read_all()
+        assert seen.schema.equals(pa.schema({"user": pa.string(), "value": pa.int64()}))
+        assert set(seen["user"].to_pylist()) == set(USERS)
+        held = stored.table("largest", "rows").read_all().to_pylist()
+        assert {each["user"] for each in held} == set(USERS)
+        for each in stored.tables():
+            stored.table(each.operator, each.state).read_all()
