@@ -37,6 +37,8 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fault: FaultName = "pass"
     share: float = 1.0  # of the requests
     path: str = ""  # only requests whose path holds this
+    method: str = ""  # only GET, PUT, …
+    body: str = ""  # only requests whose body holds this
     delay_s: float = 0.5
     seed: int = 0
 
@@ -92,7 +94,7 @@ class StoreProxy:
         if headers.get("expect", "").lower() == "100-continue":
             answer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body = await _body(client, headers)
-        fault = self._fault if self._hits(request_line) else Fault()
+        fault = self._fault if self._hits(request_line, body) else Fault()
         if fault.fault == "pass":
             self.counts.passed += 1
         else:
@@ -124,9 +126,11 @@ class StoreProxy:
                 answer.write(whole)
                 await answer.drain()
 
-    def _hits(self, request_line: str) -> bool:
+    def _hits(self, request_line: str, body: bytes) -> bool:
         fault = self._fault
-        if fault.fault == "pass" or fault.path not in request_line:
+        if fault.fault == "pass" or fault.path not in request_line or not request_line.startswith(fault.method):
+            return False
+        if fault.body.encode() not in body:
             return False
         return self._choose.random() < fault.share
 
