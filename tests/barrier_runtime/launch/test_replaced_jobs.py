@@ -43,8 +43,8 @@ class Lossy:
 SCHEMA = {"key": int, "n": int, "own": int, "program": int, "sum": int, "top": int}
 
 
-def flow(target: Target, function: type, read: list[int], name: str = "own") -> Dataflow:
-    flow = Dataflow("job")
+def flow(target: Target, function: type, read: list[int], name: str = "own", job: str = "job") -> Dataflow:
+    flow = Dataflow(job)
     rows = flow.rate("numbers", 4_000, keys=KEYS, splits=5)
     rows = rows.filter(lambda row: read.append(row["value"]) or True)
     aggregates = {"n": count()} if function is not Summed else {"n": count(), "top": max_("value")}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from test_replaced_jobs import First, flow
 
-from barrier_runtime import ProcessContext, ValueState
+from barrier_runtime import InvalidJob, ProcessContext, ValueState
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from tests.barrier_runtime.running_job import RunningJob, Target, check_each_once
 
@@ -59,3 +59,32 @@ async def test_a_job_goes_on_though_something_is_another(tmp_path: Path, kind: s
     assert job.runner.status().restored_checkpoint > 0
     await job.stop()
     check_each_once(target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+async def test_another_number_of_key_groups_is_refused(tmp_path: Path, kind: str) -> None:
+    target, folder = Target(), tmp_path / "first"
+    restored = await left_behind(kind, folder, target, parallelism=2)
+    with pytest.raises(InvalidJob, match="max_parallelism 128, the job now has 64: set 128"):
+        await ended(RunningJob(flow(target, First, []), folder, max_parallelism=64, parallelism=2, **restored))
+
+
+async def ended(job: RunningJob) -> None:
+    """Raises what a program is told."""
+    status = await job.task
+    if status.outcome == "failed":
+        raise InvalidJob(status.error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+async def test_under_another_name_only_a_savepoint_is_gone_on_with(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "first"
+    restored = await left_behind(kind, folder, Target(), parallelism=2)
+    target = Target()
+    job = RunningJob(flow(target, First, [], job="fork"), folder, parallelism=2, **restored)
+    await job.more_in(target, 300)
+    await job.stop()
+    first = min(row["n"] for row in target.rows())
+    assert (first > 1, job.runner.status().restored_checkpoint > 0) == ((True, True) if restored else (False, False))
