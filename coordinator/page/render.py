@@ -124,8 +124,9 @@ def load() -> None:
         _environment().get_template(name)
 
 
-def login_page(trouble: str = "", wait_s: int = 0) -> str:
-    return _page("login.html", trouble=trouble, wait_s=wait_s)
+def login_page(trouble: str = "", wait_s: int = 0, line: str = "") -> str:
+    """`line`: the command that prints another link."""
+    return _page("login.html", trouble=trouble, wait_s=wait_s, line=line)
 
 
 def opened_page(target: str) -> str:

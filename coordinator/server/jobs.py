@@ -85,6 +85,10 @@ class JobDirectory:
         return job_secret(self._daemon_key, job, run_id)
 
     @property
+    def store(self) -> ObjectStore:
+        return self._store
+
+    @property
     def store_url(self) -> str:
         return self._store.url
 

@@ -187,8 +187,7 @@ class Api:
             raise HTTPException(404, "this coordinator has no page: start it without --no-ui, or with ui=True")
         if "authorization" not in request.headers:
             raise HTTPException(403, "a new link needs the token: a session must not make itself longer")
-        code = secrets.token_urlsafe(32)
-        self._links.add(code, now_ms())
+        code = self._links.make(secrets.token_hex(16), now_ms())
         return _json(LoginLinkReply(f"/login?once={code}"))
 
     async def savepoints(self, request: Request) -> Response:
@@ -406,7 +405,7 @@ def application(
     page: PageAddress | None = PageAddress(),
 ) -> ASGIApp:
     """`page`: None for a REST interface without the page."""
-    links = None if page is None else LoginLinks()
+    links = None if page is None else LoginLinks(token.value)
     api = Api(directory, control, pid, links)
     app = Starlette(
         routes=api.routes(),
@@ -423,7 +422,7 @@ def application(
     def make_pages() -> ASGIApp:
         from barrier_runtime.coordinator.server.web.pages import PageSource, pages_for
 
-        source = PageSource(api.summaries, api.elsewhere, api.status, directory.stored, api.known, directory.store_url)
+        source = PageSource(api.summaries, api.elsewhere, api.status, directory.stored, api.known, directory.store)
         return pages_for(source, token, sessions, links, page.url, page.token_file)
 
     return PagesOrRest(make_pages, Guard(app, token, sessions), sessions)

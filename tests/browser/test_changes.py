@@ -100,11 +100,20 @@ def test_stopping_a_job_ends_it_and_the_page_says_so(own_job: LivingJob, opened:
     assert page.locator("button[data-dialog]").count() == 0
 
 
-def test_a_killed_coordinator_takes_nothing_from_an_open_page(
-    own_job: LivingJob, opened: Opened, watched: Watched
+def test_a_killed_coordinator_takes_nothing_from_an_open_page_nor_from_a_link(
+    own_job: LivingJob, opened: Opened, context: Callable[..., BrowserContext], watched: Watched
 ) -> None:
-    """Session, checkpoints and generations are there again, and the figures go on without a reload."""
-    watched.expected = ["/events net::ERR", "/jobs/flights net::ERR", "ERR_CONNECTION", "ERR_INCOMPLETE", "ERR_EMPTY"]
+    """Session, checkpoints and generations are there again, and the figures go on without a reload. A link that was
+    not used opens the page of the process that came after, once."""
+    unused = own_job.coordinator.client.page_link("flights")
+    watched.expected = [
+        "401",
+        "/events net::ERR",
+        "/jobs/flights net::ERR",
+        "ERR_CONNECTION",
+        "ERR_INCOMPLETE",
+        "ERR_EMPTY",
+    ]
     page = opened(own_job)
     page.evaluate("window.planted = 'the same page'")
     before = own_job.status
@@ -117,6 +126,19 @@ def test_a_killed_coordinator_takes_nothing_from_an_open_page(
     page.goto(f"{own_job.coordinator.url}/jobs/flights/checkpoints")
     shown = {int(text) for text in page.locator("tbody tr td:first-child").all_inner_texts()}
     assert {each.checkpoint for each in before.checkpoints.history} <= shown
+    for opens in (True, False):
+        other = context().new_page()
+        watched.watch(other)
+        other.goto(unused)
+        if opens:
+            other.wait_for_url(f"{own_job.coordinator.url}/jobs/flights")
+            assert other.inner_text("h1 bdi") == "flights"
+        else:
+            assert "This link was used already" in other.inner_text("[role=alert]")
+            line = other.inner_text("pre code")
+            assert line.startswith(
+                f"barrier-runtime page flights --coordinator {own_job.coordinator.url} --token-file /"
+            )
 
 
 PLANTED = "<script>window.stolen = 1</script>\"'><img src=x onerror=window.stolen=2> \u202eevil\u202c {{ 7 * 7 }}"
@@ -169,7 +191,8 @@ def test_transactions_that_wait_are_counted(own_job: LivingJob, opened: Opened) 
     page = opened(own_job)
     rows = page.locator("#transactions tbody tr")
     assert rows.locator("td:first-child").all_inner_texts() == ["out/0", "out/1"]
-    assert all(int(text) >= 2 for text in rows.locator("td:nth-child(5)").all_inner_texts())
+    waiting = [int(text) for text in rows.locator("td:nth-child(5)").all_inner_texts()]
+    assert [count >= 2 for count in waiting] == [True, True], waiting
 
 
 def test_a_coordinator_without_a_page_serves_none(

@@ -56,6 +56,12 @@ def top(
 
 
 @app.command()
+def page(coordinator: Coordinator, token_file: TokenFile, job: str) -> None:
+    """Print the address of a job's page as a link that logs in by itself, once, within an hour."""
+    print(_client(coordinator, token_file).page_link(job))
+
+
+@app.command()
 def why(
     coordinator: Coordinator,
     token_file: TokenFile,

@@ -34,9 +34,11 @@ from barrier_runtime.coordinator.server.leases import LedElsewhere
 from barrier_runtime.coordinator.server.web.front import HEADERS, now_ms
 from barrier_runtime.coordinator.server.web.sessions import SESSION_MS, LoginLinks, LoginThrottle, PageSessions
 from barrier_runtime.coordinator.server.web.ticker import MAX_READERS, PageTick, Ticker
+from barrier_runtime.coordinator.server.web.used_links import use
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.ids import check_job_id
+from barrier_runtime.state.store.object_store import ObjectStore
 
 audit = logging.getLogger("coordinator.audit")
 
@@ -57,7 +59,7 @@ class PageSource:
     status: Callable[[str, str | None], Awaitable[JobStatus]]
     stored: Callable[[Lease], Awaitable[JobStatus | None]]
     known: Callable[[str], JobStatus | None]
-    storage: str
+    store: ObjectStore  # of the jobs: its address is shown, and the use of login links is noted there
 
 
 class Pages:
@@ -96,11 +98,24 @@ class Pages:
         code = request.query_params.get("once")
         if code is None or request.method == "HEAD":  # whatever looks ahead must not use the link up
             return _html(render.login_page())
-        if not self._links.use(code, now_ms()):
-            return _html(render.login_page("This link was used already, is too old, or is of an earlier process."), 401)
+        target = _target(request.query_params.get("to", "/"))
+        mark = self._links.mark(code, now_ms())
+        if mark is None:
+            return self._refused("This link is older than an hour, or of another coordinator.", code, target)
+        try:
+            if not await asyncio.to_thread(use, self._source.store, mark, now_ms()):
+                return self._refused("This link was used already: each works once.", code, target)
+        except Unavailable as error:
+            return self._refused(f"This link cannot be checked now, {error}: try again.", code, target, 503)
         audit.info("token %s: logged in at the page by a link", self._token.name)
         # A redirect would be part of the navigation that began elsewhere, to which a browser sends no strict cookie.
-        return self._with_session(_html(render.opened_page(_target(request.query_params.get("to", "/")))))
+        return self._with_session(_html(render.opened_page(target)))
+
+    def _refused(self, trouble: str, code: str, target: str, status: int = 401) -> Response:
+        """With the command that prints another link. Where the token's file is, only who was given a link is told."""
+        command = self._command if self._links.is_ours(code) else render.CommandLine()
+        found = re.match(r"/jobs/([a-z0-9-]+)", target)
+        return _html(render.login_page(trouble, line=command.line("page", found[1] if found else "JOB")), status)
 
     async def log_in(self, request: Request) -> Response:
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
@@ -153,7 +168,7 @@ class Pages:
 
     async def jobs(self, request: Request) -> Response:
         jobs = [*self._source.jobs(), *await self._source.elsewhere()]
-        return _html(render.jobs_page(jobs, self._source.storage))
+        return _html(render.jobs_page(jobs, self._source.store.url))
 
     async def job(self, request: Request) -> Response:
         job, run = _job_and_run(request)

@@ -2,10 +2,11 @@
 
 Pure: callers give `now_ms` and random text. A session is signed with a key made from the daemon's token and kept by
 the browser alone, so it outlives a killed daemon and holds at each daemon that has the same token. It names no one and
-cannot be called back; it ends by its time, or when the daemon gets another token. Links are kept in memory: one that
-was used, or that a killed daemon had made, opens nothing.
+cannot be called back; it ends by its time, or when the daemon gets another token. A link is signed likewise; that it
+was used is noted in the store (`used_links`), so it opens once at whichever daemon.
 """
 
+import hashlib
 import hmac
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -16,28 +17,50 @@ FREE_ATTEMPTS = 5
 _FIRST_DELAY_MS = 1_000
 _LONGEST_DELAY_MS = 60_000
 _FORGOTTEN_MS = 15 * 60 * 1000
-_LINKS_KEPT = 100
 _CLIENTS_KEPT = 1_000
+
+
+class _Signed:
+    """Text that says when it ends, signed."""
+
+    def __init__(self, key: bytes, lasts_ms: int) -> None:
+        self._key = key
+        self._lasts_ms = lasts_ms
+
+    def make(self, nonce: str, now_ms: int) -> str:
+        """`nonce`: random, without a dot."""
+        head = f"{now_ms + self._lasts_ms}.{nonce}"
+        return f"{head}.{self._signature(head)}"
+
+    def is_ours(self, value: str) -> bool:
+        head, _, signature = value.rpartition(".")
+        return hmac.compare_digest(self._signature(head).encode(), signature.encode("utf-8", "replace"))
+
+    def ends_ms(self, value: str, now_ms: int) -> int | None:
+        """None for one that is not ours, is damaged, or is over."""
+        if not self.is_ours(value):
+            return None
+        ends = int(value.partition(".")[0])  # signed by us: a number
+        return ends if now_ms < ends <= now_ms + self._lasts_ms else None
+
+    def _signature(self, head: str) -> str:
+        return hmac.digest(self._key, head.encode("utf-8", "replace"), "sha256").hex()
 
 
 class PageSessions:
     def __init__(self, token: bytes) -> None:
-        self._key = hmac.digest(token, b"barrier-runtime page session", "sha256")
+        key = hmac.digest(token, b"barrier-runtime page session", "sha256")
+        self._signed = _Signed(key, SESSION_MS)
         # Cookies are sent to every port of a host: another daemon's must have another name.
-        self.cookie = f"barrier-runtime-{hmac.digest(self._key, b'name', 'sha256').hex()[:8]}"
+        self.cookie = f"barrier-runtime-{hmac.digest(key, b'name', 'sha256').hex()[:8]}"
 
     def begin(self, nonce: str, now_ms: int) -> str:
         """A value for the cookie. `nonce`: random, without a dot."""
-        head = f"{now_ms + SESSION_MS}.{nonce}"
-        return f"{head}.{self._signed(head)}"
+        return self._signed.make(nonce, now_ms)
 
     def ends_ms(self, value: str, now_ms: int) -> int | None:
         """When the session of a cookie ends; None for one that is not ours, is damaged, or is over."""
-        head, _, signature = value.rpartition(".")
-        if not hmac.compare_digest(self._signed(head).encode(), signature.encode("utf-8", "replace")):
-            return None
-        ends = int(head.partition(".")[0])  # signed by us: a number
-        return ends if now_ms < ends <= now_ms + SESSION_MS else None
+        return self._signed.ends_ms(value, now_ms)
 
     def of_cookies(self, header: str, now_ms: int) -> int | None:
         """The same of a request's header `Cookie`."""
@@ -47,24 +70,25 @@ class PageSessions:
                 return self.ends_ms(value, now_ms)
         return None
 
-    def _signed(self, head: str) -> str:
-        return hmac.digest(self._key, head.encode("utf-8", "replace"), "sha256").hex()
-
 
 class LoginLinks:
-    """Links that log in without the token, each once. The oldest go first when there are many."""
+    """Links that log in without the token. A link is kept nowhere until it is used."""
 
-    def __init__(self) -> None:
-        self._open: OrderedDict[str, int] = OrderedDict()  # code -> when it ends
+    def __init__(self, token: bytes) -> None:
+        self._signed = _Signed(hmac.digest(token, b"barrier-runtime login link", "sha256"), LINK_MS)
 
-    def add(self, code: str, now_ms: int) -> None:
-        self._open[code] = now_ms + LINK_MS
-        while len(self._open) > _LINKS_KEPT:
-            self._open.popitem(last=False)
+    def make(self, nonce: str, now_ms: int) -> str:
+        """The code of a new one. `nonce`: random, without a dot."""
+        return self._signed.make(nonce, now_ms)
 
-    def use(self, code: str, now_ms: int) -> bool:
-        found = next((known for known in self._open if hmac.compare_digest(known.encode(), code.encode())), None)
-        return found is not None and now_ms < self._open.pop(found)
+    def is_ours(self, code: str) -> bool:
+        """Whoever has it was given it by someone with the token, if perhaps long ago."""
+        return self._signed.is_ours(code)
+
+    def mark(self, code: str, now_ms: int) -> str | None:
+        """The name under which its use is noted, which begins with when it ends; None when it opens nothing."""
+        ends = self._signed.ends_ms(code, now_ms)
+        return None if ends is None else f"{ends}-{hashlib.sha256(code.encode()).hexdigest()[:32]}"
 
 
 @dataclass

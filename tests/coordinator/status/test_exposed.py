@@ -166,7 +166,9 @@ def test_a_job_that_ended_is_told_for_an_hour_and_a_replaced_run_not_at_all() ->
 
 def test_every_sample_has_the_labels_of_its_family() -> None:
     for status in (lived(), large(4, 2)):
-        assert all(len(labels) == len(family.labels) for family, labels, _ in samples(status))
+        told = list(samples(status))
+        assert len({family.name for family, _, _ in told}) >= len(PROMISED) // 2
+        assert [family.name for family, labels, _ in told if len(labels) != len(family.labels)] == []
 
 
 async def test_the_daemon_serves_it_behind_the_token() -> None:
@@ -225,7 +227,9 @@ def test_an_expression_that_is_shipped_names_what_there_is(expression: str) -> N
 
 def test_every_alert_says_what_to_do() -> None:
     rules = yaml.safe_load((SHIPPED / "prometheus-alerts.yml").read_text(encoding="utf-8"))
+    assert rules["groups"]
     for group in rules["groups"]:
+        assert group["rules"]
         for rule in group["rules"]:
             assert rule["labels"]["severity"] in ("page", "ticket")
             assert "barrier-runtime " in rule["annotations"]["description"]

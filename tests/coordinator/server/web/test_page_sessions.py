@@ -54,25 +54,42 @@ def test_the_session_is_found_among_other_cookies():
     assert sessions.of_cookies("", NOW) is None
 
 
-def test_a_link_opens_once_and_within_its_time():
+def test_a_link_holds_for_an_hour_at_every_process_with_the_token():
+    """G2: what is noted of its use names it, and neither its code nor the token can be found from that."""
+    code = LoginLinks(b"token").make("n", NOW)
+    again = LoginLinks(b"token")
+    mark = again.mark(code, NOW)
+    assert mark == again.mark(code, NOW + LINK_MS - 1)
+    assert mark.startswith(f"{NOW + LINK_MS}-")
+    assert code not in mark
+    assert again.mark(code, NOW + LINK_MS) is None
+    assert again.mark(code, NOW - 1) is None, "of a clock that was ahead: it must not hold for longer"
+    assert again.is_ours(code)
+    assert again.mark(again.make("m", NOW), NOW) != mark
+
+
+@given(st.integers(0, 200), st.characters())
+def test_a_changed_link_opens_nothing(index, character):
     """G2."""
-    links = LoginLinks()
-    for code in ("a", "b"):
-        links.add(code, NOW)
-    assert not links.use("c", NOW)
-    assert links.use("a", NOW + LINK_MS - 1)
-    assert not links.use("a", NOW)
-    assert not links.use("b", NOW + LINK_MS)
-    assert not links.use("b", NOW), "one that was too old is gone, also for a clock that jumps back"
+    links = LoginLinks(b"token")
+    code = links.make("n", NOW)
+    changed = code[: index % len(code)] + character + code[index % len(code) + 1 :]
+    assert changed == code or links.mark(changed, NOW) is None
 
 
-def test_links_are_bounded_and_the_newest_stay():
-    links = LoginLinks()
-    for number in range(150):
-        links.add(str(number), NOW)
-    assert not links.use("49", NOW)
-    assert links.use("50", NOW)
-    assert links.use("149", NOW)
+@pytest.mark.parametrize("value", ["", ".", "..", "x", "9" * 400, f"{NOW + 1}.n.", "\udcff.n.é"])
+def test_what_is_no_link_opens_nothing(value):
+    links = LoginLinks(b"token")
+    assert links.mark(value, NOW) is None
+    assert not links.is_ours(value)
+
+
+def test_a_session_is_no_link_and_a_link_no_session_nor_one_of_another_token():
+    """G2."""
+    sessions, links = PageSessions(b"token"), LoginLinks(b"token")
+    assert links.mark(sessions.begin("n", NOW), NOW) is None
+    assert sessions.ends_ms(links.make("n", NOW), NOW) is None
+    assert LoginLinks(b"another").mark(links.make("n", NOW), NOW) is None
 
 
 def test_wrong_tokens_delay_their_client_and_nobody_else():

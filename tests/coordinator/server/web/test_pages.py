@@ -10,10 +10,11 @@ from coordinator_world import spec
 from barrier_runtime.coordinator.client.rest_token import Token, daemon_key
 from barrier_runtime.coordinator.page.render import CommandLine
 from barrier_runtime.coordinator.server.jobs import JobDirectory
-from barrier_runtime.coordinator.server.rest import ControlAddress, application
+from barrier_runtime.coordinator.server.rest import ControlAddress, PageAddress, application
 from barrier_runtime.coordinator.server.web.front import HEADERS, is_open
 from barrier_runtime.coordinator.server.web.pages import Pages
 from barrier_runtime.coordinator.server.web.sessions import LoginLinks, PageSessions
+from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
 
 SECRET = "t" * 64
@@ -22,9 +23,10 @@ HTML = {"Accept": "text/html,application/xhtml+xml"}
 
 
 @contextlib.asynccontextmanager
-async def served():
-    directory = JobDirectory(MemoryStore(), daemon_key=daemon_key(SECRET), leader="a", host="h")
-    app = application(directory, ControlAddress("127.0.0.1", 7), Token("test", SECRET.encode()), pid=42)
+async def served(store=None):
+    directory = JobDirectory(store or MemoryStore(), daemon_key=daemon_key(SECRET), leader="a", host="h")
+    token, page = Token("test", SECRET.encode()), PageAddress("http://daemon:9", "/run/of.token")
+    app = application(directory, ControlAddress("127.0.0.1", 7), token, pid=42, page=page)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://daemon") as http:
         await directory.submit(spec())
         yield http
@@ -38,7 +40,7 @@ async def log_in(http: httpx.AsyncClient) -> None:
 
 def every_page() -> list[tuple[str, str]]:
     sessions = PageSessions(b"x")
-    pages = Pages(None, Token("x", b"x"), sessions, LoginLinks(), CommandLine())  # routes need no source
+    pages = Pages(None, Token("x", b"x"), sessions, LoginLinks(b"x"), CommandLine())  # routes need no source
     routes = [(method, route.path) for route in pages.routes() for method in route.methods - {"HEAD"}]
     return sorted(
         (method, path.replace("{job}", "flights").replace("{checkpoint:int}", "1").replace("{name}", "page.css"))
@@ -121,6 +123,52 @@ async def test_looking_ahead_does_not_use_a_link_up():
         assert "httponly" in cookie
         assert "samesite=strict" in cookie
         assert (await http.get(path)).status_code == 401
+
+
+async def test_a_link_that_opens_nothing_says_why_and_how_to_get_another():
+    """Where the token's file is, only who was given a link is told."""
+    async with served() as http:
+        path = (await http.post("/login-links", headers=BEARER)).json()["path"] + "&to=/jobs/flights"
+        assert (await http.get(path)).status_code == 200
+        used = await http.get(path)
+        assert used.status_code == 401
+        assert "was used already" in used.text
+        assert "barrier-runtime page flights --coordinator http://daemon:9 --token-file /run/of.token" in used.text
+        guessed = await http.get("/login?once=1790000000000.x.y&to=/jobs/flights")
+        assert guessed.status_code == 401
+        assert "older than an hour, or of another coordinator" in guessed.text
+        assert "barrier-runtime page flights --coordinator http://127.0.0.1:PORT --token-file FILE" in guessed.text
+        assert "of.token" not in guessed.text
+
+
+async def test_a_link_outlives_its_process_and_opens_once_in_all():
+    store = MemoryStore()
+    async with served(store) as http:
+        one, other = [(await http.post("/login-links", headers=BEARER)).json()["path"] for _ in range(2)]
+        assert (await http.get(one)).status_code == 200
+    async with served(store) as http:
+        assert (await http.get(one)).status_code == 401
+        assert (await http.get(other)).status_code == 200
+
+
+async def test_while_the_storage_is_away_a_link_is_kept_for_later():
+    class Away(MemoryStore):
+        away = True
+
+        def put_if_absent(self, key, data):
+            if self.away and key.startswith("_logins/"):
+                raise Unavailable("timed out")
+            return super().put_if_absent(key, data)
+
+    store = Away()
+    async with served(store) as http:
+        path = (await http.post("/login-links", headers=BEARER)).json()["path"]
+        answer = await http.get(path)
+        assert answer.status_code == 503
+        assert "set-cookie" not in answer.headers
+        assert "This link cannot be checked now, timed out: try again." in answer.text
+        store.away = False
+        assert "set-cookie" in (await http.get(path)).headers
 
 
 async def test_a_form_of_another_site_logs_nobody_in():
