@@ -75,6 +75,9 @@ class StateTable:
     def put(self, key: Key, value: Any) -> None:
         """Set the value of `key`; None deletes it."""
         dirty = self._dirty
+        if key in dirty:  # the usual case of a key that is written often: it is not among the young ones
+            dirty[key] = value
+            return
         dirty[key] = value
         self._young.pop(key, None)
         if len(dirty) > self._dirty_bound:

@@ -4,6 +4,7 @@ What becomes of fields and types from a checkpoint to a program is decided in `s
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -33,6 +34,13 @@ def check_renamed(renamed: Any, fields: tuple[str, ...], says: str) -> dict[str,
         raise InvalidJob(f"{says} renamed={renamed!r}: pass a dict of old name to new, such as {{'old': 'new'}}")
     if not fields:
         raise InvalidJob(f"{says} renamed={renamed!r}: its values have no named fields: leave it out")
+    inner = next((name for pair in renamed.items() for name in pair if _is_inner(name, fields)), None)
+    if inner is not None:
+        raise InvalidJob(
+            f"{says} renamed={renamed!r}: {inner!r} is a field of an inner class, and renamed= is of the outer one "
+            f"alone, which has {', '.join(fields)}: make the inner class a msgspec.Struct whose field keeps the "
+            "stored name, as in cents: int = msgspec.field(name='price'); or pass migrate=[a function of the old value]"
+        )
     for old, new in renamed.items():
         if old in fields:
             raise InvalidJob(f"{says} renamed={renamed!r}: the class still has a field {old!r}: leave that name out")
@@ -42,6 +50,12 @@ def check_renamed(renamed: Any, fields: tuple[str, ...], says: str) -> dict[str,
                 "them, or None for a field that is dropped"
             )
     return dict(renamed)
+
+
+def _is_inner(name: Any, fields: tuple[str, ...]) -> bool:
+    """Whether it says a field of what a field holds, such as "lines[].price". A name under which a `msgspec.Struct` is
+    written may have a dot, too."""
+    return isinstance(name, str) and name not in fields and re.split(r"[.\[]", name, maxsplit=1)[0] in fields
 
 
 def by_new_names(decode: Callable[[bytes], Any], renamed: Renamed) -> Callable[[bytes], Any]:

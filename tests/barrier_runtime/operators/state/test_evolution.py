@@ -38,6 +38,21 @@ class Third(msgspec.Struct, rename={"total": "cents"}):
     kind: str = "none"
 
 
+@dataclass
+class Line:
+    cents: int
+
+
+@dataclass
+class Basket:
+    line: Line
+    lines: list[Line]
+
+
+class Dotted(msgspec.Struct, rename={"total": "sum.total"}):
+    total: int
+
+
 AT = datetime.datetime(2026, 1, 2, tzinfo=datetime.timezone.utc)
 
 
@@ -153,6 +168,18 @@ def test_an_earlier_name_is_not_given_to_another_field() -> None:
         (lambda: ValueState(First, renamed={"old": "new"}), "the class has no field 'new', only amount, at, note"),
         (lambda: ValueState(First, renamed={"amount": "note"}), "the class still has a field 'amount'"),
         (lambda: ValueState(int, renamed={"a": "b"}), "its values have no named fields"),
+        *[
+            (
+                lambda names=names: ListState(Basket, renamed=names),
+                rf"'{inner}' is a field of an inner class, and renamed=",
+            )
+            for names, inner in [
+                ({"line.price": "line.cents"}, r"line\.price"),
+                ({"line.price": None}, r"line\.price"),
+                ({"price": "line.cents"}, r"line\.cents"),
+                ({"lines[].price": "lines[].cents"}, r"lines\[\]\.price"),
+            ]
+        ],
         (lambda: ListState(First, renamed=["amount"]), "pass a dict of old name to new"),
         (lambda: MapState(str, First, codec="pickle", renamed={"a": "note"}), "its values have no named fields"),
     ],
@@ -160,6 +187,12 @@ def test_an_earlier_name_is_not_given_to_another_field() -> None:
 def test_wrong_use_is_refused_when_it_is_declared(declare: Any, said: str) -> None:
     with pytest.raises(InvalidJob, match=said):
         declare()
+
+
+def test_a_name_with_a_dot_may_be_an_outer_one() -> None:
+    _, first = after(ValueState(Dotted), rows=(("a", Dotted(1)),))
+    kept, _ = after(ValueState(make_dataclass("Plain", [("total", int)]), renamed={"sum.total": "total"}), first)
+    assert kept["a"].total == 1
 
 
 def test_a_snapshot_of_a_release_that_names_no_fields_is_read() -> None:
