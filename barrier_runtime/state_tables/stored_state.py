@@ -34,7 +34,7 @@ from barrier_runtime.state.columns.segment import Segment, as_binary
 from barrier_runtime.state.columns.wide_columns import is_wide
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.file_links import segment_number
-from barrier_runtime.state.keys.key_codec import decode_key
+from barrier_runtime.state.keys.key_codec import decode_key, encode_key
 from barrier_runtime.state.keys.key_groups import key_group
 from barrier_runtime.state.kv.shard import PREFIX_BYTES
 from barrier_runtime.state.snapshots.snapshot import KEYS, ONE_VALUE, OperatorSnapshot, StateDescription
@@ -240,7 +240,10 @@ class StoredState:
         schema: pa.Schema | None = None
         for part in parts:
             assert part.keyed is not None
-            only = None if groups is None else KeyGroups(state, *groups, columns=what.kind == "columns")
+            only = None
+            if groups is not None:
+                key = keys.encoded if what.kind not in ("columns", "timers") else b""  # timers are in order of time
+                only = KeyGroups(state, *groups, columns=what.kind == "columns", key=key)
             with StoredPart(part.keyed, self._store, self.folder(), only) as opened:
                 for segment in opened.segments(state) if groups is None else opened.segments(state, *groups):
                     yield from _of_segment(segment, keys, self._manifest.max_parallelism)
@@ -298,6 +301,16 @@ class _Keys:
             return None
         group = key_group(tuple(self._wanted[name] for name in self.names), max_parallelism)
         return group, group
+
+    @property
+    def encoded(self) -> bytes:
+        """How what is stored of the whole key begins; empty where a value might be stored as one of another type."""
+        for name, kind in self.fields:
+            value = self._wanted[name]
+            is_text = kind is not None and pa.types.is_string(kind) and type(value) is str
+            if not is_text and not (kind is not None and pa.types.is_integer(kind) and type(value) is int):
+                return b""
+        return encode_key(tuple(self._wanted[name] for name in self.names))
 
     def wants(self, key: tuple[Any, ...]) -> bool:
         return all(key[self.place(name)] == value for name, value in self._wanted.items())

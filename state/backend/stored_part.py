@@ -25,17 +25,19 @@ from barrier_runtime.state.store.object_store import ObjectStore
 
 _CACHE_BYTES = 32 << 20
 _DOWNLOADS_AT_ONCE = 4
+_BEHIND_KEY = b"\xff"  # no field of a key begins so
 
 
 @dataclass(frozen=True)
 class KeyGroups:
     """All that is read of a part: one state in the key groups `first` to `last`, both inclusive. `columns`: also what
-    is in segments, which are fetched whole."""
+    is in segments, which are fetched whole. `key`: of one group, only entries whose encoded key begins so."""
 
     state: str
     first: int
     last: int
     columns: bool
+    key: bytes = b""
 
 
 class StoredPart:
@@ -49,6 +51,7 @@ class StoredPart:
         self._directory = directory
         self._files = directory / "files"
         self._kv: KvStore | None = None
+        self._key = b"" if only is None else only.key
         self._only = only if keyed.backend == RocksDbKv.kind else None
 
     def __enter__(self) -> "StoredPart":
@@ -88,7 +91,9 @@ class StoredPart:
     def _of_groups(self, only: KeyGroups) -> KvStore:
         files = [ref for ref in self._keyed.files if only.columns or segment_number(ref.name) is None]
         number = self._keyed.states[only.state]
-        start, end = Shard.prefix(only.first, number), Shard.prefix(only.last, number + 1)
+        start, end = Shard.prefix(only.first, number) + only.key, Shard.prefix(only.last, number + 1)
+        if only.key:
+            end = start + _BEHIND_KEY
         download_range(self._store, files, self._files, start, end, _DOWNLOADS_AT_ONCE)
         directory = self._directory / "db-with-holes"
         link_database(self._files, [ref.name for ref in files], directory)
@@ -99,7 +104,7 @@ class StoredPart:
         keyed, given = self._keyed, b""
         first, last = max(first, keyed.key_group_first), min(last, keyed.key_group_last)
         try:
-            for entry in scan_state(self._opened, keyed.states[state], first, last):
+            for entry in self._scanned(keyed.states[state], first, last):
                 given = entry[0]
                 yield entry
         except Corrupt:
@@ -107,8 +112,13 @@ class StoredPart:
                 raise
             # Damage, or a hole: who looks for the next key passes over what was deleted behind it, wherever that ends.
             self._fetch_whole()
-            rest = scan_state(self._opened, keyed.states[state], first, last)
-            yield from (entry for entry in rest if entry[0] > given)
+            yield from (entry for entry in self._scanned(keyed.states[state], first, last) if entry[0] > given)
+
+    def _scanned(self, number: int, first: int, last: int) -> Iterator[tuple[bytes, bytes]]:
+        if not self._key:
+            return scan_state(self._opened, number, first, last)
+        start = Shard.prefix(first, number) + self._key
+        return self._opened.scan(start, start + _BEHIND_KEY)
 
     @property
     def _opened(self) -> KvStore:

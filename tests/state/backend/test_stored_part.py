@@ -108,6 +108,17 @@ def test_one_key_group_costs_a_small_part_of_the_bytes(
     assert 0 < store.read < keyed.full_bytes * 0.05
 
 
+def test_one_key_is_found_among_those_that_begin_like_it(
+    large: tuple[KeyedSnapshot, CountedStore], tmp_path: Path
+) -> None:
+    keyed, store = large
+    store.read = 0
+    found = entries(keyed, store, tmp_path / "part", KeyGroups("two", 77, 77, columns=False, key=bytes([40])))
+    assert [key for key, _ in found] == [Shard.prefix(77, 2) + bytes([40])]
+    assert 0 < store.read < keyed.full_bytes * 0.04
+    assert entries(keyed, store, tmp_path / "none", KeyGroups("two", 77, 77, columns=False, key=b"\xf0")) == []
+
+
 def test_a_key_that_was_deleted_with_many_behind_it_costs_a_second_look(tmp_path: Path) -> None:
     """The search for the key behind the group goes on past blocks that were not fetched."""
     kv = RocksDbKv(tmp_path / "db", SlotMemory(16 << 20))
