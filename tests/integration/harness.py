@@ -4,10 +4,12 @@ The job numbers rows 0…n-1, counts them per key with a running aggregate behin
 with its count. Right means: every number exactly once, and per key the counts 1, 2, 3, … in the order of the files.
 """
 
+import datetime
 import json
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from barrier_runtime.connectors.files.sink.sink import JsonlSink
 from barrier_runtime.connectors.memory.rate import GeneratedRows, RateReader, RateSource
 from barrier_runtime.connectors.source import Polled, Split
 from barrier_runtime.operators.aggregation.functions import count, max_
+from barrier_runtime.operators.windows.assigners import Tumbling
 
 PATIENCE_S = 240.0
 _DAY_NS = 86_400 * 10**9
@@ -85,10 +88,16 @@ def counting_flow(
     keys: int = 200,
     sink: JsonlSink | None = None,
     operator: str = "count",
+    clocked: Path | None = None,
 ) -> Dataflow:
+    """`clocked`: another output, the rows per key and tenth of a second by the wall clock."""
     flow = Dataflow(name)
     numbers = flow.source("numbers", NumbersUntilEnough(rate, rows, keys=keys, out=str(out)))
     numbers.key_by("key").aggregate(operator, n=count()).sink("out", sink or JsonlSink(str(out)))
+    if clocked is not None:
+        tenths = Tumbling(datetime.timedelta(seconds=0.1))
+        windows = numbers.key_by("key").window("tenths", tenths, clock="processing")
+        windows.aggregate(n=count()).sink("clocked", JsonlSink(str(clocked)))
     return flow
 
 
@@ -134,6 +143,19 @@ def verdict(out: Path, rows: int | None = None) -> Verdict:
     distinct = set(seen)
     upto = max(seen, default=-1) + 1 if rows is None else rows
     return Verdict(len(seen), len(set(range(upto)) - distinct), len(seen) - len(distinct), out_of_order)
+
+
+def check_clocked(out: Path, rows: int, keys: int = 200) -> None:
+    """Each row counts in one window, and no window is told twice."""
+    told: Counter[tuple[int, str]] = Counter()
+    counted: Counter[int] = Counter()
+    for file in visible_files(out):
+        for line in file.read_text().splitlines():
+            row = json.loads(line)
+            told[row["key"], row["window_start"]] += 1
+            counted[row["key"]] += row["n"]
+    assert counted == Counter(number % keys for number in range(rows))
+    assert set(told.values()) == {1}
 
 
 def visible_files(out: Path) -> list[Path]:

@@ -5,7 +5,7 @@ import random
 import signal
 
 import pytest
-from harness import Fault, FaultySink, counting_flow, enough, gone, kill, until, verdict
+from harness import Fault, FaultySink, check_clocked, counting_flow, enough, gone, kill, until, verdict
 
 pytestmark = pytest.mark.spark
 
@@ -52,12 +52,13 @@ def test_a_kill_at_an_exact_point_of_a_checkpoint_loses_and_doubles_nothing(spar
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_kills_at_random_moments_lose_and_double_nothing(spark, tmp_path, seed):
-    """R3: slots and the coordinator, in any order, also while a recovery is going on."""
+    """R3: slots and the coordinator, in any order, also while a recovery is going on. So it is of windows by the wall
+    clock, whatever is in them after a replay."""
     choose = random.Random(seed)
     rows = 120_000
-    out = tmp_path / "out"
+    out, clocked = tmp_path / "out", tmp_path / "clocked"
     kills = {"slot": 0, "coordinator": 0}
-    with start(counting_flow("random-kills", out, rows, RATE), spark, tmp_path) as handle:
+    with start(counting_flow("random-kills", out, rows, RATE, clocked=clocked), spark, tmp_path) as handle:
         until(lambda: running_with_checkpoints(handle, 1), "the first checkpoint completed")
         while sum(kills.values()) < 6:
             status = handle.status()
@@ -78,6 +79,7 @@ def test_kills_at_random_moments_lose_and_double_nothing(spark, tmp_path, seed):
         enough(out)
         handle.wait(240)
     assert verdict(out, rows).right, (verdict(out, rows), kills)
+    check_clocked(clocked, rows)
 
 
 def kill_if_there(pid):

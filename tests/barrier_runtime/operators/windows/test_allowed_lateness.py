@@ -9,12 +9,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from operator_harness import Driven, Slots, World, entries_left, held_in_memory
+from operator_harness import Driven, Kind, Slots, World, entries_left, held_in_memory
 
-from barrier_runtime import CollectSink, Dataflow, Sliding, Tumbling, count, first, mean, sum_
+from barrier_runtime import CollectSink, Dataflow, Session, Sliding, Tumbling, count, first, mean, sum_
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.base import LATE
+from barrier_runtime.operators.windows.session_updates import SessionUpdatesOperator
 from barrier_runtime.state.errors import InvalidJob
 from tests.drawn import examples
 
@@ -162,6 +163,31 @@ def test_a_late_row_refines_a_window_that_fired_before_a_restore_at_another_para
         for it in slots.driven:
             it.snapshot(3)
             assert entries_left(it.operator) == 0
+
+
+@pytest.mark.parametrize("session", [False, True], ids=["window", "session"])
+@pytest.mark.parametrize("kind", ["memory", "rocksdb"])
+def test_a_snapshot_has_no_row_and_no_file_of_windows_whose_lateness_is_over(kind: Kind, session: bool) -> None:
+    """The gap of the session is the size of the window, whose rows are all at its start."""
+    made = SessionUpdatesOperator("w", ["k"], Session(SIZE * MS), "t", {"n": count()}, lateness_ms=LATENESS)
+    it = Driven(made if session else operator(), World(kind), name="w", tags=[] if session else [LATE])
+    it.feed([row(f"k{n}", 0) for n in range(1_000)], SCHEMA)
+    empty = {"records.kv", "CURRENT"}  # what the store writes without rows, and the list of files of RocksDB
+
+    def with_rows(checkpoint: int) -> list[str]:
+        keyed = it.snapshot(checkpoint).keyed
+        it.operator.on_complete(checkpoint)
+        assert keyed is not None
+        return [file.name for file in keyed.files if not (file.name in empty or file.name.startswith("MANIFEST"))]
+
+    assert with_rows(1)
+    it.watermark(SIZE - 1 + session)
+    assert len(it.take()) == 1_000
+    it.watermark(SIZE - 2 + session + LATENESS)
+    assert with_rows(2)
+    it.watermark(SIZE - 1 + session + LATENESS)
+    assert with_rows(3) == []
+    assert entries_left(it.operator) == 0
 
 
 def test_a_row_of_a_window_that_is_gone_still_counts_in_later_windows_that_are_kept_or_open() -> None:
