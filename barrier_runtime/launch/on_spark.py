@@ -277,7 +277,7 @@ class JobHandle:
         """Go on with `parallelism` slots (at most max_parallelism) while the job runs: new ones are started first, then
         the sources stop at a checkpoint, and the new slots go on from it; no row is read twice. Slots that are not
         needed any more give their cores back. Raises `RescaleFailed` when the job goes on as it was, for example when
-        there are no cores within `timeout` seconds."""
+        there are no cores within `timeout` seconds, or the last checkpoint is not stored within as many."""
         asked, client, spec = asked_for(parallelism, timeout), self._coordinator.client, self._spec
         ask = partial(client.rescale, spec.job, asked, spec.run_id)
         return wait_for_rescale(spec.job, asked, ask, self._coordinator.status)

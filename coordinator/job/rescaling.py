@@ -15,14 +15,15 @@ before it is in the log the old ones, after it the new ones.
 | it cannot run the program (replace) | FAILED  | -                    | -                      | -                |
 | state does not fit (replace) | FAILED         | -                    | FAILED, restart at m   | -                |
 | m ends undecided         | -                  | FAILED, sources go on | -                      | -                |
-| `timeout_ms` is over     | FAILED             | - (+)                | FAILED, restart at m   | - (*)            |
+| `timeout_ms` is over     | FAILED             | m aborted, FAILED (+) | FAILED, restart at m  | - (*)            |
 | the generation ends      | FAILED             | FAILED               | FAILED                 | goes on (&)      |
 | the job is to stop       | FAILED             | FAILED               | FAILED                 | goes on          |
 | the coordinator dies     | lost (#)           | lost (#)             | lost (#)               | the log decides  |
 | the same id is asked for | -                  | -                    | -                      | -                |
 
 (*) As for any generation: `resource_wait_timeout`.
-(+) The checkpoint's own timeout ends it.
+(+) Unless its COMPLETE is on its way: then only the log says. A manifest that comes to be stored later is named by no
+    record, as that of any checkpoint that ended undecided.
 (#) The successor begins a generation as before; who asked asks again under the same id.
 (&) Of a replace: a program whose first generation ends before it ran is taken back. Another FENCE record has the old
     description, and its slots, which stood by until then, restore m: FAILED. A successor of the coordinator that did
@@ -70,7 +71,7 @@ class RescaleState(enum.Enum):
 class RescaleRequest:
     id: str  # the same for the same wish, however often it is asked for
     parallelism: int
-    timeout_ms: int = 60_000  # for the new slots to come, and again for the sinks to commit
+    timeout_ms: int = 60_000  # for the new slots to come, again for the last checkpoint, and for the sinks to commit it
     replacement: JobSpec | None = None  # the program to go on with; None: the same, or it is still to be loaded
     flow: str = ""  # "app.py:flow", which the driver is to load
     allow_non_restored: bool = False  # of a replace: state that the new program does not have may be dropped
@@ -136,6 +137,8 @@ class Rescale:
     def deadline_ms(self) -> int | None:
         if self.state in (RescaleState.LOADING, RescaleState.STARTING):
             return self.asked_ms + self.request.timeout_ms
+        if self.state is RescaleState.STOPPING and self.paused_ms is not None:
+            return self.paused_ms + self.request.timeout_ms
         if self.state is RescaleState.COMMITTING:
             return (self.decided_ms or 0) + self.request.timeout_ms
         return None

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.spark
 RATE, KEYS = 2_000, 20_000
 FILES = 40_000  # bytes of state that are stored as files, and not in the manifest
 NEVER_S = 3_600.0
+PATIENT = {"timeout": 600.0}  # what is to succeed, also on a machine where a slot starts for a minute
 FETCH = {"method": "GET", "path": "/data/"}
 MANIFEST = {"method": "PUT", "path": "/checkpoints/"}
 FENCE = {"method": "PUT", "path": "/log/", "body": '"FENCE"'}
@@ -51,7 +52,7 @@ class Asked(threading.Thread):
             self.error = error
 
     def done(self):
-        self.join(240)
+        self.join(700)
         assert not self.is_alive(), "neither done nor refused"
         if self.error is not None:
             raise self.error
@@ -110,6 +111,7 @@ def troubled(spark, proxy, out):
         yield job
 
 
+@pytest.mark.timeout(1800)
 def test_a_job_moves_or_stays_though_its_store_answers_errors_or_nothing(spark, proxy, tmp_path):
     """1.15: at the fetch of the new slots, the manifest of the last checkpoint, FENCE, and the first checkpoint then.
     New slots that cannot fetch are done without; the rest is waited for, and said."""
@@ -127,13 +129,13 @@ def test_a_job_moves_or_stays_though_its_store_answers_errors_or_nothing(spark, 
             assert "did not fetch their key groups" in job.handle.status().rescales[-1].error
         assert job.checkpoint().token == token, "the job has not noticed"
         with job.trouble("error", FETCH):
-            moves = Asked(job.handle.rescale, 2)
+            moves = Asked(job.handle.rescale, 2, **PATIENT)
         moves.done()
         with job.trouble("error", MANIFEST):
             first = Asked(job.checkpoint)
         first.done()
         with job.trouble("hang", FENCE):
-            moves = Asked(job.handle.rescale, 1)
+            moves = Asked(job.handle.rescale, 1, **PATIENT)
             job.waits_for("append troubled/log/")
         moves.done()
         with job.trouble("hang", MANIFEST):
@@ -141,15 +143,15 @@ def test_a_job_moves_or_stays_though_its_store_answers_errors_or_nothing(spark, 
             job.waits_for("write of troubled/checkpoints/")
         first.done()
         with job.trouble("error", FENCE):
-            moves = Asked(job.handle.replace, again)
+            moves = Asked(job.handle.replace, again, **PATIENT)
             job.waits_for("append troubled/log/")
         moves.done()
         with job.trouble("hang", MANIFEST):
-            moves = Asked(job.handle.rescale, 2)
+            moves = Asked(job.handle.rescale, 2, **PATIENT)
             job.waits_for("write of troubled/checkpoints/")
         moves.done()
         with job.trouble("error", MANIFEST):
-            moves = Asked(job.handle.rescale, 1)
+            moves = Asked(job.handle.rescale, 1, **PATIENT)
         moves.done()
         job.handle.stop()
         status = job.handle.wait(180).status

@@ -317,6 +317,22 @@ MUTANTS = (
         ("tests/coordinator/job/test_job_rescaling.py",),
     ),
     Mutant(
+        "a-move-is-given-up-while-it-is-decided",
+        "of a checkpoint whose COMPLETE is on its way only the log says what became of it",
+        "coordinator/job/phases/running.py",
+        "            if late and not self._decides_move(job):\n",
+        "            if late:\n",
+        ("tests/coordinator/job/test_job_rescaling.py",),
+    ),
+    Mutant(
+        "sources-stand-as-long-as-a-checkpoint-may-take",
+        "sources stand no longer for a move than whoever asked for it allows",
+        "coordinator/job/rescaling.py",
+        "        if self.state is RescaleState.STOPPING and self.paused_ms is not None:\n",
+        "        if False:\n",
+        ("tests/coordinator/job/test_job_rescaling.py",),
+    ),
+    Mutant(
         "a-successor-believes-the-driver",
         "the log, and not the driver's description, says how many slots a run has",
         "coordinator/job/facts.py",

@@ -16,6 +16,12 @@ from barrier_runtime.coordinator.job.effects import CloseLink, CopySavepoint, Li
 from barrier_runtime.coordinator.job.events import Listed
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.phases.phase import Phase
+from barrier_runtime.coordinator.job.phases.why_not_moved import (
+    undecided_because,
+    why_not_loaded,
+    why_not_started,
+    why_unfit,
+)
 from barrier_runtime.coordinator.job.rescaling import Rescale, RescaleState
 from barrier_runtime.coordinator.job.slots import Arrival, Joined, RegisteredSlot, SlotState
 from barrier_runtime.coordinator.log.decision_log import Appended, complete_of
@@ -28,7 +34,7 @@ from barrier_runtime.coordinator.log.manifest import (
     verified_manifest,
 )
 from barrier_runtime.coordinator.log.records import Complete
-from barrier_runtime.coordinator.log.restore_choice import begin_at_zero, check_fits
+from barrier_runtime.coordinator.log.restore_choice import begin_at_zero
 from barrier_runtime.coordinator.wire.carried import too_large_manifest
 from barrier_runtime.coordinator.wire.messages import (
     Ack,
@@ -95,7 +101,7 @@ class Running(Phase):
         triggers = not job.commits.too_far_behind and not self._stops_for_rescale(job)
         pending = self._pending(job).next_deadline(with_trigger=triggers)
         rescale = job.rescales.open
-        others = (pending, None if rescale is None else rescale.deadline_ms)
+        others = (pending, None if rescale is None or self._decides_move(job) else rescale.deadline_ms)
         return min([*graces, *(moment for moment in others if moment is not None)], default=None)
 
     def on_tick(self, job: Job, now_ms: int) -> Decision | None:
@@ -433,21 +439,24 @@ class Running(Phase):
             return None
         if rescale.state is RescaleState.LOADING:
             if rescale.deadline_ms is not None and now_ms >= rescale.deadline_ms:
-                job.fail_rescale(_why_not_loaded(rescale), now_ms)
+                job.fail_rescale(why_not_loaded(rescale), now_ms)
             return None
         after = rescale.after
         job.slots.admit(after.parallelism, after.program)
         missing = job.slots.missing_standbys(now_ms)
         late = rescale.deadline_ms is not None and now_ms >= rescale.deadline_ms
         if rescale.state is RescaleState.STARTING:
-            unfit = _why_unfit(job, rescale, job.decided)
+            unfit = why_unfit(job, rescale, job.decided)
             broken = next((slot.register.broken for slot in job.slots.standbys if slot.register.broken), "")
             if unfit or broken:
                 job.fail_rescale(unfit or f"a new slot cannot run the program: {broken}", now_ms)
             elif not missing and self._knows_what_moves(job, rescale) and self._fetched(job, rescale):
                 job.rescales.stop_with(self._pending(job).request())
             elif late:
-                job.fail_rescale(_why_not_started(rescale, missing), now_ms)
+                job.fail_rescale(why_not_started(rescale, missing), now_ms)
+        elif rescale.state is RescaleState.STOPPING:
+            if late and not self._decides_move(job):
+                self._give_up_move(job, rescale, now_ms)
         elif rescale.state is RescaleState.COMMITTING:
             self._fetched(job, rescale)  # what is new in the last checkpoint, while sinks commit it
             if job.commits.all_through(job.last_completed):
@@ -456,6 +465,20 @@ class Running(Phase):
                 behind = ", ".join(job.commits.behind(job.last_completed))
                 return self._stay(job, f"sinks did not commit within {rescale.request.timeout_ms} ms: {behind}", now_ms)
         return None
+
+    def _decides_move(self, job: Job) -> bool:
+        """Whether COMPLETE of the checkpoint to move with is on its way to the log."""
+        return any(
+            job.rescales.pauses(each.id) and each.phase is CheckpointPhase.DECIDING for each in self._pending(job).open
+        )
+
+    def _give_up_move(self, job: Job, rescale: Rescale, now_ms: int) -> None:
+        """Sources stand longer than was allowed for the checkpoint to move with: they read on, in this generation."""
+        for checkpoint in self._pending(job).open:
+            if rescale.pauses(checkpoint.id):
+                self._pending(job).abort(checkpoint, now_ms)
+                reason = f"it was not decided within {rescale.request.timeout_ms} ms, {undecided_because(checkpoint)}"
+                self._aborted(job, checkpoint, Cause.GIVEN_UP, f"{reason}: give a longer timeout", now_ms)
 
     def _knows_what_moves(self, job: Job, rescale: Rescale) -> bool:
         """Whether another program fits is said of a checkpoint. A coordinator that was started again has none at hand
@@ -484,7 +507,7 @@ class Running(Phase):
     def _move(self, job: Job, rescale: Rescale, missing: tuple[int, ...], now_ms: int) -> Decision:
         if missing:
             return self._stay(job, f"new slots were lost: {', '.join(map(str, missing))}", now_ms)
-        unfit = _why_unfit(job, rescale, job.decided)
+        unfit = why_unfit(job, rescale, job.decided)
         if unfit:
             return self._stay(job, unfit, now_ms)
         job.rescales.move(now_ms)
@@ -552,44 +575,6 @@ def _trigger(checkpoint: Checkpoint, stop_from: int | None, pause: bool) -> Trig
         stop,
         pause,
         checkpoint.overtakes_timers,
-    )
-
-
-def _why_unfit(job: Job, rescale: Rescale, decided: DecidedManifest | None) -> str:
-    """Why the new program cannot restore what the job has; "" if it can, also where nothing is decided yet."""
-    if decided is None or not rescale.request.replaces or rescale.checked == decided.key:
-        return ""
-    try:
-        check_fits(rescale.after, decided.manifest, f"checkpoint {decided.manifest.checkpoint} of job {job.spec.job}")
-    except InvalidJob as error:
-        return str(error)
-    rescale.checked = decided.key
-    return ""
-
-
-def _why_not_loaded(rescale: Rescale) -> str:
-    within = f"within {rescale.request.timeout_ms / 1000:g} s"
-    return (
-        f"the program that runs the job did not load {rescale.request.flow} {within}: give a longer timeout, or "
-        "see that program's output"
-    )
-
-
-def _why_not_started(rescale: Rescale, missing: tuple[int, ...]) -> str:
-    within = f"within {rescale.request.timeout_ms / 1000:g} s"
-    if not missing and rescale.checked == "" and rescale.request.replaces:
-        return f"no checkpoint was completed {within}, so nothing tells whether the program fits its state"
-    if not missing:
-        return f"the new slots did not fetch their key groups {within}: give a longer timeout"
-    if rescale.request.replaces:
-        return (
-            f"slots {', '.join(map(str, missing))} of the new program did not come {within}; the job goes on with the "
-            f"old one. Are there {rescale.parallelism} more free cores, for as long as both are there?"
-        )
-    return (
-        f"slots {', '.join(map(str, missing))} did not come {within}; the job "
-        f"goes on with {rescale.before.parallelism}. Are there {rescale.parallelism} free cores? Give Spark more "
-        "cores, or ask for a lower parallelism or a longer timeout"
     )
 
 

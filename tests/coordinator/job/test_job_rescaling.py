@@ -5,10 +5,10 @@ import uuid
 import pytest
 from coordinator_world import Coordinator, FakeSlot, kinds, log_of, options, spec, started
 
-from barrier_runtime.coordinator.job.effects import Append
+from barrier_runtime.coordinator.job.effects import Append, WriteManifest
 from barrier_runtime.coordinator.job.events import UserRescale
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
-from barrier_runtime.coordinator.log.records import Fence
+from barrier_runtime.coordinator.log.records import Complete, Fence
 from barrier_runtime.coordinator.status.health import HANGING_MS
 from barrier_runtime.coordinator.status.status import RescaleStatus
 from barrier_runtime.coordinator.wire.messages import (
@@ -335,3 +335,71 @@ def test_a_fence_whose_put_hangs_is_the_stores_trouble_until_it_lands() -> None:
     a.restored()
     assert told(coordinator).state == "done"
     assert coordinator.status.condition == "RUNNING"
+
+
+def stopped_sources(coordinator: Coordinator, *slots: FakeSlot) -> int:
+    """The barrier with which they stop, acknowledged; nothing is written yet."""
+    ask(coordinator, 1)
+    coordinator.later(0)
+    trigger = slots[0].last(Trigger)
+    assert trigger.pause
+    for slot in slots:
+        slot.ack(trigger.checkpoint)
+    return trigger.checkpoint
+
+
+def test_sources_do_not_stand_longer_than_was_allowed_for_a_manifest_that_hangs() -> None:
+    """1.15: they read on in their generation, and no failure of a checkpoint is counted. What is stored after all is
+    named by no record."""
+    store = MemoryStore()
+    coordinator, a, b = started(store, spec(slot_timeout_ms=600_000))
+    number = stopped_sources(coordinator, a, b)
+    write = coordinator.run_until(WriteManifest)
+    coordinator.todo.remove(write)
+    coordinator.later(PATIENCE_MS - 1)
+    assert (told(coordinator).state, a.got(AbortCheckpoint)) == ("stopping", [])
+    coordinator.later(1)
+    assert told(coordinator).state == "failed"
+    why = f"{number}, failed: it was not decided within {PATIENCE_MS} ms, its manifest is not stored"
+    assert why in told(coordinator).error
+    assert [each.checkpoint for slot in (a, b) for each in slot.got(AbortCheckpoint)] == [number] * 2
+    coordinator.post(coordinator.answer(write))
+    coordinator.settle()
+    assert coordinator.phase == "running"
+    assert fences(store) == [(2, 0)], "nobody began again"
+    assert not any(isinstance(record, Complete) for record in log_of(store))
+    after = a.last(Trigger)
+    assert (after.checkpoint, after.pause) == (number + 1, False), "the next one was due"
+    for slot in (a, b):
+        slot.ack(after.checkpoint)
+    coordinator.settle()
+    commit(after.checkpoint, a, b)
+    ask(coordinator, 1)
+    assert last_checkpoint(coordinator, a, b) == number + 2
+
+
+def test_a_subtask_that_does_not_answer_holds_the_sources_no_longer_than_was_allowed() -> None:
+    coordinator, a, b = started(MemoryStore(), spec(slot_timeout_ms=600_000))
+    ask(coordinator, 1)
+    coordinator.later(0)
+    a.ack(a.last(Trigger).checkpoint)
+    coordinator.later(PATIENCE_MS)
+    assert told(coordinator).state == "failed"
+    assert "have not answered: give a longer timeout" in told(coordinator).error
+    assert (coordinator.phase, coordinator.status.condition) == ("running", "RUNNING")
+    assert b.got(AbortCheckpoint)
+
+
+def test_a_decision_that_is_on_its_way_is_not_given_up() -> None:
+    """Only the log says what became of it (I9)."""
+    store = MemoryStore()
+    coordinator, a, b = started(store, spec(slot_timeout_ms=600_000))
+    number = stopped_sources(coordinator, a, b)
+    coordinator.run_until(Append)
+    coordinator.later(3 * PATIENCE_MS)
+    assert (told(coordinator).state, a.got(AbortCheckpoint)) == ("stopping", [])
+    coordinator.settle()
+    assert told(coordinator).state == "committing"
+    commit(number, a, b)
+    coordinator.settle()
+    assert fences(store) == [(2, 0), (1, number)]
