@@ -67,8 +67,8 @@ def _states(declared: dict[str, StateDescription], stored: list[OperatorSnapshot
             what.append("type changed")
         what += [f"{old} renamed to {new}" if new else f"{old} dropped" for old, new in now.renamed.items()]
         yield f"  state {name}: matched{', ' if what else ''}{', '.join(what)}"
-    users = {name for name, what in described.items() if what.kind != "columns"}  # columns are the runtime's own
-    for name in sorted(users - declared.keys()) if declared else ():
+    own = {name for name, what in described.items() if what.kind == "columns" or name.startswith("@")}  # the runtime's
+    for name in sorted(described.keys() - own - declared.keys()) if declared else ():
         yield f"  state {name}: no longer declared; its values stay where they are and are not read"
 
 
