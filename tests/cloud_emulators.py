@@ -41,11 +41,15 @@ def _free_port() -> int:
 
 
 class Emulator:
-    """One process, which ends with `stop`."""
+    """One process, which ends with `stop`. `start` again: on the same port, with what it had kept."""
 
     def __init__(self, command: Callable[[int], list[str]]) -> None:
         self.port = _free_port()
-        self._process = subprocess.Popen(command(self.port), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._command = command(self.port)
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         until = time.monotonic() + _STARTING_S
         while True:
             try:
@@ -53,10 +57,11 @@ class Emulator:
                 return
             except OSError:
                 if self._process.poll() is not None or time.monotonic() > until:
-                    raise RuntimeError(f"{command(self.port)} did not start") from None
+                    raise RuntimeError(f"{self._command} did not start") from None
                 time.sleep(0.05)
 
     def stop(self) -> None:
+        """It writes its lists of blobs first: Azurite does that every few seconds only, and Azure loses none."""
         self._process.terminate()
         self._process.wait()
 

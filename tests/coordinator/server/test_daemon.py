@@ -306,7 +306,7 @@ def refused(tmp_path, *arguments, mode=0o600, token="5" * 64):
     token_file.chmod(mode)
     command = [sys.executable, "-m", "barrier_runtime.coordinator.server.daemon", "--storage", str(tmp_path / "store")]
     command += ["--token-file", str(token_file), *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 2, done.stderr
     return done.stderr
 
@@ -318,6 +318,16 @@ def test_other_than_loopback_needs_the_operators_word(tmp_path, option):
     said = refused(tmp_path, option, "0.0.0.0:0")
     assert "not a loopback address" in said
     assert "--insecure-network-ok" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["--listen", "--http"])
+def test_an_address_that_somebody_uses_is_named_and_no_traceback_shown(tmp_path, option):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        said = refused(tmp_path, option, address)
+    assert f"{option} {address}: Address already in use: choose another address" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.slow

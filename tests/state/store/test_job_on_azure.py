@@ -1,5 +1,9 @@
 """A whole job whose checkpoints and files are in Azure Blob (on Azurite)."""
 
+import json
+import time
+from typing import Any
+
 import pytest
 
 from barrier_runtime import Dataflow, JsonlSink, compact_files, count
@@ -34,3 +38,35 @@ def test_a_job_keeps_its_checkpoints_and_files_there(azure_emulator: Emulator, m
         compact_files(target, keep_s=0)
         assert rows_seen() == 600
     assert len(live_files(read_commit_log(store, "azure", "out"))) == 7
+
+
+@pytest.mark.slow
+def test_a_job_outlives_stops_of_the_server(azure_emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checkpoints and its files are there. Twice while rows come: requests are cut off and refused."""
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", cloud_emulators.AZURITE_KEY)
+    checkpoints, target = (cloud_emulators.azure_container(azure_emulator) for _ in range(2))
+    store, rows = open_store(target), 2_000
+    flow = Dataflow("azure-away")
+    flow.rate("numbers", 500, rows).select(["value"]).sink("out", JsonlSink(target))
+
+    def seen() -> list[int]:
+        files = live_files(read_commit_log(store, "azure-away", "out"))
+        return sorted(json.loads(line)["value"] for file in files for line in store.get(file.name).splitlines())
+
+    def until(condition: Any) -> None:
+        deadline = time.monotonic() + 120
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    options: dict[str, Any] = {"restart": "fixed_delay", "restart_attempts": 100, "restart_delay": 0.2}
+    with flow.start_local(parallelism=2, checkpoints=checkpoints, checkpoint_interval=0.1, **options) as job:
+        for least in (200, 800):
+            until(lambda least=least: len(seen()) >= least)
+            azure_emulator.stop()
+            try:
+                time.sleep(0.5)  # a request or more fails
+            finally:
+                azure_emulator.start()
+        job.wait(300)
+    assert seen() == list(range(rows))
