@@ -1,9 +1,13 @@
 """The watermark over several input channels: the minimum of those that are neither idle nor ended. Pure.
 
 It is the end of time only when every channel has ended: an idle one may bring rows again. While one that never has rows
-is all that has still to end, nothing is said: "idle" would let others pass rows that are held here for the end."""
+is all that has still to end, nothing is said: "idle" would let others pass rows that are held here for the end.
 
-from collections.abc import Collection
+Channels from subtasks that all hear the same are idle `together` or not at all. When rows come again after a silence,
+one of these subtasks hears of it first. Were the others still idle, event time would go on with the first one's, past
+rows that are on their way to the others and come from there behind it."""
+
+from collections.abc import Collection, Sequence
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Idle, Watermark
 
@@ -11,12 +15,14 @@ from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Idle, Wa
 class WatermarkMerger:
     """Feed it what each channel says; it answers with what to say downstream, if anything. Never goes back.
 
-    `empty`: channels of which it is known that no row will come, before they say so themselves."""
+    `empty`: channels of which it is known that no row will come, before they say so themselves. `together`: groups of
+    channels of which each is idle when all of them are, or have ended."""
 
-    def __init__(self, channels: int, empty: Collection[int] = ()) -> None:
+    def __init__(self, channels: int, empty: Collection[int] = (), together: Sequence[Collection[int]] = ()) -> None:
         self._of_channel = [WATERMARK_MIN] * channels
         self._empty = frozenset(empty)
         self._idle = [channel in self._empty for channel in range(channels)]
+        self._together = [tuple(group) for group in together if len(group) > 1]
         self.current = WATERMARK_MIN
         self._said_idle = False
 
@@ -41,14 +47,15 @@ class WatermarkMerger:
 
     def others(self, channel: int) -> int:
         """How far the other channels let event time go."""
-        active = zip(self._of_channel, self._idle, strict=True)
+        active = zip(self._of_channel, self._idle_ones(), strict=True)
         return min(
             (ms for number, (ms, idle) in enumerate(active) if number != channel and not idle), default=WATERMARK_MAX
         )
 
     def _advance(self) -> Watermark | Idle | None:
-        waiting = [ms for ms, idle in zip(self._of_channel, self._idle, strict=True) if not idle and ms < WATERMARK_MAX]
-        if not waiting and any(self._idle):  # what has ended says nothing about a channel that may still bring rows
+        idle_ones = self._idle_ones()
+        waiting = [ms for ms, idle in zip(self._of_channel, idle_ones, strict=True) if not idle and ms < WATERMARK_MAX]
+        if not waiting and any(idle_ones):  # what has ended says nothing about a channel that may still bring rows
             if self._said_idle or self._only_ends_are_left():
                 return None
             self._said_idle = True
@@ -59,6 +66,17 @@ class WatermarkMerger:
             self.current = lowest
             return Watermark(lowest)
         return None
+
+    def _idle_ones(self) -> list[bool]:
+        """By channel, whether event time goes on without it."""
+        if not self._together:
+            return self._idle
+        idle_ones = list(self._idle)
+        for group in self._together:
+            if not all(idle_ones[channel] or self._of_channel[channel] == WATERMARK_MAX for channel in group):
+                for channel in group:
+                    idle_ones[channel] = False
+        return idle_ones
 
     def _only_ends_are_left(self) -> bool:
         """Channels have ended, and those that have not are known to bring no rows."""

@@ -105,7 +105,7 @@ class Subtask:
         self.last_checkpoint = 0  # highest id captured or aborted
         self._wanted: Barrier | None = None  # last trigger heard of, for when the input ends first
         self._aligner = aligner
-        self._merger = WatermarkMerger(len(inputs), [channel.index for channel in inputs if channel.empty])
+        self._merger = _merger_of(inputs)
         self._live_inputs = len(inputs)
         self._said_idle = False
         self._inputs_idle = False  # they said so last
@@ -593,3 +593,9 @@ class Subtask:
         self._host.ended(self)
         if self._wanted is not None:
             self.on_trigger(self._wanted)
+
+
+def _merger_of(inputs: list[InputChannel]) -> WatermarkMerger:
+    edges = sorted({channel.together for channel in inputs if channel.together is not None})
+    together = [[channel.index for channel in inputs if channel.together == edge] for edge in edges]
+    return WatermarkMerger(len(inputs), [channel.index for channel in inputs if channel.empty], together)

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, Request, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Request, expect, sync_playwright
 
 from tests.browser.living_job import LivingJob, living_job
 
 REMEDY = "Chromium is missing: sudo apt-get install chromium (or: make servers)"
+_PATIENCE_MS = 60_000  # for a machine that has much else to do; playwright's own is 5 s where something is expected
+expect.set_options(timeout=_PATIENCE_MS)
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +70,7 @@ def context(browser: Browser) -> Iterator[Callable[..., BrowserContext]]:
 
     def new(**settings: object) -> BrowserContext:
         made.append(browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **settings}))
-        made[-1].set_default_timeout(15_000)
+        made[-1].set_default_timeout(_PATIENCE_MS)
         return made[-1]
 
     yield new

@@ -47,7 +47,7 @@ def test_a_savepoint_is_taken_where_the_dialog_says(job: LivingJob, opened: Open
     taken = wait_for("savepoint", lambda: next((each for each in job.status.savepoints if each.ended_ms), None))
     assert (taken.state, taken.error) == ("done", "")
     assert (tmp_path / "kept" / "savepoint.json").exists()
-    expect(page.locator("#events-table")).to_contain_text("savepoint done", timeout=20_000)
+    expect(page.locator("#events-table")).to_contain_text("savepoint done")
     assert page.locator("svg.timeline:visible .m-savepoint").count() == 1
 
 
@@ -62,7 +62,7 @@ def test_a_rescale_is_asked_for_with_the_number_of_the_dialog(own_job: LivingJob
         page.keyboard.press("Enter")
     assert '"parallelism":3' in (asked.value.post_data or "")
     expect(page.locator("#said")).to_have_text("Rescale the job: accepted")
-    expect(page.locator("#events-table")).to_contain_text("rescale 2 → 3 slots: starting", timeout=20_000)
+    expect(page.locator("#events-table")).to_contain_text("rescale 2 → 3 slots: starting")
     assert page.locator("svg.timeline:visible .m-rescale").count() == 1
 
 
@@ -95,7 +95,7 @@ def test_stopping_a_job_ends_it_and_the_page_says_so(own_job: LivingJob, opened:
     page = opened(own_job)
     page.click("text=Stop…")
     page.click("#ask-stop button[value=ok]")
-    expect(page.locator("h1 .badge")).to_have_text("CANCELLED", timeout=20_000)
+    expect(page.locator("h1 .badge")).to_have_text("CANCELLED")
     page.reload()
     assert page.locator("button[data-dialog]").count() == 0
 
@@ -121,7 +121,7 @@ def test_a_killed_coordinator_takes_nothing_from_an_open_page_nor_from_a_link(
     wait_for("another process", lambda: own_job.coordinator.restarts)
     own_job.until_completed(before.checkpoints.completed + 2)
     own_job.records += 777
-    expect(page.locator("[data-live=records]")).to_have_text(f"{2 * own_job.records:,}", timeout=20_000)
+    expect(page.locator("[data-live=records]")).to_have_text(f"{2 * own_job.records:,}")
     assert page.evaluate("window.planted") == "the same page"
     page.goto(f"{own_job.coordinator.url}/jobs/flights/checkpoints")
     shown = {int(text) for text in page.locator("tbody tr td:first-child").all_inner_texts()}

@@ -43,7 +43,7 @@ def test_sections_are_brought_up_to_date_without_loading_the_page_anew(job: Livi
     page.evaluate("window.planted = 'the same page'")
     page.click("#slots-table > summary")
     before = page.locator("#checkpoints tbody tr td").first.inner_text()
-    expect(page.locator("#checkpoints tbody tr td").first).not_to_have_text(before, timeout=20_000)
+    expect(page.locator("#checkpoints tbody tr td").first).not_to_have_text(before)
     assert page.evaluate("window.planted") == "the same page"
     assert page.locator("#slots-table").get_attribute("open") is not None, "what was opened stays open"
 
@@ -72,7 +72,7 @@ def test_a_bar_of_the_strip_shows_its_checkpoint_below_and_stays_pinned(job: Liv
     expect(picked.locator("a").first).to_have_text(f"Checkpoint {number}")
     newer = str(int(number) + 2)
     job.until_completed(int(newer))
-    expect(page.locator(f'svg.strip a.bar[href$="/{newer}"]')).to_be_attached(timeout=20_000)
+    expect(page.locator(f'svg.strip a.bar[href$="/{newer}"]')).to_be_attached()
     expect(page.locator("svg.strip a.bar.picked")).to_have_attribute("href", f"/jobs/flights/checkpoints/{number}")
     assert picked.locator("a").first.inner_text() == f"Checkpoint {number}"
     page.click("text=Follow the newest")

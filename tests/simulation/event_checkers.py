@@ -137,8 +137,8 @@ class WholeWindows(EventChecker):
 
 class WholeSessions(EventChecker):
     """The sessions of a key are its events in order, cut where the watermark may have passed the timer of the last, and
-    where no other split can have held it back also cut there; each ends by exactly that timer. So state that was
-    cleared stays cleared, and a timer fires once, unless deleted, and before the event that proves it due."""
+    where no other split or subtask can have held it back also cut there; each ends by exactly that timer. So state that
+    was cleared stays cleared, and a timer fires once, unless deleted, and before the event that proves it due."""
 
     shows = "sessions"
 
@@ -167,7 +167,7 @@ class WholeSessions(EventChecker):
         if row.start != times.at_ms(row.split, row.last) + times.gap_ms:
             self.wrong(f"{row} ended by a timer that was deleted: its last event sets another one")
         before = row.first
-        while times.splits == 1 and before < row.last:
+        while times.splits == 1 and not times.twice and before < row.last:
             event = self._event(row.split, row.key, before + 1)
             assert event is not None
             due_ms = times.at_ms(row.split, before) + times.gap_ms

@@ -108,6 +108,7 @@ class EventTimes:
     max_drift_ms: int | None = None  # most that a split may be ahead of the slowest one; only without idle timeout
     gaps_of_wall_clock: bool = False  # windows by the wall clock are sessions
     decoys: int = 0  # timers that each event of a session sets far ahead, for the next one of its key to delete
+    twice: bool = False  # events go to their keys' subtasks by a step that has keys itself
     ends: tuple[int, ...] | None = None  # events of each split that a job had read when it was drained
 
     @property
@@ -238,6 +239,13 @@ class _EventReader:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+class PassedOn:
+    """Keyed, so that what follows hears of event time and silences by many subtasks that all hear the same."""
+
+    def process(self, key: Any, row: dict[str, Any], ctx: Any) -> Iterator[dict[str, Any]]:
+        yield row
 
 
 class Sessions:
@@ -444,6 +452,8 @@ class EventWorkload:
             max_out_of_orderness=in_ms(times.bound_ms),
             idle_timeout=None if times.idle_ms is None else in_ms(times.idle_ms),
         )
+        if times.twice and self.graph != "unique":  # which needs the events in the order of their numbers
+            events = events.key_by("number").process("passed", PassedOn, schema=EVENTS, event_time="at")
         for sink, shows in self.sinks.items():
             make = {
                 "windows": self._windows,
@@ -586,8 +596,10 @@ class EventWorkload:
         return slow or (pause is not None and times.gap_before_ms(split, pause) > times.idle_ms)
 
     def may_be_late(self, split: int, seq: int, last_ms: int) -> bool:
-        """The watermark may have reached `last_ms` when event `seq` of `split` came: its own time counts, too."""
-        return self.has_come(split, seq, last_ms) or self.was_idle(split, seq)
+        """The watermark may have reached `last_ms` when event `seq` of `split` came: its own time counts, too. Nothing
+        passes an idle split that is the only one."""
+        passed = self.was_idle(split, seq) and (self.times.splits > 1 or self.unaligned)
+        return passed or self.has_come(split, seq, last_ms)
 
     def has_come(self, split: int, seq: int, at_ms: int) -> bool:
         """The split's own watermark is at `at_ms` with its event `seq`."""

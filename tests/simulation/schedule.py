@@ -459,6 +459,7 @@ def _draw_events(schedule: Schedule) -> Schedule:
         clocks_jump=schedule.clocks_jump,
         gaps_of_wall_clock=random.Random(f"gaps of wall clock {schedule.seed}").random() < 0.4,
         decoys=random.Random(f"decoys {schedule.seed}").choice((0, 0, 60)),
+        twice=random.Random(f"twice {schedule.seed}").random() < 0.3,
     )
     rescaled_every = rng.choice((2, 5))
     expires = random.Random(f"expiring {schedule.seed}").random() < 0.6

@@ -53,6 +53,7 @@ class InputChannel:
         "empty",
         "index",
         "port",
+        "together",
         "window",
     )
 
@@ -60,6 +61,7 @@ class InputChannel:
         self.index = index
         self.port = port
         self.blocked = self.empty = False
+        self.together: int | None = None  # the edge whose channels are idle all or none
         self.bytes = 0
         self.window = Window(window)
         self.chunk = Chunk()

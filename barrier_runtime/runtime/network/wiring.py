@@ -42,9 +42,17 @@ class Wiring:
                 for slot in upstream:
                     channel = InputChannel(len(channels), edge.port, self._wake, self._window_bytes)
                     channel.empty = self._never_has_rows(edge.source_chain, slot)
+                    channel.together = edge.id if self._hear_the_same(edge.source_chain) else None
                     channels.append(channel)
                     self._channel_of[(edge.id, slot)] = channel
             self.inputs[chain.id] = channels
+
+    def _hear_the_same(self, chain: int) -> bool:
+        """All subtasks of the chain are told of idleness by the same subtasks."""
+        if self._graph.chains[chain].source is not None:
+            return False
+        inputs = self._graph.inputs(chain)
+        return all(edge.partitioning != "forward" or self._hear_the_same(edge.source_chain) for edge in inputs)
 
     def _never_has_rows(self, chain: int, slot: int) -> bool:
         source = self._graph.chains[chain].source

@@ -80,3 +80,28 @@ def test_time_does_not_end_while_a_channel_is_only_idle():
     merger.on_activity(0)
     assert merger.on_watermark(0, 9) == Watermark(9)
     assert merger.on_end(0) == Watermark(WATERMARK_MAX)
+
+
+def test_channels_that_are_idle_together_are_not_left_behind_by_the_first_that_hears_of_rows():
+    """Rows of the second one, by what came with 20, are on their way: event time does not go past them."""
+    merger = WatermarkMerger(2, together=[(0, 1)])
+    merger.on_watermark(0, 10)
+    assert merger.on_watermark(1, 10) == Watermark(10)
+    assert merger.on_idle(0) is None
+    assert merger.others(0) == merger.others(1) == 10
+    assert merger.on_idle(1) == Idle()
+    assert merger.others(0) == WATERMARK_MAX
+    assert merger.on_watermark(0, 20) is None, "the other one has not heard yet"
+    assert merger.on_watermark(1, 20) == Watermark(20)
+
+
+def test_channels_that_are_idle_together_hold_back_no_others_then():
+    merger = WatermarkMerger(3, together=[(1, 2)])
+    assert merger.on_watermark(0, 10) is None
+    assert merger.on_idle(1) is None
+    assert merger.on_end(2) == Watermark(10), "what has ended is as idle as the rest"
+    merger.on_activity(1)
+    assert merger.on_watermark(0, 20) is None
+    assert merger.on_idle(1) == Watermark(20)
+    assert merger.on_end(1) is None
+    assert merger.on_end(0) == Watermark(WATERMARK_MAX)
