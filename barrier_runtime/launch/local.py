@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -53,6 +53,7 @@ T = TypeVar("T")
 wire_by_default = False  # what `run_local` and `run_graph` do unless they are told; tests set it
 _LAST_CHECKPOINT_S = 8.0  # containers are killed ten seconds after they were asked to end
 _NEWS_WITHIN_S = 3.0
+_SIGNALS_S = 1.0
 _LEAVE_S = 10.0  # how long open files of operators are waited for at the end
 
 
@@ -294,6 +295,8 @@ def run_to_its_end(main: Coroutine[Any, Any, T]) -> T:
         ended = pool.submit(asyncio.run, announced())
         loop, task = started.result()
         try:
+            while not ended.done():  # a signal that another thread got wakes nobody who waits for a lock
+                wait([ended], timeout=_SIGNALS_S)
             return ended.result()
         except BaseException:  # Ctrl-C reaches this thread, not the one with the job
             if not ended.done():

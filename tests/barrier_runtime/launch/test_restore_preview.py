@@ -36,15 +36,16 @@ def contents(folder: Path) -> Mapping[str, bytes]:
 @pytest.mark.slow
 async def test_a_start_with_a_savepoint_is_told_by_names_and_nothing_is_written(tmp_path: Path) -> None:
     """1.2, 1.9: no byte of the savepoint names a place; what is refused is refused by `explain`, with exit code 2."""
-    target, url = Target(), str(tmp_path / "savepoint")
-    job = RunningJob(numbers_flow(target, "job"), tmp_path / "job", parallelism=2)
+    stored = tmp_path / "stored"
+    target, url = Target(), str(stored / "savepoint")
+    job = RunningJob(numbers_flow(target, "job"), stored / "job", parallelism=2)
     await job.rows_in(target, 400)
     await job.stop(url)
-    (tmp_path / "jobs").mkdir()
-    before = contents(tmp_path)
+    (stored / "jobs").mkdir()
+    before = contents(stored)
     places = [name for name, data in before.items() if name.startswith("savepoint") and tmp_path.name.encode() in data]
     assert places == []
-    options = {"checkpoints": str(tmp_path / "jobs"), "restore": url, "parallelism": 3}
+    options = {"checkpoints": str(stored / "jobs"), "restore": url, "parallelism": 3}
     page, starts = preview_of_restore(numbers_flow(target, "next"), options, local=True)
     assert (starts, "refused" in page) == (True, False)
     assert "@" not in page, "what the runtime keeps beside a function's own states is no state of theirs"
@@ -68,5 +69,4 @@ async def test_a_start_with_a_savepoint_is_told_by_names_and_nothing_is_written(
     command = ("explain", f"{app}:flow", "--local", "--checkpoints", options["checkpoints"], "--restore", url)
     done = run_here(*command)
     assert (done.returncode, "refused: " in done.stdout) == (2, True), done.stderr
-    app.unlink()
-    assert contents(tmp_path) == before
+    assert contents(stored) == before
