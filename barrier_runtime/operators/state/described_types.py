@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from barrier_runtime.operators.state import models
 from barrier_runtime.state.snapshots.value_types import FieldType, ValueType
 
 _PLAIN: dict[type[inspect.Type], str] = {
@@ -31,7 +32,7 @@ BUILDING = threading.Lock()  # msgspec describes a type at its first use; anothe
 
 def decoder_of(kind: Any) -> msgspec.msgpack.Decoder[Any]:
     with BUILDING:
-        return msgspec.msgpack.Decoder(kind)
+        return msgspec.msgpack.Decoder(kind, dec_hook=models.from_fields)
 
 
 def value_type(kind: Any) -> ValueType:
@@ -59,7 +60,19 @@ def _described(info: inspect.Type, outer: tuple[Any, ...]) -> ValueType:
         return ValueType("choice", info.cls.__name__, values=tuple(member.value for member in info.cls))
     if isinstance(info, inspect.StructType | inspect.DataclassType | inspect.NamedTupleType | inspect.TypedDictType):
         return _class(info, outer)
+    if isinstance(info, inspect.CustomType) and models.is_model(info.cls):
+        return _model(info.cls, outer)
     return ValueType("any")
+
+
+def _model(model: type[Any], outer: tuple[Any, ...]) -> ValueType:
+    if model in outer:
+        return ValueType("again", model.__name__, up=len(outer) - outer.index(model))
+    fields = tuple(
+        FieldType(name, _described(inspect.type_info(kind), (*outer, model)), not required)
+        for name, kind, required in models.annotations(model)
+    )
+    return ValueType("class", model.__name__, fields=fields, strict=models.refuses_unknown(model))
 
 
 def _class(

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from barrier_runtime.operators.state import models
 from barrier_runtime.state.errors import InvalidJob
 
 Renamed: TypeAlias = Mapping[str, str | None]
@@ -21,6 +22,8 @@ def fields_of(kind: Any) -> tuple[str, ...]:
     """Names under which a class's fields are written; none for what is not written by name."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return () if kind.__struct_config__.array_like else tuple(kind.__struct_encode_fields__)
+    if models.is_model(kind):
+        return tuple(models.stored_names(kind).values())
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return tuple(field.name for field in dataclasses.fields(kind))
     return ()

@@ -16,6 +16,7 @@ import msgspec
 
 from barrier_runtime.operators.state.described_types import decoder_of
 from barrier_runtime.operators.state.evolution import Renamed, by_new_names
+from barrier_runtime.operators.state.models import as_fields
 from barrier_runtime.operators.user_code import function_name, said
 from barrier_runtime.state.errors import InvalidJob
 
@@ -26,7 +27,7 @@ _HEAD = 3
 _MOST = 255
 
 _plain = msgspec.msgpack.Decoder().decode
-_encode = msgspec.msgpack.Encoder().encode
+_encode = msgspec.msgpack.Encoder(enc_hook=as_fields).encode
 
 
 def check_migrate(migrate: Any, says: str) -> tuple[Callable[[Any], Any], ...]:

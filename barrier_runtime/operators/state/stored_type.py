@@ -1,7 +1,8 @@
 """The declared type of what a state holds: which values it takes, and how they become bytes and values again.
 
-Values are written as MessagePack by msgspec, typed: added fields with defaults, removed fields and widened types are
-read back after a change of the program. Nothing is pickled unless `codec="pickle"` says so.
+Values are written as MessagePack by msgspec (pydantic's models by way of `models`), typed: added fields with defaults,
+removed fields and widened types are read back after a change of the program. Nothing is pickled unless
+`codec="pickle"` says so.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from barrier_runtime.operators.state import models
 from barrier_runtime.operators.state.described_types import BUILDING, PICKLED, decoder_of, value_type
 from barrier_runtime.operators.state.evolution import Renamed, check_renamed, fields_of
 from barrier_runtime.operators.state.migration import Migrate, check_migrate, migrating_decoder, version_encoder
@@ -39,7 +41,7 @@ _UNCHANGEABLE = (
 
 class StoredType:
     """Any type msgspec knows: int, float, str, bytes, bool, datetime, list[...], dict[...], a dataclass, a
-    `msgspec.Struct`; any at all with codec "pickle"."""
+    `msgspec.Struct`, a pydantic model; any at all with codec "pickle"."""
 
     __slots__ = ("_codec", "_fields", "_kind", "_migrate", "_renamed", "_says", "_type", "scalar")
 
@@ -112,7 +114,7 @@ class StoredType:
             import pickle  # asked for by name
 
             return pickle.dumps
-        encode = msgspec.msgpack.Encoder(order="deterministic" if ordered else None).encode
+        encode = msgspec.msgpack.Encoder(enc_hook=models.as_fields, order="deterministic" if ordered else None).encode
         version = len(self._migrate)
         if self.scalar is not None:
             return version_encoder(encode, version)
@@ -206,16 +208,23 @@ def short(value: Any) -> str:
 
 
 def _unknown_part(kind: Any) -> str | None:
-    """What in `kind` msgspec has no encoding for; None when there is nothing."""
+    """What in `kind` cannot be written; None when there is nothing."""
     try:
-        todo: list[Any] = [msgspec.inspect.type_info(kind)]
-    except TypeError as error:
+        return _unknown_of([msgspec.inspect.type_info(kind)])
+    except TypeError as error:  # of msgspec's or a model's
         return str(error)
+
+
+def _unknown_of(todo: list[Any]) -> str | None:
     seen: set[int] = set()
     while todo:
         part = todo.pop()
         if isinstance(part, tuple):
             todo.extend(part)
+        elif isinstance(part, msgspec.inspect.CustomType) and models.is_model(part.cls):
+            if id(part.cls) not in seen:
+                seen.add(id(part.cls))
+                todo.extend(msgspec.inspect.type_info(each) for _, each, _ in models.annotations(part.cls))
         elif isinstance(part, msgspec.inspect.CustomType):
             return repr(part.cls)
         elif isinstance(part, msgspec.inspect.Type | msgspec.inspect.Field) and id(part) not in seen:
