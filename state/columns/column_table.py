@@ -42,7 +42,7 @@ VALUE_VERSION = 1
 ADDED_VERSION = 2  # of rows with columns that rows of version 1 lack
 WIDE_VERSION = 3  # of rows with cells behind their numbers
 _FORMAT = Format("operator {}: a row of its state", WIDE_VERSION, damaged="restore from another checkpoint")
-_FIRST_CAPACITY = 1_024
+_FIRST_CAPACITY = 1_536  # so that columns do not grow in the same call as their keys
 _LOAD_ROWS = 8_192
 _FEW_ROWS = 256  # below, remembering single keys is faster than the index
 _REMEMBERED = 65_536

@@ -3,6 +3,14 @@
 `IntKeys` is for keys whose fields are all ints of 64 bits, the usual case: an open-addressing hash table in numpy that
 takes whole arrays at once and holds no Python object per key (about 10 ns a row, some 30 bytes a key). `TupleKeys` is a
 dict. A *key batch* is several keys together: an int64 array of shape (fields, keys), or a list of tuples.
+
+A hash table that is nearly full is replaced by another one, which would take 200 ms for a million keys. So a large one
+has its *successor* filled a part at a time, whenever keys come, before it is full; searches know nothing of that.
+
+    row ids          the table      its successor
+    below `_known`   there          there: what comes and goes does so in both
+    from it on       there          not yet; what is left of them then is put into it as `_known` goes on
+Once all row ids are known, the successor is the table.
 """
 
 from collections.abc import Sequence
@@ -16,6 +24,11 @@ RowIds: TypeAlias = npt.NDArray[np.int64]
 Key: TypeAlias = tuple[Any, ...]
 
 _FIRST_BITS = 11
+_AT_ONCE_BITS = 16  # tables of so many places are replaced at once
+_KNOWN_PER_KEY = 6  # row ids that a successor gets for each key that comes: it is ready before the table is full
+_KNOWN_AT_LEAST = 4_096
+_CLEARED_PER_KEY = 64  # places of a successor: memory that nobody has used takes 2 ms per MB
+_CLEARED_AT_LEAST = 1 << 20
 _FEW = 16  # keys looked for one by one, when that is faster
 _FREE, _GONE = -1, -2  # places that hold no row id; a search goes on behind one that is gone
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: multiplying by it spreads neighbours evenly
@@ -53,6 +66,47 @@ class RowNumbers:
             self._free.append(row_ids.copy())
 
 
+class _Places:
+    """Row ids by the hash of their keys. `mixed`: of keys, see `IntKeys`."""
+
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
+        self.shift = np.uint64(64 - bits)
+        self.mask = np.int64((1 << bits) - 1)
+        self.row_ids = np.empty(1 << bits, np.int32)
+        self.gone = 0
+        self._cleared = 0  # places below are free, or taken since
+
+    def clear(self, most: int) -> bool:
+        """Makes that many places free. True: all are, and row ids may settle."""
+        end = min(self._cleared + most, len(self.row_ids))
+        self.row_ids[self._cleared : end] = _FREE
+        self._cleared = end
+        return end == len(self.row_ids)
+
+    def home(self, mixed: npt.NDArray[np.uint64]) -> Ints:
+        home: Ints = (mixed >> self.shift).view(np.int64)
+        return home
+
+    def settle(self, row_ids: RowIds, mixed: npt.NDArray[np.uint64]) -> None:
+        """Row ids of distinct keys, none of which is there."""
+        places = self.home(mixed)
+        while len(row_ids):
+            free = self.row_ids[places] == _FREE
+            self.row_ids[places[free]] = row_ids[free]  # of several that want a place, the last one gets it
+            left = self.row_ids[places] != row_ids
+            row_ids, places = row_ids[left], places[left] + 1 & self.mask
+
+    def remove(self, row_ids: RowIds, mixed: npt.NDArray[np.uint64]) -> None:
+        """Row ids (each once) that are there."""
+        self.gone += len(row_ids)
+        places = self.home(mixed)
+        while len(row_ids):
+            there = self.row_ids[places] == row_ids
+            self.row_ids[places[there]] = _GONE
+            row_ids, places = row_ids[~there], places[~there] + 1 & self.mask
+
+
 class IntKeys:
     """Keys of `fields` int64 fields."""
 
@@ -63,21 +117,24 @@ class IntKeys:
         self.numbers = RowNumbers()
         self._keys: Ints = np.zeros((fields, 1 << _FIRST_BITS - 1), np.int64)  # by row id
         self._active = np.zeros(1 << _FIRST_BITS - 1, np.bool_)
-        self._clear(_FIRST_BITS)
+        self._table = _cleared(_FIRST_BITS)
+        self._successor: _Places | None = None
+        self._known = 0  # row ids below are in the successor
 
     def __len__(self) -> int:
         return self.numbers.count
 
     def find(self, key_batch: Ints) -> RowIds:
         """The row id of each key; negative where there is none."""
-        places = self._home(key_batch)
-        there = self._places.take(places)
+        table, mask = self._table.row_ids, self._table.mask
+        places = self._table.home(self._mixed(key_batch))
+        there = table.take(places)
         found = there.astype(np.int64)
         wrong = (~self._equal(key_batch, there) & (there != _FREE)).nonzero()[0]
         rows = wrong
         while len(wrong) > _FEW:  # somebody else lives there, or did: look one further
-            places, key_batch = places[wrong] + 1 & self._mask, key_batch[:, wrong]
-            there = self._places.take(places)
+            places, key_batch = places[wrong] + 1 & mask, key_batch[:, wrong]
+            there = table.take(places)
             found[rows] = there
             wrong = (~self._equal(key_batch, there) & (there != _FREE)).nonzero()[0]
             rows = rows[wrong]
@@ -93,6 +150,8 @@ class IntKeys:
             return row_ids, _NO_ROWS
         self._make_room(len(missing))
         row_ids[missing], made = self._insert(key_batch[:, missing])
+        if self._successor is not None:
+            self._succeed(self._successor, made)
         return row_ids, made
 
     def remove(self, row_ids: RowIds) -> None:
@@ -100,17 +159,12 @@ class IntKeys:
         self._active[row_ids] = False
         self.numbers.give_back(row_ids)
         if len(row_ids) >= len(self):
-            self._clear(self._bits)
-            left = self.all()
-            self._settle(left, self._home(self._keys[:, left]))
+            self._replace(self._table.bits)
             return
-        places = self._home(self._keys[:, row_ids])
-        wanted = row_ids
-        while len(wanted):
-            there = self._places[places] == wanted
-            self._places[places[there]] = _GONE
-            wanted, places = wanted[~there], places[~there] + 1 & self._mask
-        self._gone += len(row_ids)
+        self._table.remove(row_ids, self._mixed(self._keys[:, row_ids]))
+        if self._successor is not None:
+            known = row_ids[row_ids < self._known]
+            self._successor.remove(known, self._mixed(self._keys[:, known]))
 
     def key_batch(self, row_ids: RowIds) -> Ints:
         key_batch: Ints = self._keys.take(row_ids, axis=1)
@@ -128,26 +182,19 @@ class IntKeys:
 
     # ---- inside
 
-    def _clear(self, bits: int) -> None:
-        self._bits = bits
-        self._shift = np.uint64(64 - bits)
-        self._mask = np.int64((1 << bits) - 1)
-        self._places = np.full(1 << bits, _FREE, np.int32)
-        self._gone = 0
-
-    def _home(self, key_batch: Ints) -> Ints:
+    def _mixed(self, key_batch: Ints) -> npt.NDArray[np.uint64]:
+        """The hash of each key: its highest bits say where it is looked for first."""
         mixed = key_batch[0].view(np.uint64) * _MIX
         for field in key_batch[1:]:
             mixed ^= mixed >> _32
             mixed += field.view(np.uint64)
             mixed *= _MIX
-        mixed >>= self._shift
-        home: Ints = mixed.view(np.int64)
-        return home
+        return mixed
 
     def _search(self, place: int, key: list[int]) -> int:
         """`find` for one key that does not live at `place`."""
-        mask, slot_at, field_of = len(self._places) - 1, self._places.item, self._keys.item
+        table = self._table.row_ids
+        mask, slot_at, field_of = len(table) - 1, table.item, self._keys.item
         while True:
             place = place + 1 & mask
             row_id = slot_at(place)
@@ -166,25 +213,36 @@ class IntKeys:
             capacity = 2 * len(self._active)
             while capacity < needed:
                 capacity *= 2
-            self._keys = np.concatenate(
-                [self._keys, np.zeros((self.fields, capacity - len(self._active)), np.int64)], 1
-            )
-            self._active = np.concatenate([self._active, np.zeros(capacity - len(self._active), np.bool_)])
-        bits = self._bits
-        while 2 * needed > 1 << bits:
-            bits += 1
-        if bits > self._bits or 2 * (needed + self._gone) > 1 << bits:
-            self._clear(bits)
-            known = self.all()
-            self._settle(known, self._home(self._keys[:, known]))
+            keys, active = np.empty((self.fields, capacity), np.int64), np.zeros(capacity, np.bool_)
+            keys[:, : len(self._active)], active[: len(self._active)] = self._keys, self._active
+            self._keys, self._active = keys, active
+        if 2 * (needed + self._table.gone) > 1 << self._table.bits:
+            self._replace(_bits(2 * needed, self._table.bits))
+        elif (
+            self._successor is None
+            and self._table.bits > _AT_ONCE_BITS
+            and 8 * (needed + self._table.gone) > 3 << self._table.bits
+        ):
+            self._successor, self._known = _Places(_bits(4 * needed, self._table.bits)), 0
 
-    def _settle(self, row_ids: RowIds, places: Ints) -> None:
-        """RowIds of distinct keys into the hash table."""
-        while len(row_ids):
-            free = self._places[places] == _FREE
-            self._places[places[free]] = row_ids[free]  # of several that want a place, the last one gets it
-            left = self._places[places] != row_ids
-            row_ids, places = row_ids[left], places[left] + 1 & self._mask
+    def _replace(self, bits: int) -> None:
+        """All row ids into another table, at once."""
+        self._table, self._successor = _cleared(bits), None
+        there = self.all()
+        self._table.settle(there, self._mixed(self._keys[:, there]))
+
+    def _succeed(self, successor: _Places, made: RowIds) -> None:
+        """The successor gets to know of the next row ids. `made`: those that have just been taken."""
+        if not successor.clear(_CLEARED_AT_LEAST + _CLEARED_PER_KEY * len(made)):
+            return
+        again = made[made < self._known]
+        successor.settle(again, self._mixed(self._keys[:, again]))
+        end = min(self._known + _KNOWN_AT_LEAST + _KNOWN_PER_KEY * len(made), self.numbers.limit)
+        known = self._known + np.flatnonzero(self._active[self._known : end])
+        successor.settle(known, self._mixed(self._keys[:, known]))
+        self._known = end
+        if end == self.numbers.limit:
+            self._table, self._successor = successor, None
 
     def _insert(self, key_batch: Ints) -> tuple[RowIds, RowIds]:
         """Keys that have no row id, and may repeat: for each free place one of those that want it wins; those with the
@@ -192,24 +250,36 @@ class IntKeys:
         found = np.empty(key_batch.shape[1], np.int64)
         made = []
         rows = np.arange(key_batch.shape[1])
-        places = self._home(key_batch)
+        table, mask = self._table.row_ids, self._table.mask
+        places = self._table.home(self._mixed(key_batch))
         while len(rows):
-            free = np.flatnonzero(self._places.take(places) == _FREE)
+            free = np.flatnonzero(table.take(places) == _FREE)
             if len(free):
                 claims = _GONE - 1 - free
-                self._places[places[free]] = claims
-                winners = free[self._places[places[free]] == claims]
+                table[places[free]] = claims
+                winners = free[table[places[free]] == claims]
                 fresh = self.numbers.take(len(winners))
                 self._keys[:, fresh] = key_batch[:, winners]
                 self._active[fresh] = True
-                self._places[places[winners]] = fresh
+                table[places[winners]] = fresh
                 made.append(fresh)
-            there = self._places.take(places)
+            there = table.take(places)
             same = self._equal(key_batch, there)
             found[rows[same]] = there[same]
             left = np.flatnonzero(~same)
-            rows, places, key_batch = rows[left], places[left] + 1 & self._mask, key_batch[:, left]
+            rows, places, key_batch = rows[left], places[left] + 1 & mask, key_batch[:, left]
         return found, np.concatenate(made)
+
+
+def _cleared(bits: int) -> _Places:
+    table = _Places(bits)
+    table.clear(1 << bits)
+    return table
+
+
+def _bits(places: int, least: int) -> int:
+    """Of a table of at least so many places, and of `least` bits."""
+    return max(least, (places - 1).bit_length())
 
 
 class TupleKeys:

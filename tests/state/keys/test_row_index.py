@@ -1,10 +1,16 @@
 """Slot numbers of keys against a plain dict, for keys of ints (a hash table in numpy) and for any others."""
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from barrier_runtime.state.keys import row_index
 from barrier_runtime.state.keys.row_index import IntKeys, Key, TupleKeys, int_key_batch, tuple_keys
 from tests.drawn import examples
 
@@ -17,8 +23,30 @@ def key_batch_of(keys: list[Key], fields: int) -> np.ndarray:
 
 
 @examples(60)
-@given(st.integers(1, 3), st.data())
-def test_a_key_keeps_its_slot_until_it_is_removed_and_no_two_share_one(fields: int, data: st.DataObject) -> None:
+@given(st.integers(1, 3), st.sampled_from([None, 0, 3]), st.data())
+def test_a_key_keeps_its_slot_until_it_is_removed_and_no_two_share_one(
+    fields: int, known: int | None, data: st.DataObject
+) -> None:
+    with replaced_slowly(known):
+        keys_come_and_go(fields, data)
+
+
+@contextlib.contextmanager
+def replaced_slowly(known: int | None) -> Iterator[None]:
+    """Hash tables begin with eight places, and get to know of so many row ids at once. None: as in production."""
+    if known is None:
+        yield
+        return
+    with (
+        patch.object(row_index, "_FIRST_BITS", 3),
+        patch.object(row_index, "_AT_ONCE_BITS", 0),
+        patch.object(row_index, "_KNOWN_PER_KEY", 1),
+        patch.object(row_index, "_KNOWN_AT_LEAST", known),
+    ):
+        yield
+
+
+def keys_come_and_go(fields: int, data: st.DataObject) -> None:
     keys, expected = IntKeys(fields), dict[Key, int]()
     batches = st.lists(st.tuples(*[FIELD] * fields), max_size=60)
     for batch in data.draw(st.lists(batches, min_size=1, max_size=12)):
@@ -40,8 +68,13 @@ def test_a_key_keeps_its_slot_until_it_is_removed_and_no_two_share_one(fields: i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fields", [1, 2])
-def test_many_keys_come_and_go_in_large_batches(fields: int) -> None:
+@pytest.mark.parametrize(("fields", "known"), [(1, None), (2, 0), (1, 3_000)])
+def test_many_keys_come_and_go_in_large_batches(fields: int, known: int | None) -> None:
+    with replaced_slowly(known):
+        many_keys_come_and_go(fields)
+
+
+def many_keys_come_and_go(fields: int) -> None:
     random, keys, expected = np.random.default_rng(5), IntKeys(fields), dict[Key, int]()
     for step in range(30):
         key_batch = random.integers(0, 40_000, (fields, 9_000)) // (1, 100)[fields - 1]
@@ -55,6 +88,31 @@ def test_many_keys_come_and_go_in_large_batches(fields: int) -> None:
     assert len(set(expected.values())) == len(expected) == len(keys)
     key_batch = key_batch_of(list(expected), fields)
     assert keys.find(key_batch).tolist() == list(expected.values())
+
+
+@pytest.mark.slow
+def test_a_large_table_is_replaced_in_parts_before_it_is_full() -> None:
+    """However many keys come, a call puts no more row ids into a table than the keys that it brings ask for; nor does
+    it where as many keys go as come."""
+    settled = [0]
+    settle = row_index._Places.settle
+
+    def counting(places: Any, row_ids: Any, mixed: Any) -> None:
+        settled[0] += len(row_ids)
+        settle(places, row_ids, mixed)
+
+    keys, most = IntKeys(1), 0
+    with patch.object(row_index._Places, "settle", counting):
+        for first in range(0, 600_000, 2_000):
+            settled[0] = 0
+            keys.place(np.arange(first, first + 2_000)[None])
+            if first >= 300_000:
+                keys.remove(keys.find(np.arange(first - 300_000, first - 298_000)[None]))
+            most = max(most, settled[0])
+    assert most <= 1 << 15, "a table of 2 ** 16 places has half of them in use"
+    assert len(keys) == 300_000
+    assert (keys.find(np.arange(300_000, 600_000)[None]) >= 0).all()
+    assert (keys.find(np.arange(0, 300_000)[None]) < 0).all()
 
 
 def test_keys_that_all_want_one_place_are_told_apart() -> None:
