@@ -184,7 +184,7 @@ class IntKeys:
 
     def _mixed(self, key_batch: Ints) -> npt.NDArray[np.uint64]:
         """The hash of each key: its highest bits say where it is looked for first."""
-        mixed = key_batch[0].view(np.uint64) * _MIX
+        mixed: npt.NDArray[np.uint64] = key_batch[0].view(np.uint64) * _MIX
         for field in key_batch[1:]:
             mixed ^= mixed >> _32
             mixed += field.view(np.uint64)
