@@ -75,7 +75,7 @@ def test_run_and_top_in_terminals_of_80_and_200_columns_through_a_kill_and_ctrl_
             top.until("rates", lambda text: "rows/s in" in text)
         read = rows_read(run.text)
         run.until("the figures go on", lambda text: rows_read(text) > read)
-        until(lambda: names_shown(run) == SINKS, "a line per sink, written over and not repeated")
+        run.until("a line per sink, written over and not repeated", lambda _: names_shown(run) == SINKS)
 
         kill_a_slot(tmp_path, run)
         told = [line for line in run.text.splitlines() if "died of" in line]
@@ -86,7 +86,7 @@ def test_run_and_top_in_terminals_of_80_and_200_columns_through_a_kill_and_ctrl_
             told[0],
         )
         assert not re.search(r"Traceback|PeerLost|Error", run.text), run.text
-        until(lambda: names_shown(run) == SINKS, "still a line per sink")
+        run.until("still a line per sink", lambda _: names_shown(run) == SINKS)
         until(lambda: [line.count("p99") for line in lines_of_sinks(run)] == [1, 1], "shortened, not cut off")
         run.resize(200, 30)
         run.until("there is room for words", lambda text: re.search(r"plain: .* visible through .* visible p99", text))

@@ -16,7 +16,7 @@ def build(settings: dict[str, Any]) -> Dataflow:
         settings["queue"],
         value="json",
         schema={"value": int},
-        deduplicate=datetime.timedelta(hours=1),
+        deduplicate=datetime.timedelta(days=1),  # 86,400 messages, as their times are: each is a second later
         event_time="timestamp",
         idle_timeout=datetime.timedelta(seconds=1),
     )
