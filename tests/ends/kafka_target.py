@@ -16,6 +16,8 @@ from barrier_runtime.state.store.memory import MemoryStore
 from examples.servers import KafkaServer
 from examples.servers.kafka_ends import TopicEnds
 
+_SILENT_S = 20.0  # then a client that ought to read on is replaced
+
 
 class Topic:
     """`read`: the rows of all partitions that were committed, each partition in its order. Keeps what it has read."""
@@ -24,23 +26,11 @@ class Topic:
         self.decode: Callable[[Any], Any] = json.loads
         self.name = f"topic-{uuid.uuid4().hex[:8]}"
         kafka.create_topic(self.name, partitions, **config)
-        self._places = [TopicPartition(self.name, number, 0) for number in range(partitions)]
         self.messages: list[list[Any]] = [[] for _ in range(partitions)]
         self._ends = [0] * partitions
         self._known = TopicEnds(kafka.bootstrap, self.name, partitions)
-        self._consumer = Consumer(
-            {
-                "bootstrap.servers": kafka.bootstrap,
-                "group.id": "reader",
-                "isolation.level": "read_committed",
-                "enable.partition.eof": True,
-                "enable.auto.commit": False,
-                "fetch.wait.max.ms": 10,
-                "reconnect.backoff.max.ms": 200,
-                "log_level": 0,
-            }
-        )
-        self._consumer.assign(self._places)
+        self._bootstrap = kafka.bootstrap
+        self._consumer = self._opened()
 
     def read(self) -> list[dict[str, Any]]:
         """Everything committed. A broker ends a transaction a moment after it said so: waits for that."""
@@ -55,11 +45,16 @@ class Topic:
     def read_stable(self) -> list[dict[str, Any]]:
         """What readers see now: up to the first open transaction."""
         committed = self._known.committed()
-        stable = [committed[place.partition] for place in self._places]
+        stable = [committed[number] for number in range(len(self.messages))]
         deadline = time.monotonic() + 120
+        patience = time.monotonic() + _SILENT_S
         while any(end < wanted for end, wanted in zip(self._ends, stable, strict=True)):
             assert time.monotonic() < deadline, f"{self.name} cannot be read up to {stable}, only to {self._ends}"
+            if time.monotonic() > patience:  # a client may hang after its broker was killed
+                self._consumer.close()
+                self._consumer, patience = self._opened(), time.monotonic() + _SILENT_S
             for message in self._consumer.consume(500, timeout=0.05):
+                patience = time.monotonic() + _SILENT_S
                 if message.error() is None:
                     self.messages[message.partition()].append(message)
                 elif message.error().code() == KafkaError._PARTITION_EOF:
@@ -68,6 +63,24 @@ class Topic:
 
     def close(self) -> None:
         self._consumer.close()
+
+    def _opened(self) -> Consumer:
+        """A client that reads on behind what is there."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self._bootstrap,
+                "group.id": "reader",
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "enable.auto.commit": False,
+                "fetch.wait.max.ms": 10,
+                "reconnect.backoff.max.ms": 200,
+                "log_level": 0,
+            }
+        )
+        nexts = [messages[-1].offset() + 1 if messages else 0 for messages in self.messages]
+        consumer.assign([TopicPartition(self.name, number, next_) for number, next_ in enumerate(nexts)])
+        return consumer
 
 
 @contextmanager
