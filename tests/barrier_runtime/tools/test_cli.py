@@ -342,20 +342,27 @@ def test_a_coordinator_that_cannot_start_says_why(tmp_path: Path, arguments: lis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", ["{name}.py", "{name}/__init__.py"])
-def test_a_program_may_have_modules_with_the_names_of_our_folders(tmp_path: Path, file: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "command"),
+    [
+        ("{name}.py", [sys.executable, "app.py"]),
+        ("{name}/__init__.py", [sys.executable, "app.py"]),
+        ("{name}.py", [*COMMAND, "run", "app.py:flow", "--local"]),
+    ],
+)
+def test_a_program_may_have_modules_with_the_names_of_our_folders(
+    tmp_path: Path, file: str, command: list[str]
+) -> None:
     mine = [tmp_path / file.format(name=name) for name in ("state", "coordinator")]
     for module in mine:
         module.parent.mkdir(exist_ok=True)
         module.write_text("mine = 1\n")
-    text = APP.format(rows=10, out=tmp_path / "out")
-    text += "\n    import coordinator\n    import state\n\n    flow.run_local()\n"
+    text = APP.format(rows=10, out=tmp_path / "out") + "\n    import coordinator\n    import state\n\n"
     text += "    print(state.mine, state.__file__, coordinator.mine, coordinator.__file__)\n"
-    script = write_app(tmp_path, text)
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
-    )
-    assert (done.returncode, done.stdout) == (0, f"1 {mine[0]} 1 {mine[1]}\n"), done.stderr
+    text += "    if __name__ == '__main__':\n        flow.run_local()\n"
+    write_app(tmp_path, text)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"1 {mine[0]} 1 {mine[1]}"), done.stderr
     assert rows_in(tmp_path / "out") == 10
 
 

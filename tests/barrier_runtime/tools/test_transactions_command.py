@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from command_line import COMMAND, Done, run_here
 
+from barrier_runtime.api.dataflow import Dataflow
 from barrier_runtime.connectors.files.sink.commit_log import read_commit_log
-from barrier_runtime.connectors.files.sink.sink import ParquetSink
+from barrier_runtime.connectors.files.sink.sink import JsonlSink, ParquetSink
 from barrier_runtime.connectors.registry import SINKS
 from barrier_runtime.connectors.sink_bases.file_committable import StagedFile, encode_committable
 from barrier_runtime.connectors.sink_value import decode_sink, describe_sink, make_sink
@@ -23,7 +24,7 @@ from barrier_runtime.coordinator.log.manifest import decode_manifest
 from barrier_runtime.coordinator.log.reader import LogReader
 from barrier_runtime.coordinator.log.records import Fence, decode_record
 from barrier_runtime.inspect.pending_transactions import read_pending, rows_told
-from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE
+from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, decode_pending
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.open import open_existing_store, open_store
 from barrier_runtime.state.store.paths import Paths
@@ -154,6 +155,23 @@ def test_list_shows_what_is_decided_and_changes_nothing(killed: Killed) -> None:
     text = killed.settle("list").stdout
     assert f"sink out (jsonl): {len(listed)} transactions decided, not known to be visible" in text
     assert f"checkpoint {listed[0]['checkpoint']}, subtask 0: {listed[0]['rows']:,} rows" in text
+
+
+def test_nothing_is_listed_of_a_job_that_has_finished_though_its_last_manifest_lists_what_became_visible_since(
+    tmp_path: Path,
+) -> None:
+    """The manifest of the last checkpoint is written before its commits, and none comes after it."""
+    flow = Dataflow("ended")
+    flow.rate("numbers", 1_000_000, 1_000).sink("out", JsonlSink(str(tmp_path / "out")))
+    flow.run_local(checkpoints=str(tmp_path / "checkpoints"))
+    store = open_existing_store(str(tmp_path / "checkpoints"))
+    log = LogReader(store, Paths("ended").log_record).read(completes=1, restore=None, run_id="")
+    key = complete_of(log.completes[0]).manifest
+    stored = [each.values.get(PENDING_VALUE) for each in decode_manifest(key, store.get(key)).operators]
+    assert any(decode_pending(value, "out") for value in stored if value is not None)
+    done = run_here("transactions", "ended", "list", "--checkpoints", str(tmp_path / "checkpoints"), "--format", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [json.loads(done.stdout)[name] for name in ("last_run", "transactions")] == ["finished", []]
 
 
 def test_commit_settles_and_the_job_goes_on_with_nothing_lost_or_doubled(killed: Killed) -> None:

@@ -349,6 +349,18 @@ def test_what_does_not_fit_the_checkpoint_is_refused_before_the_run_is_begun(tmp
     assert sorted(path.name for path in log.iterdir()) == records
 
 
+def test_an_aggregate_of_a_column_that_none_used_when_the_checkpoint_was_taken_counts_from_there_on(
+    tmp_path: Path,
+) -> None:
+    """Where the schema is known. Where it is not, see the test above: it says what to declare."""
+    run(tmp_path, {"n": count()}, fails=True)
+    after = run(tmp_path, {"n": count(), "total": sum_("value")})
+    for k in (0, 1):
+        mine = [row for row in after if row["k"] == k and "total" in row]
+        assert mine[-1]["n"] == ROWS // 2
+        assert [row["total"] for row in mine] == list(np.cumsum([row["value"] for row in mine]))
+
+
 def test_a_preview_says_of_each_aggregate_what_a_start_would_do_with_it(tmp_path: Path) -> None:
     run(tmp_path, {"n": count(), "own": with_state(int), "low": min_("value")}, fails=True)
     flow = flow_of({"n": count(), "own": with_state(float), "high": max_("value")}, CollectSink())
