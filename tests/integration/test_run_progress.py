@@ -13,10 +13,13 @@ pytestmark = pytest.mark.spark
 
 COMMAND = str(Path(sys.executable).with_name("barrier-runtime"))
 PROGRAM = """
+    import logging
     import os
     from barrier_runtime import Dataflow, JsonlSink, count
 
     def noted(row):
+        if row["value"] == 0:
+            logging.getLogger("app").warning("the row of number %s", row["value"])
         with open({pids!r}, "a") as file:
             file.write(f"{{os.getpid()}}\\n")
         return row
@@ -51,6 +54,7 @@ def test_a_slot_that_dies_is_one_line(tmp_path: Path) -> None:
     assert "all slots go on from checkpoint" in told[0]
     assert not [line for line in lines if "Traceback" in line]
     of_slots = [json.loads(line) for line in lines if line.startswith("{")]
-    assert {each["job"] for each in of_slots} <= {"told"}
+    assert "the row of number 0" in [each["message"] for each in of_slots]
+    assert {each["job"] for each in of_slots} == {"told"}
     assert all({"slot", "level", "message"} <= each.keys() for each in of_slots)
     assert "finished" in result
