@@ -124,7 +124,7 @@ class Job:
         self.leadership = Leadership(appended.permit, fence.lineage)
         if not self.has_led:  # before, a predecessor might have rescaled the job after we read the log
             self.has_led = True
-            self.dismiss_standbys(f"job {self.spec.job} has no such slot")
+            self.admit(f"job {self.spec.job} has no such slot")
 
     def begin_generation(self, appended: Appended, restored: DecidedManifest | None) -> None:
         """A FENCE of ours is appended."""
@@ -174,9 +174,12 @@ class Job:
         self.spec = msgspec.structs.replace(self.spec, outdated=fingerprints)
         self.records.rescaled(self.spec)
 
-    def dismiss_standbys(self, reason: str) -> None:
-        """Of another program, or beyond the job's parallelism."""
-        self.dismiss(self.slots.admit(self.spec.parallelism), reason)
+    def admit(self, reason: str) -> None:
+        """Slots of the job may come, and those of a rescale that is under way, in whatever phase it was asked for. All
+        others have no place: `reason`."""
+        rescale = self.rescales.before_moving
+        spec = self.spec if rescale is None else rescale.after
+        self.dismiss(self.slots.admit(spec.parallelism, spec.program), reason)
 
     def dismiss(self, slots: Iterable[RegisteredSlot], reason: str) -> None:
         """The job has no place for these; their tasks end well."""
@@ -189,7 +192,7 @@ class Job:
         if self.rescales.before_moving is not None:
             self.rescales.fail(error, now_ms)
             self.record.revision += 1
-            self.dismiss_standbys(f"job {self.spec.job} was not rescaled: {error}")
+            self.admit(f"job {self.spec.job} was not rescaled: {error}")
 
     # ------------------------------------------------------------ the log
 

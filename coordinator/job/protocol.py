@@ -48,7 +48,7 @@ from barrier_runtime.coordinator.job.health_facts import progress_facts
 from barrier_runtime.coordinator.job.phases.ending import Ended
 from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.phases.start import Loading
-from barrier_runtime.coordinator.job.rescaling import RescaleRequest, RescaleState
+from barrier_runtime.coordinator.job.rescaling import RescaleRequest, RescaleState, unlike
 from barrier_runtime.coordinator.job.slots import Reconnected, Refused
 from barrier_runtime.coordinator.job.status_view import (
     job_status,
@@ -146,16 +146,21 @@ class JobProtocol:
     def refuses(self, request: SavepointRequest) -> str:
         """Why this savepoint cannot be had; "" if it can, or is under way already."""
         if self.outcome is not None:
-            return f"job {self.spec.job} has ended ({self.outcome}): restore from its last checkpoint instead"
+            return self._has_ended("restore from its last checkpoint instead")
         return self._job.savepoints.refusal(request)
 
     def refuses_rescale(self, request: RescaleRequest) -> str:
         """Why the job's parallelism cannot be this; "" if it can, or is going to be."""
         if self.outcome is not None:
-            return f"job {self.spec.job} has ended ({self.outcome}): start it with another parallelism instead"
+            return self._has_ended("start it with another parallelism instead")
         if self._job.stop is not None:
             return f"job {self.spec.job} is being stopped: start it with another parallelism instead"
-        return _unlike(request.replacement, self.spec) or self._job.rescales.refusal(request, self.spec.max_parallelism)
+        return unlike(request.replacement, self.spec) or self._job.rescales.refusal(request, self.spec.max_parallelism)
+
+    def _has_ended(self, instead: str) -> str:
+        """Where it was not its user's wish, why: that names the remedy."""
+        done = self.outcome in ("finished", "cancelled")
+        return f"job {self.spec.job} has ended ({self.outcome}): {instead if done else self.reason}"
 
     @property
     def standbys(self) -> StandbysWanted | None:
@@ -266,7 +271,7 @@ class JobProtocol:
             if self.refuses_rescale(event.request):
                 return None
             if job.rescales.ask(event.request, job.spec, now_ms):
-                return phase.on_rescale(job, now_ms)
+                return self._on_rescale(now_ms)
             return None
         if isinstance(event, ProgramLoaded):
             return self._on_program(event, now_ms)
@@ -283,12 +288,18 @@ class JobProtocol:
         job, rescale = self._job, self._job.rescales.open
         if rescale is None or rescale.state is not RescaleState.LOADING or rescale.request.id != event.id:
             return None
-        wrong = event.error if event.spec is None else _unlike(event.spec, job.spec)
+        wrong = event.error if event.spec is None else unlike(event.spec, job.spec)
         if event.spec is None or wrong:
             job.fail_rescale(wrong or "the driver could not load it", now_ms)
             return None
         job.rescales.loaded(event.id, event.spec)
-        return self._phase.on_rescale(job, now_ms)
+        return self._on_rescale(now_ms)
+
+    def _on_rescale(self, now_ms: int) -> Decision | None:
+        """The driver is told to start slots as soon as this process leads, and they may come in any phase."""
+        if self._job.leads:
+            self._job.admit(f"job {self.spec.job} has no such slot")
+        return self._phase.on_rescale(self._job, now_ms)
 
     def _on_tick(self, now_ms: int) -> Decision | None:
         """A tick that comes far too late means that this process stood still: what slots sent in between is not read
@@ -431,18 +442,3 @@ class JobProtocol:
         if step is not None and self.outcome is None:
             job.carry_out(step)
         return None
-
-
-def _unlike(program: JobSpec | None, spec: JobSpec) -> str:
-    """Why `program` cannot take the place of the one that runs, whatever its state is; "" if it can."""
-    if program is None:
-        return ""
-    if program.job != spec.job:
-        return f"the flow is called {program.job!r}, the job {spec.job!r}: give the flow the job's name"
-    if program.max_parallelism != spec.max_parallelism:
-        return (
-            f"the flow has max_parallelism {program.max_parallelism}, the job {spec.max_parallelism}, which is fixed "
-            "for its life: give the flow the same"
-        )
-    new, old = program.checkpoints.mode, spec.checkpoints.mode
-    return "" if new == old else f"the flow's mode is {new}, the job's {old}: give the flow the same"

@@ -32,6 +32,9 @@ before it is in the log the old ones, after it the new ones.
 A replace that names a file begins in LOADING: as STARTING, but without slots, and ended by what the driver says is
 wrong with the file. It moves all slots, so the new ones stand by beside the old ones, one for each. Whether the program
 fits the state is asked of each decided checkpoint from the request on, and last of m.
+
+Either may be asked for in any phase of the job. New slots have their places from then on, as soon as this process
+leads, because the driver starts them once for each request; the rest waits for a generation that runs.
 """
 
 import dataclasses
@@ -297,3 +300,18 @@ class Rescales:
     def _in(self, state: RescaleState) -> Rescale | None:
         entry = self.open
         return entry if entry is not None and entry.state is state else None
+
+
+def unlike(program: JobSpec | None, spec: JobSpec) -> str:
+    """Why `program` cannot take the place of the one that runs, whatever its state is; "" if it can."""
+    if program is None:
+        return ""
+    if program.job != spec.job:
+        return f"the flow is called {program.job!r}, the job {spec.job!r}: give the flow the job's name"
+    if program.max_parallelism != spec.max_parallelism:
+        return (
+            f"the flow has max_parallelism {program.max_parallelism}, the job {spec.max_parallelism}, which is fixed "
+            "for its life: give the flow the same"
+        )
+    new, old = program.checkpoints.mode, spec.checkpoints.mode
+    return "" if new == old else f"the flow's mode is {new}, the job's {old}: give the flow the same"

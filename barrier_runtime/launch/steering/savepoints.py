@@ -8,7 +8,7 @@ from pathlib import Path
 
 from barrier_runtime.coordinator.client.rest_types import SavepointAsked
 from barrier_runtime.coordinator.status.status import JobStatus
-from barrier_runtime.launch.steering.wishes import wait_until_over
+from barrier_runtime.launch.steering.wishes import ended_before, wait_until_over
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.store.urls import shown, without_credentials
 
@@ -57,8 +57,8 @@ def wait_for_savepoint(
         taken = savepoint_of(known, asked.id)
         return None if ends and known.outcome is None else taken
 
-    def ended(outcome: str) -> Exception:
-        return SavepointFailed(f"job {job} ended ({outcome}) before the savepoint was taken")
+    def ended(known: JobStatus) -> Exception:
+        return SavepointFailed(ended_before(known, "the savepoint was taken"))
 
     taken = wait_until_over(over, ended, ask, status, timeout)
     if taken is not None:

@@ -13,14 +13,14 @@ _Result = TypeVar("_Result")
 
 def wait_until_over(
     over: Callable[[JobStatus], _Result | None],
-    ended: Callable[[str], Exception],
+    ended: Callable[[JobStatus], Exception],
     ask: Callable[[], object],
     status: Callable[[], JobStatus | None],
     timeout: float | None = None,
 ) -> _Result | None:
     """What `over` finds in a status; None after `timeout` seconds. `status`: None while the coordinator is being
     restarted; one that was does not know of the wish, and hears it again by `ask`. Raises what `over` raises, and
-    `ended(outcome)` when the job has ended before."""
+    `ended(status)` when the job has ended before."""
     until = None if timeout is None else time.monotonic() + timeout
     leader = ""
     while until is None or time.monotonic() < until:
@@ -30,7 +30,7 @@ def wait_until_over(
             if result is not None:
                 return result
             if known.outcome is not None:
-                raise ended(known.outcome)
+                raise ended(known)
             if known.leader != leader:
                 try:
                     ask()
@@ -62,9 +62,15 @@ def wait_for_change(
             raise failed(f"job {job} goes on with {stays(found)}: {found.error}")
         return found
 
-    changed = wait_until_over(over, lambda outcome: failed(f"job {job} ended ({outcome}) before {became}"), ask, status)
+    changed = wait_until_over(over, lambda known: failed(ended_before(known, became)), ask, status)
     assert changed is not None, "without a timeout it is waited for"
     return changed
+
+
+def ended_before(status: JobStatus, became: str) -> str:
+    """For people: the wish is void, because the job has ended, and why, where that was not their wish, too."""
+    why = "" if status.outcome in ("finished", "cancelled") else f": {status.error or status.reason}"
+    return f"job {status.job} ended ({status.outcome}) before {became}{why}"
 
 
 def known_status(client: Any, job: str, run_id: str) -> JobStatus | None:

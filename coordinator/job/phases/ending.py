@@ -30,7 +30,7 @@ class Ended(Phase):
         job.fail_rescale(f"the job ended: {self.outcome}", now_ms)
         job.rescales.fail(f"the job ended: {self.outcome}", now_ms)
         if self.outcome != "replaced":
-            job.dismiss_standbys(f"the job ended: {self.outcome}")
+            job.admit(f"the job ended: {self.outcome}")
         job.record.fenced_by = self._fenced_by or job.record.fenced_by
         if self.outcome in ("failed", "fenced"):
             job.record.error = self.reason

@@ -77,7 +77,7 @@ class Running(Phase):
             job.record.revision += 1
         if job.retreat is not None:
             job.retreat = None
-            job.dismiss_standbys(f"job {job.spec.job} goes on with another program")
+            job.admit(f"job {job.spec.job} goes on with another program")
         job.record.recovered(now_ms)
         if job.retention is None:
             self._list(job)
@@ -441,8 +441,6 @@ class Running(Phase):
             if rescale.deadline_ms is not None and now_ms >= rescale.deadline_ms:
                 job.fail_rescale(why_not_loaded(rescale), now_ms)
             return None
-        after = rescale.after
-        job.slots.admit(after.parallelism, after.program)
         missing = job.slots.missing_standbys(now_ms)
         late = rescale.deadline_ms is not None and now_ms >= rescale.deadline_ms
         if rescale.state is RescaleState.STARTING:

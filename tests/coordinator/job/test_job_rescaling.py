@@ -5,6 +5,7 @@ import uuid
 import pytest
 from coordinator_world import Coordinator, FakeSlot, kinds, log_of, options, spec, started
 
+from barrier_runtime.coordinator.client.rest_types import RescaleAsked
 from barrier_runtime.coordinator.job.effects import Append, WriteManifest
 from barrier_runtime.coordinator.job.events import UserRescale
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
@@ -22,6 +23,7 @@ from barrier_runtime.coordinator.wire.messages import (
     Start,
     Trigger,
 )
+from barrier_runtime.launch.steering.rescaling import RescaleFailed, wait_for_rescale
 from barrier_runtime.state.store.memory import MemoryStore
 
 PATIENCE_MS = 5_000
@@ -116,6 +118,46 @@ def test_slots_that_are_not_needed_leave_when_the_log_says_so():
     b.connect()
     assert [each.outcome for each in b.got(Shutdown)] == ["left", "left"], "it did not hear: its task ends well"
     coordinator.checkpoint(a)
+
+
+def test_a_rescale_that_is_asked_for_while_the_job_restores_gets_its_slots():
+    """As by a program that was started again: its slots are there, and have not opened what they have."""
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    number = coordinator.checkpoint(a, b)
+    again = coordinator.slot(1, attempt=1).connect()
+    coordinator.later(10_000)
+    coordinator.settle()
+    for slot in (a, again):
+        beat(slot)
+    coordinator.later(0)
+    assert coordinator.phase == "restoring"
+    ask(coordinator, 3)
+    assert coordinator.status.standbys is not None, "the driver starts them at once"
+    (c,) = standbys(coordinator, 2)
+    assert not c.got(Shutdown), "the driver would not start it again"
+    for slot in (a, again):
+        slot.restored()
+    assert coordinator.phase == "running"
+    last = last_checkpoint(coordinator, a, again)
+    commit(last, a, again)
+    coordinator.settle()
+    assert [parallelism for parallelism, _ in fences(store)] == [2, 2, 3]
+    assert number < last
+
+
+def test_who_asks_for_a_change_of_a_job_that_failed_hears_why():
+    coordinator, a, _ = started(MemoryStore())
+    a.fail("rows of another kind: mend the source", retryable=False)
+    coordinator.settle()
+    refused = coordinator.protocol.refuses_rescale(RescaleRequest("late", 3, PATIENCE_MS))
+    assert refused == "job flights has ended (failed): rows of another kind: mend the source"
+
+    def status():
+        return coordinator.status
+
+    with pytest.raises(RescaleFailed, match=r"ended \(failed\) before it was rescaled: rows of another kind: mend"):
+        wait_for_rescale("flights", RescaleAsked("late", 3), lambda: None, status)
 
 
 def test_no_slots_in_time_leave_the_job_as_it_was():
