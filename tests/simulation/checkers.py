@@ -44,6 +44,9 @@ class Checker:
     def on_log_put_answered(self, actor: str, position: int, outcome: PutOutcome) -> None:
         """`actor` was answered."""
 
+    def on_log_get_answered(self, actor: str, position: int, there: bool | None) -> None:
+        """`actor` was answered whether there is such a record; None: by an error."""
+
     def on_request(self, actor: str, operation: str, key: str) -> None:
         """`actor` begins a call on the checkpoint store."""
 
@@ -577,32 +580,6 @@ class OneLeader(Checker):
             self.wrong(f"log record {position} is of {writer}, the generation is led by {self._leader}")
 
 
-class ZombiesDeleteNothing(Checker):
-    """I7: who reads in the log that somebody else leads deletes nothing more, also when nobody needs what it would."""
-
-    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
-        super().__init__(facts, workload, report)
-        self._leader = ""  # name of a process, and what its runner adds
-        self._knows: dict[str, str] = {}  # coordinator -> the other one that it could read of
-
-    def on_record(self, position: int, record: Record) -> None:
-        if isinstance(record, Fence | Lead):
-            self._leader = record.put_id.rpartition("-")[0]
-
-    def on_request(self, actor: str, operation: str, key: str) -> None:
-        if not actor.startswith("coordinator") or f"{self._leader}-".startswith(f"{actor}-"):
-            return
-        position = self.facts.position_of(key)
-        if operation == "get" and position is not None and position <= len(self.facts.records):
-            record = self.facts.records[position - 1]
-            if isinstance(record, Fence | Lead) and record.put_id.rpartition("-")[0] == self._leader:
-                self._knows[actor] = self._leader
-            return
-        ours = key.startswith((self.facts.paths.data_prefix, self.facts.paths.checkpoints_prefix))
-        if operation == "delete" and ours and self._knows.get(actor) == self._leader:
-            self.wrong(f"{actor} deletes {key} after it could read that {self._leader} leads")
-
-
 class NoBugIsReported(Checker):
     """No generation ends because something of ours found that something else of ours broke the protocol."""
 
@@ -643,7 +620,6 @@ PROTOCOL_CHECKERS: tuple[type[Checker], ...] = (  # of every workload
     AcksOfThisGeneration,
     UnknownBlocks,
     OneLeader,
-    ZombiesDeleteNothing,
     NoBugIsReported,
     FirstObjectFirst,
 )

@@ -169,6 +169,11 @@ class History:
             checker.on_log_put_answered(actor, position, outcome)
         return self
 
+    def get_answer(self, position: int, there: bool | None, actor: str = COORDINATOR) -> "History":
+        for checker in self.checkers:
+            checker.on_log_get_answered(actor, position, there)
+        return self
+
     # ---- the log
 
     @property

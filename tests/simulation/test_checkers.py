@@ -89,15 +89,6 @@ def decided_is_shown() -> History:
     return history.publish(*2 * (final_name(1), final_name(2))).commit(TRANSACTION)
 
 
-def read_of_its_successor(early: bool = False) -> History:
-    """coordinator-1 looks at the record of its successor, or, early, at where it will be."""
-    history = History().by(COORDINATOR).fence()
-    steps = (lambda: history.lead("coordinator-2"), lambda: history.request("get", PATHS.log_record(2)))
-    for step in reversed(steps) if early else steps:
-        step()
-    return history
-
-
 def staged() -> History:
     """A decided transaction of three objects."""
     committable = msgspec.json.encode({"objects": [{"key": key} for key in STAGED]})
@@ -308,25 +299,6 @@ LOG: Table = {
         ),
         Case("it landed", lambda: undecided(PutOutcome.CREATED)),
         Case("another one is there", lambda: undecided(PutOutcome.EXISTS)),
-    ),
-    "ZombiesDeleteNothing": (
-        Case(
-            "it has read of its successor",
-            lambda: read_of_its_successor().request("delete", data("file")),
-            f"coordinator-1 deletes {data('file')} after it could read that coordinator-2 leads",
-        ),
-        Case(
-            "it could not know yet",
-            lambda: read_of_its_successor(early=True).request("delete", data("file")),
-        ),
-        Case(
-            "its successor",
-            lambda: (
-                read_of_its_successor(early=True)
-                .request("get", PATHS.log_record(2), "coordinator-2")
-                .request("delete", data("other"), "coordinator-2")
-            ),
-        ),
     ),
     "NoBugIsReported": (
         Case(

@@ -39,6 +39,7 @@ from sinks import Ledger, LedgerSink, TogetherJsonlSink
 from token_target import TokenSink, TokenTarget
 from upsert_checkers import UPSERT_CHECKERS, LastValues
 from workload import ROW, RULED, Row, Workload
+from zombie_checkers import ZOMBIE_CHECKERS
 
 from barrier_runtime.connectors.files.sink.commit_log import CommitRecord
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
@@ -179,7 +180,7 @@ class World(SimCluster):
         if schedule.events is not None:
             kinds = (*PROTOCOL_CHECKERS, *(EVENT_CHECKERS if schedule.joined is None else JOIN_CHECKERS))
         self.checkers: list[Checker] = [
-            make(self.facts, self.workload, self._wrong) for make in (*kinds, *MOVE_CHECKERS)
+            make(self.facts, self.workload, self._wrong) for make in (*kinds, *MOVE_CHECKERS, *ZOMBIE_CHECKERS)
         ]
         self._wishes: list[SavepointRequest] = []  # for savepoints
         self._last_wish: SavepointRequest | None = None  # for one to stop with
@@ -827,7 +828,7 @@ class World(SimCluster):
             return
         number = len(self._wishes)
         self._wishes.append(SavepointRequest(f"wish-{number}", f"memory://savepoint-{number}"))
-        self._on(self._current(), runner, partial(_ask, runner, self._wishes[-1]))
+        self._on(self._current(), runner, partial(_ask, runner.savepoint, self._wishes[-1]))
 
     def _expect_savepoints(self) -> None:
         """Of a job that is well, and goes on, each that it was asked for comes to an end."""
@@ -835,7 +836,7 @@ class World(SimCluster):
         if runner is None or not self._wishes:
             return
         for wish in self._wishes:
-            self._on(self._current(), runner, partial(_ask, runner, wish))
+            self._on(self._current(), runner, partial(_ask, runner.savepoint, wish))
 
         def all_over() -> bool:
             known = self._runner(self._current())
@@ -852,7 +853,7 @@ class World(SimCluster):
             return
         self._rescales += 1
         wish = RescaleRequest(f"rescale-{self._rescales}", parallelism, self.sim.rng.choice((300, 2_000, 5_000)))
-        self._on(self._current(), runner, partial(_ask_to_rescale, runner, wish))
+        self._on(self._current(), runner, partial(_ask, runner.rescale, wish))
 
     def _ask_for_replace(self, unwell: bool) -> None:
         """By a program of the same flow, so that the judges know what comes out."""
@@ -866,7 +867,7 @@ class World(SimCluster):
         if unwell:
             self._unwell.add(name)
         wish = RescaleRequest(name, 1, self.sim.rng.choice((300, 2_000, 5_000)), spec)
-        self._on(program, runner, partial(_ask_to_replace, runner, wish))
+        self._on(program, runner, partial(_ask, runner.replace, wish))
 
     def _expect_rescales(self) -> None:
         """Each comes to an end, whatever happened in between."""
@@ -991,6 +992,12 @@ class World(SimCluster):
         if position is not None:
             for on_log_put_answered in self._hooks["on_log_put_answered"]:
                 on_log_put_answered(actor, position, outcome)
+
+    def got(self, actor: str, key: str, there: bool | None) -> None:
+        position = self.facts.position_of(key)
+        if position is not None:
+            for on_log_get_answered in self._hooks["on_log_get_answered"]:
+                on_log_get_answered(actor, position, there)
 
     def _wrote(self, actor: str, key: str, data: bytes) -> None:
         for on_put in self._hooks["on_put"]:
@@ -1140,19 +1147,9 @@ _ACTS: dict[str, Callable[[World, Action], None]] = {
 }
 
 
-def _ask(runner: JobRunner, wish: SavepointRequest) -> None:
-    with contextlib.suppress(InvalidJob):  # it ends just now, or has too many
-        runner.savepoint(wish)
-
-
-def _ask_to_replace(runner: JobRunner, wish: RescaleRequest) -> None:
-    with contextlib.suppress(InvalidJob):  # it ends just now, or is being rescaled
-        runner.replace(wish)
-
-
-def _ask_to_rescale(runner: JobRunner, wish: RescaleRequest) -> None:
-    with contextlib.suppress(InvalidJob):  # it ends just now, or is being rescaled
-        runner.rescale(wish)
+def _ask(ask: Callable[[Any], object], wish: SavepointRequest | RescaleRequest) -> None:
+    with contextlib.suppress(InvalidJob):  # it ends just now, has too many, or is being moved
+        ask(wish)
 
 
 logging.getLogger("coordinator").setLevel(logging.CRITICAL)

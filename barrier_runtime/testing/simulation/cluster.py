@@ -211,6 +211,9 @@ class SimCluster:
     def answered(self, actor: str, operation: str, key: str, data: bytes, outcome: PutOutcome) -> None:
         """`actor` has the outcome of its `put_if_absent`."""
 
+    def got(self, actor: str, key: str, there: bool | None) -> None:
+        """`actor` has the answer to its `get`: whether there is such an object; None: an error."""
+
     def _wrote(self, actor: str, key: str, data: bytes) -> None:
         """An object came into the job's store."""
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Protocol
 
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
-from barrier_runtime.state.store.object_store import ObjectInfo, PutOutcome
+from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, PutOutcome
 from barrier_runtime.testing.simulation.loop import SECOND, SimProcess, Simulation
 
 _TRAVEL_US = (300, 4_000)  # one way
@@ -62,6 +62,10 @@ class StoreWatcher(Protocol):
 
     def answered(self, actor: str, operation: str, key: str, data: bytes, outcome: PutOutcome) -> None:
         """`actor` has the outcome of its `put_if_absent`."""
+        ...
+
+    def got(self, actor: str, key: str, there: bool | None) -> None:
+        """`actor` has the answer to its `get`: whether there is such an object; None: an error."""
         ...
 
 
@@ -115,7 +119,12 @@ class SimStore:
         return outcome
 
     def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes:
-        data: bytes = self._call("get", key, lambda: self._memory.get(key, offset, size))
+        try:
+            data: bytes = self._call("get", key, lambda: self._memory.get(key, offset, size))
+        except BarrierRuntimeError as error:
+            self._got(key, False if isinstance(error, ObjectNotFound) else None)
+            raise
+        self._got(key, True)
         if data and self._strikes("truncated_read", self._faults.truncated_read):
             return data[: len(data) // 2]
         if data and self._strikes("flipped_byte", self._faults.flipped_byte):
@@ -202,6 +211,10 @@ class SimStore:
     def _no_answer(self, operation: str, key: str) -> NoReturn:
         self._simulation.jobs.block(self._simulation.between_us(*_GIVE_UP_US))
         raise Unavailable(f"{operation} of {self.url}/{key} got no answer: try again")
+
+    def _got(self, key: str, there: bool | None) -> None:
+        if self._watcher is not None:
+            self._watcher.got(self._process.name, key, there)
 
     def _told(self, operation: str, key: str) -> None:
         if self._watcher is not None and operation != "delete":
