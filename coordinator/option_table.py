@@ -173,7 +173,7 @@ SLOTS = (
     _seconds("slot_timeout", 10.0, 0.1, DAY_S, "silence after which a slot is replaced"),
     _seconds("resource_wait_timeout", 60.0, 0.1, DAY_S, "how long to wait for all slots; five times as long "
              "once all have their cores, as Spark tells: processes start slowly on a busy machine"),
-    _seconds("latency_target", 0.001, 0, 10, "most that rows of a source with a schedule wait to be processed with "
+    _seconds("latency_target", 0.00065, 0, 10, "most that rows of a source with a schedule wait to be processed with "
              "others, while the slot rests: four times as long as its passes take, and at least half of this, so more "
              "saves processor time; 0: they never wait"),
     _seconds("max_drift", None, 0.001, 10 * YEAR_S, "most that event time of any split may be ahead of the one that is "

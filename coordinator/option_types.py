@@ -120,7 +120,7 @@ class LocalRunOptions(TypedDict, total=False):
     latency_target: float
     """most that rows of a source with a schedule wait to be processed with others, while the slot rests: four times as
     long as its passes take, and at least half of this, so more saves processor time; 0: they never wait. 0 to 10 s.
-    Default: 0.001 s."""
+    Default: 0.00065 s."""
     max_drift: float | timedelta | None
     """most that event time of any split may be ahead of the one that is furthest behind, in all sources with event
     time: faster ones pause. 0.001 s to 10 years. Default: no split waits for another."""
@@ -203,7 +203,7 @@ class OptionValues:
     restart_interval: float = 60.0
     slot_timeout: float = 10.0
     resource_wait_timeout: float = 60.0
-    latency_target: float = 0.001
+    latency_target: float = 0.00065
     max_drift: float | None = None
     state_backend: Literal["rocksdb", "memory"] = "rocksdb"
     state_memory_mb: int = 256
