@@ -15,3 +15,11 @@ class SlowSink(JsonlSink):
     def write(self, transaction, rows):
         time.sleep(rows.num_rows * self.per_row_s)
         super().write(transaction, rows)
+
+
+class PatientSink(JsonlSink):
+    """The real sink, which takes its time for what every checkpoint waits for."""
+
+    def pre_commit(self, transaction, checkpoint):
+        time.sleep(0.3)
+        return super().pre_commit(transaction, checkpoint)

@@ -373,7 +373,7 @@ class _Run:
                 send(process, signal.SIGKILL)
         elif kind == "driver":
             self._supervisor.current.killed = True
-            return self._kill_one(kind)
+            self._supervisor.current.process.kill()
         else:
             return self._kill_one(kind)
         return True
