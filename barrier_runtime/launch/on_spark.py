@@ -427,7 +427,7 @@ class JobHandle:
                 self._coordinator.client.tell_room(self._spec.job, found, self._spec.run_id)
 
     def _repeat_stop(self, status: JobStatus) -> None:
-        """A coordinator keeps nothing that is not in the log: one that was started again does not know of the wish."""
+        """A coordinator that was started again knows of the wish only if it is in the log."""
         if self._stop_mode is not None and status.leader != self._stop_told:
             with contextlib.suppress(Unavailable, InvalidJob):  # away again: the next status tells
                 self._coordinator.client.stop(self._spec.job, self._stop_mode, self._spec.run_id, self._stop_asked)

@@ -7,6 +7,7 @@ from barrier_runtime.coordinator.log.savepoint import object_sizes
 from barrier_runtime.coordinator.savepoints.files import claimed_by, delete_savepoint, missing_objects, read_savepoint
 from barrier_runtime.launch.steering.savepoints import (
     SavepointTaken,
+    asked_again,
     asked_at,
     wait_for_savepoint,
 )
@@ -24,8 +25,10 @@ def take(client: Any, job: str, url: str, timeout: float | None) -> SavepointTak
 
 
 def stop_with(client: Any, job: str, url: str, drain: bool = False) -> SavepointTaken:
-    """Stop the job with a savepoint, and wait until both are done. Raises `SavepointFailed` when there is none."""
-    run_id, asked = client.status(job).run_id, asked_at(url)
+    """Stop the job with a savepoint, and wait until both are done. The same again is no other wish. Raises
+    `SavepointFailed` when there is none."""
+    known = client.status(job)
+    run_id, asked = known.run_id, asked_again(asked_at(url), known)
     stop = lambda: client.stop(job, "drain" if drain else "checkpoint", run_id, asked)  # noqa: E731
     return wait_for_savepoint(job, asked, stop, lambda: known_status(client, job, run_id), None, ends=True)
 

@@ -124,12 +124,15 @@ class PendingCheckpoints:
 
     # ------------------------------------------------------------ moving on
 
+    @property
+    def deciding(self) -> bool:
+        """The next record of the log is to be its COMPLETE."""
+        phases = (CheckpointPhase.PERSISTING, CheckpointPhase.DECIDING)
+        return any(checkpoint.phase in phases for checkpoint in self._open.values())
+
     def ready(self) -> Checkpoint | None:
         """The newest fully acknowledged checkpoint, when no other is being decided."""
-        if any(
-            checkpoint.phase in (CheckpointPhase.PERSISTING, CheckpointPhase.DECIDING)
-            for checkpoint in self._open.values()
-        ):
+        if self.deciding:
             return None
         acked = [checkpoint for checkpoint in self._open.values() if checkpoint.all_acked]
         return max(acked, key=lambda checkpoint: checkpoint.id, default=None)

@@ -8,13 +8,14 @@
 |------------------------------|------------------------|-----------------------|--------------|
 | a checkpoint completes       | COVERED by it          | covered by it instead | -            |
 | a generation ends            | waits for the next one | WAITING again         | goes on (*)  |
-| the coordinator dies         | lost (+)               | lost (+)              | lost (+)     |
+| the coordinator dies         | lost (+) (**)          | lost (+) (**)         | lost (+) (**)|
 | the same id is asked for     | -                      | -                     | -            |
 | the job ends                 | FAILED                 | FAILED                | FAILED       |
 
 (+) Who asked asks again under the same id; what was copied before has no savepoint.json.
 (*) But one that the job stops with is WAITING again, even when it was DONE: the next generation reads on from that
 checkpoint until it is stopped, and the savepoint has to be what it was stopped with.
+(**) But one that the job stops with is in the log: its successor has it, WAITING (`job/phases/stopping`).
 
 Of a savepoint in COVERED or COPYING the checkpoint is held: retention lets it go later (`held`). A copy that is still
 made by a process that does not lead any more may lose its files to the successor's retention; then it fails, and there
@@ -112,6 +113,9 @@ class Savepoints:
     @property
     def open(self) -> tuple[SavepointRequest, ...]:
         return tuple(entry.request for entry in self._entries.values() if not entry.state.over)
+
+    def entry(self, id: str) -> SavepointEntry | None:
+        return self._entries.get(id)
 
     def state(self, id: str) -> SavepointState | None:
         entry = self._entries.get(id)

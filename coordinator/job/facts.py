@@ -14,7 +14,7 @@ from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint
 from barrier_runtime.coordinator.checkpoints.commits import CommitTracker
 from barrier_runtime.coordinator.checkpoints.failures import FailureCounter, RestartPolicy
 from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention
-from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest, Savepoints
+from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest, Savepoints, SavepointState
 from barrier_runtime.coordinator.job.effects import Append, ReadManifest, ReadRecord
 from barrier_runtime.coordinator.job.generation import Generation
 from barrier_runtime.coordinator.job.outbox import Outbox
@@ -31,7 +31,7 @@ from barrier_runtime.coordinator.log.decision_log import (
 )
 from barrier_runtime.coordinator.log.manifest import DecidedManifest, own_files
 from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
-from barrier_runtime.coordinator.log.records import Fence, Record
+from barrier_runtime.coordinator.log.records import Fence, Record, StopWish
 from barrier_runtime.coordinator.status.statistics import JobRecord
 from barrier_runtime.coordinator.wire.messages import (
     GLOBAL_COMMITTER,
@@ -85,7 +85,7 @@ class Job:
         self.outbox = Outbox(self.slots)
         self.view = LogView()
         self.log = DecisionLog(spec.job, self.view)
-        self.records = RecordBuilder(spec, identity)
+        self.records = RecordBuilder(spec, identity, lambda: self.stop_wish)
         self.leadership: Leadership | None = None
         self.has_led = False
         self.generation = Generation(FailureCounter(spec.checkpoints.tolerable_failures))
@@ -210,6 +210,45 @@ class Job:
             self.outbox.put(Append(step.position, step.data, self._append_attempts))
         else:
             self.outbox.put(ReadRecord(step.position))
+
+    # ------------------------------------------------------------ the stop
+
+    def want_stop(self, mode: StopMode, savepoint: SavepointRequest | None, now_ms: int) -> None:
+        if self.stop is None or mode == "now":  # of draining and stopping, that which has begun
+            self.stop = mode
+        if savepoint is not None:
+            self.stop_savepoint = savepoint
+            self.savepoints.ask(savepoint, self.highest_checkpoint() + 1, now_ms)
+
+    def want_what_is_logged(self, now_ms: int) -> None:
+        """A predecessor was to stop this run with a savepoint."""
+        wish = self.log.stop
+        if wish is not None and self.stop != "now":
+            self.stop = wish.mode
+            request = SavepointRequest(wish.savepoint, wish.url, stops=True)
+            self.want_stop(wish.mode, self.stop_savepoint or request, now_ms)
+
+    @property
+    def stop_wish(self) -> StopWish | None:
+        """What records say of the stop."""
+        wanted, mode = self.stop_savepoint, self.stop
+        entry = None if wanted is None else self.savepoints.entry(wanted.id)
+        if wanted is None or mode is None or mode == "now" or entry is None or entry.state is SavepointState.FAILED:
+            return None
+        done = entry.state is SavepointState.DONE
+        return StopWish(
+            mode=mode,
+            savepoint=wanted.id,
+            url=wanted.url,
+            checkpoint=(entry.covered_by or 0) if done else 0,
+            bytes=entry.bytes if done else 0,
+        )
+
+    @property
+    def stop_is_logged(self) -> bool:
+        """What of it has to outlive this process."""
+        wish, logged = self.stop_wish, self.log.stop
+        return wish is None or (logged is not None and logged.savepoint == wish.savepoint)
 
     # ------------------------------------------------------------ slots
 

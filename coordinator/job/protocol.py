@@ -59,9 +59,11 @@ from barrier_runtime.coordinator.job.status_view import (
 from barrier_runtime.coordinator.job.transitions import next_phase
 from barrier_runtime.coordinator.log.decision_log import Appended, Foreign, ReadBack, Repeat
 from barrier_runtime.coordinator.log.record_builder import Identity
+from barrier_runtime.coordinator.log.records import Finish
 from barrier_runtime.coordinator.options import validated_spec
 from barrier_runtime.coordinator.status.health import Condition, ProgressWatch
 from barrier_runtime.coordinator.status.history import History, KnownSlot, RunOutcome, decode_history
+from barrier_runtime.coordinator.status.past_run import with_last_savepoint
 from barrier_runtime.coordinator.status.status import JobStatus, StandbysWanted
 from barrier_runtime.coordinator.wire.messages import (
     CommitFailing,
@@ -261,11 +263,7 @@ class JobProtocol:
             job.record.store_retries.pop(event.what, None)
             return None
         if isinstance(event, UserStop):
-            if job.stop is None or event.mode == "now":  # of draining and stopping, that which has begun
-                job.stop = event.mode
-            if event.savepoint is not None:
-                job.stop_savepoint = event.savepoint
-                job.savepoints.ask(event.savepoint, job.highest_checkpoint() + 1, now_ms)
+            job.want_stop(event.mode, event.savepoint, now_ms)
             return phase.on_stop(job, now_ms)
         if isinstance(event, UserRescale):
             if self.refuses_rescale(event.request):
@@ -373,8 +371,12 @@ class JobProtocol:
         job.record.remember(known, read.view.completes)
         job.rescales.remember(() if known is None else known.rescales)
         same_run = known is not None and known.run_id == job.spec.run_id
-        # One that this run was to stop with is void: the run goes on, and whoever wants it asks again.
-        job.record.savepoints = tuple(each for each in job.record.savepoints if not (each.stops and same_run))
+        # One that this run was to stop with is taken anew, unless it has ended with it.
+        others = tuple(each for each in job.record.savepoints if not (each.stops and same_run))
+        head = read.view.head
+        if head is not None and isinstance(head.record, Finish):
+            others = with_last_savepoint(others, head.record)
+        job.record.savepoints = others
         if known is not None and known.run_id == job.spec.run_id:
             for slot in known.slots:
                 job.slots.expect(slot, now_ms + job.spec.slot_timeout_ms)

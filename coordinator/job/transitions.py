@@ -133,6 +133,8 @@ def _cancelled(job: Job) -> Phase:
     reason = f"job {job.spec.job} was stopped by its user"
     if job.spec.checkpoints.on_cancel == "delete" and job.leads:
         return Finishing("cancelled", reason, discard="discard")
+    if job.leads and job.stop_wish is not None:
+        return Finishing("cancelled", reason, discard="keep")
     return Ended("cancelled", reason)
 
 

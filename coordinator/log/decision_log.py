@@ -23,6 +23,7 @@ from barrier_runtime.coordinator.log.records import (
     Fence,
     Finish,
     Record,
+    StopWish,
     decode_record,
     stamped,
 )
@@ -147,6 +148,11 @@ class DecisionLog:
     def finish(self) -> Finish | None:
         """The head, if it is a FINISH."""
         return self._head.record if self._head is not None and isinstance(self._head.record, Finish) else None
+
+    @property
+    def stop(self) -> StopWish | None:
+        """What the job is to end with."""
+        return None if self._head is None else self._head.record.stops_with
 
     @property
     def in_flight(self) -> bool:

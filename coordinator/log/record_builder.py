@@ -1,10 +1,22 @@
 """Builds the log records of one process: who writes, behind what, and under an id that is used once."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
+import msgspec
+
 from barrier_runtime.coordinator.log.decision_log import DecisionLog, complete_of
-from barrier_runtime.coordinator.log.records import NO_RECORD, Complete, Fence, Finish, Lead
+from barrier_runtime.coordinator.log.records import (
+    NO_RECORD,
+    RECORD_VERSION,
+    Complete,
+    Fence,
+    Finish,
+    Lead,
+    Stop,
+    StopWish,
+)
 from barrier_runtime.coordinator.log.restore_choice import Lineage, RestoreFrom
 from barrier_runtime.coordinator.wire.messages import JobSpec, ManifestRef
 from barrier_runtime.state.errors import ProtocolViolation
@@ -31,20 +43,23 @@ class Identity:
 class _Head(TypedDict):
     """What every record begins with."""
 
+    version: int
     put_id: str
     parent_sha256: str
     token: int
     writer: str
     wall_ms: int
     prior_complete: int
+    stop: StopWish | msgspec.UnsetType
 
 
 class RecordBuilder:
-    """Each record is for the next position of `log`."""
+    """Each record is for the next position of `log`. `stop`: what the job is to end with."""
 
-    def __init__(self, spec: JobSpec, identity: Identity) -> None:
+    def __init__(self, spec: JobSpec, identity: Identity, stop: Callable[[], StopWish | None] = lambda: None) -> None:
         self._spec = spec
         self._identity = identity
+        self._stop = stop
         self._put_ids = 0
 
     def rescaled(self, spec: JobSpec) -> None:
@@ -83,6 +98,9 @@ class RecordBuilder:
     def lead(self, log: DecisionLog, now_ms: int) -> Lead:
         return Lead(**self._head(log, self._token(log), now_ms), leader=self._identity.leader)
 
+    def stop(self, log: DecisionLog, now_ms: int) -> Stop:
+        return Stop(**self._head(log, self._token(log), now_ms))
+
     def complete(self, log: DecisionLog, checkpoint: int, lineage: str, manifest: ManifestRef, now_ms: int) -> Complete:
         return Complete(
             **self._head(log, self._token(log), now_ms),
@@ -105,13 +123,16 @@ class RecordBuilder:
 
     def _head(self, log: DecisionLog, token: int, now_ms: int) -> _Head:
         self._put_ids += 1
+        stop = self._stop()
         return _Head(
+            version=1 if stop is None else RECORD_VERSION,
             put_id=f"{self._identity.leader}-{self._put_ids}",
             parent_sha256=log.head_sha256,
             token=token,
             writer=f"{self._identity.host} for {self._spec.submitter}",
             wall_ms=now_ms,
             prior_complete=log.prior_complete,
+            stop=stop or msgspec.UNSET,
         )
 
     def _token(self, log: DecisionLog) -> int:

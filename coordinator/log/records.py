@@ -5,6 +5,8 @@ its predecessor's bytes (so that the log is a chain) and back links that let a r
 `token` is the position of the generation's FENCE, `prior_complete` that of the last COMPLETE before, `prior_run` that
 of the last FENCE of an earlier run. Bytes are canonical JSON; wall times are for people only.
 
+Once a job is to stop with a savepoint, every record says so (`stop`), until one does not: the head tells it.
+
 `check` is the sha256 of the record's own bytes without it. The parent's hash covers every record but the newest, and
 the next record carries the newest one's hash: a single bit that was read wrongly there would be in the chain for ever.
 """
@@ -18,13 +20,23 @@ from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2  # with `stop`; records without it are of version 1
 NO_RECORD = -1  # a back link that leads nowhere
 FIRST_POSITION = 1  # so that token 0 can mean "no generation"
 
 
+class StopWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """The job is to end with a savepoint. Of FINISH: it has."""
+
+    mode: Literal["checkpoint", "drain"]
+    savepoint: str  # id
+    url: str
+    checkpoint: int = 0  # of FINISH: that the savepoint is of
+    bytes: int = 0  # of FINISH: that it has
+
+
 class _Record(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True, kw_only=True):
-    version: int = RECORD_VERSION
+    version: int = 1
     put_id: str
     parent_sha256: str  # of the bytes at position - 1; "" at the first position
     token: int  # of the generation that wrote this
@@ -32,6 +44,11 @@ class _Record(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fiel
     wall_ms: int  # for people
     prior_complete: int = NO_RECORD
     check: str = ""
+    stop: StopWish | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def stops_with(self) -> StopWish | None:
+        return self.stop or None
 
 
 class Fence(_Record, frozen=True, tag="FENCE", kw_only=True):
@@ -52,6 +69,10 @@ class Lead(_Record, frozen=True, tag="LEAD", kw_only=True):
     leader: str
 
 
+class Stop(_Record, frozen=True, tag="STOP", kw_only=True):
+    """Says nothing but `stop`, for which no other record came."""
+
+
 class Complete(_Record, frozen=True, tag="COMPLETE", kw_only=True):
     """The decision: checkpoint `checkpoint` is complete, and its manifest has this content."""
 
@@ -69,7 +90,7 @@ class Finish(_Record, frozen=True, tag="FINISH", kw_only=True):
     discarded: bool = False
 
 
-Record: TypeAlias = Fence | Lead | Complete | Finish
+Record: TypeAlias = Fence | Lead | Stop | Complete | Finish
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 _JSON: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)

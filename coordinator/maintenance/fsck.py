@@ -246,7 +246,7 @@ class LogWalk:
             self._must = _among(self._must, newest, self._restore_point)
         elif isinstance(record, Complete):
             self._completed(Decided(position, record))
-        else:
+        elif isinstance(record, Finish):
             self.finish = record
             if record.discarded:
                 self.newest = self._restore_point = None

@@ -11,7 +11,7 @@ from barrier_runtime.coordinator.options import effective
 from barrier_runtime.coordinator.status.health import ENDS
 from barrier_runtime.coordinator.status.history import History
 from barrier_runtime.coordinator.status.shares import chain_statuses
-from barrier_runtime.coordinator.status.status import CheckpointsStatus, CommitsStatus, JobStatus
+from barrier_runtime.coordinator.status.status import CheckpointsStatus, CommitsStatus, JobStatus, SavepointStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
 
 STANDBY = "STANDBY"
@@ -36,11 +36,30 @@ def past_status(view: LogView, history: History | None, run_id: str | None) -> J
     head = view.head.record
     if isinstance(head, Finish):
         reason = head.reason or f"job {fence.spec.job} had ended: {head.outcome}"
-        return _status(fence.spec, fence.token, head.outcome, reason, history)
+        ended_as = _status(fence.spec, fence.token, head.outcome, reason, history)
+        return msgspec.structs.replace(ended_as, savepoints=with_last_savepoint(ended_as.savepoints, head))
     ended = None if history is None else history.outcome
     if ended is None or ended.run_id != fence.spec.run_id or view.head.position > ended.position:
         return None
     return _status(fence.spec, fence.token, ended.outcome, ended.reason, history)
+
+
+def with_last_savepoint(known: tuple[SavepointStatus, ...], finish: Finish) -> tuple[SavepointStatus, ...]:
+    """FINISH says which savepoint a run ended with, also when its coordinator died before it stored the history."""
+    stop = finish.stops_with
+    if stop is None:
+        return known
+    last = SavepointStatus(
+        id=stop.savepoint,
+        url=stop.url,
+        state="done",
+        checkpoint=stop.checkpoint,
+        asked_ms=next((each.asked_ms for each in known if each.id == stop.savepoint), finish.wall_ms),
+        ended_ms=finish.wall_ms,
+        bytes=stop.bytes,
+        stops=True,
+    )
+    return (*(each for each in known if each.id != last.id), last)
 
 
 def led_elsewhere(view: LogView, history: History | None, reason: str) -> JobStatus | None:

@@ -15,18 +15,20 @@ from barrier_runtime.coordinator.wire.messages import (
     CancelGeneration,
     Committed,
     Deploy,
+    EndSources,
     Heartbeat,
     Register,
     Restored,
     SlotClaims,
     Start,
+    SubtaskEnded,
     SubtaskId,
     ToCoordinator,
     ToSlot,
     Trigger,
     TryElsewhere,
 )
-from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
 
 Kind = TypeVar("Kind", bound=ToSlot)
 Value = TypeVar("Value")
@@ -50,6 +52,7 @@ class TcpSlot:
         self.uuid = f"slot-{index}-{attempt}-{os.urandom(4).hex()}"
         self.token, self.phase, self.highest = 0, "idle", 0
         self.committed: dict[str, int] = {}
+        self.drained = False
         self.inbox: list[ToSlot] = []
         self.told: list[str] = []  # by daemons that stand by
         self._socket: socket.socket | None = None
@@ -99,6 +102,7 @@ class TcpSlot:
                 phase=self.phase,
                 highest_checkpoint=self.highest,
                 committed=dict(self.committed),
+                drained=self.drained,
             )
         )
 
@@ -139,10 +143,12 @@ class TcpSlot:
         self._pending.pop(0)
         self.inbox.append(message)
         if isinstance(message, Deploy):
-            self.token, self.phase = message.token, "restoring"
+            self.token, self.phase, self.drained = message.token, "restoring", message.drained
             self.say(Restored(self.token))
         elif isinstance(message, Start):
             self.phase = "running"
+        elif isinstance(message, EndSources):
+            self.drained = True
         elif isinstance(message, CancelGeneration):
             self.phase = "idle"
         elif isinstance(message, Trigger):
@@ -156,11 +162,16 @@ class TcpSlot:
             if isinstance(message, kind):
                 return message
 
-    def ack(self, checkpoint: int) -> None:
+    def ack(self, checkpoint: int, **objects: FileRef) -> None:
+        """`objects`: files of its state."""
         for chain in (0, 1):
-            snapshot = OperatorSnapshot("numbers", self.index, 2, {"position": b"1"})
+            snapshot = OperatorSnapshot("numbers", self.index, 2, {"position": b"1"}, objects=objects)
             operators = (snapshot,) if chain == 0 else ()
             self.say(Ack(self.token, checkpoint, SubtaskId(chain, self.index), operators))
+
+    def end(self) -> None:
+        for chain in (0, 1):
+            self.say(SubtaskEnded(self.token, SubtaskId(chain, self.index)))
 
     def commit(self, checkpoint: int) -> None:
         self.committed[f"out/{self.index}"] = checkpoint

@@ -43,6 +43,7 @@ PROSE = {  # tables that no code holds as data
     "barrier_runtime/connectors/sink_bases/file_committable.py": "cases: tests of the sweep",
     "barrier_runtime/connectors/sink_bases/write_ahead.py": "crash points: certify goes through them",
     "barrier_runtime/launch/local_handle.py": "cases: tests/barrier_runtime/launch/test_local_handle.py",
+    "coordinator/job/phases/stopping.py": "who dies when: tests/coordinator/job/test_job_stops.py",
     "coordinator/pins.py": "cases: tests/coordinator/test_pins.py",
     "barrier_runtime/state_tables/beside_keyed.py": "kinds: tests/barrier_runtime/state_tables/test_beside_keyed.py",
     "barrier_runtime/state_tables/columns_of_values.py": "types: tests/barrier_runtime/state_tables",

@@ -18,7 +18,17 @@ from barrier_runtime.connectors.files.sink.sink import JsonlSink
 from barrier_runtime.connectors.sink_bases.file_committable import FileNames, StagedFile, encode_committable
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import Manifest, encode_manifest
-from barrier_runtime.coordinator.log.records import NO_RECORD, Complete, Fence, Finish, Lead, Record, encode_record
+from barrier_runtime.coordinator.log.records import (
+    NO_RECORD,
+    Complete,
+    Fence,
+    Finish,
+    Lead,
+    Record,
+    Stop,
+    StopWish,
+    encode_record,
+)
 from barrier_runtime.coordinator.log.savepoint import savepoint_copy
 from barrier_runtime.coordinator.wire.messages import CheckpointOptions, JobSpec
 from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, PendingEntry, encode_pending
@@ -222,6 +232,11 @@ class History:
 
     def lead(self, leader: str = "leader-a") -> "History":
         return self.by(leader).append(Lead(**self._common(None), leader=leader))
+
+    def stop(self) -> "History":
+        """The job is to stop with a savepoint."""
+        wish = StopWish(mode="checkpoint", savepoint="last-1", url="memory://last-1")
+        return self.append(Stop(**self._common(None), stop=wish))
 
     def finish(self, outcome: str = "finished") -> "History":
         return self.append(Finish(**self._common(None), outcome=outcome))

@@ -117,6 +117,25 @@ def _leaving_slot_commits_late() -> Iterator[None]:
         yield
 
 
+@canary(
+    "stop-is-forgotten", "a coordinator that takes over does not stop the job with the savepoint that the log names"
+)
+def _stop_is_forgotten() -> Iterator[None]:
+    with planted("coordinator/job/phases/start.py", "        job.want_what_is_logged(now_ms)\n", ""):
+        yield
+
+
+@canary("stop-begins-before-it-is-logged", "sources end, and the last checkpoint is taken, before the log says why")
+def _stop_begins_before_it_is_logged() -> Iterator[None]:
+    """And no record says so: what every successor forgets."""
+    builder = "coordinator/log/record_builder.py"
+    with (
+        planted("coordinator/job/phases/stopping.py", "    if not job.stop_is_logged:\n", "    if False:\n"),
+        planted(builder, "        stop = self._stop()\n", "        stop = None\n"),
+    ):
+        yield
+
+
 @canary("drained-slot-reads-on", "slots that are started again behind the last checkpoint of a drain read on")
 def _drained_slot_reads_on() -> Iterator[None]:
     ends = "            if self._drained:\n                self._execution.end_sources()\n"

@@ -12,7 +12,7 @@ from facts import Decision, Facts
 from workload import Row, Workload
 
 from barrier_runtime.coordinator.log.hashing import sha256_hex
-from barrier_runtime.coordinator.log.records import Fence, Finish, Record
+from barrier_runtime.coordinator.log.records import Complete, Fence, Finish, Lead, Record, StopWish
 from barrier_runtime.coordinator.log.savepoint import DATA_PREFIX, Savepoint
 from barrier_runtime.state.store.object_store import ObjectNotFound
 
@@ -206,6 +206,22 @@ class DrainedIsOut(Checker):
                 self.wrong(f"{what} has rows that sink {sink} shows not: {len(lacking)}, or not once: {len(more)}")
 
 
+class StopsAreKept(Checker):
+    """1.4: what a run is to stop with is in its log, and no coordinator that goes on with it forgets that. One that
+    begins a generation may: it could not be copied."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._wish: StopWish | None = None
+
+    def on_record(self, position: int, record: Record) -> None:
+        before, self._wish = self._wish, record.stops_with
+        if before is not None and self._wish is None and isinstance(record, Lead | Complete):
+            self.wrong(
+                f"the job was to stop with savepoint {before.savepoint}; log record {position} says no more of it"
+            )
+
+
 def _bytes_of(read: Callable[[str], bytes], key: str, offset: int, size: int) -> str:
     """The hash of what is there."""
     try:
@@ -214,7 +230,12 @@ def _bytes_of(read: Callable[[str], bytes], key: str, offset: int, size: int) ->
         return ""
 
 
-MOVE_CHECKERS: tuple[type[Checker], ...] = (NothingIsReadTwice, OneOwner, DrainedReadsNoMore)  # of every kind of job
+MOVE_CHECKERS: tuple[type[Checker], ...] = (
+    NothingIsReadTwice,
+    OneOwner,
+    DrainedReadsNoMore,
+    StopsAreKept,
+)  # of every kind of job
 BANK_MOVE_CHECKERS: tuple[type[Checker], ...] = (
     MovesWaitForCommits,
     SavepointsShareNothing,

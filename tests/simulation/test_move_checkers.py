@@ -136,6 +136,22 @@ MOVES: Table = {
             ),
         ),
     ),
+    "StopsAreKept": (
+        Case(
+            "a successor goes on without it",
+            lambda: unending().stop().lead("leader-b"),
+            "the job was to stop with savepoint last-1; log record 3 says no more of it",
+            once=True,
+        ),
+        Case(
+            "a checkpoint is decided without it",
+            lambda: visible(unending().stop()),
+            "the job was to stop with savepoint last-1; log record 3 says no more of it",
+            once=True,
+        ),
+        Case("it could not be copied: another generation", lambda: visible(unending().stop().fence(says=of(1)))),
+        Case("it could not be copied, and the job had been drained", lambda: drained(unending()).stop().finish()),
+    ),
     "DrainedIsOut": (
         Case(
             "a row is not there",

@@ -40,6 +40,16 @@ def asked_at(url: str) -> SavepointAsked:
     return SavepointAsked(uuid.uuid4().hex, without_credentials(url, "the savepoint's folder"))
 
 
+def asked_again(asked: SavepointAsked, known: JobStatus) -> SavepointAsked:
+    """The same wish that somebody had before, to end the job with a savepoint in that folder, if it is not over or the
+    job has ended with it: a command that is repeated is told what came of the first."""
+    for each in reversed(known.savepoints):
+        same = each.stops and each.url == asked.url and not each.error
+        if same and (each.ended_ms is None or known.outcome is not None):
+            return SavepointAsked(each.id, asked.url)
+    return asked
+
+
 def wait_for_savepoint(
     job: str,
     asked: SavepointAsked,

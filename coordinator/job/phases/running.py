@@ -9,13 +9,13 @@ from barrier_runtime.coordinator.checkpoints.checkpoint import AckEffect, Checkp
 from barrier_runtime.coordinator.checkpoints.failures import Cause, FailureVerdict
 from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints, Triggering
 from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention, kept_after_restore
-from barrier_runtime.coordinator.checkpoints.savepoints import SavepointState
 from barrier_runtime.coordinator.job.checkpoint_ends import abandon, checkpoint_appended, under_way
-from barrier_runtime.coordinator.job.decisions import Cancel, Decision, Fail, FinishJob, HandOver, Restart
+from barrier_runtime.coordinator.job.decisions import Cancel, Decision, Fail, HandOver, Restart
 from barrier_runtime.coordinator.job.effects import CloseLink, CopySavepoint, ListForSweep, ReadRecord, WriteManifest
 from barrier_runtime.coordinator.job.events import Listed
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.phases.phase import Phase
+from barrier_runtime.coordinator.job.phases.stopping import end_if_done, follow_stop, needs_another
 from barrier_runtime.coordinator.job.phases.why_not_moved import (
     undecided_because,
     why_not_loaded,
@@ -72,6 +72,7 @@ class Running(Phase):
         )
         self._told = job.highest_checkpoint()
         job.savepoints.generation_ended(job.generation.pending.next_id)
+        job.stop_from = None
         job.restarts.running(now_ms)
         if job.rescales.running(now_ms):
             job.record.revision += 1
@@ -83,10 +84,6 @@ class Running(Phase):
             self._list(job)
         if any(slot.register.drained and slot.register.token == job.led.token for slot in job.slots):
             _go_on_draining(job)
-        if job.stop == "checkpoint":
-            self._begin_stop(job)
-        elif job.stop == "drain":
-            self._pending(job).triggering = Triggering.HELD
         if job.decided is not None and job.decided.manifest.checkpoint == job.last_completed:
             job.commits.decided(job.decided.manifest.checkpoint, job.decided.manifest.operators, job.decided.ref)
         for slot in job.slots.connected:
@@ -142,7 +139,7 @@ class Running(Phase):
         self._tell_visible(job, slot)
         job.commit_globally()
         # Its Register may tell of the last commit, whose own message was lost with the connection.
-        return self._end_if_done(job) or self._pump(job, now_ms)
+        return end_if_done(job) or self._pump(job, now_ms)
 
     def _ask_the_log(self, job: Job, slot: RegisteredSlot, now_ms: int) -> None:
         """It has heard of checkpoints of this generation that are not ours: somebody else led while this process stood
@@ -167,7 +164,7 @@ class Running(Phase):
             job.commit_globally()
             job.record.commits_seen(job.commits, now_ms)
             self._copy_savepoints(job)
-            return self._end_if_done(job) or self._rescale(job, now_ms)
+            return end_if_done(job) or self._rescale(job, now_ms)
         if isinstance(message, CommitFailing):
             job.commits.failing(message)
         elif isinstance(message, Decline):
@@ -252,16 +249,16 @@ class Running(Phase):
 
     def on_appended(self, job: Job, appended: Appended, now_ms: int) -> Decision | None:
         record = appended.entry.record
-        if not isinstance(record, Complete):
-            return None
         job.lead(appended)
+        if not isinstance(record, Complete):
+            return self._pump(job, now_ms)
         job.outbox.complete(appended.permit)
         checkpoint_appended(job, record, now_ms)
         job.rescales.completed(record.checkpoint, now_ms)
         job.commit_globally()
         self._copy_savepoints(job)
         self._sweep_if_due(job, now_ms)
-        return self._end_if_done(job) or self._pump(job, now_ms)
+        return end_if_done(job) or self._pump(job, now_ms)
 
     def on_listed(self, job: Job, listed: Listed, now_ms: int) -> Decision | None:
         if job.retention is None:
@@ -276,16 +273,11 @@ class Running(Phase):
 
     def on_savepoint(self, job: Job, now_ms: int) -> Decision | None:
         self._let_go(job)
-        return self._end_if_done(job) or self._pump(job, now_ms)
+        return end_if_done(job) or self._pump(job, now_ms)
 
     def on_stop(self, job: Job, now_ms: int) -> Decision | None:
         if job.stop == "now":
             return Cancel()
-        if job.stop == "drain":
-            if not job.all_ended:  # asked again behind that, a savepoint may still want a checkpoint
-                self._pending(job).triggering = Triggering.HELD
-        elif job.stop_from is None:  # asked again, it is still the same checkpoint that is waited for
-            self._begin_stop(job)
         return self._pump(job, now_ms)
 
     # ------------------------------------------------------------ inside
@@ -300,8 +292,7 @@ class Running(Phase):
             exceeded = self._aborted(job, checkpoint, Cause.EXPIRED, reason, now_ms) or exceeded
         if exceeded:
             return Restart(exceeded)
-        if job.stop == "drain" and not job.generation.drained and not pending.open:
-            self._end_sources(job)
+        follow_stop(job, pending, now_ms)
         moves = self._rescale(job, now_ms)
         if moves is not None:
             return moves
@@ -318,7 +309,7 @@ class Running(Phase):
 
     def _trigger_if_due(self, job: Job, now_ms: int) -> None:
         pending = self._pending(job)
-        if self._stop_needs_another(job) or job.savepoints.wants_checkpoint([each.id for each in pending.open]):
+        if needs_another(job, pending) or job.savepoints.wants_checkpoint([each.id for each in pending.open]):
             pending.request()
         if pending.due(now_ms) and (pending.requested or not job.commits.too_far_behind):
             self._trigger(job, now_ms)
@@ -389,42 +380,6 @@ class Running(Phase):
 
     def _failed_or_go_on(self, job: Job, exceeded: str, now_ms: int, unavailable: bool = False) -> Decision | None:
         return Restart(exceeded, unavailable) if exceeded else self._pump(job, now_ms)
-
-    def _end_sources(self, job: Job) -> None:
-        """Nothing is under way that could be restored with some of the sources ended, and others not."""
-        job.generation.drained = True
-        for slot in job.slots.connected:
-            job.outbox.send(slot, EndSources(job.led.token))
-
-    def _begin_stop(self, job: Job) -> None:
-        pending = self._pending(job)
-        pending.triggering = Triggering.ON_REQUEST
-        job.stop_from = pending.request()
-
-    def _stop_needs_another(self, job: Job) -> bool:
-        """The checkpoint that the stop waits for ended undecided, and was tolerated."""
-        if job.stop != "checkpoint" or job.stop_from is None or job.last_completed >= job.stop_from:
-            return False
-        return not any(checkpoint.id >= job.stop_from for checkpoint in self._pending(job).open)
-
-    def _end_if_done(self, job: Job) -> Decision | None:
-        final, reached = job.generation.final, job.last_completed
-        finished = final is not None and job.commits.all_through(final)
-        stopping = job.stop == "checkpoint" and job.stop_from is not None and reached >= job.stop_from
-        stopped = stopping and job.commits.all_through(reached)
-        if not finished and not stopped:
-            return None
-        wanted = job.stop_savepoint
-        if stopped and wanted is not None and job.savepoints.state(wanted.id) is SavepointState.FAILED:
-            return self._go_on(job, job.savepoints.error(wanted.id))
-        if job.savepoints.open:
-            return None
-        return FinishJob() if finished else Cancel()
-
-    def _go_on(self, job: Job, error: str) -> Decision:
-        """The job cannot have the savepoint that it was to stop with: its sources, which have stopped, begin again."""
-        job.stop, job.stop_from, job.stop_savepoint = None, None, None
-        return Restart(f"the savepoint to stop with could not be written, so the job goes on: {error}", counted=False)
 
     # ------------------------------------------------------------ another number of slots
 
@@ -560,7 +515,7 @@ class Running(Phase):
 def _go_on_draining(job: Job) -> None:
     """The coordinator before us was asked to drain the job, and some of its sources have ended by that."""
     if job.stop != "now":
-        job.stop, job.stop_from = "drain", None
+        job.stop = "drain"
 
 
 def _trigger(checkpoint: Checkpoint, stop_from: int | None, pause: bool) -> Trigger:

@@ -69,7 +69,7 @@ class Loading(Phase):
         job.load(view)
         head_fence = job.log.fence
         if head_fence is not None and head_fence.spec.run_id == job.spec.run_id:
-            return self._same_run(job)
+            return self._same_run(job, now_ms)
         earlier = {entry.record.spec.run_id for entry in view.earlier_runs if isinstance(entry.record, Fence)}
         if head_fence is not None and (job.origin is Origin.ADOPTED or job.spec.run_id in earlier):
             return FencedBy(head_fence)
@@ -88,12 +88,13 @@ class Loading(Phase):
             job.know_outdated(outdated_after(head_fence.spec, job.spec))
         return BeginGeneration(choice, f"started by {job.spec.submitter}", now_ms, attempts=self._attempts)
 
-    def _same_run(self, job: Job) -> Decision:
+    def _same_run(self, job: Job, now_ms: int) -> Decision:
         finish = job.log.finish
         if finish is not None:
             if finish.outcome == "failed":
                 return EndJob("failed", finish.reason)
             return EndJob(finish.outcome, f"job {job.spec.job} had ended before: {finish.outcome}")
+        job.want_what_is_logged(now_ms)
         return TakeOver(self._attempts)
 
 

@@ -157,6 +157,7 @@ def test_what_was_drained_stays_drained_in_the_run_that_did_it():
 def drained(store: MemoryStore, savepoint: SavepointRequest | None = None) -> Coordinator:
     coordinator, a, b = started(store)
     coordinator.stop("drain", savepoint)
+    coordinator.settle()
     ended(a, b)
     final(coordinator, a, b)
     assert coordinator.phase == "finished"

@@ -197,6 +197,7 @@ def test_a_job_stops_with_a_savepoint_of_its_last_checkpoint():
     coordinator, a, b = started(MemoryStore())
     asked = wish(stops=True)
     coordinator.stop("checkpoint", asked)
+    coordinator.settle()  # the log says so
     number = acked(coordinator, a, b)
     assert a.last(Trigger).stop
     coordinator.settle()
@@ -214,6 +215,7 @@ def test_a_slot_is_lost_while_the_job_stops_with_a_savepoint(copied):
     coordinator, a, b = started(MemoryStore())
     asked = wish(stops=True)
     coordinator.stop("checkpoint", asked)
+    coordinator.settle()  # the log says so
     first = acked(coordinator, a, b)
     coordinator.settle()
     committed(first, a, b)
@@ -244,6 +246,7 @@ def test_a_job_that_cannot_have_its_last_savepoint_goes_on():
     coordinator.settle()
     asked = wish(stops=True, url=taken.url)
     coordinator.stop("checkpoint", asked)
+    coordinator.settle()  # the log says so
     number = acked(coordinator, a, b, files="g")
     coordinator.settle()
     committed(number, a, b)

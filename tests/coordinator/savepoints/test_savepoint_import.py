@@ -31,6 +31,7 @@ def taken(stops: bool = False) -> tuple[str, Coordinator, MemoryStore]:
     request = SavepointRequest(uuid.uuid4().hex, url, stops)
     if stops:
         coordinator.stop("checkpoint", request)
+        coordinator.settle()  # the log says so
     else:
         coordinator.savepoint(request)
     committed += 1

@@ -10,6 +10,7 @@ be lost after its request was applied. What was held is cut when the fault ends,
 | refuse | its connection is reset at once                               | no       |
 | hang   | nothing, until the fault ends                                 | no       |
 | error  | 503 SlowDown                                                  | no       |
+| hold   | nothing, until the fault ends                                 | yes      |
 | cut    | the connection breaks instead of (or in the middle of) the answer | yes  |
 | delay  | the answer, later                                             | yes      |
 """
@@ -25,7 +26,7 @@ from typing import Literal
 
 import msgspec
 
-FaultName = Literal["pass", "refuse", "hang", "error", "cut", "delay"]
+FaultName = Literal["pass", "refuse", "hang", "error", "hold", "cut", "delay"]
 _LARGEST_HEAD = 64 * 1024
 _SLOW_DOWN = (
     b'<?xml version="1.0" encoding="UTF-8"?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.'
@@ -50,6 +51,7 @@ class Counts(msgspec.Struct):
     refuse: int = 0
     hang: int = 0
     error: int = 0
+    hold: int = 0
     cut: int = 0
     delay: int = 0
 
@@ -97,7 +99,7 @@ class StoreProxy:
         fault = self._fault if self._hits(request_line, body) else Fault()
         if fault.fault == "pass":
             self.counts.passed += 1
-        else:
+        elif fault.fault != "hold":  # which is counted when it is applied
             setattr(self.counts, fault.fault, getattr(self.counts, fault.fault) + 1)
         if fault.fault == "refuse":
             _reset(answer)
@@ -118,7 +120,11 @@ class StoreProxy:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), fault.delay_s)
             whole = await self._ask_store(_for_store(head), body)
-            if fault.fault == "cut":
+            if fault.fault == "hold":
+                self.counts.hold += 1
+                await self._changed.wait()
+                _reset(answer)
+            elif fault.fault == "cut":
                 answer.write(whole[: self._choose.choice([0, 0, len(whole) // 2])])
                 await answer.drain()
                 _reset(answer)

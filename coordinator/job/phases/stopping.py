@@ -1,0 +1,80 @@
+"""How a running job is brought to the end that its user wants. A stop with a savepoint outlives whoever was asked:
+
+    ASKED ─ a record says so ─► STOPPING ─ the last checkpoint is visible ─► COPYING ─ copied ─► FINISH, which says so
+
+| who dies, or fails    | ASKED            | STOPPING                        | COPYING            | behind FINISH     |
+|-----------------------|------------------|---------------------------------|--------------------|-------------------|
+| the coordinator       | the job runs on; | its successor stops the job: of a later checkpoint   | it has ended, with |
+|                       | who asked asks   | is the savepoint, which takes the place of what was  | that savepoint     |
+|                       | again            | copied under its id                                  |                    |
+| a slot                | asked of the     | the next generation reads on, and is stopped         | -                  |
+|                       | next generation  |                                 |                    |                   |
+| the whole program     | another run reads on; what was copied stays until somebody deletes it                    |
+| the copy              | -                | -                               | FENCE without the  | -                 |
+|                       |                  |                                 | wish: it runs on   |                   |
+
+A drained job does not run on: its FINISH says nothing of a savepoint that could not be copied. Until a record says so
+no checkpoint is triggered, and no source ends: a successor would have half of it, and not know why.
+"""
+
+from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints, Triggering
+from barrier_runtime.coordinator.checkpoints.savepoints import SavepointState
+from barrier_runtime.coordinator.job.decisions import Cancel, Decision, FinishJob, Restart
+from barrier_runtime.coordinator.job.facts import Job
+from barrier_runtime.coordinator.wire.messages import EndSources
+
+
+def follow_stop(job: Job, pending: PendingCheckpoints, now_ms: int) -> None:
+    """Do what is due of the stop. Asked again, it is still the same checkpoint that is waited for."""
+    if job.stop not in ("checkpoint", "drain"):
+        return
+    if not job.stop_is_logged:
+        pending.triggering = Triggering.HELD
+        if not job.log.in_flight and not pending.deciding:
+            job.append(job.records.stop(job.log, now_ms))
+    elif job.stop == "checkpoint":
+        pending.triggering = Triggering.ON_REQUEST
+        if job.stop_from is None:
+            job.stop_from = pending.request()
+    elif job.all_ended:
+        pending.triggering = Triggering.ON_REQUEST
+    else:
+        pending.triggering = Triggering.HELD
+        if not job.generation.drained and not pending.open:
+            _end_sources(job)
+
+
+def _end_sources(job: Job) -> None:
+    """Nothing is under way that could be restored with some of the sources ended, and others not."""
+    job.generation.drained = True
+    for slot in job.slots.connected:
+        job.outbox.send(slot, EndSources(job.led.token))
+
+
+def needs_another(job: Job, pending: PendingCheckpoints) -> bool:
+    """The checkpoint that the stop waits for ended undecided, and was tolerated."""
+    if job.stop != "checkpoint" or job.stop_from is None or job.last_completed >= job.stop_from:
+        return False
+    return not any(checkpoint.id >= job.stop_from for checkpoint in pending.open)
+
+
+def end_if_done(job: Job) -> Decision | None:
+    """The job's end, natural or wanted."""
+    final, reached = job.generation.final, job.last_completed
+    finished = final is not None and job.commits.all_through(final)
+    stopping = job.stop == "checkpoint" and job.stop_from is not None and reached >= job.stop_from
+    stopped = stopping and job.commits.all_through(reached)
+    if not finished and not stopped:
+        return None
+    wanted = job.stop_savepoint
+    if stopped and wanted is not None and job.savepoints.state(wanted.id) is SavepointState.FAILED:
+        return _go_on(job, job.savepoints.error(wanted.id))
+    if job.savepoints.open:
+        return None
+    return FinishJob() if finished else Cancel()
+
+
+def _go_on(job: Job, error: str) -> Decision:
+    """The job cannot have the savepoint that it was to stop with: its sources, which have stopped, begin again."""
+    job.stop, job.stop_from, job.stop_savepoint = None, None, None
+    return Restart(f"the savepoint to stop with could not be written, so the job goes on: {error}", counted=False)
