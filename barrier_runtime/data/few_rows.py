@@ -186,6 +186,21 @@ class FewRows:
         return FewRows(schema, layout, columns, len(columns[0]))
 
     @staticmethod
+    def of_values(schema: pa.Schema, columns: Sequence[list[Any]]) -> "FewRows":
+        """As `made_of`, of values that Arrow may have to change, such as `datetime` for a time. Raises what Arrow does
+        for a value that is not of the schema."""
+        layout = layout_of(schema)
+        assert layout is not None, f"rows of {schema} are for Arrow"
+        kinds = zip(columns, layout.types, layout.dtypes, layout.accepted, strict=True)
+        return FewRows.made_of(
+            schema,
+            [
+                values if accepted(values) else values_as_stored(pa.array(values, kind), dtype)
+                for values, kind, dtype, accepted in kinds
+            ],
+        )
+
+    @staticmethod
     def decoded(schema: pa.Schema, payload: bytes) -> "FewRows":
         """What `payload` gave. Raises `ValueError` when it is not that of such rows."""
         schema, layout, _ = _known(schema)

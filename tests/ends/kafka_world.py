@@ -14,6 +14,7 @@ from barrier_runtime import Dataflow
 from barrier_runtime.connectors.kafka.source.reader import KafkaReader
 from barrier_runtime.connectors.kafka.source.source import KafkaTopics
 from barrier_runtime.connectors.source import Split
+from barrier_runtime.data.elements import Batch
 from examples.servers import KafkaServer
 from examples.servers.kafka_ends import asked_again
 
@@ -124,7 +125,7 @@ def rows_from(reader: KafkaReader, count: int | None = None, max_rows: int = 65_
     while not reader.finished if count is None else len(rows) < count:
         polled = reader.poll(max_rows if count is None else min(max_rows, count - len(rows)), time.time_ns())
         if polled is not None:
-            rows += polled.rows.to_pylist()
+            rows += Batch(polled.rows, polled.emit_ns).rows.to_pylist()
         else:
             assert time.monotonic() < deadline, f"only {len(rows)} rows came"
             time.sleep(0.001)

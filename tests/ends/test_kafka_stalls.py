@@ -19,6 +19,7 @@ from confluent_kafka import Producer
 from barrier_runtime.connectors.kafka.sink.sink import KafkaSink
 from barrier_runtime.connectors.kafka.source.reader import KafkaReader
 from barrier_runtime.connectors.kafka.source.source import KafkaTopics, _Listing
+from barrier_runtime.data.elements import Batch
 from barrier_runtime.state.errors import Unavailable
 from examples.run_topic import TopicReader
 from examples.servers import KafkaServer, kafka_server
@@ -94,7 +95,8 @@ class Copy(threading.Thread):
                 for reader in self._readers:
                     polled = reader.poll(10_000, time.time_ns())
                     if polled is not None:
-                        sink.write(transaction, polled.rows.select(["value"]).cast(pa.schema([("value", pa.string())])))
+                        rows = Batch(polled.rows, polled.emit_ns).rows
+                        sink.write(transaction, rows.select(["value"]).cast(pa.schema([("value", pa.string())])))
                 time.sleep(0.005)
             self._positions = [reader.position() for reader in self._readers]
         except Unavailable as error:  # what came since the last checkpoint is dropped, as with a generation

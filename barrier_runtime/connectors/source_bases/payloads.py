@@ -71,6 +71,14 @@ def _nullable(decoder: Decoder, rows: list[Any], bad: dict[int, str]) -> list[pa
     return [column.take(pa.array(places, pa.int64())) for column in columns]
 
 
+class ListDecoder(Decoder, Protocol):
+    """A decoder that has the values of a few rows as they are, without Arrow."""
+
+    def values(self, rows: Sequence[Any]) -> list[list[Any]]:
+        """Those of each column; what Arrow would store of them is what they stand for."""
+        ...
+
+
 class PlainPayloads:
     """Payloads as they are: bytes, or UTF-8 text."""
 
@@ -84,6 +92,9 @@ class PlainPayloads:
     def columns(self, rows: Sequence[Any]) -> list[pa.Array]:
         column = pa.array(rows, pa.binary())
         return [column.cast(pa.string()) if self._text else column]
+
+    def values(self, rows: Sequence[Any]) -> list[list[Any]]:
+        return [[None if row is None else row.decode() for row in rows] if self._text else list(rows)]
 
 
 _INTEGERS = {
@@ -152,6 +163,7 @@ class JsonPayloads:
         return [decode(payload) if payload is not None else absent for payload in payloads]
 
     def columns(self, rows: Sequence[Any]) -> list[pa.Array]:
-        return [
-            pa.array([get(row) for row in rows], field.type) for get, field in zip(self._gets, self.schema, strict=True)
-        ]
+        return [pa.array(values, field.type) for values, field in zip(self.values(rows), self.schema, strict=True)]
+
+    def values(self, rows: Sequence[Any]) -> list[list[Any]]:
+        return [[get(row) for row in rows] for get in self._gets]

@@ -256,15 +256,14 @@ class Fetcher:
             beyond = False
         if found:
             converted = self._patiently(lambda: converter.convert(found))
-            rows = converted.rows
-            if rows.num_rows:
-                epoch = found[rows.num_rows - 1].leader_epoch()
-                last = offsets[rows.num_rows - 1]
-                queue.put(Fetched(rows, offsets[: rows.num_rows], last + 1, epoch, at_ns))
+            count = converted.count
+            if count:
+                epoch = found[count - 1].leader_epoch()
+                queue.put(Fetched(converted.rows, offsets[:count], offsets[count - 1] + 1, epoch, at_ns))
             if converted.bad:
                 queue.fail(
                     InvalidJob(
-                        f"{queue.where}, offset {offsets[rows.num_rows]}: the record cannot be decoded, "
+                        f"{queue.where}, offset {offsets[count]}: the record cannot be decoded, "
                         f"{converted.bad}. Correct schema= or the producer, or set such records aside with "
                         'bad_records="dead_letter"'
                     )

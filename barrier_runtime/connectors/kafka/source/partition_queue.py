@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from barrier_runtime.connectors.kafka.source.position import KafkaPosition
+from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
 
 _TOGETHER_BYTES = 256 * 1024  # up to which small chunks are taken as one
 
@@ -23,7 +24,7 @@ def no_wake() -> None:
 class Fetched:
     """Rows, possibly none, and what the position is after them. `offsets`: of each row."""
 
-    rows: pa.RecordBatch | None
+    rows: pa.RecordBatch | FewRows | None
     offsets: Sequence[int]
     next_offset: int
     epoch: int | None
@@ -86,13 +87,12 @@ class PartitionQueue:
                 raise trouble
             return None
         item, size = self._joined(max_rows)
-        rows = item.rows
-        if rows is None or rows.num_rows <= max_rows:
+        rows, offsets = item.rows, item.offsets
+        if rows is None or len(offsets) <= max_rows:
             self._taken_bytes += size
             self.reached = item.next_offset
             return item
-        taken, rest = rows.slice(0, max_rows), rows.slice(max_rows)
-        offsets = item.offsets
+        taken, rest = _cut(rows, max_rows)
         later = Fetched(rest, offsets[max_rows:], item.next_offset, item.epoch, item.at_ns)
         self._taken_bytes += size - _size(later)
         self._items.appendleft(later)
@@ -112,9 +112,8 @@ class PartitionQueue:
             count, size = count + len(behind.offsets), size + _size(behind)
         if len(taken) == 1:
             return taken[0], size
-        batches = [each.rows for each in taken if each.rows is not None]
         joined = Fetched(
-            pa.concat_batches(batches) if batches else None,
+            _together([each.rows for each in taken if each.rows is not None]),
             list(itertools.chain.from_iterable(each.offsets for each in taken)),
             taken[-1].next_offset,
             next((each.epoch for each in reversed(taken) if each.epoch is not None), None),
@@ -124,4 +123,24 @@ class PartitionQueue:
 
 
 def _size(fetched: Fetched) -> int:
-    return int(fetched.rows.nbytes) if fetched.rows is not None else 0
+    rows = fetched.rows
+    if rows is None:
+        return 0
+    return rows.most_bytes if isinstance(rows, FewRows) else int(rows.nbytes)
+
+
+def _cut(rows: pa.RecordBatch | FewRows, count: int) -> tuple[pa.RecordBatch | FewRows, pa.RecordBatch | FewRows]:
+    """The first `count` rows, and the others."""
+    if isinstance(rows, FewRows):
+        return rows.take(range(count)), rows.take(range(count, rows.count))
+    return rows.slice(0, count), rows.slice(count)
+
+
+def _together(parts: Sequence[pa.RecordBatch | FewRows]) -> pa.RecordBatch | FewRows | None:
+    few = [part for part in parts if isinstance(part, FewRows)]
+    if not parts:
+        return None
+    if len(few) == len(parts):
+        joined = FewRows.joined(few)
+        return joined if joined.count <= MOST_ROWS else joined.record_batch()
+    return pa.concat_batches([part.record_batch() if isinstance(part, FewRows) else part for part in parts])

@@ -1,13 +1,18 @@
-"""Kafka records as Arrow batches: columns of key, value and metadata, and what becomes of a record that is bad."""
+"""Kafka records as rows: columns of key, value and metadata, and what becomes of a record that is bad.
+
+A few good records become lists (`data/few_rows`), which cost a fraction of what Arrow costs for so few. Many become
+Arrow, and so do a few when one of them is bad: there it is told which, and why.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import pyarrow as pa
 
 from barrier_runtime.connectors.kafka.source.decoders import PayloadFormat, make_decoder, raise_outage
-from barrier_runtime.connectors.source_bases.payloads import decoded
+from barrier_runtime.connectors.source_bases.payloads import JsonPayloads, ListDecoder, PlainPayloads, decoded
+from barrier_runtime.data.few_rows import MOST_ROWS, FewRows, layout_of
 from barrier_runtime.state.errors import InvalidJob
 
 BadRecords: TypeAlias = Literal["fail", "dead_letter"]
@@ -81,8 +86,12 @@ def record_columns(
 class Converted:
     """Rows in the order of their offsets. `bad`: why the record after the last row cannot be read, if so."""
 
-    rows: pa.RecordBatch
+    rows: pa.RecordBatch | FewRows
     bad: str = ""
+
+    @property
+    def count(self) -> int:
+        return self.rows.count if isinstance(self.rows, FewRows) else int(self.rows.num_rows)
 
 
 class RecordConverter:
@@ -93,9 +102,34 @@ class RecordConverter:
         self._schema = columns.whole_schema
         self._key = make_decoder(columns.key, where) if columns.key else None
         self._value = make_decoder(columns.value, where)
+        decoders = [self._value, *([] if self._key is None else [self._key])]
+        self._has_lists = (
+            columns.bad_records == "fail"
+            and layout_of(self._schema) is not None
+            and all(isinstance(decoder, (JsonPayloads, PlainPayloads)) for decoder in decoders)
+        )
 
     def convert(self, messages: Sequence[Any]) -> Converted:
         """At least one message, none of them an error. Raises `Unavailable` when a schema registry does not answer."""
+        if self._has_lists and len(messages) <= MOST_ROWS:
+            try:
+                return Converted(self._lists(messages))
+            except Exception:  # a record is bad: below it is told which, and why
+                return self._arrow(messages)
+        return self._arrow(messages)
+
+    def _lists(self, messages: Sequence[Any]) -> FewRows:
+        """Raises whatever is wrong with one of them."""
+        columns: list[list[Any]] = []
+        if self._key is not None:
+            keys = cast(ListDecoder, self._key)
+            columns += keys.values(keys.rows([message.key() for message in messages], messages))
+        values = cast(ListDecoder, self._value)
+        columns += values.values(values.rows([message.value() for message in messages], messages))
+        columns += [_METADATA_VALUES[name](messages) for name in self._columns.metadata]
+        return FewRows.of_values(self._schema, columns)
+
+    def _arrow(self, messages: Sequence[Any]) -> Converted:
         arrays: list[pa.Array] = []
         bad: dict[int, str] = {}
         if self._key is not None:
@@ -104,7 +138,7 @@ class RecordConverter:
         values, wrong = decoded(self._value, [message.value() for message in messages], messages, raise_outage)
         bad.update({index: f"its value: {reason}" for index, reason in wrong.items()})
         arrays += values
-        arrays += [_METADATA_ARRAYS[name](messages) for name in self._columns.metadata]
+        arrays += [_metadata_array(name, messages) for name in self._columns.metadata]
         if self._columns.bad_records == "dead_letter":
             arrays += _letters(messages, bad)
             return Converted(_masked(pa.RecordBatch.from_arrays(arrays, schema=self._schema), bad, self._columns))
@@ -140,42 +174,42 @@ def _letters(messages: Sequence[Any], bad: Mapping[int, str]) -> list[pa.Array]:
     arrays = [pa.array([bad[index] for index in order], pa.string())]
     for name in DEAD_LETTER:
         if name in METADATA:
-            arrays.append(_METADATA_ARRAYS[name](dead_letters))
+            arrays.append(_metadata_array(name, dead_letters))
         else:
             arrays.append(pa.array([getattr(dead_letter, name)() for dead_letter in dead_letters], pa.binary()))
     return [array.take(indices) for array in arrays]
 
 
-def _topics(messages: Sequence[Any]) -> pa.Array:
-    return pa.repeat(pa.scalar(messages[0].topic(), pa.string()), len(messages))
+def _topics(messages: Sequence[Any]) -> list[Any]:
+    return [messages[0].topic()] * len(messages)
 
 
-def _partitions(messages: Sequence[Any]) -> pa.Array:
-    return pa.repeat(pa.scalar(messages[0].partition(), pa.int32()), len(messages))
+def _partitions(messages: Sequence[Any]) -> list[Any]:
+    return [messages[0].partition()] * len(messages)
 
 
-def _offsets(messages: Sequence[Any]) -> pa.Array:
-    return pa.array([message.offset() for message in messages], pa.int64())
+def _offsets(messages: Sequence[Any]) -> list[Any]:
+    return [message.offset() for message in messages]
 
 
-def _timestamps(messages: Sequence[Any]) -> pa.Array:
-    """Null where the record has none (type 0)."""
-    stamped = [message.timestamp() for message in messages]
-    return pa.array([ms if kind else None for kind, ms in stamped], pa.int64()).view(METADATA["timestamp"])
+def _timestamps(messages: Sequence[Any]) -> list[Any]:
+    """Milliseconds, as Arrow stores them; None where the record has none (type 0)."""
+    return [ms if kind else None for kind, ms in (message.timestamp() for message in messages)]
 
 
-def _headers(messages: Sequence[Any]) -> pa.Array:
+def _headers(messages: Sequence[Any]) -> list[Any]:
     found = [message.headers() for message in messages]
-    return pa.array(
-        [[{"key": key, "value": value} for key, value in headers] if headers else [] for headers in found],
-        METADATA["headers"],
-    )
+    return [[{"key": key, "value": value} for key, value in headers] if headers else [] for headers in found]
 
 
-_METADATA_ARRAYS: dict[str, Callable[[Sequence[Any]], pa.Array]] = {
+_METADATA_VALUES: dict[str, Callable[[Sequence[Any]], list[Any]]] = {
     "topic": _topics,
     "partition": _partitions,
     "offset": _offsets,
     "timestamp": _timestamps,
     "headers": _headers,
 }
+
+
+def _metadata_array(name: str, messages: Sequence[Any]) -> pa.Array:
+    return pa.array(_METADATA_VALUES[name](messages), METADATA[name])

@@ -1,4 +1,4 @@
-"""Kafka records as Arrow rows, without a broker: decoding, bad records, columns."""
+"""Kafka records as rows, without a broker: decoding, bad records, columns."""
 
 import datetime
 import decimal
@@ -14,6 +14,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, ti
 from barrier_runtime.connectors.kafka.source.decoders import FormatName, format_of, make_decoder, raise_outage
 from barrier_runtime.connectors.kafka.source.records import ERROR, RecordConverter, record_columns
 from barrier_runtime.connectors.source_bases.payloads import decoded
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 WHERE = "source 'src'"
@@ -122,6 +124,46 @@ def test_text_that_is_no_utf8_is_bad() -> None:
     rows, bad = decode("string", None, "ä".encode(), b"\xff", None)
     assert rows == [("ä",), (None,), (None,)]
     assert list(bad) == [1]
+
+
+@pytest.mark.parametrize("size", [1, 7, MOST_ROWS])
+@pytest.mark.parametrize("key", [None, "json", "string"])
+def test_a_few_records_are_the_same_rows_as_many(size: int, key: FormatName | None) -> None:
+    schema = schema_of(
+        whole=pa.int32(),
+        natural=pa.uint64(),
+        single=pa.float32(),
+        real=pa.float64(),
+        truth=pa.bool_(),
+        text=pa.string(),
+        raw=pa.binary(),
+        at=pa.timestamp("ms", "UTC"),
+        day=pa.date32(),
+    )
+    payloads = [
+        b'{"whole": -5, "natural": 18446744073709551615, "single": 0.1, "real": 2, "truth": true, "text": "\xc3\xa4",'
+        b'"raw": "eA==", "at": "2024-01-01T02:00:00.123+02:00", "day": "2024-02-29"}',
+        b'{"whole": 7, "single": 1, "real": 1e-300, "truth": false, "text": ""}',
+        b"{}",
+        None,
+    ]
+    key_format = (
+        None if key is None else format_of("key", key, schema_of(id=pa.int64()) if key == "json" else None, WHERE)
+    )
+    metadata = ("topic", "partition", "offset", "timestamp")
+    columns = record_columns(key_format, format_of("value", "json", schema, WHERE), metadata, "fail", WHERE)
+    converter = RecordConverter(columns, WHERE)
+    records = [
+        Message(
+            topic="t", partition=3, offset=number, value=payloads[number % 4], key=each, timestamp=(number % 2, number)
+        )
+        for number, each in enumerate([b'{"id": 1}', None] * MOST_ROWS)
+    ]
+    together = converter.convert(records).rows
+    assert isinstance(together, pa.RecordBatch)
+    parts = [converter.convert(records[first : first + size]).rows for first in range(0, len(records), size)]
+    assert all(isinstance(part, FewRows) for part in parts)
+    assert pa.Table.from_batches([Batch(part, 0).rows for part in parts]).equals(pa.Table.from_batches([together]))
 
 
 def test_the_row_before_a_bad_record_is_the_last_and_the_reason_is_told() -> None:

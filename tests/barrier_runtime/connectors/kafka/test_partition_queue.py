@@ -5,22 +5,26 @@ import pytest
 
 from barrier_runtime.connectors.kafka.source.partition_queue import Fetched, PartitionQueue
 from barrier_runtime.connectors.kafka.source.position import KafkaPosition
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.few_rows import FewRows
 
 
 def queue():
     return PartitionQueue("topic", 0, KafkaPosition(10, None, None, None), "source 's', topic 'topic', partition 0")
 
 
-def chunk(first, rows, value="x", epoch=None):
+def chunk(first, rows, value="x", epoch=None, lists=False):
     batch = pa.record_batch({"n": list(range(first, first + rows)), "text": [value] * rows})
-    return Fetched(batch, list(range(first, first + rows)), first + rows, epoch, at_ns=first)
+    rows_or_lists = FewRows.of(batch) if lists else batch
+    return Fetched(rows_or_lists, list(range(first, first + rows)), first + rows, epoch, at_ns=first)
+
+
+def numbers(fetched):
+    return Batch(fetched.rows, 0).column("n").to_pylist()
 
 
 def taken(source, max_rows):
-    return [
-        (f.rows.column("n").to_pylist(), list(f.offsets), f.next_offset)
-        for f in iter(lambda: source.take(max_rows), None)
-    ]
+    return [(numbers(f), list(f.offsets), f.next_offset) for f in iter(lambda: source.take(max_rows), None)]
 
 
 def test_small_pieces_are_taken_together():
@@ -28,18 +32,19 @@ def test_small_pieces_are_taken_together():
     for first in (10, 13, 14):
         source.put(chunk(first, {10: 3, 13: 1, 14: 6}[first], epoch=first))
     together = source.take(100)
-    assert together.rows.column("n").to_pylist() == list(together.offsets) == list(range(10, 20))
+    assert numbers(together) == list(together.offsets) == list(range(10, 20))
     assert (together.next_offset, together.epoch, together.at_ns) == (20, 14, 10)  # the oldest has waited longest
     assert source.reached == 20
     assert source.held_bytes == 0
     assert source.take(100) is None
 
 
+@pytest.mark.parametrize("lists", [(), (10, 13, 20, 30), (13, 30)], ids=["Arrow", "lists", "both"])
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 4, 7, 100])
-def test_never_more_than_is_asked_for_and_every_row_once(max_rows):
+def test_never_more_than_is_asked_for_and_every_row_once(max_rows, lists):
     source, put = queue(), []
     for first, rows in ((10, 3), (13, 1), (20, 5), (30, 2)):  # offsets may have gaps
-        source.put(chunk(first, rows))
+        source.put(chunk(first, rows, lists=first in lists))
         put += range(first, first + rows)
     found = taken(source, max_rows)
     assert [n for rows, _, _ in found for n in rows] == put
@@ -47,6 +52,19 @@ def test_never_more_than_is_asked_for_and_every_row_once(max_rows):
     assert all(len(rows) <= max_rows for rows, _, _ in found)
     assert [after for _, _, after in found] == sorted({after for _, _, after in found})
     assert source.reached == 32
+    assert source.held_bytes == 0
+
+
+def test_lists_taken_together_stay_lists_until_they_are_many():
+    source = queue()
+    for first in (10, 60, 110):
+        source.put(chunk(first, 50, lists=True))
+    assert isinstance(source.take(100).rows, FewRows)
+    for first in (160, 210):
+        source.put(chunk(first, 50, lists=True))
+    many = source.take(1_000)
+    assert isinstance(many.rows, pa.RecordBatch)
+    assert numbers(many) == list(range(110, 260))
     assert source.held_bytes == 0
 
 
