@@ -8,7 +8,7 @@ KILLS ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-UNIT_TESTS := tests/test_house.py tests/house tests/test_documents.py tests/test_options_table.py tests/test_metrics_table.py tests/test_behaviours.py tests/test_examples.py tests/test_fraud.py tests/test_bids.py tests/security tests/state tests/coordinator tests/barrier_runtime tests/benchmarks tests/mutants tests/stored tests/oracle
+UNIT_TESTS := tests/test_house.py tests/test_steps.py tests/house tests/test_documents.py tests/test_options_table.py tests/test_metrics_table.py tests/test_behaviours.py tests/test_examples.py tests/test_fraud.py tests/test_bids.py tests/security tests/state tests/coordinator tests/barrier_runtime tests/benchmarks tests/mutants tests/stored tests/oracle
 # Bytecode stays beside the sources, everything else that is made goes below build/.
 # Written it has to be, whatever the caller's environment says: hundreds of tests start programs of ours, which would compile it all.
 unexport PYTHONDONTWRITEBYTECODE
@@ -54,14 +54,16 @@ servers:
 run: $(STAMP) java $(if $(EXAMPLE),servers)
 	$(BIN)/python -m $(if $(EXAMPLE),examples.run_example $(EXAMPLE),examples.run_main --storage $(STORAGE))
 
-# Tests wait for a third of their time, those of servers for half of it: four at a time on two cores.
+# Tests wait for a third of their time, those of servers for half of it: four at a time on two cores, and beside them, with
+# low priority, the simulation, which waits for nothing.
 test: $(STAMP) jdk servers
 	@$(BIN)/python -m tests.spark_jvm
 	@$(BIN)/python -m tests.kafka_jvm
+	@$(BIN)/python -m tests.compiled $(UNIT_TESTS)
 	@.ci/steps \
+		"beside $(BIN)/python -m pytest -q -o timeout=3600 tests/simulation" \
+		"beside $(BIN)/python tests/simulation/simulate.py --first 40 --seeds 260 --jobs 1" \
 		"$(BIN)/python -m pytest -q -n 4 --dist worksteal $(UNIT_TESTS)" \
-		"$(BIN)/python -m pytest -q -n 2 tests/simulation" \
-		"$(BIN)/python tests/simulation/simulate.py --first 40 --seeds 260" \
 		"$(BIN)/python -m pytest -q -n 4 --dist worksteal tests/ends" \
 		"$(BIN)/python -m pytest -q -n 2 --dist worksteal tests/browser" \
 		"$(BIN)/python -m pytest -n 4 --dist worksteal --durations 15 --durations-min 10 tests/integration"
@@ -80,6 +82,7 @@ check: lint
 	@$(MAKE) --no-print-directory --jobs 2 --keep-going types quick
 
 quick: $(STAMP)
+	@$(BIN)/python -m tests.compiled $(UNIT_TESTS)
 	$(BIN)/python -m pytest -q -n 4 --dist worksteal -m "not spark and not slow" --hypothesis-profile check $(UNIT_TESTS)
 
 format: $(STAMP)

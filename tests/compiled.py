@@ -1,0 +1,22 @@
+"""Compiles the tests below the paths given where none of them is compiled yet, as in a fresh clone: else each of
+pytest's workers would rewrite and compile all of them at the same time."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_FIRST = Path(importlib.util.cache_from_source(str(Path(__file__).with_name("conftest.py"))))  # every run has it
+
+
+def main(paths: list[str]) -> int:
+    if not _FIRST.with_name(f"{_FIRST.stem}-pytest-{pytest.__version__}.pyc").exists():
+        command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", "--no-summary", *paths]
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=False)  # what is wrong with a test, its run tells
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
