@@ -160,3 +160,31 @@ def _drain_ends_early() -> Iterator[None]:
     early = "job.generation.final is None and (job.all_ended or job.generation.drained):\n            pending"
     with planted(file, asks, early), planted(file, marks, f"{marks} or job.generation.drained"):
         yield
+
+
+@canary("broken-slot-is-taken", "new slots that cannot import their program count as ones that are there")
+def _broken_slot_is_taken() -> Iterator[None]:
+    phase, slots = "coordinator/job/phases/running.py", "coordinator/job/slots.py"
+    found = 'next((slot.register.broken for slot in job.slots.standbys if slot.register.broken), "")'
+    fetched = "all(slot.prefetched for slot in job.slots.standbys)"
+    with (
+        planted(phase, found, '""'),
+        planted(phase, fetched, fetched.replace(" for", " or slot.register.broken for")),
+        planted(slots, " and not slot.register.broken", ""),
+    ):
+        yield
+
+
+@canary(
+    "unfit-program-is-taken", "whether a program fits the state of the job is not asked before it has the job", "bank"
+)
+def _unfit_program_is_taken() -> Iterator[None]:
+    with planted("coordinator/job/phases/why_not_moved.py", "        return str(error)\n", '        return ""\n'):
+        yield
+
+
+@canary("asked-for-slot-is-sent-away", "new slots have no place while the job restores, and are not started again")
+def _asked_for_slot_is_sent_away() -> Iterator[None]:
+    admits = "        if self._job.leads:\n            self._job.admit("
+    with planted("coordinator/job/protocol.py", admits, admits.replace("self._job.leads", 'self.phase == "running"')):
+        yield

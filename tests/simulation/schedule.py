@@ -108,8 +108,7 @@ class Schedule:
     # machine, where a round alone takes a pass's time, has to be drawn
     chunk_rows: int = 0  # rows in flight are processed so many at once, and frames are small; 0: as in production
     clocks_jump: bool = False  # wall clocks of processes are set now and then
-    target: str = "files"  # of the bank's sink "out": files, topic (Kafka), tokens (write-ahead with notes), upserts
-    # (Redis), staged (PostgreSQL)
+    target: str = "files"  # of the bank's sink "out"; or topic (Kafka), tokens, upserts (Redis), staged (PostgreSQL)
     queue: bool = False  # the bank's transfers are messages of RabbitMQ
     twins: bool = False  # two jobs of one name, each with checkpoints of its own, write into one target
     rolls: bool = False  # files of the sink "out" grow over checkpoints, where its target is files
@@ -121,7 +120,7 @@ class Schedule:
     rescaled_every: int = 5  # so many starts of the program: one is at another parallelism
     savepoints: tuple[int, ...] = ()  # ms, when one is asked for
     rescales: tuple[tuple[int, int], ...] = ()  # (ms, parallelism): the running job is to have so many slots
-    replaces: tuple[tuple[int, bool], ...] = ()  # (ms, whether the other program cannot start): it is to take over
+    replaces: tuple[tuple[int, str], ...] = ()  # (ms, what is wrong with the other program): it is to take over
     drained_ms: int | None = None  # when the job is asked to drain; it may be started again afterwards
     drain_struck: tuple[str, ...] = ()  # of STRIKES_OF_DRAINS
     stopped_ms: int | None = None  # when it is asked to stop, in the middle of all trouble
@@ -225,7 +224,8 @@ def _draw_replaces(schedule: Schedule) -> Schedule:
     if schedule.conditions_ignored or rng.random() > 0.35:
         return schedule
     moments = sorted(rng.randrange(schedule.chaos_ms) for _ in range(rng.randint(1, 5)))
-    return replace(schedule, replaces=tuple((at_ms, rng.random() < 0.2) for at_ms in moments))
+    kinds = ("well",) * 6 + ("unwell",) * 2 + ("broken", "unfit")
+    return replace(schedule, replaces=tuple((at_ms, rng.choice(kinds)) for at_ms in moments))
 
 
 def _timely(schedule: Schedule) -> Schedule:

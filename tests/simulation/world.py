@@ -36,6 +36,7 @@ from rule_checkers import RulesAgree
 from schedule import START_NS, Action, Schedule
 from servers import Doorway
 from sinks import Ledger, LedgerSink, TogetherJsonlSink
+from starts import START_CHECKERS, NewSlotsStart
 from token_target import TokenSink, TokenTarget
 from upsert_checkers import UPSERT_CHECKERS, LastValues
 from workload import ROW, RULED, Row, Workload
@@ -72,6 +73,7 @@ from barrier_runtime.runtime import scheduler as scheduler_module
 from barrier_runtime.runtime import subtask as subtask_module
 from barrier_runtime.runtime.in_flight import storage as in_flight
 from barrier_runtime.runtime.network import frames
+from barrier_runtime.runtime.network.control_link import ControlLink, TcpControlLink
 from barrier_runtime.runtime.slot import Slot
 from barrier_runtime.state.backend.restore import BACKENDS
 from barrier_runtime.state.columns import column_table, entries_by_last
@@ -180,13 +182,14 @@ class World(SimCluster):
         if schedule.events is not None:
             kinds = (*PROTOCOL_CHECKERS, *(EVENT_CHECKERS if schedule.joined is None else JOIN_CHECKERS))
         self.checkers: list[Checker] = [
-            make(self.facts, self.workload, self._wrong) for make in (*kinds, *MOVE_CHECKERS, *ZOMBIE_CHECKERS)
+            make(self.facts, self.workload, self._wrong)
+            for make in (*kinds, *MOVE_CHECKERS, *ZOMBIE_CHECKERS, *START_CHECKERS)
         ]
         self._wishes: list[SavepointRequest] = []  # for savepoints
         self._drain_struck: set[str] = set()
         self._last_wish: SavepointRequest | None = None  # for one to stop with
         self._rescales = 0  # that were asked for; replaces, too
-        self._unwell: set[str] = set()  # programs that cannot open what they have
+        self._starts = next(each for each in self.checkers if isinstance(each, NewSlotsStart))
         self._hooks = {name: _hooks(self.checkers, name) for name in HOOKS}
         if beside is not None:
             self.target, self.target_faults = beside.target, beside.target_faults
@@ -260,6 +263,7 @@ class World(SimCluster):
             self._servers(),
             self._savepoints(),
             self._reads(),
+            self._starts.watching(),
         ):
             for world in self._both:
                 world._start_program(self.schedule.parallelism)
@@ -269,8 +273,8 @@ class World(SimCluster):
                 self.sim.at(at_ms * 1000, self._ask_for_savepoint)
             for at_ms, parallelism in self.schedule.rescales:
                 self.sim.at(at_ms * 1000, self._ask_for_rescale, parallelism)
-            for at_ms, unwell in self.schedule.replaces:
-                self.sim.at(at_ms * 1000, self._ask_for_replace, unwell)
+            for at_ms, kind in self.schedule.replaces:
+                self.sim.at(at_ms * 1000, self._ask_for_replace, kind)
             if self.schedule.drained_ms is not None:
                 self.sim.at(self.schedule.drained_ms * 1000, self._drain)
             if self.schedule.stopped_ms is not None:
@@ -564,8 +568,12 @@ class World(SimCluster):
         if isinstance(message, EndSources) and self._strikes("told"):
             self._cut_all_but(process)
         super()._hears(process, slot, message)
-        if isinstance(message, Deploy) and slot.identity.program in self._unwell:
+        if isinstance(message, Deploy) and self._starts.is_unwell(slot.identity.program):
             slot.failed(None, "", RuntimeError("this program cannot open what it has"))
+
+    def _link(self, process: SimProcess, link: TcpControlLink) -> ControlLink:
+        task = next(task for program in self.programs for task in program.tasks if task.process is process)
+        return self._starts.link(task.program, link)
 
     def _deploys(self, process: SimProcess, slot: Slot, message: Deploy) -> None:
         """The log says which program the generation has."""
@@ -824,12 +832,10 @@ class World(SimCluster):
             yield
 
     def _ask_for_savepoint(self, _: Any = None) -> None:
-        runner = self._runner(self._current())
-        if runner is None:
-            return
-        number = len(self._wishes)
-        self._wishes.append(SavepointRequest(f"wish-{number}", f"memory://savepoint-{number}"))
-        self._on(self._current(), runner, partial(_ask, runner.savepoint, self._wishes[-1]))
+        runner, number = self._runner(self._current()), len(self._wishes)
+        if runner is not None:
+            self._wishes.append(SavepointRequest(f"wish-{number}", f"memory://savepoint-{number}"))
+            self._on(self._current(), runner, partial(_ask, runner.savepoint, self._wishes[-1]))
 
     def _expect_savepoints(self) -> None:
         """Of a job that is well, and goes on, each that it was asked for comes to an end."""
@@ -850,25 +856,22 @@ class World(SimCluster):
 
     def _ask_for_rescale(self, parallelism: int) -> None:
         runner = self._runner(self._current())
-        if runner is None:
-            return
-        self._rescales += 1
-        wish = RescaleRequest(f"rescale-{self._rescales}", parallelism, self.sim.rng.choice((300, 2_000, 5_000)))
-        self._on(self._current(), runner, partial(_ask, runner.rescale, wish))
+        if runner is not None:
+            self._rescales += 1
+            wish = RescaleRequest(f"rescale-{self._rescales}", parallelism, self.sim.rng.choice((300, 2_000, 5_000)))
+            self._on(self._current(), runner, partial(_ask, runner.rescale, wish))
 
-    def _ask_for_replace(self, unwell: bool) -> None:
+    def _ask_for_replace(self, kind: str) -> None:
         """By a program of the same flow, so that the judges know what comes out."""
         program = self._current()
         runner = self._runner(program)
-        if runner is None:
-            return
-        self._rescales += 1
-        name = f"replace-{self._rescales}"
-        program.others[name], spec = self._job(program.number, program.spec.parallelism)
-        if unwell:
-            self._unwell.add(name)
-        wish = RescaleRequest(name, 1, self.sim.rng.choice((300, 2_000, 5_000)), spec)
-        self._on(program, runner, partial(_ask, runner.replace, wish))
+        if runner is not None:
+            self._rescales += 1
+            name = f"replace-{self._rescales}"
+            program.others[name], spec = self._job(program.number, program.spec.parallelism)
+            spec = self._starts.program(name, kind, spec)
+            wish = RescaleRequest(name, 1, self.sim.rng.choice((300, 2_000, 5_000)), spec)
+            self._on(program, runner, partial(_ask, runner.replace, wish))
 
     def _expect_rescales(self) -> None:
         """Each comes to an end, whatever happened in between."""
