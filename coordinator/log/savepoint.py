@@ -29,6 +29,7 @@ from barrier_runtime.state.versioned import Format, VersionedDecoder
 SAVEPOINT_VERSION = 1
 SAVEPOINT_FILE = "savepoint.json"
 DATA_PREFIX = "data/"
+CLAIM_FILE = "claimed-by"
 _OBJECT = re.compile(r"data/[0-9]+-[0-9]+-[A-Za-z0-9][A-Za-z0-9_.-]{0,127}/[0-9]+")
 _COMMITTABLES = "pending"  # of a sink's snapshot: what is not visible yet; of a savepoint all is
 
@@ -115,6 +116,11 @@ def with_keys(snapshot: OperatorSnapshot, objects: Mapping[str, str]) -> Operato
     in_flight = tuple(msgspec.structs.replace(each, file=moved(each.file)) for each in snapshot.in_flight)
     named = {name: moved(ref) for name, ref in snapshot.objects.items()}
     return msgspec.structs.replace(snapshot, keyed=keyed, in_flight=in_flight, objects=named)
+
+
+def in_savepoint(key: str) -> bool:
+    """Whether a savepoint has an object of this name in its folder."""
+    return key in (SAVEPOINT_FILE, CLAIM_FILE) or _OBJECT.fullmatch(key) is not None
 
 
 def object_sizes(manifest: Manifest) -> dict[str, int]:

@@ -9,12 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from barrier_runtime.coordinator.log.savepoint import (
+    CLAIM_FILE,
     DATA_PREFIX,
     SAVEPOINT_FILE,
     Savepoint,
     SavepointCopy,
     decode_savepoint,
     encode_savepoint,
+    in_savepoint,
     object_sizes,
 )
 from barrier_runtime.state.errors import InvalidJob, Unavailable
@@ -23,7 +25,6 @@ from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, ge
 from barrier_runtime.state.store.open import open_existing_store, open_store
 from barrier_runtime.state.store.urls import shown
 
-_CLAIM = "claimed-by"
 COPIES_AT_ONCE = 8
 _CREATE_ATTEMPTS = 5
 
@@ -74,7 +75,7 @@ def claim(url: str, job: str) -> None:
     job was faster."""
     store = open_existing_store(url)
     for _ in range(_CREATE_ATTEMPTS):
-        if store.put_if_absent(_CLAIM, job.encode()) is PutOutcome.CREATED:
+        if store.put_if_absent(CLAIM_FILE, job.encode()) is PutOutcome.CREATED:
             return
         owner = claimed_by(url)
         if owner == job:
@@ -84,11 +85,11 @@ def claim(url: str, job: str) -> None:
                 f"the savepoint {shown(url)} was claimed by job {owner[:100]!r}: restore it with "
                 "restore_mode='no_claim' while it is there, or take another"
             )
-    raise Unavailable(f"whether {shown(url)}/{_CLAIM} was written is not known: start again")
+    raise Unavailable(f"whether {shown(url)}/{CLAIM_FILE} was written is not known: start again")
 
 
 def claimed_by(url: str) -> str | None:
-    data = get_or_none(open_existing_store(url), _CLAIM)
+    data = get_or_none(open_existing_store(url), CLAIM_FILE)
     return None if data is None else data.decode(errors="replace")
 
 
@@ -118,10 +119,10 @@ def delete_savepoint(url: str, *, keep_claim: bool = False) -> int:
     files deleted. Nothing else in the folder is touched. `keep_claim`: it goes on telling whose the savepoint was."""
     store = open_existing_store(url)
     store.delete([SAVEPOINT_FILE])
-    keys = [info.key for info in store.list(DATA_PREFIX)]
+    keys = [info.key for info in store.list(DATA_PREFIX) if in_savepoint(info.key)]
     store.delete(keys)
     if not keep_claim:
-        store.delete([_CLAIM])
+        store.delete([CLAIM_FILE])
     return len(keys)
 
 

@@ -36,7 +36,8 @@ _DELIVERY_NOTE = re.compile(
 )
 _ASKED_BATCH = re.compile(_SEGMENT.pattern + "/asked/" + _SEGMENT.pattern + "/([0-9]{20})-" + _NUMBER)
 _STAGED_SOURCE = re.compile(_SEGMENT.pattern + "/(current[.]json|" + _SEGMENT.pattern + "/" + _SEGMENT.pattern + ")")
-_DATA_FILE = re.compile(_NUMBER + "/" + _SEGMENT.pattern + "/" + _SEGMENT.pattern)
+_OF_SAVEPOINTS = "(?!(savepoint[.]json|claimed-by)$)"  # names that no job gives, should somebody keep one there
+_DATA_FILE = re.compile(_NUMBER + "/" + _SEGMENT.pattern + "/" + _OF_SAVEPOINTS + _SEGMENT.pattern)
 
 
 def check_key(key: str) -> str:

@@ -783,7 +783,7 @@ class World(SimCluster):
         living, leader = self._living(program), self._leader(program)
         if not program.active:
             return
-        if living and self.sim.chance(0.7):
+        if living and self.sim.chance(0.4 if self.schedule.last_savepoint else 0.7):
             self._lose_slot(program, self.sim.rng.choice(living), kill=True)
         elif leader is not None:
             leader.process.crash()
