@@ -25,6 +25,8 @@ DOCUMENTS = sorted(
 TOP = ("barrier_runtime", "coordinator", "state", "tests", "docs", "examples", "benchmarks", r"\.ci")
 NAMED = re.compile(rf"(?<![\w/.-])(?:{'|'.join(TOP)})/[\w./*-]*[\w*]")
 
+SHORT = re.compile(r"`((?!build/)[a-z_]+(?:/[a-z_]+)+(?:\.\w+)?)/?`")
+
 PROGRAM = re.compile(r"```python\n(.*?)```\n(?:(?:It prints\n)?```\n(.*?)```\n)?", re.DOTALL)
 PAGES = [
     path.name
@@ -105,6 +107,22 @@ def test_every_file_that_a_document_names_exists(document: str) -> None:
     assert [
         name for name in sorted(named) if not any((*root.glob(name), *root.glob(f"{name}.py")) for root in roots)
     ] == []
+
+
+@pytest.mark.parametrize("document", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_every_module_that_is_named_without_its_package_exists(document: str) -> None:
+    """`log/records`, or what is in it: `page/job_view.KINDS`."""
+    files = [str(path.relative_to(ROOT)) for top in TOP[:-1] for path in (ROOT / top).rglob("*")]
+    named = set(SHORT.findall((ROOT / document).read_text(encoding="utf-8")))
+    assert len(named) > 5
+    assert [name for name in sorted(named) if not any(is_there(name, file) for file in files)] == []
+
+
+def is_there(name: str, file: str) -> bool:
+    module, _, inside = name.partition(".")
+    if not f"/{file.removesuffix('.py')}".endswith(f"/{module}"):
+        return inside == "py" and f"/{file}".endswith(f"/{name}")
+    return inside in ("", "py") or inside in (ROOT / file).read_text(encoding="utf-8")
 
 
 def test_the_reference_has_every_public_name_and_each_has_a_docstring() -> None:

@@ -5,6 +5,7 @@ What a layer needs of a higher one is handed to it, or lies too high.
 
 import ast
 import itertools
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -164,6 +165,15 @@ def test_every_folder_has_a_layer() -> None:
         "coordinator/__init__.py",
         "state/__init__.py",
     ]
+
+
+def test_the_table_of_layers_in_the_architecture_is_this_one() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    for package, layers in LAYERS.items():
+        row = next(line for line in text.splitlines() if line.startswith(f"| `{package}` |"))
+        folders = [{name for name in names if (ROOT / package / name).is_dir()} for names in layers]
+        told = [set(re.findall(r"`(\w+)`", cell)) & set().union(*folders) for cell in row.split("·")]
+        assert [names for names in told if names] == [names for names in folders if names]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
