@@ -120,9 +120,9 @@ def test_every_module_that_is_named_without_its_package_exists(document: str) ->
 
 def is_there(name: str, file: str) -> bool:
     module, _, inside = name.partition(".")
-    if not f"/{file.removesuffix('.py')}".endswith(f"/{module}"):
-        return inside == "py" and f"/{file}".endswith(f"/{name}")
-    return inside in ("", "py") or inside in (ROOT / file).read_text(encoding="utf-8")
+    if f"/{file.removesuffix('.py')}".endswith(f"/{module}"):
+        return inside in ("", "py") or inside in (ROOT / file).read_text(encoding="utf-8")
+    return f"/{file}".endswith(f"/{name}")
 
 
 def test_the_reference_has_every_public_name_and_each_has_a_docstring() -> None:
