@@ -137,8 +137,8 @@ class Running(Phase):
         if job.generation.drained:
             job.outbox.send(slot, EndSources(job.led.token))
         self._tell_visible(job, slot)
-        job.commit_globally()
-        # Its Register may tell of the last commit, whose own message was lost with the connection.
+        self._let_go(job)
+        self._committed(job, now_ms)  # its Register may tell of the last commit, whose own message was lost
         return end_if_done(job) or self._pump(job, now_ms)
 
     def _ask_the_log(self, job: Job, slot: RegisteredSlot, now_ms: int) -> None:
@@ -161,9 +161,7 @@ class Running(Phase):
             job.mark_committed(slot, message)
             if job.held != held:
                 self._let_go(job)
-            job.commit_globally()
-            job.record.commits_seen(job.commits, now_ms)
-            self._copy_savepoints(job)
+            self._committed(job, now_ms)
             return end_if_done(job) or self._rescale(job, now_ms)
         if isinstance(message, CommitFailing):
             job.commits.failing(message)
@@ -476,6 +474,12 @@ class Running(Phase):
         """The checkpoint to move with is under way or decided: what comes after it is another generation's."""
         rescale = job.rescales.open
         return rescale is not None and rescale.paused_ms is not None and rescale.state.pausing
+
+    def _committed(self, job: Job, now_ms: int) -> None:
+        """More may be visible than was."""
+        job.commit_globally()
+        job.record.commits_seen(job.commits, now_ms)
+        self._copy_savepoints(job)
 
     def _copy_savepoints(self, job: Job) -> None:
         for due in job.savepoints.due(job.commits.all_through):

@@ -62,6 +62,22 @@ def test_a_savepoint_is_a_visible_checkpoint_in_a_folder_of_its_own():
     assert kinds(coordinator.store) == ["FENCE", "COMPLETE"]
 
 
+def test_a_commit_that_is_told_with_a_new_connection_counts_for_it():
+    """Its own message was lost with the one before; a drained job, say, has no later one."""
+    coordinator, a, b = started(MemoryStore())
+    asked = wish()
+    coordinator.savepoint(asked)
+    number = acked(coordinator, a, b)
+    coordinator.settle()
+    a.commit(number)
+    b.cut()
+    b.committed["out/1"] = number
+    b.connect()
+    coordinator.settle()
+    assert state(coordinator, asked) == "done"
+    assert (coordinator.phase, kinds(coordinator.store)) == ("running", ["FENCE", "COMPLETE"])
+
+
 def test_nothing_of_it_is_shared_with_the_job():
     """The job's own folder is emptied, the savepoint is whole; nothing in it names a place."""
     store = MemoryStore()
