@@ -221,7 +221,7 @@ NO_STORED_THING = {  # struct with a field `version` -> why no `VersionedDecoder
 COMPARES_VERSIONS = {  # a known version with another known one
     "barrier_runtime/connectors/kafka/sink/topic_limits.py",
     "barrier_runtime/runtime/network/frames.py",
-    "state/columns/column_table.py",
+    "state/columns/stored_rows.py",
 }
 
 

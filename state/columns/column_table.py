@@ -6,10 +6,9 @@ such thing. A freeze copies the dirty rows. Where they go:
 
     in segments    as long as all entries are in memory: a freeze gives one segment (see `segment`), which a worker
                    writes; nothing runs once per entry
-    as entries     of the key-value store, one per key, from the first eviction on, because single ones are looked up
-                   then: a version byte and the row's values, packed, little endian; written in slices. With
-                   `last_first` they are in the order of the last field of their keys (see `entry_keys`), and can be
-                   asked for by it (`entries_of`)
+    as entries     of the key-value store, one per key (see `stored_rows`), from the first eviction on, because single
+                   ones are looked up then; written in slices. With `last_first` they are in the order of the last
+                   field of their keys (see `entry_keys`), and can be asked for by it (`entries_of`)
 
 A column of dtype "O" holds bytes of any length (see `wide_columns`).
 
@@ -24,24 +23,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from barrier_runtime.state.columns.changed_columns import OtherRow, RowLayout, rewrite
 from barrier_runtime.state.columns.entries_by_last import Lasts, entries_under, rekeyed
 from barrier_runtime.state.columns.entry_keys import EntryKeys, int_fields
 from barrier_runtime.state.columns.entry_writes import IntRun, Removals, TupleRun
 from barrier_runtime.state.columns.eviction import GONE, Victims
 from barrier_runtime.state.columns.frozen_rows import FrozenSegment, tuples_of
 from barrier_runtime.state.columns.segment import Keys, Segment, count
-from barrier_runtime.state.columns.wide_columns import EMPTY, CellBytes, cells_of, is_wide, tails
-from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.columns.stored_rows import StoredRows, little
+from barrier_runtime.state.columns.wide_columns import EMPTY, CellBytes, tails
 from barrier_runtime.state.keys.row_index import IntKeys, Ints, Key, RowIds, TupleKeys, int_key_batch, tuple_keys
 from barrier_runtime.state.kv.shard import Shard
 from barrier_runtime.state.kv.store import Entry
-from barrier_runtime.state.versioned import Format
 
-VALUE_VERSION = 1
-ADDED_VERSION = 2  # of rows with columns that rows of version 1 lack
-WIDE_VERSION = 3  # of rows with cells behind their numbers
-_FORMAT = Format("operator {}: a row of its state", WIDE_VERSION, damaged="restore from another checkpoint")
 _FIRST_CAPACITY = 1_536  # so that columns do not grow in the same call as their keys
 _LOAD_ROWS = 8_192
 _FEW_ROWS = 256  # below, remembering single keys is faster than the index
@@ -90,12 +83,9 @@ class ColumnTable:
         self._lasts = Lasts(self._stored_keys) if last_first else None  # of the entries that the store has
         self._held_bytes = held_bytes
         self._initial = {column: value for column, (_, value) in columns.items()}
-        self._wide = tuple(column for column, (kind, _) in columns.items() if is_wide(kind))
-        self._names = tuple(column for column in columns if column not in self._wide)
-        self._row = np.dtype([("", "u1")] + [(column, _little(columns[column][0])) for column in self._names])
-        self._version = WIDE_VERSION if self._wide else ADDED_VERSION if added else VALUE_VERSION
+        self._rows = StoredRows(shard.operator, name, {column: kind for column, (kind, _) in columns.items()}, added)
+        self._wide = self._rows.wide
         self._cells = CellBytes()
-        self._added_bytes = sum(self._row[column].itemsize for column in added)
         self._added = frozenset(added)
         self._changed = before is not None
         self._complete = not stored  # every entry there is has a row id
@@ -120,7 +110,7 @@ class ColumnTable:
         self.limit_cache(cache_bytes)
         self._grow(_FIRST_CAPACITY)
         if before is not None:
-            self._check_kinds(before)
+            self._rows.check_kinds({column: np.dtype(kind) for column, kind in before.items()})
         for segment in segments:
             self._load_segment(segment)
         if stored:
@@ -128,7 +118,7 @@ class ColumnTable:
             if rekey:
                 rekeyed(self._shard, state_id, self._stored_keys)
             if before is not None:
-                self._rewrite(before)
+                self._rows.rewrite(self._shard, state_id, before, self._initial)
             if self._lasts is not None:
                 self._lasts.unknown()
 
@@ -297,7 +287,7 @@ class ColumnTable:
 
     @property
     def _entry_bytes(self) -> int:
-        return self._row.itemsize + self._keys.bytes_per_key
+        return self._rows.dtype.itemsize + self._keys.bytes_per_key
 
     @property
     def _entry_limit(self) -> int:
@@ -431,51 +421,19 @@ class ColumnTable:
         return np.array([key[-1] for key in self._keys.key_batch(row_ids)], np.int64)
 
     def _set_rows(self, row_ids: RowIds, data: Sequence[bytes]) -> None:
-        width = self._row.itemsize
-        if self._wide:
-            self._set_cells(row_ids, data)
-            data = [value[:width] for value in data]
-        for value in data:
-            if len(value) != width or value[0] != self._version:
-                data = [self._as_written_now(each) for each in data]
-                break
-        rows = np.frombuffer(b"".join(data), self._row)
-        for column in self._names:
+        rows, cells = self._rows.read(data)
+        for column in self._rows.numbers:
             self.columns[column][row_ids] = rows[column]
+        if self._wide:
+            for row_id, found in zip(row_ids.tolist(), cells, strict=True):
+                for column, cell in zip(self._wide, found, strict=True):
+                    self.columns[column][row_id] = cell
+            self._count_cells(row_ids)
         self._stored[row_ids] = True
         self._dirty[row_ids] = False
 
-    def _set_cells(self, row_ids: RowIds, data: Sequence[bytes]) -> None:
-        width = self._row.itemsize
-        for row_id, value in zip(row_ids.tolist(), data, strict=True):
-            self._check_version(value[0])
-            try:
-                found = cells_of(value, width, len(self._wide)) if value[0] == WIDE_VERSION else None
-            except ValueError:
-                found = None
-            if found is None:
-                raise self._other_columns(f"{len(value)} bytes a row, of which the first {width} are numbers")
-            for column, cell in zip(self._wide, found, strict=True):
-                self.columns[column][row_id] = cell
-        self._count_cells(row_ids)
-
     def _count_cells(self, row_ids: RowIds) -> None:
         self._cells.changed(row_ids, [self.columns[column] for column in self._wide])
-
-    def _as_written_now(self, value: bytes) -> bytes:
-        width = self._row.itemsize
-        if len(value) == width and value[0] == self._version:
-            return value
-        if len(value) + self._added_bytes == width and value[0] == VALUE_VERSION:
-            return bytes([self._version]) + value[1:] + bytes(self._added_bytes)
-        self._check_version(value[0])
-        raise self._other_columns(f"{len(value)} bytes a row instead of {width}")
-
-    def _check_version(self, version: int) -> None:
-        _FORMAT.check(version, repr(self._shard.operator))
-
-    def _other_columns(self, written: str) -> InvalidJob:
-        return other_columns(self._shard.operator, self.name, written)
 
     def _grow(self, needed: int) -> None:
         if needed <= self._capacity:
@@ -504,9 +462,9 @@ class ColumnTable:
     def _load_segment(self, segment: Segment) -> None:
         kinds = {name: column.dtype for name, column in segment.columns.items()}
         if not self._changed:
-            now = {name: _little(column.dtype.str) for name, column in self.columns.items()}
+            now = {name: little(column.dtype.str) for name, column in self.columns.items()}
             if kinds != now and kinds != {name: kind for name, kind in now.items() if name not in self._added}:
-                raise self._other_columns(_described(kinds))
+                raise self._rows.other_kinds(kinds)
         if segment.base:
             self._forget(self._keys.all())
         if count(segment.removed):
@@ -549,23 +507,6 @@ class ColumnTable:
             self._shard, self.name, self._state_id, self.key_width, base, self._keys, row_ids, columns, removed
         )
 
-    def _check_kinds(self, before: Mapping[str, str]) -> None:
-        """A column that stays has its type."""
-        now = {name: column.dtype for name, column in self.columns.items()}
-        if any(name in now and now[name] != kind for name, kind in before.items()):
-            raise self._other_columns(_described({name: np.dtype(kind) for name, kind in before.items()}))
-
-    def _rewrite(self, before: Mapping[str, str]) -> None:
-        wide = any(map(is_wide, before.values()))
-        layouts = (
-            RowLayout(before, WIDE_VERSION if wide else VALUE_VERSION),
-            RowLayout({name: column.dtype.str for name, column in self.columns.items()}, self._version),
-        )
-        try:
-            rewrite(self._shard, self._state_id, *layouts, self._initial, self._check_version)
-        except OtherRow as error:
-            raise self._other_columns(str(error)) from error
-
     def _leave_segments(self) -> None:
         """From now on what is stored are entries. The store has none of what is in memory."""
         self._in_segments = False
@@ -580,10 +521,7 @@ class ColumnTable:
         """Freeze the rows of `row_ids`."""
         if not len(row_ids):
             return
-        rows = np.empty(len(row_ids), self._row)
-        rows[self._row.names[0]] = self._version  # type: ignore[index]
-        for column in self._names:
-            rows[column] = self.columns[column][row_ids]
+        rows = self._rows.pack(self.columns, row_ids)
         self._dirty[row_ids] = False
         self._stored[row_ids] = True
         if self._lasts is not None:
@@ -650,23 +588,6 @@ class ColumnTable:
             self._cells.gone(row_ids)
             for column in self._wide:
                 self.columns[column][row_ids] = EMPTY
-
-
-def other_columns(operator: str, state: str, written: str) -> InvalidJob:
-    return InvalidJob(
-        f"operator {operator!r}: its state {state!r} was written with other columns than it has now ({written}): keep "
-        "what it computes as it was (such as its aggregates) and put more into an operator of another name, or give it "
-        "a new name to start without state"
-    )
-
-
-def _described(kinds: Mapping[str, np.dtype[Any]]) -> str:
-    return ", ".join(f"{name} {kind}" for name, kind in kinds.items())
-
-
-def _little(kind: str) -> np.dtype[Any]:
-    little: np.dtype[Any] = np.dtype(kind).newbyteorder("<")
-    return little
 
 
 def _extended(array: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:

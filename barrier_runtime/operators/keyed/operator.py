@@ -25,7 +25,8 @@ from barrier_runtime.operators.keyed.progress import (
     schema_bytes,
     schema_of,
 )
-from barrier_runtime.state.columns.column_table import ColumnTable, other_columns
+from barrier_runtime.state.columns.column_table import ColumnTable
+from barrier_runtime.state.columns.stored_rows import other_columns
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import DEFINITION, KEYS
 
