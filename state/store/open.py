@@ -34,6 +34,11 @@ def open_existing_store(url: str) -> ObjectStore:
     return _opened(url, _open_existing_folder)
 
 
+def open_as_found(url: str) -> ObjectStore:
+    """What a start would find there, to look at: a folder that it would make is an empty store."""
+    return _opened(url, lambda path: _open_existing_folder(path) if path.exists() else MemoryStore(str(path)))
+
+
 def _opened(url: str, open_folder: Callable[[Path], ObjectStore]) -> ObjectStore:
     if not url.strip():
         raise InvalidJob(f"the storage URL is empty: {_FORMS}")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.tools.commands.app import USER_MODULE, Target, app, load_flow
 from barrier_runtime.tools.options import Given, with_options
 
@@ -24,6 +25,8 @@ def run(
     """Run a flow until it ends."""
     options = given.for_run(local=local)
     flow = load_flow(target)
+    if "restore" in options:
+        _tell_restore(flow, options, local)
     try:
         if local:
             _run_local(flow, options)
@@ -37,6 +40,17 @@ def run(
             f"interrupted: job {flow.name} was stopped; what its last checkpoint covers is committed", file=sys.stderr
         )
         raise typer.Exit(130) from None
+
+
+def _tell_restore(flow: "Dataflow", options: dict[str, Any], local: bool) -> None:
+    """What `explain` says of it, for whoever reads the log of this run later."""
+    from barrier_runtime.api.dataflow import preview_of_restore
+
+    try:
+        page, _ = preview_of_restore(flow, options, local=local)
+    except InvalidJob as error:  # nothing is there (any more); whether that is an error the start says
+        page = f"restore: {error}\n"
+    print(page, end="", file=sys.stderr)
 
 
 def _run_local(flow: "Dataflow", options: dict[str, Any]) -> None:

@@ -1,0 +1,68 @@
+"""`explain --restore` and `run --restore` tell what was read and what is still to be committed."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from command_line import run_here
+
+from barrier_runtime import Dataflow, JsonlSink
+from barrier_runtime.api.dataflow import preview_of_restore
+from tests.barrier_runtime.running_job import RunningJob, Target, numbers_flow
+
+
+@pytest.mark.slow
+async def test_positions_of_sources_and_the_age_are_told_of_a_savepoint(tmp_path: Path) -> None:
+    target, url = Target(), str(tmp_path / "savepoint")
+    job = RunningJob(numbers_flow(target, "job"), tmp_path / "jobs", parallelism=2)
+    await job.rows_in(target, 400)
+    status = await job.stop(url)
+    rows = len(target.rows())
+    options = {"checkpoints": str(tmp_path / "other"), "restore": url}
+    page, starts = preview_of_restore(numbers_flow(target, "next"), options, local=True)
+    assert starts, "a folder that is not there yet is made by the start"
+    assert not (tmp_path / "other").exists()
+    assert f"source numbers: {rows:,} rows read, splits that go on: 5, that ended: 0" in page
+    assert page.count(" rows, position ") == 3
+    assert "and 2 more, each with as many rows or more" in page
+    assert "transactions to commit: none" in page
+    assert status.savepoints[-1].state == "done"
+
+
+def program(folder: Path, rows: int) -> str:
+    (folder / "app.py").write_text(
+        "from barrier_runtime import Dataflow, JsonlSink\n"
+        'flow = Dataflow("shown")\n'
+        f'flow.rate("numbers", 100_000, rows={rows}, splits=1).sink("out", JsonlSink("{folder}/out"))\n'
+    )
+    return f"{folder}/app.py:flow"
+
+
+@pytest.mark.slow
+def test_a_run_prints_the_same(tmp_path: Path) -> None:
+    flow = program(tmp_path, 100)
+    folder = ("--local", "--checkpoints", str(tmp_path / "jobs"))
+    assert run_here("run", flow, *folder).returncode == 0
+    explained = run_here("explain", flow, *folder, "--restore", "latest")
+    told = explained.stdout[explained.stdout.index("restore: checkpoint") :].splitlines()
+    assert "  source numbers: 100 rows read, splits that go on: 0, that ended: 1" in told
+    ran = run_here("run", flow, *folder, "--restore", "latest")
+    assert set(told[1:]) <= set(ran.stderr.splitlines())
+
+
+def test_transactions_of_a_checkpoint_that_are_not_known_to_be_visible_are_told(tmp_path: Path) -> None:
+    """The job was stopped: its newest checkpoint lists what it had still to commit when it was taken."""
+    flow = Dataflow("shown")
+    flow.rate("numbers", 20_000, splits=1).sink("out", JsonlSink(str(tmp_path / "out")))
+    folder = str(tmp_path / "jobs")
+    handle = flow.start_local(checkpoints=folder, checkpoint_interval=0.05)
+    until = time.monotonic() + 120
+    while not any((tmp_path / "out").rglob("*.jsonl")):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    handle.stop()
+    handle.wait()
+    page, starts = preview_of_restore(flow, {"checkpoints": folder, "restore": "latest"}, local=True)
+    assert starts
+    assert re.search("transactions to commit: [12] of sink out, of checkpoints ", page), page
