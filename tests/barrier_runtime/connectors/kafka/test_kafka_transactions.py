@@ -8,7 +8,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from barrier_runtime.connectors.kafka.sink.client import KafkaCluster
 from barrier_runtime.connectors.kafka.sink.transactions import MarkedProducer, Marker, TransactionOrigin, returns_within
-from barrier_runtime.state.errors import Unavailable
+from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.ids import check_job_id
 
 
 class Library:
@@ -82,3 +83,20 @@ def test_what_a_call_raises_comes_out() -> None:
     with pytest.raises(KafkaException) as caught:
         returns_within(10, fail)
     assert caught.value.args[0].code() == KafkaError._FENCED
+
+
+def test_jobs_sinks_and_subtasks_have_transactions_of_their_own_and_lineages_of_a_job_the_same() -> None:
+    """1.8: a fork under another name fences nobody of the job that it came from. Names of jobs have no dots, so what
+    stands behind the first one is no part of a job's name."""
+    origins = [
+        TransactionOrigin("orders", "out", "line", 0),
+        TransactionOrigin("orders-fork", "out", "line", 0),
+        TransactionOrigin("orders", "fork.out", "line", 0),
+        TransactionOrigin("orders", "out", "line", 1),
+        TransactionOrigin("orders", "out.1", "line", 0),
+    ]
+    assert len({each.transactional_id for each in origins}) == len(origins)
+    assert all(each.transactional_id.split(".")[1] == each.job for each in origins)
+    assert origins[0].transactional_id == TransactionOrigin("orders", "out", "other", 0).transactional_id
+    with pytest.raises(InvalidJob):
+        check_job_id("orders.fork")
