@@ -65,6 +65,9 @@ class _Host:
     def source_ns(self) -> int:
         return self.at_ns if self.source_time is None else self.source_time.now_ns()
 
+    def starved_ns(self) -> int:
+        return 0
+
     def captured(
         self, subtask: Subtask, barrier: Barrier, captures: dict[str, Capture], times: SnapshotTimes, recording: bool
     ) -> None:

@@ -274,6 +274,9 @@ class Execution:
     def source_ns(self) -> int:
         return self.scheduler.source_time.now_ns()
 
+    def starved_ns(self) -> int:
+        return int(self._res.starved_s() * 1e9)
+
     def start_timer(self, subtask: Subtask, delay_ms: int, callback: Callable[[], None]) -> None:
         before = self._timers.get(subtask.id)
         if before is not None:

@@ -56,6 +56,7 @@ class SubtaskHost(Protocol):
 
     def now_ms(self) -> float: ...
     def now_ns(self) -> int: ...
+    def starved_ns(self) -> int: ...  # how long this thread has waited for a processor; asking takes some microseconds
     def source_ns(self) -> int:
         """What sources are told: as `now_ns`, but it does not jump."""
         ...
@@ -211,10 +212,11 @@ class Subtask:
                 port, batch = self._replay.popleft()
                 self._batch(batch, port)
             else:
+                channel.chunk.begin(self._host.starved_ns)
                 self._take(channel, ahead)
             before_ns, now_ns = now_ns, self._host.now_ns()
             if channel is not None:
-                channel.chunk.worked(now_ns - before_ns)
+                channel.chunk.worked(now_ns - before_ns, self._host.starved_ns)
             if self.ended or now_ns >= until_ns or self._is_under_way:
                 return True
         return worked

@@ -92,6 +92,9 @@ class Bench:
     def now_ns(self):
         return int(self.clock_ms * 1e6)
 
+    def starved_ns(self):
+        return 0
+
     def recorded(self, subtask, checkpoint, in_flight):
         assert checkpoint not in self.in_flight
         self.in_flight[checkpoint] = {port: values(batches) for port, batches in in_flight.items()}

@@ -6,13 +6,17 @@ nothing, since its queue is empty. It begins in between, so that a slow reader d
 minute.
 
 A *chunk* is the part of a batch that is processed at once: about `CHUNK_NS` of work, so that a slow operator does not
-hold up barriers, sockets and timers of its slot for as long as a large batch takes it.
+hold up barriers, sockets and timers of its slot for as long as a large batch takes it. What the slot's thread waited
+for a processor is not work: smaller pieces would make that no shorter, and cost more each.
 """
+
+from collections.abc import Callable
 
 MAX_WINDOW_BYTES = 4 * 1024 * 1024
 MIN_WINDOW_BYTES = 32 * 1024
 DRAIN_S = 0.5
 CHUNK_NS = 20_000_000
+_LONG_NS = CHUNK_NS // 10
 MIN_CHUNK_BYTES = 1024
 _FIRST_BYTES = 256 * 1024
 _FIRST_CHUNK_BYTES = 64 * 1024
@@ -47,11 +51,18 @@ class Window:
 class Chunk:
     """Bytes of a batch that are processed at once, by measuring: it shrinks at once and grows step by step."""
 
-    __slots__ = ("_last", "bytes")
+    __slots__ = ("_is_long", "_last", "_starved_ns", "bytes")
 
     def __init__(self) -> None:
         self.bytes = _FIRST_CHUNK_BYTES
+        self._is_long = False  # the last batch was: only then it is worth asking for how long the thread was starved
+        self._starved_ns = 0
         self._last = 0
+
+    def begin(self, starved_ns: Callable[[], int]) -> None:
+        """The next element is to be taken. `starved_ns`: how long the thread has waited for a processor."""
+        if self._is_long:
+            self._starved_ns = starved_ns()
 
     def taken(self, size: int) -> None:
         """A batch of `size` bytes, 0: something else, is being processed."""
@@ -66,8 +77,11 @@ class Chunk:
         """Bytes that may come along with what is being processed."""
         return self.bytes - self._last
 
-    def worked(self, took_ns: int) -> None:
+    def worked(self, took_ns: int, starved_ns: Callable[[], int]) -> None:
         """… and took so long."""
+        if self._is_long:
+            took_ns -= starved_ns() - self._starved_ns
+        self._is_long = took_ns >= _LONG_NS
         if self._last and (took_ns > CHUNK_NS or self._last * _GROWTH > self.bytes):
             wanted = self._last * CHUNK_NS // max(took_ns, 1)
             self.bytes = max(MIN_CHUNK_BYTES, min(wanted, self.bytes * _GROWTH))

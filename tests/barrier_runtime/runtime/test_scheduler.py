@@ -60,6 +60,10 @@ class HandClock:
         return int(self.now * 1e9)
 
     now_ns = wall_ns
+
+    def starved_ns(self):
+        return 0
+
     timer = LoopTimer
 
 

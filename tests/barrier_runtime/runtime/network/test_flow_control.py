@@ -1,5 +1,7 @@
 """How much may be in flight on a channel: it follows what its reader takes, within bounds, and keeps rows in order."""
 
+from functools import partial
+
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Barrier, Batch
@@ -83,6 +85,10 @@ def test_a_writer_that_a_smaller_window_stopped_hears_of_room_before_the_queue_i
     assert min(told) < MIN_WINDOW_BYTES
 
 
+def never_starved():
+    return 0
+
+
 def full_of_rows(rows=100_000):
     channel = InputChannel(0, 0, lambda: None)
     batch = pa.record_batch({"v": pa.array(range(rows), pa.int64())})
@@ -96,7 +102,7 @@ def test_a_slow_reader_gets_large_batches_in_pieces_of_a_moment_each_and_loses_n
     chunks = []
     while isinstance(element := channel.pop(), Batch):
         chunks.append(element)
-        channel.chunk.worked(element.rows.num_rows * 100_000)  # 0.1 ms per row
+        channel.chunk.worked(element.rows.num_rows * 100_000, never_starved)  # 0.1 ms per row
     assert element == Barrier(1, 1)
     assert channel.bytes == 0
     assert pa.Table.from_batches([chunk.rows for chunk in chunks]).combine_chunks().to_batches()[0] == rows
@@ -109,22 +115,35 @@ def test_a_fast_reader_soon_gets_whole_batches():
     taken = 0
     while taken < rows.num_rows:
         taken += channel.pop().rows.num_rows
-        channel.chunk.worked(100_000)
+        channel.chunk.worked(100_000, never_starved)
     assert channel.chunk.bytes > rows.nbytes
 
 
 def test_one_slow_moment_is_made_up_for_and_control_elements_say_nothing():
     chunk = Chunk()
     chunk.taken(1_000)
-    chunk.worked(10**12)
+    chunk.worked(10**12, never_starved)
     assert chunk.bytes == MIN_CHUNK_BYTES
     for _ in range(4):
         chunk.taken(chunk.bytes)
-        chunk.worked(1_000)
+        chunk.worked(1_000, never_starved)
     assert chunk.bytes == MIN_CHUNK_BYTES * 4**4
     chunk.taken(0)
-    chunk.worked(10**12)
+    chunk.worked(10**12, never_starved)
     assert chunk.bytes == MIN_CHUNK_BYTES * 4**4
+
+
+def test_what_a_thread_waits_for_a_processor_makes_no_chunk_smaller():
+    """On a machine that is busy with other things every piece takes long, however small it is."""
+    channel, _ = full_of_rows(1_000_000)
+    sizes = []
+    while len(sizes) < 50:
+        waited_ns = 50_000_000 * len(sizes)
+        channel.chunk.begin(partial(int, waited_ns))
+        sizes.append(len(channel.pop()))
+        took_ns = sizes[-1] * 10_000  # of work
+        channel.chunk.worked(took_ns + 50_000_000, partial(int, waited_ns + 50_000_000))
+    assert min(sizes[5:]) >= 0.9 * CHUNK_NS / 10_000
 
 
 def test_what_is_left_of_a_batch_that_was_taken_in_part_is_in_flight():
