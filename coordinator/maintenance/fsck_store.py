@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -20,7 +19,6 @@ from barrier_runtime.coordinator.deleting import delete_in_order
 from barrier_runtime.coordinator.log.lease_record import decode_lease
 from barrier_runtime.coordinator.log.manifest import Manifest, decode_manifest, own_files
 from barrier_runtime.coordinator.log.records import FIRST_POSITION
-from barrier_runtime.coordinator.log.savepoint import SAVEPOINT_FILE, decode_savepoint, in_savepoint, object_sizes
 from barrier_runtime.coordinator.maintenance.fsck import (
     BACKUP,
     Damage,
@@ -38,6 +36,7 @@ from barrier_runtime.coordinator.maintenance.fsck import (
     recognised,
     staged_rows_left,
 )
+from barrier_runtime.coordinator.maintenance.kept_savepoints import KeptSavepoints
 from barrier_runtime.coordinator.pins import pins_of
 from barrier_runtime.coordinator.status.history import decode_history
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, Fenced, InvalidJob
@@ -198,12 +197,14 @@ class _Check:
 
     def __post_init__(self) -> None:
         self.paths = Paths(self.job)
+        self.savepoints = KeptSavepoints(self.store, self.objects)
         self.walk = LogWalk(self.paths, lambda position: get_or_none(self.store, self.paths.log_record(position)))
 
     def run(self, min_age_ms: int, wall_ms: int) -> CheckedJob:
         self._read_log()
         settled = self._verify()
-        damage = [*self.walk.damage, *self._still_damaged(), *self._others_damaged(), *self._savepoints_damaged()]
+        damage = [*self.walk.damage, *self._still_damaged(), *self._others_damaged(), *self.savepoints.damage()]
+        self.notes += self.savepoints.notes
         plan, unreferenced = SweepPlan(), self._unknown_objects()
         if not settled:
             self.notes.append(
@@ -351,45 +352,13 @@ class _Check:
         except Corrupt as error:
             yield Damage(key, "readable", str(error), "delete it: it is written anew, and no decision rests on it")
 
-    # ---- savepoints that somebody keeps in the job's folder: nothing of them is the job's
-
-    @cached_property
-    def _savepoints(self) -> tuple[str, ...]:
-        """Their folders, as prefixes of keys."""
-        keys = (found.key for found in self.objects if found.key.endswith(f"/{SAVEPOINT_FILE}"))
-        return tuple(key.removesuffix(SAVEPOINT_FILE) for key in keys)
-
-    def _savepoints_damaged(self) -> Iterator[Damage]:
-        sizes = {found.key: found.size for found in self.objects}
-        for folder in self._savepoints:
-            key = folder + SAVEPOINT_FILE
-            try:
-                savepoint = decode_savepoint(key, self.store.get(key))
-            except ObjectNotFound:  # deleted since it was listed
-                continue
-            except (Corrupt, InvalidJob) as error:
-                yield Damage(key, "a readable savepoint", str(error), BACKUP)
-                continue
-            for name, size in sorted(object_sizes(savepoint.taken).items()):
-                if sizes.get(folder + name, -1) < size:
-                    found = f"{sizes[folder + name]} bytes" if folder + name in sizes else "nothing"
-                    yield Damage(folder + name, f"{size} bytes, which the savepoint {folder} has", found, BACKUP)
-            taken = savepoint.taken
-            self.notes.append(
-                f"{folder} is a savepoint of checkpoint {taken.checkpoint} of job {taken.job}: never deleted here; "
-                "`barrier-runtime savepoints delete` does"
-            )
-
     # ---- unreferenced
 
     def _unrecognised(self) -> list[ObjectInfo]:
         return [
             found
             for found in self.objects
-            if not recognised(self.paths, found.key)
-            and not any(
-                found.key.startswith(each) and in_savepoint(found.key.removeprefix(each)) for each in self._savepoints
-            )
+            if not recognised(self.paths, found.key) and not self.savepoints.has(found.key)
         ]
 
     def _unknown_objects(self) -> list[UnreferencedObject]:
