@@ -71,6 +71,9 @@ class AllTargets:
         for name, each in seen.items():
             self._audits[name].observe(f"{where} at {name}", each)
 
+    def __str__(self) -> str:
+        return ", ".join(f"{each.rows} rows of {name}" for name, each in self._audits.items())
+
     @property
     def rows(self) -> int:
         return min(each.rows for each in self._audits.values())

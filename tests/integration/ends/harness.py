@@ -410,7 +410,7 @@ class _Run:
                 start = self._supervisor.current
                 status = self._supervisor.status()
                 watch = self._watch
-                known = f"{self._audit.rows} rows are visible, after {watch.looks} looks and {watch.blind} failed\n"
+                known = f"{self._audit.rows} rows are visible ({self._audit}) in {watch.looks} looks\n"
                 if status is not None:
                     last = status.checkpoints.last_completed
                     known += (
@@ -419,7 +419,9 @@ class _Run:
                     )
                 troubles = "" if status is None else "\n".join(str(each) for each in status.commits.troubles)
                 tail = start.log.read_text(errors="replace")[-3000:]
-                raise StuckJob(f"gave up waiting until {what}, {patience_s:.0f} s\n{known}{troubles}\n{tail}")
+                stuck = f"gave up waiting until {what}, {patience_s:.0f} s\n{known}{troubles}\n{watch.where}\n{tail}"
+                self._say(stuck)  # before all servers have stopped, which takes its time
+                raise StuckJob(stuck)
 
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds

@@ -1,7 +1,9 @@
 """A thread that looks at the target all through the run, as its users do, and has every look judged."""
 
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +34,12 @@ class Watch:
     def stop(self) -> None:
         self._stop.set()
         self._thread.join()
+
+    @property
+    def where(self) -> str:
+        """What its thread does just now."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "".join(traceback.format_stack(frame)[-8:]) if frame is not None else "it has ended"
 
     def _run(self) -> None:
         try:
