@@ -36,10 +36,8 @@ def follow_stop(job: Job, pending: PendingCheckpoints, now_ms: int) -> None:
         pending.triggering = Triggering.ON_REQUEST
         if job.stop_from is None:
             job.stop_from = pending.request()
-    elif job.all_ended:
-        pending.triggering = Triggering.ON_REQUEST
-    else:
-        pending.triggering = Triggering.HELD
+    else:  # a successor may find that all have ended, and has still to note that they were told to
+        pending.triggering = Triggering.ON_REQUEST if job.all_ended else Triggering.HELD
         if not job.generation.drained and not pending.open:
             _end_sources(job)
 

@@ -4,11 +4,13 @@ Nobody asks again. Afterwards the job runs, or has ended with that savepoint."""
 import uuid
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from coordinator_world import Coordinator, FakeSlot, kinds, log_of, spec, started
 
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.effects import Append, CopySavepoint, Effect, WriteManifest
+from barrier_runtime.coordinator.job.events import SlotRegistered
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.records import Finish, Stop, decode_record, encode_record
 from barrier_runtime.coordinator.savepoints.files import find_savepoint, missing_objects, read_savepoint
@@ -19,6 +21,7 @@ from barrier_runtime.coordinator.wire.messages import (
     Deploy,
     EndSources,
     Start,
+    SubtaskId,
     Trigger,
 )
 from barrier_runtime.state.store.memory import MemoryStore
@@ -146,6 +149,22 @@ def test_coordinator_and_slots_die_and_the_next_generation_is_stopped(point: str
         after.later(after.protocol.spec.resume_timeout_ms + 1)
     go_on(after, *slots)
     check_it_ended_with(after, asked, mode)
+
+
+def test_a_successor_that_finds_all_ended_says_that_the_last_checkpoint_is_of_a_drained_job() -> None:
+    """Its slots tell in their first message that they have ended, so nothing is left to end."""
+    store, asked = MemoryStore(), wish()
+    before, a, b = died("the last checkpoint is decided", store, asked, "drain")
+    after = Coordinator(store, leader="leader-b", now_ms=before.now_ms + 1_000).begin()
+    after.settle()
+    for slot in (a, b):
+        slot.coordinator = after
+        slot.inbox.clear()
+        slot.link = after.new_link(slot)
+        ended = tuple(SubtaskId(chain, slot.index) for chain in (0, 1))
+        after.post(SlotRegistered(slot.link, msgspec.structs.replace(slot.register(), ended=ended)))
+    go_on(after, a, b)
+    check_it_ended_with(after, asked, "drain")
 
 
 @pytest.mark.parametrize("mode", MODES)
