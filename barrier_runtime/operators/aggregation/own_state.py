@@ -1,5 +1,7 @@
 """How users' own aggregates (`own`) keep their state: in a cell, or in columns of numbers."""
 
+import datetime
+import decimal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,8 @@ from barrier_runtime.operators.state.stored_type import StoredType
 from barrier_runtime.operators.user_code import said, user_traceback
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, UserCodeError
 from barrier_runtime.state.snapshots.snapshot import ONE_VALUE
+
+_PLAIN = frozenset({int, float, bool, str, bytes, type(None), datetime.date, datetime.datetime, decimal.Decimal})
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,8 @@ class RowCell:
     def read(self, state: Any) -> Any:
         """A copy of what `result` gives, which may be a part of the state."""
         found = self.calls(self.aggregate.result, state)
+        if type(found) is list and _PLAIN.issuperset(map(type, found)):
+            return found.copy()
         return self.calls.as_column([found], 1)[0] if pa.types.is_nested(self.aggregate.type) else found
 
 

@@ -131,6 +131,34 @@ def test_a_whole_job_runs_with_own_aggregates_and_shows_them() -> None:
     assert "longest=Longest(s), mean=Weighted(v, w)" in str(flow.explain())
 
 
+class Pairs(RowAggregate):
+    """Pairs of a value and how many came before it: state is a list of lists, all of which are changed in place."""
+
+    type = pa.list_(pa.list_(pa.int64()))
+    state = list[list[int]]
+
+    def zero(self) -> list[list[int]]:
+        return []
+
+    def add(self, state: list[list[int]], value: int) -> list[list[int]]:  # type: ignore[override]
+        for pair in state:
+            pair[0] += 1
+        state.append([0, value])
+        return state
+
+    def result(self, state: list[list[int]]) -> list[list[int]]:  # type: ignore[override]
+        return state
+
+
+def test_each_row_of_a_running_aggregate_has_the_result_as_it_was_then() -> None:
+    flow, out = Dataflow("own"), CollectSink()
+    rows = [{"k": "a", "t": n, "v": n, "w": 1.0, "s": ""} for n in range(3)]
+    read = flow.from_iterator("rows", lambda i, of: rows[i::of], schema=SCHEMA)
+    read.key_by("k").aggregate("pairs", pairs=Pairs("v")).sink("out", out)
+    flow.run_local(parallelism=1)
+    assert [row["pairs"] for row in out.rows()] == [[[0, 0]], [[1, 0], [0, 1]], [[2, 0], [1, 1], [0, 2]]]
+
+
 class NoMerge(RowAggregate):
     type, state = pa.int64(), int
 
