@@ -73,7 +73,9 @@ def interval_join(
         )
     lower, upper = between
     if lower > upper:
-        raise InvalidJob(f"{where}: between={lower} and {upper}: the first bound is greater, so nothing would match")
+        raise InvalidJob(
+            f"{where}: between={lower} and {upper}: the first bound is greater, so nothing would match: exchange them"
+        )
     if max(abs(lower), abs(upper)) > _FAR:
         raise InvalidJob(f"{where}: between={lower} and {upper}: use bounds of at most 100 years")
     _check_how(how, JOIN_KINDS, where)
@@ -101,6 +103,11 @@ def window_join(
         )
     if not isinstance(window, WindowAssigner):
         raise InvalidJob(f"{where}: {window!r} is not a window: pass Tumbling(timedelta(…)) or Sliding")
+    if not window.bounded:
+        raise InvalidJob(
+            f"{where}: {window!r} has no times that rows of two streams could share: use Tumbling or Sliding, or "
+            "join() with the bounds between= which rows belong together"
+        )
     _check_how(how, JOIN_KINDS, where)
     sides = _sides(left, right, options, where)
     schema = window_columns(*sides, how, options.suffix, where).schema

@@ -97,7 +97,7 @@ class WindowedStream(Generic[S]):
         if isinstance(window, Count) and early is not None:
             raise InvalidJob(f"{where}: a Count window is told when it is full: leave early= out")
         if late and not bounded:
-            raise InvalidJob(f"{where}: no row is late for a Global window: leave late= out")
+            raise InvalidJob(f"{where}: no row is late for a {type(window).__name__} window: leave late= out")
         self._refuse_late(late)
         updates = lateness_ms > 0 or early is not None
         beside = told_of_windows(bounded, updates, early is not None, updates and isinstance(window, Session))
@@ -356,7 +356,7 @@ class WindowedStream(Generic[S]):
             extra = "allowed_lateness" if self._lateness_ms else "early"
             raise InvalidJob(f"{where}: {method}() gives each window once: leave {extra}= out, or take aggregate()")
         if late and not window.bounded:
-            raise InvalidJob(f"{where}: no row is late for a Global window: leave late= out")
+            raise InvalidJob(f"{where}: no row is late for a {type(window).__name__} window: leave late= out")
         self._refuse_late(late)
         schema = self._keyed._keyed_input().schema
         if schema is None:

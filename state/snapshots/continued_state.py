@@ -8,6 +8,8 @@ was written with. What a field was called is therefore part of the state's descr
     had the field           as ever                     `renamed` says what became of it: read under the new name, or
                                                         dropped (None); without a word dropped if nothing is new, else
                                                         refused: which of the new ones it is cannot be known
+    had it, and lost it     old entries have it: read   -
+                            if its type allows that
     had it not              its default, in old entries -
     had it renamed          refused: old entries have   read under the name that it has now
                             another field of that name
@@ -21,7 +23,7 @@ import msgspec
 
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription
-from barrier_runtime.state.snapshots.value_types import Misfit, fields_said, misfit
+from barrier_runtime.state.snapshots.value_types import Misfit, ValueType, fields_said, loses, misfit
 
 _KINDS = {
     "value": "a ValueState",
@@ -70,11 +72,23 @@ def continued(now: StateDescription, before: StateDescription | None, where: str
             )
         return msgspec.structs.replace(now, versions=(*before.versions, before.renamed, *[{}] * (given - known - 1)))
     names = _names_of_fields(now, before, where) if now.fields else {}
-    if now.type is not None and before.type is not None:
+    earlier = before.earlier
+    if now.type is not None and before.type is not None and now.type != before.type:
         wrong = misfit(before.type, now.type, names)
         if wrong is not None:
             raise InvalidJob(f"{where}: {_told(wrong)}")
-    return msgspec.structs.replace(now, renamed=names, versions=before.versions)
+        _check_earlier(earlier, now.type, names, where)
+        if before.type not in earlier and loses(before.type, now.type, names):
+            earlier = (*earlier, before.type)
+    return msgspec.structs.replace(now, renamed=names, versions=before.versions, earlier=earlier)
+
+
+def _check_earlier(earlier: tuple[ValueType, ...], now: ValueType, names: dict[str, str | None], where: str) -> None:
+    """Entries that were not written again may still be of these types."""
+    found = (misfit(each, now, names, earlier=True) for each in earlier)
+    wrong = next((each for each in found if each is not None), None)
+    if wrong is not None:
+        raise InvalidJob(f"{where}: {_told(wrong, 'in entries of an earlier version')}")
 
 
 def _names_of_fields(now: StateDescription, before: StateDescription, where: str) -> dict[str, str | None]:
@@ -82,6 +96,7 @@ def _names_of_fields(now: StateDescription, before: StateDescription, where: str
     fields, renamed = now.fields, now.renamed
     earlier = {old: None if new is None else renamed.get(new, new) for old, new in before.renamed.items()}
     names = {**earlier, **renamed}
+    names = {old: new for old, new in names.items() if old != new}  # others have their old name again
     again = [name for name in fields if name in names]
     if again:
         raise InvalidJob(
@@ -101,11 +116,11 @@ def _names_of_fields(now: StateDescription, before: StateDescription, where: str
     return names
 
 
-def _told(wrong: Misfit) -> str:
+def _told(wrong: Misfit, there: str = "in the checkpoint") -> str:
     place = f"its field {wrong.path} was" if wrong.path else "its values were"
     why = f" ({wrong.why})" if wrong.why else ""
     return (
-        f"{place} {wrong.before} in the checkpoint and {'is' if wrong.path else 'are'} {wrong.now} now{why}: keep the "
+        f"{place} {wrong.before} {there} and {'is' if wrong.path else 'are'} {wrong.now} now{why}: keep the "
         "type readable (a default for what is new, a wider type), pass migrate=[a function of the old value], or give "
         "the changed state a new name, under which it begins empty"
     )

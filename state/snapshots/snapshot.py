@@ -45,6 +45,7 @@ class StateDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     renamed: dict[str, str | None] = {}
     type: ValueType | None = None  # of its values; None: an older release wrote it
     versions: tuple[dict[str, str | None], ...] = ()  # `renamed` of each version of its values before this one
+    earlier: tuple[ValueType, ...] = ()  # types that entries of this version may have, of which `type` has lost fields
     layout: int = 1  # of timers: how they are stored (`values/timer_table`)
 
 

@@ -13,6 +13,9 @@ Values are MessagePack, written by the names of fields, so the rules are those o
     a class as a dict                                     a dict as a class; a scalar as a class, and back
 
 A nested class whose fields were lost while others came is refused, too: nothing says which of them is which.
+
+Entries of *earlier* types lie beside those of the newest one, and may have what that has lost. A field that comes back
+has to read it, and in an array no other field may take its place.
 """
 
 from collections.abc import Mapping, Sequence
@@ -79,16 +82,20 @@ class Misfit:
 _Classes = tuple[ValueType, ...]  # from the outermost one
 
 
-def misfit(before: ValueType, now: ValueType, renamed: Mapping[str, str | None] | None = None) -> Misfit | None:
+def misfit(
+    before: ValueType, now: ValueType, renamed: Mapping[str, str | None] | None = None, earlier: bool = False
+) -> Misfit | None:
     """The first thing in values of `before` that cannot be read as `now`; None: all can be read. `renamed`: earlier
-    names of the class's own fields; what became of those that were lost is not asked here (`continued_state`)."""
+    names of the class's own fields; what became of those that were lost is not asked here (`continued_state`).
+    `earlier`: there was another type between the two."""
+    return _Comparison(earlier).whole(before, now, renamed or {})
+
+
+def loses(before: ValueType, now: ValueType, renamed: Mapping[str, str | None]) -> bool:
+    """Whether values of `before` may have fields of which `now` says nothing."""
     comparison = _Comparison()
-    if before.kind == now.kind == "class":
-        names = renamed or {}
-        fields = tuple(msgspec.structs.replace(each, name=names.get(each.name) or each.name) for each in before.fields)
-        now_named = msgspec.structs.replace(before, fields=fields)
-        return _tags(before, now, "", False) or comparison.by_name(now_named, now, "", (before,), (now,), whole=True)
-    return comparison.at(before, now, "", (), (), False)
+    comparison.whole(before, now, renamed)
+    return comparison.lost
 
 
 def _tags(before: ValueType, now: ValueType, path: str, tagged: bool) -> Misfit | None:
@@ -101,8 +108,19 @@ def _tags(before: ValueType, now: ValueType, path: str, tagged: bool) -> Misfit 
 class _Comparison:
     """Of one pair of types. What is called `outer` and `inside` are the classes around, to which "again" goes back."""
 
-    def __init__(self) -> None:
+    def __init__(self, earlier: bool = False) -> None:
         self._seen: set[tuple[int, int]] = set()  # pairs of classes that are being compared, or were and fit
+        self._earlier = earlier
+        self.lost = False  # some class has lost a field
+
+    def whole(self, before: ValueType, now: ValueType, renamed: Mapping[str, str | None]) -> Misfit | None:
+        if before.kind == now.kind == "class":
+            fields = tuple(
+                msgspec.structs.replace(each, name=renamed.get(each.name) or each.name) for each in before.fields
+            )
+            now_named = msgspec.structs.replace(before, fields=fields)
+            return _tags(before, now, "", False) or self.by_name(now_named, now, "", (before,), (now,), whole=True)
+        return self.at(before, now, "", (), (), False)
 
     def at(
         self, before: ValueType, now: ValueType, path: str, outer: _Classes, outer_now: _Classes, tagged: bool
@@ -218,11 +236,12 @@ class _Comparison:
         known = {field.name for field in now.fields}
         lost = [name for name in was if name not in known]
         came = [field.name for field in now.fields if field.name not in was]
+        self.lost = self.lost or bool(lost)
         if lost and now.strict:
             return Misfit(
                 path, str(before), str(now), f"it forbids unknown fields, and entries have {fields_said(lost)}"
             )
-        if lost and came and not whole:
+        if lost and came and not whole and not self._earlier:
             return Misfit(
                 path,
                 str(before),
@@ -235,6 +254,7 @@ class _Comparison:
         self, before: ValueType, now: ValueType, path: str, inside: _Classes, inside_now: _Classes
     ) -> Misfit | None:
         places = {field.name: place for place, field in enumerate(before.fields)}
+        self.lost = self.lost or len(before.fields) > len(now.fields)
         for place, field in enumerate(now.fields):
             at = f"{path}.{field.name}" if path else field.name
             if places.get(field.name, place) != place:
@@ -245,7 +265,10 @@ class _Comparison:
                 if not field.default:
                     return Misfit(at, "nothing", str(field.type), "a new field needs a default for entries without it")
                 continue
-            wrong = self.at(before.fields[place].type, field.type, at, inside, inside_now, False)
+            was = before.fields[place]
+            if self._earlier and was.name != field.name:
+                return Misfit(at, f"{was.name}, {was.type}", str(field.type), "its values are written in order")
+            wrong = self.at(was.type, field.type, at, inside, inside_now, False)
             if wrong is not None:
                 return wrong
         if now.strict and len(before.fields) > len(now.fields):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from barrier_runtime import CollectSink, Dataflow, JobFailed, Session, Tumbling, count
+from barrier_runtime import CollectSink, Count, Dataflow, Global, JobFailed, Session, Tumbling, count
 from barrier_runtime.api.stream import Stream
 from barrier_runtime.state.errors import InvalidJob
 
@@ -122,7 +122,7 @@ BOUNDS = (0 * SECOND, SECOND)
     ("changed", "message"),
     [
         ({"between": (SECOND,)}, r"join 'j': between=.*: pass two timedeltas"),
-        ({"between": (SECOND, 0 * SECOND)}, "the first bound is greater, so nothing would match"),
+        ({"between": (SECOND, 0 * SECOND)}, "the first bound is greater, so nothing would match: exchange them"),
         ({"between": (0 * SECOND, timedelta(days=40_000))}, "use bounds of at most 100 years"),
         ({"how": "outer"}, "how='outer': use one of inner, left, right, full, semi, anti"),
         ({"event_time": ("at", "paid_at")}, "join 'j', right stream.*'paid_at'"),
@@ -161,6 +161,9 @@ def test_streams_that_cannot_be_joined_are_refused_with_the_remedy() -> None:
         left.join("j", both, **join)
     with pytest.raises(InvalidJob, match="a session is made of the rows of one stream"):
         left.window_join("j", right, Session(SECOND), event_time="at")
+    for window in (Count(3), Global()):
+        with pytest.raises(InvalidJob, match=f"{type(window).__name__}.*has no times that rows of two streams could"):
+            left.window_join("j", right, window, event_time="at")
     with pytest.raises(InvalidJob, match="exact='yes': use True or False"):
         left.asof_join("j", right, event_time="at", exact="yes")
 

@@ -251,3 +251,69 @@ def test_three_fields_go_through_any_renamings(steps: list[tuple[int, bool]]) ->
         assert [getattr(kept["a"], name) for name in names] == [1, 2, 3]
         if writes:
             assert [getattr(kept["b"], name) for name in names] == [4, 5, 6]
+
+
+class Pair(msgspec.Struct, array_like=True):
+    left: int
+    right: int = 0
+
+
+class Alone(msgspec.Struct, array_like=True):
+    left: int
+
+
+class Beside(msgspec.Struct, array_like=True):
+    left: int
+    weight: int = 7
+
+
+class Strict(msgspec.Struct, forbid_unknown_fields=True):
+    total: int
+
+
+WITH = make_dataclass("With", [("total", int), ("note", int, 0)])
+WITHOUT = make_dataclass("Without", [("total", int)])
+INSIDE, NOT_INSIDE = (make_dataclass("Around", [("inner", each)]) for each in (WITH, WITHOUT))
+OTHER = make_dataclass("Other", [("total", int), ("note", str, "")])
+
+
+@pytest.mark.parametrize(
+    ("value", "between", "now", "said"),
+    [
+        (WITH(1, 2), WITHOUT, OTHER, "its field note was int in entries of an earlier version and is str now"),
+        (INSIDE(WITH(1, 2)), NOT_INSIDE, make_dataclass("Around", [("inner", OTHER)]), "its field inner.note was int"),
+        (WITH(1, 2), WITHOUT, Strict, "it forbids unknown fields, and entries have the field 'note'"),
+        (Pair(1, 2), Alone, Beside, r"its field weight was right, int in entries of an earlier version and is int"),
+    ],
+    ids=["field", "inner field", "strict", "place in an array"],
+)
+def test_a_field_that_was_lost_is_not_read_as_another_one(value: Any, between: Any, now: Any, said: str) -> None:
+    """Entries that were not written again still have it."""
+    _, first = after(ValueState(type(value)), rows=(("a", value),))
+    _, second = after(ValueState(between), first)
+    _, third = after(ValueState(between), second, parallelism=2)
+    with pytest.raises(InvalidJob, match=said):
+        after(ValueState(now), third)
+    kept, _ = after(ValueState(type(value)), third)  # what can be read is
+    assert kept["a"] == value
+
+
+def test_a_field_may_be_lost_and_others_come_one_version_later() -> None:
+    _, first = after(ValueState(INSIDE), rows=(("a", INSIDE(WITH(1, 2))),))
+    _, second = after(ValueState(NOT_INSIDE), first)
+    grown = make_dataclass("Grown", [("total", int), ("kind", str, "k")])
+    kept, third = after(ValueState(make_dataclass("Around", [("inner", grown)])), second)
+    assert kept["a"].inner == grown(1, "k")
+    kept, _ = after(ValueState(make_dataclass("Around", [("inner", grown)])), third)
+    assert kept["a"].inner == grown(1, "k")
+
+
+def test_a_field_may_have_its_old_name_again() -> None:
+    one, other = (make_dataclass(name, [(name, int)]) for name in ("one", "other"))
+    _, first = after(ValueState(one), rows=(("a", one(1)),))
+    _, second = after(ValueState(other, renamed={"one": "other"}), first, (("b", other(2)),))
+    kept, third = after(ValueState(one, renamed={"other": "one"}), second)
+    assert (kept["a"], kept["b"]) == (one(1), one(2))
+    both = make_dataclass("Both", [("one", int), ("other", int, 0)])
+    with pytest.raises(InvalidJob, match="may have a field 'other', which became 'one'"):
+        after(ValueState(both), third)

@@ -14,6 +14,7 @@ from operator_harness import Driven, Slots, World, entries_left, held_in_memory
 
 from barrier_runtime import (
     CollectSink,
+    Count,
     Dataflow,
     Every,
     Global,
@@ -485,6 +486,8 @@ def test_what_early_results_cannot_be_is_refused_with_the_remedy() -> None:
         keyed.window("w", Global(), event_time="t")
     with pytest.raises(InvalidJob, match="no row is late for a Global window: leave late= out"):
         keyed.window("w", Global()).aggregate(late=True, n=count())
+    with pytest.raises(InvalidJob, match="no row is late for a Count window: leave late= out"):
+        keyed.window("w", Count(2)).aggregate(late=True, n=count())
     with pytest.raises(InvalidJob, match="window 'w': pass event_time=, the column that has the time of a row"):
         keyed.window("w", Tumbling(5 * MS))
 
