@@ -59,3 +59,16 @@ class UserCodeError(InvalidJob):
 class WrongUse(UserCodeError):
     """A user's function asked this package for what it refuses, as an undeclared side output or state without a key.
     The message begins with the thing and the remedy; then operator, subtask, key, position, record."""
+
+
+def is_internal(error: BaseException) -> bool:
+    """Whether `error.__cause__` says nothing to users: a call of ours or of a library, which the message stands for."""
+    return isinstance(error, InvalidJob) and not isinstance(error, UserCodeError)
+
+
+def missing_extra(who: str, extra: str, error: ImportError) -> InvalidJob:
+    """Raise it `from None`: the text has the import's own reason; its traceback would stand before the remedy."""
+    return InvalidJob(
+        f"{who} needs a package that is not installed ({error}): pip install 'barrier-runtime[{extra}]', on every "
+        "machine that runs the job"
+    )

@@ -33,7 +33,7 @@ from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.graph.logical import Plan
 from barrier_runtime.launch.options import JobOptions, StorageOfRun
 from barrier_runtime.launch.prepare import PreparedJob
-from barrier_runtime.launch.result import JobResult, raise_unless_ended_well
+from barrier_runtime.launch.result import JobResult, interruption_told, raise_unless_ended_well
 from barrier_runtime.runtime.host.clock import SYSTEM_CLOCK, Clock
 from barrier_runtime.runtime.host.starved import starved_s
 from barrier_runtime.runtime.host.workers import Workers
@@ -189,7 +189,8 @@ def _run(
             job.resolve_in_doubt(store)
             job.begin_with_savepoint(store)
         job.stage(storage_url)
-        with job.batch_functions(store, arrow_table) as functions:
+        told = interruption_told(job.graph.name, goes_on=options.checkpoints is not None)
+        with told, job.batch_functions(store, arrow_table) as functions:
             status = run_to_its_end(functions.watched(run(job.graph, job.spec, store, options)))
         if status.outcome == "finished":
             job.unstage(storage_url)

@@ -28,7 +28,7 @@ from barrier_runtime.launch.display.progress_display import shown as progress_sh
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.launch.prepare import PreparedJob
-from barrier_runtime.launch.result import JobFailed, JobResult, raise_unless_ended_well
+from barrier_runtime.launch.result import JobFailed, JobResult, interruption_told, raise_unless_ended_well
 from barrier_runtime.launch.steering.replacing import (
     HasPlan,
     Programs,
@@ -77,7 +77,11 @@ _LEAVE_S = 15.0  # how long slots may take to leave before Spark is told to end 
 
 def run(plan: Plan, options: JobOptions) -> JobResult:
     """Run `plan` on Spark until it ends. Raises what `JobHandle.wait` raises."""
-    with start(plan, options) as handle, progress_shown(plain=options.verbose) as show:
+    with (
+        interruption_told(plan.name, goes_on=True),
+        start(plan, options) as handle,
+        progress_shown(plain=options.verbose) as show,
+    ):
         handle.show = show
         return handle.wait()
 

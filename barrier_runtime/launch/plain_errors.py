@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, TypeVar
 
-from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, ProtocolViolation, UserCodeError
+from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, ProtocolViolation, is_internal
 
 log = logging.getLogger("barrier_runtime")
 
@@ -42,8 +42,11 @@ def _plain(method: F) -> F:
             raise
         except BarrierRuntimeError as error:
             log.debug("%s raised %s", method.__qualname__, type(error).__name__, exc_info=True)
-            internal = isinstance(error, InvalidJob) and not isinstance(error, UserCodeError)
-            raise error.with_traceback(None) from (None if internal else error.__cause__)
+            raise error.with_traceback(None) from (None if is_internal(error) else error.__cause__)
+        except KeyboardInterrupt as interrupted:
+            if not interrupted.args:  # it came where nothing ran
+                raise
+            raise interrupted.with_traceback(None) from None
         except TypeError:
             wrong = _wrong_call(method, arguments, keywords)
             if wrong is None:

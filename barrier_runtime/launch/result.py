@@ -1,13 +1,14 @@
 """How a job ended, as the caller of `run` sees it: a result, or the error that says why."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from barrier_runtime.coordinator.metric_table import SKIPPED_ROWS
 from barrier_runtime.coordinator.status.metrics import over_slots
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.operators.user_code import from_users_frame
-from barrier_runtime.state.errors import BarrierRuntimeError, Fenced, UserCodeError
+from barrier_runtime.state.errors import BarrierRuntimeError, Fenced, UserCodeError, is_internal
 
 _ENOUGH = 300  # characters that tell one error from others; long ones are shortened on their way
 
@@ -49,6 +50,17 @@ class JobResult:
         return f"<JobResult: {self}>"
 
 
+@contextmanager
+def interruption_told(job: str, goes_on: bool) -> Iterator[None]:
+    """Ctrl-C within leaves with what has become of the job, instead of the frames in which it happened to come.
+    `goes_on`: whether there are checkpoints that the next run finds."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        then = "; the next run goes on from there" if goes_on else ""
+        raise KeyboardInterrupt(f"job {job} was stopped; what its last checkpoint covers is committed{then}") from None
+
+
 def raise_unless_ended_well(status: JobStatus, troubles: Sequence[BaseException] = ()) -> None:
     """`Fenced` when another run took the job over, `JobFailed` when it failed; nothing when finished or stopped.
     `troubles`: what slots of this process raised."""
@@ -57,7 +69,7 @@ def raise_unless_ended_well(status: JobStatus, troubles: Sequence[BaseException]
     if status.outcome not in ("finished", "cancelled"):
         told = status.error or status.reason or f"job {status.job} ended as {status.outcome}"
         for trouble in troubles:
-            if trouble.__cause__ is not None and str(trouble)[:_ENOUGH] in told:
+            if trouble.__cause__ is not None and str(trouble)[:_ENOUGH] in told and not is_internal(trouble):
                 message = str(trouble.args[0]) if isinstance(trouble, UserCodeError) else told
                 raise JobFailed(message, status, told) from from_users_frame(trouble.__cause__)
         raise JobFailed(told, status)

@@ -14,7 +14,7 @@ import msgspec
 
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.job_graph import JobGraph
-from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.errors import InvalidJob, missing_extra
 
 
 def check_travels(graph: JobGraph) -> None:
@@ -78,5 +78,5 @@ def _cloudpickle() -> Any:
     try:
         from pyspark import cloudpickle
     except ImportError as error:
-        raise InvalidJob(f"pyspark cannot be imported ({error}): pip install 'barrier-runtime[spark]'") from error
+        raise missing_extra("Spark", "spark", error) from None
     return cloudpickle

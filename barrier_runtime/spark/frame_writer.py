@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from barrier_runtime.spark.session import forwarded_environment
-from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.errors import InvalidJob, missing_extra
 from barrier_runtime.state.store.open import open_store
 
 _FAILED_ATTEMPTS = 4  # of one task, as is Spark's own default; a session for slots allows any number
@@ -39,7 +39,7 @@ def arrow_schema(dataframe: Any, where: str) -> pa.Schema:
         from pyspark.errors import PySparkException
         from pyspark.sql.pandas.types import to_arrow_schema
     except ImportError as error:
-        raise InvalidJob(f"pyspark cannot be imported ({error}): pip install 'barrier-runtime[spark]'") from error
+        raise missing_extra("Spark", "spark", error) from None
     if not hasattr(dataframe, "mapInArrow"):
         raise InvalidJob(f"{where}: {type(dataframe).__name__} is not a Spark DataFrame: pass one")
     if dataframe.isStreaming:

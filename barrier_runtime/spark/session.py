@@ -11,7 +11,7 @@ from typing import Any
 
 from barrier_runtime.spark.deaths import SILENT
 from barrier_runtime.spark.java import check_java
-from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.errors import InvalidJob, Unavailable, missing_extra
 
 MAX_TASK_FAILURES = 1_000_000
 _FORWARDED = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")  # never credentials
@@ -52,7 +52,7 @@ def make_session(job: str, master: str, extra: dict[str, str]) -> Any:
         from pyspark import SparkContext
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise InvalidJob(f"pyspark cannot be imported ({error}): pip install 'barrier-runtime[spark]'") from error
+        raise missing_extra("Spark", "spark", error) from None
     if SparkContext._active_spark_context is not None:
         raise InvalidJob(
             "a SparkContext is already running in this process: pass it as spark=your_session (its settings are "

@@ -30,4 +30,11 @@ _SIMULATED = {  # imported when they are first used: they need greenlet, the oth
 def __getattr__(name: str) -> Any:
     if name not in _SIMULATED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_SIMULATED[name]), name)
+    try:
+        return getattr(importlib.import_module(_SIMULATED[name]), name)
+    except ImportError as error:
+        if error.name != "greenlet":
+            raise
+        raise ImportError(
+            f"barrier_runtime.testing.{name} needs greenlet ({error}): pip install 'barrier-runtime[testing]'"
+        ) from None

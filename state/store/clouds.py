@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
+from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable, missing_extra
 from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, ObjectStore, PutOutcome
 from barrier_runtime.state.store.paths import check_key, check_prefix
 
@@ -53,7 +53,7 @@ class CloudStore:
         try:
             import obstore
         except ImportError as error:
-            raise InvalidJob(f"{cloud}:// needs obstore: pip install 'barrier-runtime[clouds]'") from error
+            raise missing_extra(f"{cloud}://", "clouds", error) from None
         self._obstore: Any = obstore
         self._errors: Any = obstore.exceptions
         self._had_token = False  # once, so there are credentials

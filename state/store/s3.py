@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
+from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable, missing_extra
 from barrier_runtime.state.store.multipart import MultipartUploads
 from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, ObjectStore, PutOutcome
 from barrier_runtime.state.store.paths import check_key, check_prefix
@@ -342,7 +342,7 @@ def _make_client(endpoint: str | None, budget: RetryBudget) -> Any:
         import botocore.session
         from botocore.config import Config
     except ImportError as error:
-        raise InvalidJob("s3:// needs boto3: pip install 'barrier-runtime[s3]'") from error
+        raise missing_extra("s3://", "s3", error) from None
     for given, what in ((endpoint, "the endpoint"), (_environment_endpoint(), "AWS_ENDPOINT_URL")):
         if given is not None:
             without_credentials(given, what)

@@ -28,6 +28,7 @@ def launch(tmp_path, rows, rate, master="local[2]"):
         stderr=log,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore Ctrl-C
     )
 
 
@@ -50,6 +51,40 @@ def test_a_program_killed_whole_leaves_no_process_and_goes_on_from_the_latest_ch
     visible_before = {path.name for path in visible_files(tmp_path / "out")}
     second = launch(tmp_path, rows, 60_000)
     assert second.wait(180) == 0, (tmp_path / "program.log").read_text()[-3000:]
+    assert visible_before <= {path.name for path in visible_files(tmp_path / "out")}
+    assert verdict(tmp_path / "out", rows).right, verdict(tmp_path / "out", rows)
+
+
+def test_ctrl_c_ends_a_program_with_a_line_leaves_no_process_and_the_next_run_goes_on(tmp_path):
+    """As a terminal sends it: to the program, its JVM, the workers. The coordinator is in a session of its own."""
+    rows = 60_000
+    first = launch(tmp_path, rows, 6_000)
+    family = []
+    try:
+        until(
+            lambda: first.poll() is None and len(visible_files(tmp_path / "out")) >= 4,
+            "some checkpoints were committed",
+        )
+        family = psutil.Process(first.pid).children(recursive=True)
+        os.killpg(first.pid, signal.SIGINT)
+        assert first.wait(120) == -signal.SIGINT
+    finally:
+        first.kill()
+        first.wait()
+    said = (tmp_path / "program.log").read_text()
+    assert said.strip().splitlines()[-1] == (
+        "KeyboardInterrupt: job whole-program was stopped; what its last checkpoint covers is committed; "
+        "the next run goes on from there"
+    )
+    assert said.count("Traceback") == 1
+    assert [line.split(", in ")[1] for line in said.splitlines() if line.startswith('  File "')] == [
+        "<module>",
+        "main",
+        "called",
+    ], said
+    until(lambda: all(gone(process.pid) for process in family), "every process of the program left")
+    visible_before = {path.name for path in visible_files(tmp_path / "out")}
+    assert launch(tmp_path, rows, 60_000).wait(180) == 0, (tmp_path / "program.log").read_text()[-3000:]
     assert visible_before <= {path.name for path in visible_files(tmp_path / "out")}
     assert verdict(tmp_path / "out", rows).right, verdict(tmp_path / "out", rows)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable, missing_extra
 
 _CONNECT_S = 5.0
 _ANSWER_S = 60.0
@@ -112,7 +112,5 @@ def _imported() -> Any:
     try:
         import clickhouse_driver
     except ImportError as error:
-        raise InvalidJob(
-            "ClickHouseSink needs ClickHouse's client: pip install 'barrier-runtime[clickhouse]' on every machine"
-        ) from error
+        raise missing_extra("ClickHouseSink", "clickhouse", error) from None
     return clickhouse_driver

@@ -23,7 +23,7 @@ import msgspec
 
 from barrier_runtime.connectors.delta.committable import DeltaCommittable
 from barrier_runtime.connectors.delta.schema import DeltaType, check_fits, has_zoneless_times, schema_string
-from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
+from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable, missing_extra
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, PutOutcome
 
 _ATTEMPTS = 6
@@ -368,7 +368,7 @@ def load_deltalake(where: str, who: str) -> Any:
         import deltalake
         import deltalake.exceptions
     except ImportError as error:
-        raise InvalidJob(f"{where}: {who} needs deltalake: pip install 'barrier-runtime[delta]'") from error
+        raise missing_extra(f"{where}: {who}", "delta", error) from None
     return deltalake
 
 

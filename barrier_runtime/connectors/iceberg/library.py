@@ -2,7 +2,7 @@
 be: modules that need it are loaded when a table is opened, behind this check.
 """
 
-from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.errors import missing_extra
 
 
 def need_pyiceberg(where: str, who: str) -> None:
@@ -10,6 +10,4 @@ def need_pyiceberg(where: str, who: str) -> None:
     try:
         import pyiceberg  # noqa: F401
     except ImportError as error:
-        raise InvalidJob(
-            f"{where}: {who} needs pyiceberg: pip install 'barrier-runtime[iceberg]' on every machine"
-        ) from error
+        raise missing_extra(f"{where}: {who}", "iceberg", error) from None

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from barrier_runtime.connectors.kinesis.position import KinesisSplit
-from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable, missing_extra
 
 MOST_RECORDS = 10_000  # that one answer may have
 _TIMEOUT_S = 10.0
@@ -150,9 +150,10 @@ class KinesisClient:
 
 def _client(region: str | None, endpoint: str | None) -> Any:
     try:
+        import boto3  # noqa: F401
         from botocore.config import Config
     except ImportError as error:
-        raise InvalidJob("Kinesis needs boto3: pip install 'barrier-runtime[kinesis]'") from error
+        raise missing_extra("Kinesis", "kinesis", error) from None
     config = Config(
         retries={"total_max_attempts": 1, "mode": "standard"},
         connect_timeout=_TIMEOUT_S,

@@ -13,6 +13,7 @@ own run. What that earlier run decided and did not show any more comes to the ne
 collected has gone with it.
 """
 
+import importlib
 import threading
 import uuid
 from collections import OrderedDict
@@ -124,9 +125,10 @@ class CollectSink(TwoPhaseCommitSink):
     def to_pandas(self) -> Any:
         """Committed rows as a `pandas.DataFrame`."""
         try:
-            return self.to_arrow().to_pandas()
-        except ImportError as error:
-            raise InvalidJob("to_pandas() needs pandas: pip install pandas, or use to_arrow() or rows()") from error
+            importlib.import_module("pandas")
+        except ImportError:
+            raise InvalidJob("to_pandas() needs pandas: pip install pandas, or use to_arrow() or rows()") from None
+        return self.to_arrow().to_pandas()
 
     def __copy__(self) -> "CollectSink":
         twin = CollectSink()

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from barrier_runtime.connectors.sink_bases.kept_connection import KeptConnection
-from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable, missing_extra
 
 T = TypeVar("T")
 
@@ -43,10 +43,7 @@ def load_pymysql() -> Any:
         import pymysql
         import pymysql.err
     except ImportError as error:
-        raise InvalidJob(
-            "MySQL and MariaDB need PyMySQL: run pip install 'barrier-runtime[mysql]' where the job is started and on "
-            "every host that runs slots"
-        ) from error
+        raise missing_extra("MySQL", "mysql", error) from None
     return pymysql
 
 

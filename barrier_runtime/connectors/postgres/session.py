@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import Any, TypeVar
 
 from barrier_runtime.connectors.sink_bases.kept_connection import KeptConnection
-from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable, missing_extra
 
 T = TypeVar("T")
 
@@ -57,10 +57,7 @@ def load_psycopg() -> Any:
         import psycopg.conninfo
         import psycopg.sql
     except ImportError as error:
-        raise InvalidJob(
-            "PostgreSQL needs psycopg: run pip install 'barrier-runtime[postgres]' where the job is started "
-            "and on every host that runs slots"
-        ) from error
+        raise missing_extra("PostgreSQL", "postgres", error) from None
     return psycopg
 
 

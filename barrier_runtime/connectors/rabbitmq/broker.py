@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit, urlunsplit
 
-from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable, missing_extra
 from barrier_runtime.state.store.urls import shown
 
 _SCHEMES = ("amqp", "amqps")
@@ -69,7 +69,7 @@ def imported(where: str) -> Any:
         import pika
         import pika.exceptions
     except ImportError as error:
-        raise InvalidJob(f"{where}: reading RabbitMQ needs pika: pip install 'barrier-runtime[rabbitmq]'") from error
+        raise missing_extra(f"{where}: reading RabbitMQ", "rabbitmq", error) from None
     noisy = logging.getLogger("pika")
     if noisy.level == logging.NOTSET:  # a dozen errors with stacks for each lost connection; ours is one line
         noisy.setLevel(logging.CRITICAL)

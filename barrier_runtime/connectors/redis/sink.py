@@ -29,7 +29,7 @@ from barrier_runtime.connectors.redis.text import check_key, json_of, keys_of, t
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.upsert import UpsertSink
 from barrier_runtime.data.rows import each_row
-from barrier_runtime.state.errors import Fenced, InvalidJob, ProtocolViolation, Unavailable
+from barrier_runtime.state.errors import Fenced, InvalidJob, ProtocolViolation, Unavailable, missing_extra
 
 _ROWS_AT_ONCE = 256
 _ANSWER_S = 10.0
@@ -183,9 +183,7 @@ class RedisUpsertSink(UpsertSink):
         try:
             import redis
         except ImportError as error:
-            raise InvalidJob(
-                "RedisUpsertSink needs the Redis client: pip install 'barrier-runtime[redis]' on every machine"
-            ) from error
+            raise missing_extra("RedisUpsertSink", "redis", error) from None
         import os
 
         username = self._credentials[0] or os.environ.get("REDIS_USERNAME")

@@ -11,12 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-try:
-    from greenlet import GreenletExit, getcurrent, greenlet
-except ImportError as error:
-    raise ImportError(
-        f"barrier_runtime.testing.check needs greenlet ({error}): pip install 'barrier-runtime[testing]'"
-    ) from error
+from greenlet import GreenletExit, getcurrent, greenlet
 
 from barrier_runtime.runtime.host.workers import Done, WorkerExecutor
 from barrier_runtime.testing.simulation.contracts import AnyProcess, Simulated

@@ -35,10 +35,8 @@ def run(
 
             ship_by_value(sys.modules[USER_MODULE])
             print(flow.run(**options))
-    except KeyboardInterrupt:
-        print(
-            f"interrupted: job {flow.name} was stopped; what its last checkpoint covers is committed", file=sys.stderr
-        )
+    except KeyboardInterrupt as interrupted:
+        print(f"interrupted: {interrupted}" if interrupted.args else "interrupted", file=sys.stderr)
         raise typer.Exit(130) from None
 
 

@@ -12,7 +12,24 @@ import pyarrow as pa
 import pytest
 
 import barrier_runtime
-from barrier_runtime import CollectSink, Dataflow, InvalidJob, JobFailed, Stream, TwoPhaseCommitSink
+from barrier_runtime import (
+    ClickHouseSink,
+    CollectSink,
+    Dataflow,
+    DeltaSink,
+    IcebergSink,
+    InvalidJob,
+    JobFailed,
+    JsonlSink,
+    KafkaSink,
+    KinesisSource,
+    MySQLSink,
+    PostgresSink,
+    RedisUpsertSink,
+    Stream,
+    TwoPhaseCommitSink,
+    count_distinct,
+)
 
 Row = dict[str, Any]
 
@@ -103,6 +120,104 @@ def test_a_mistake_is_told_in_one_traceback_with_one_frame_of_ours(mistake: Call
     ours = [frame for frame in shown.stack if Path(frame.filename).name != Path(__file__).name]
     assert [Path(frame.filename).name for frame in ours] == ["plain_errors.py"]
     assert (shown.__cause__, shown.__suppress_context__) == (None, True)
+
+
+def into(sink: Any, **options: Any) -> Callable[[Dataflow], None]:
+    def use(flow: Dataflow) -> None:
+        source(flow).sink("o", sink)
+        flow.run_local(parallelism=1, **options)
+
+    return use
+
+
+def out_of(read: Callable[[Dataflow], Stream]) -> Callable[[Dataflow], None]:
+    def use(flow: Dataflow) -> None:
+        read(flow).sink("o", CollectSink())
+        flow.run_local(parallelism=1)
+
+    return use
+
+
+def on_spark(flow: Dataflow) -> None:
+    source(flow).sink("o", JsonlSink("out"))
+    flow.run(master="local[1]", parallelism=1, checkpoints="c")
+
+
+NO_SERVER = "127.0.0.1:9"
+MISSING: dict[str, tuple[str, str, Callable[[Dataflow], Any]]] = {  # case: module, extra, what needs it
+    "spark": ("pyspark", "spark", on_spark),
+    "s3 checkpoints": ("boto3", "s3", into(CollectSink(), checkpoints="s3://bucket/c")),
+    "s3 sink": ("boto3", "s3", into(JsonlSink("s3://bucket/out"))),
+    "gs sink": ("obstore", "clouds", into(JsonlSink("gs://bucket/out"))),
+    "gs source": ("obstore", "clouds", out_of(lambda flow: flow.read_jsonl("in", "gs://bucket/in"))),
+    "azure": ("obstore", "clouds", into(CollectSink(), checkpoints="abfss://c@a.dfs.core.windows.net/x")),
+    "delta": ("deltalake", "delta", into(DeltaSink("out"))),
+    "iceberg": ("pyiceberg", "iceberg", into(IcebergSink("shop.orders"))),
+    "kafka source": (
+        "confluent_kafka",
+        "kafka",
+        out_of(lambda flow: flow.read_kafka("in", NO_SERVER, ["t"], group="g")),
+    ),
+    "kafka sink": ("confluent_kafka", "kafka", into(KafkaSink(NO_SERVER, "t"))),
+    "postgres sink": ("psycopg", "postgres", into(PostgresSink(f"postgresql://{NO_SERVER}/x", "t"))),
+    "postgres changes": (
+        "psycopg",
+        "postgres",
+        out_of(lambda flow: flow.read_postgres_changes("in", f"postgresql://{NO_SERVER}/x", ["t"], slot="s")),
+    ),
+    "mysql": ("pymysql", "mysql", into(MySQLSink(f"mysql://u@{NO_SERVER}/x", "t"))),
+    "clickhouse": (
+        "clickhouse_driver",
+        "clickhouse",
+        into(ClickHouseSink(f"clickhouse://{NO_SERVER}/x", "t", key="k", deterministic=True)),
+    ),
+    "rabbitmq": (
+        "pika",
+        "rabbitmq",
+        out_of(lambda flow: flow.read_rabbitmq("in", f"amqp://{NO_SERVER}", "q", deduplicate="forever")),
+    ),
+    "redis": ("redis", "redis", into(RedisUpsertSink(f"redis://{NO_SERVER}", key="k", deterministic=True))),
+    "kinesis": (
+        "boto3",
+        "kinesis",
+        out_of(lambda flow: flow.source("in", KinesisSource("events", region="eu-central-1"))),
+    ),
+    "sketches": (
+        "datasketches",
+        "sketches",
+        out_of(lambda flow: source(flow).key_by("k").aggregate("a", d=count_distinct("n", approximate=True))),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISSING)
+def test_a_missing_extra_is_told_in_one_line_without_any_frame_of_ours_or_of_a_library(
+    case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module, extra, use = MISSING[case]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises((InvalidJob, JobFailed)) as refused:
+        use(Dataflow("script"))
+    shown = traceback.TracebackException.from_exception(refused.value)
+    ours = [frame for frame in shown.stack if Path(frame.filename).name != Path(__file__).name]
+    assert [Path(frame.filename).name for frame in ours] == ["plain_errors.py"]
+    assert (shown.__cause__, shown.__suppress_context__) == (None, True)
+    assert f"pip install 'barrier-runtime[{extra}]', on every machine that runs the job" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.slow
+def test_a_script_that_needs_a_package_for_tests_or_pandas_says_so_in_one_traceback() -> None:
+    for module, code, told in (
+        ("greenlet", "from barrier_runtime.testing import check", "pip install 'barrier-runtime[testing]'"),
+        ("pandas", "import barrier_runtime as b\nb.CollectSink().to_pandas()", "pip install pandas"),
+    ):
+        hidden = f"import sys\nsys.modules[{module!r}] = None\n{code}"
+        done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 1
+        assert told in done.stderr.splitlines()[-1]
+        assert (done.stderr.count("Traceback"), done.stderr.count('  File "')) == (1, 2)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from barrier_runtime.connectors.kafka.asking import client_log
 from barrier_runtime.connectors.kafka.errors import COORDINATOR, SILENCE, Kind, Refusals, kind_of
-from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.errors import InvalidJob, Unavailable, missing_extra
 
 ANSWER_S = 10.0  # the longest wait for one answer of the broker
 _AGAIN_S = 0.02
@@ -39,9 +39,7 @@ def library() -> Any:
         import confluent_kafka
         import confluent_kafka.admin
     except ImportError as error:
-        raise InvalidJob(
-            "KafkaSink needs the Kafka client: pip install 'barrier-runtime[kafka]' on every machine"
-        ) from error
+        raise missing_extra("KafkaSink", "kafka", error) from None
     return confluent_kafka
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from barrier_runtime.connectors.kafka.asking import Asker, answered, client_log, raised
 from barrier_runtime.connectors.kafka.errors import CURABLE, Kind, kind_of
-from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.errors import InvalidJob, Unavailable, missing_extra
 
 log = logging.getLogger("barrier_runtime.kafka")
 
@@ -54,7 +54,7 @@ def load_client(where: str) -> Any:
     try:
         import confluent_kafka
     except ImportError as error:
-        raise InvalidJob(f"{where} needs Kafka's client: pip install 'barrier-runtime[kafka]'") from error
+        raise missing_extra(where, "kafka", error) from None
     return confluent_kafka
 
 

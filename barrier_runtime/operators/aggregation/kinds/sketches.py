@@ -23,7 +23,7 @@ from barrier_runtime.operators.aggregation.batch_values import BatchValues
 from barrier_runtime.operators.aggregation.kinds.encoded_values import EncodedValues
 from barrier_runtime.operators.aggregation.state_columns import Values
 from barrier_runtime.state.columns.wide_columns import EMPTY
-from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.errors import missing_extra
 from barrier_runtime.state.versioned import Format
 
 _LAYOUT = Format("the state of {}", 1, damaged="restore from another checkpoint")
@@ -40,9 +40,7 @@ def _library() -> Any:
     try:
         import datasketches
     except ImportError as error:
-        raise InvalidJob(
-            "approximate aggregates need the package datasketches: pip install 'barrier-runtime[sketches]'"
-        ) from error
+        raise missing_extra("an approximate aggregate", "sketches", error) from None
     return datasketches
 
 
