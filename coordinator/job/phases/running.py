@@ -15,7 +15,7 @@ from barrier_runtime.coordinator.job.effects import CloseLink, CopySavepoint, Li
 from barrier_runtime.coordinator.job.events import Listed
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.phases.phase import Phase
-from barrier_runtime.coordinator.job.phases.stopping import end_if_done, follow_stop, needs_another
+from barrier_runtime.coordinator.job.phases.stopping import end_if_done, follow_stop, needs_another, share_last
 from barrier_runtime.coordinator.job.phases.why_not_moved import (
     undecided_because,
     why_not_loaded,
@@ -270,6 +270,8 @@ class Running(Phase):
         return self._pump(job, now_ms)
 
     def on_savepoint(self, job: Job, now_ms: int) -> Decision | None:
+        share_last(job)
+        self._copy_savepoints(job)
         self._let_go(job)
         return end_if_done(job) or self._pump(job, now_ms)
 

@@ -56,6 +56,14 @@ def needs_another(job: Job, pending: PendingCheckpoints) -> bool:
     return not any(checkpoint.id >= job.stop_from for checkpoint in pending.open)
 
 
+def share_last(job: Job) -> None:
+    """A savepoint that is asked for behind the checkpoint that the job stops with is one of that, too: with a later one
+    the job would have shown rows that are not in what it stops with."""
+    decided = job.decided
+    if job.stop_from is not None and decided is not None and decided.manifest.checkpoint >= job.stop_from:
+        job.savepoints.completed(decided.manifest)
+
+
 def end_if_done(job: Job) -> Decision | None:
     """The job's end, natural or wanted."""
     final, reached = job.generation.final, job.last_completed

@@ -225,6 +225,23 @@ def test_a_job_stops_with_a_savepoint_of_its_last_checkpoint():
     assert (savepoint.taken.checkpoint, savepoint.final) == (number, True)
 
 
+def test_a_savepoint_asked_for_behind_the_last_checkpoint_is_of_that_too():
+    """A later checkpoint would show rows that are not in the savepoint that the job stops with."""
+    coordinator, a, b = started(MemoryStore())
+    last, other = wish(stops=True), wish()
+    coordinator.stop("checkpoint", last)
+    coordinator.settle()
+    number = acked(coordinator, a, b)
+    coordinator.settle()
+    coordinator.savepoint(other)
+    coordinator.settle()
+    assert a.last(Trigger).checkpoint == number
+    committed(number, a, b)
+    coordinator.settle()
+    assert coordinator.ended.outcome == "cancelled"
+    assert [read_savepoint(each.url).taken.checkpoint for each in (last, other)] == [number, number]
+
+
 @pytest.mark.parametrize("copied", [False, True], ids=["copying", "copied"])
 def test_a_slot_is_lost_while_the_job_stops_with_a_savepoint(copied):
     """The next generation reads on before it stops, so the savepoint is taken again, of what it stopped with."""
