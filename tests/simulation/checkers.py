@@ -267,7 +267,8 @@ class SavepointsAreVisible(Checker):
 
 class NothingReordered(Checker):
     """I5: rows of one split for one account appear in the order in which the split has them, and state saw them so. Not
-    behind a lookup at another parallelism: there, what was in flight and what is read anew are with two subtasks."""
+    at another parallelism behind a lookup, or in files that grow: there, what was in flight or in an open file and what
+    is read anew are with two subtasks."""
 
     def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
         super().__init__(facts, workload, report)
@@ -284,7 +285,8 @@ class NothingReordered(Checker):
     @property
     def _is_spread_anew(self) -> bool:
         fences = (record for record in self.facts.records if isinstance(record, Fence))
-        return self.workload.completed is not None and len({fence.spec.parallelism for fence in fences}) > 1
+        spreads = self.workload.completed is not None or self.workload.rolled
+        return spreads and len({fence.spec.parallelism for fence in fences}) > 1
 
 
 class WholeState(Checker):

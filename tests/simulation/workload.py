@@ -291,6 +291,7 @@ class Workload:
     opening: Callable[[str], None] = field(default=lambda name: None, repr=False)  # of a source, where it is opened
     collected: bool = False  # the same state in lists and maps
     completed: Callable[[Any], Any] | None = field(default=None, repr=False)  # the stream of legs, looked up first
+    rolled: bool = False  # files of "out" grow over checkpoints
 
     @property
     def sources(self) -> tuple[str, ...]:
