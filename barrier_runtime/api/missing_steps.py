@@ -54,4 +54,5 @@ def no_step(stream: object, name: str, hints: Mapping[str, str]) -> AttributeErr
     steps = [step for step in dir(type(stream)) if not step.startswith("_")]
     close = [] if name.startswith("_") else difflib.get_close_matches(name, [*steps, *hints], 1)
     meant = "" if not close else f": did you mean {close[0]!r}?"
-    return AttributeError(f"{kind!r} object has no attribute {name!r}{meant}")
+    told = f"{kind!r} object has no attribute {name!r}{meant}"
+    return AttributeError(told, name=name, obj=None)  # without its object Python adds no suggestion of its own

@@ -254,3 +254,12 @@ def test_every_error_can_be_imported_from_the_package() -> None:
         if isinstance(value, type) and value.__module__ == "barrier_runtime.state.errors"
     ]
     assert {name for name in names if name not in barrier_runtime.__all__} == set()
+
+
+@pytest.mark.slow
+def test_a_mistyped_step_gets_one_suggestion() -> None:
+    """Python adds one of its own to an AttributeError that has its object."""
+    code = "from barrier_runtime import Dataflow\nDataflow('s').rate('r', 10, 10).fliter('value > 3')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    told = "AttributeError: 'Stream' object has no attribute 'fliter': did you mean 'filter'?"
+    assert done.stderr.splitlines()[-1] == told
