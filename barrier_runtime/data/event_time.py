@@ -34,7 +34,10 @@ def event_times_ms(times: pa.Array) -> npt.NDArray[np.int64]:
         values = _numbers(times.view(pa.int64()))
         if divide != 1:
             return values // divide
-        return values * multiply if multiply != 1 else values
+        if multiply == 1:
+            return values
+        # What is beyond 64 bits of milliseconds stays at their end, where it is refused or late: it must not wrap.
+        return np.clip(values, -(WATERMARK_MAX // multiply), WATERMARK_MAX // multiply) * multiply
     if pa.types.is_date32(kind):
         return _numbers(times.view(pa.int32())).astype(np.int64) * _DAY_MS
     if pa.types.is_date64(kind):

@@ -126,7 +126,7 @@ MUTANTS = (
     Mutant(
         "finished-before-committed",
         "a job is finished when its last checkpoint is committed by every sink, not when it is decided",
-        "coordinator/job/phases/running.py",
+        "coordinator/job/phases/stopping.py",
         "finished = final is not None and job.commits.all_through(final)",
         "finished = final is not None",
         ("tests/coordinator/job/test_job_running.py",),

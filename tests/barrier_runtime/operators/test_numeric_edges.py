@@ -26,6 +26,7 @@ from barrier_runtime import (
     sum_,
 )
 from barrier_runtime.data.elements import WATERMARK_MAX
+from barrier_runtime.data.event_time import event_times_ms
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
 from barrier_runtime.operators.joins.columns import Side
 from barrier_runtime.operators.joins.interval import IntervalJoinOperator
@@ -218,3 +219,9 @@ def test_dictionary_columns_are_what_they_stand_for(tmp_path: Any) -> None:
     flow.run_local(parallelism=1)
     found = {row["k"]: (row["n"], row["words"], row["least"]) for row in out.rows()}
     assert found == {"a": (4, 4, "a"), "b": (2, 2, "b"), None: (2, 0, None)}
+
+
+def test_seconds_beyond_64_bits_of_milliseconds_do_not_wrap() -> None:
+    times = pa.array([10, 2**62 + 5, -(2**62)]).view(pa.timestamp("s"))
+    ten, far, before = event_times_ms(times).tolist()
+    assert (ten, far > 2**62, before < -(2**62)) == (10_000, True, True)
