@@ -13,7 +13,8 @@ from coordinator_world import Coordinator, keys_of, new_generation, options, spe
 
 from barrier_runtime.coordinator.deleting import check_permit, delete_in_order
 from barrier_runtime.coordinator.log.decision_log import Permit
-from barrier_runtime.coordinator.log.records import decode_record, encode_record
+from barrier_runtime.coordinator.log.manifest import MANIFEST_VERSION
+from barrier_runtime.coordinator.log.records import RECORD_VERSION, decode_record, encode_record
 from barrier_runtime.coordinator.maintenance.fsck_store import check_store, delete_orphans, report_of
 from barrier_runtime.coordinator.server.jobs import JobDirectory, NotHere
 from barrier_runtime.coordinator.server.runner import JobRunner
@@ -24,7 +25,8 @@ from barrier_runtime.state.store.paths import Paths
 
 PATHS = Paths("flights")
 JOB = spec(checkpoints=options(retained=1))
-SAYS = r"has version 2, this release reads 1: a newer release wrote it: use that release, or a newer one"
+NEWER = {"record": RECORD_VERSION + 1, "manifest": MANIFEST_VERSION + 1}
+REMEDY = "a newer release wrote it: use that release, or a newer one"
 BOTH = pytest.mark.parametrize("newer", ["record", "manifest"])
 
 
@@ -36,13 +38,18 @@ def job_of(newer: str) -> MemoryStore:
     key = PATHS.log_record(2)
     record = decode_record(key, store.get(key))
     if newer == "manifest":
-        manifest = store.get(record.manifest).replace(b'"version":1', b'"version":2', 1)
+        was, becomes = (f'"version":{version}'.encode() for version in (MANIFEST_VERSION, NEWER[newer]))
+        manifest = store.get(record.manifest).replace(was, becomes, 1)
         store.damage(record.manifest, manifest)
         record = msgspec.structs.replace(record, sha256=hashlib.sha256(manifest).hexdigest())
     else:
-        record = msgspec.structs.replace(record, version=2)
+        record = msgspec.structs.replace(record, version=NEWER[newer])
     store.damage(key, encode_record(record))
     return store
+
+
+def said_of(newer: str) -> str:
+    return rf"has version {NEWER[newer]}, this release reads [^:]+: {REMEDY}"
 
 
 def content(store: MemoryStore) -> dict[str, bytes]:
@@ -61,7 +68,7 @@ def test_its_program_is_refused_before_the_fence(newer: str) -> None:
 
     outcome = asyncio.run(submitted())
     assert outcome.outcome == "failed"
-    assert SAYS in outcome.reason
+    assert re.search(said_of(newer), outcome.reason)
     assert content(store) == before
 
 
@@ -80,7 +87,7 @@ def test_its_slots_find_no_daemon_that_adopts_it(newer: str) -> None:
     answer, jobs = asyncio.run(asyncio.wait_for(asked(), 60))
     assert isinstance(answer, NotHere)
     assert (answer.fenced, jobs) == (False, {})
-    assert SAYS in answer.reason
+    assert re.search(said_of(newer), answer.reason)
     assert content(store) == before
 
 
@@ -88,7 +95,7 @@ def test_its_slots_find_no_daemon_that_adopts_it(newer: str) -> None:
 def test_checks_of_the_store_call_it_newer_and_not_damaged(newer: str) -> None:
     store = job_of(newer)
     for check in (lambda: list(check_store(store, JOB.job, 0, 0)), lambda: read_pending(store, JOB.job)):
-        with pytest.raises(InvalidJob, match=SAYS):
+        with pytest.raises(InvalidJob, match=said_of(newer)):
             check()
 
 
@@ -104,7 +111,7 @@ def test_a_check_of_all_jobs_tells_of_a_newer_one_and_goes_on(newer: str) -> Non
     before = content(store)
     found = check_store(store, None, 0, 10**9)
     flights, trains = (each.report for each in found)
-    assert re.search(SAYS, flights.unreadable)
+    assert re.search(said_of(newer), flights.unreadable)
     assert (trains.unreadable, trains.checkpoint, trains.damage) == ("", 1, ())
     assert report_of(store, found).exit_code == 2
     deleted = delete_orphans(store, found, sleep=lambda _: None)
@@ -116,7 +123,7 @@ def test_who_was_replaced_by_a_newer_release_deletes_nothing_more() -> None:
     """I7: whatever the record is, it stands behind the permit."""
     store = job_of("record")
     store.put("flights/data/1/slot/file", b"x")
-    with pytest.raises(InvalidJob, match=SAYS):
+    with pytest.raises(InvalidJob, match=said_of("record")):
         delete_in_order(
             store, PATHS, ["flights/data/1/slot/file"], lambda: check_permit(store, PATHS, Permit(1, 1, completed=0))
         )

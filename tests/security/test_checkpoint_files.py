@@ -16,7 +16,14 @@ from small_job import NAME, run_small_job, visible
 from barrier_runtime.connectors.files.sink.commit_log import CommitRecord
 from barrier_runtime.connectors.sink_bases.file_committable import FileCommittable
 from barrier_runtime.coordinator.log.manifest import Manifest, decode_manifest, encode_manifest
-from barrier_runtime.coordinator.log.records import Complete, Fence, Record, decode_record, encode_record
+from barrier_runtime.coordinator.log.records import (
+    RECORD_VERSION,
+    Complete,
+    Fence,
+    Record,
+    decode_record,
+    encode_record,
+)
 from barrier_runtime.coordinator.wire.messages import JobSpec, ToCoordinator, ToSlot
 from barrier_runtime.launch.result import JobFailed
 from barrier_runtime.runtime.sinks.pending_set import PendingSet
@@ -267,8 +274,8 @@ def test_an_unknown_manifest_version_is_refused_before_the_fence(tmp_path: Path,
 
 def test_an_unknown_record_version_is_refused(tmp_path: Path, stored: Doctor) -> None:
     """B6: the log is never skipped or guessed."""
-    stored.change_records(lambda record: msgspec.structs.replace(record, version=2))
-    assert "has version 2, this release reads 1" in refused(tmp_path)
+    stored.change_records(lambda record: msgspec.structs.replace(record, version=RECORD_VERSION + 1))
+    assert f"has version {RECORD_VERSION + 1}, this release reads 1 to {RECORD_VERSION}" in refused(tmp_path)
 
 
 @pytest.mark.parametrize("extra", ["manifest", "snapshot", "file"])
