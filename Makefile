@@ -54,16 +54,15 @@ servers:
 run: $(STAMP) java $(if $(EXAMPLE),servers)
 	$(BIN)/python -m $(if $(EXAMPLE),examples.run_example $(EXAMPLE),examples.run_main --storage $(STORAGE))
 
-# Tests wait for a third of their time, those of servers for half of it: four at a time on two cores, and beside them, with
-# low priority, the simulation, which waits for nothing.
+# Tests wait for a third of their time, those of servers for half of it: four at a time on two cores.
 test: $(STAMP) jdk servers
 	@$(BIN)/python -m tests.spark_jvm
 	@$(BIN)/python -m tests.kafka_jvm
 	@$(BIN)/python -m tests.compiled $(UNIT_TESTS)
 	@.ci/steps \
-		"beside $(BIN)/python -m pytest -q -o timeout=3600 tests/simulation" \
-		"beside $(BIN)/python tests/simulation/simulate.py --first 40 --seeds 260 --jobs 1" \
 		"$(BIN)/python -m pytest -q -n 4 --dist worksteal $(UNIT_TESTS)" \
+		"$(BIN)/python -m pytest -q -n 2 tests/simulation" \
+		"$(BIN)/python tests/simulation/simulate.py --first 40 --seeds 260" \
 		"$(BIN)/python -m pytest -q -n 4 --dist worksteal tests/ends" \
 		"$(BIN)/python -m pytest -q -n 2 --dist worksteal tests/browser" \
 		"$(BIN)/python -m pytest -n 4 --dist worksteal --durations 15 --durations-min 10 tests/integration"
