@@ -30,6 +30,7 @@ from barrier_runtime import (
     TwoPhaseCommitSink,
     count_distinct,
 )
+from barrier_runtime.operators.aggregation.kinds import sketches
 
 Row = dict[str, Any]
 
