@@ -53,6 +53,10 @@ class SlotTasks:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def given_up(self) -> bool:
+        return self._stopping.is_set()
+
     def kill_task(self, task_attempt: int, reason: str) -> bool:
         """Ask Spark to kill one slot's task; it starts a replacement. False when it runs no such task."""
         return bool(self._spark.sparkContext._jsc.sc().killTaskAttempt(task_attempt, True, reason))
@@ -112,7 +116,8 @@ class AllSlots:
         self._program, self._parallelism = settings.program, parallelism  # as the coordinator told last
         self._first = SlotTasks(spark, settings, range(parallelism), lambda: self._wanted_of(self._first))
         self._carriers: dict[_Place, SlotTasks] = {(settings.program, slot): self._first for slot in range(parallelism)}
-        self._asked = ""  # the last request for standbys
+        self._asked = ""  # the last request for standbys,
+        self._awaited: set[_Place] = set()  # and those of them that were not started for it yet
         self._joined: set[SlotTasks] = set()  # whose slot the job has had: it leaves by itself
         self._started = 0
 
@@ -133,10 +138,15 @@ class AllSlots:
         """What a coordinator that leads says now: the job has `parallelism` slots of `program`, and these are to stand
         by."""
         self._program, self._parallelism = program, parallelism
-        if standbys is not None and standbys.request != self._asked and standbys.program in self._programs:
-            self._asked = standbys.request
-            for slot in range(standbys.first, standbys.last + 1):
-                self._carry((standbys.program, slot))
+        if standbys is not None and standbys.program in self._programs:
+            if standbys.request != self._asked:
+                self._asked = standbys.request
+                self._awaited = {(standbys.program, slot) for slot in range(standbys.first, standbys.last + 1)}
+            # Those that were started for a coordinator before may have their places with this one, or are told to
+            # leave. Two processes for one slot would replace each other for ever.
+            for place in sorted(place for place in self._awaited if not self._is_carried(place)):
+                self._awaited.discard(place)
+                self._carry(place)
         for place, carrier in tuple(self._carriers.items()):
             if carrier is self._first:
                 continue
@@ -148,6 +158,10 @@ class AllSlots:
                 self._joined.add(carrier)
             else:  # it was told to leave by a coordinator that did not know better
                 self._carry(place)
+
+    def _is_carried(self, place: "_Place") -> bool:
+        carrier = self._carriers.get(place)
+        return carrier is not None and carrier.alive and not carrier.given_up
 
     def _is_of_job(self, place: "_Place") -> bool:
         return place[0] == self._program and place[1] < self._parallelism

@@ -6,6 +6,7 @@ VERSION 2 is another program than 1. MOVE is "rescale" or "replace"; MOMENT "sta
 barrier is out), "decided" (the log has the record), or "never".
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -92,8 +93,11 @@ def moved_to(moment, handle, began):
 
 def workers():
     """Processes of slots; they are forks of a daemon that looks like them."""
-    family = psutil.Process().children(recursive=True)
-    return sum("worker_daemon" in " ".join(each.cmdline()) for each in family) - 1
+    commands = []
+    for each in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # ended meanwhile, a zombie too
+            commands.append(" ".join(each.cmdline()))
+    return sum("worker_daemon" in command for command in commands) - 1
 
 
 def has_checkpoint(handle, began):
