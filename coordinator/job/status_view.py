@@ -118,7 +118,8 @@ def savepoint_statuses(job: Job) -> tuple[SavepointStatus, ...]:
 
 
 def standbys_wanted(job: Job) -> StandbysWanted | None:
-    """Slots that the driver is to start. A restarted coordinator dismisses its predecessor's, so it asks anew."""
+    """Slots that the driver is to start. A restarted coordinator may have dismissed its predecessor's, so it asks anew;
+    those that are there the driver leaves alone."""
     rescale = job.rescales.open
     if rescale is None or not job.leads or rescale.state is RescaleState.LOADING:
         return None

@@ -71,16 +71,8 @@ def _nullable(decoder: Decoder, rows: list[Any], bad: dict[int, str]) -> list[pa
     return [column.take(pa.array(places, pa.int64())) for column in columns]
 
 
-class ListDecoder(Decoder, Protocol):
-    """A decoder that has the values of a few rows as they are, without Arrow."""
-
-    def values(self, rows: Sequence[Any]) -> list[list[Any]]:
-        """Those of each column; what Arrow would store of them is what they stand for."""
-        ...
-
-
 class PlainPayloads:
-    """Payloads as they are: bytes, or UTF-8 text."""
+    """Payloads as they are: bytes, or UTF-8 text. `values`: of each column, as Arrow would take them."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
@@ -146,7 +138,8 @@ def json_row(schema: pa.Schema, where: str) -> type[msgspec.Struct]:
 
 class JsonPayloads:
     """One JSON object per payload. Fields that are not in the schema are left out, absent ones are null. Times are RFC
-    3339 text (UTC where they do not say), binary is base64. A payload that is None is a row of nulls."""
+    3339 text (UTC where they do not say), binary is base64. A payload that is None is a row of nulls. `values`: as in
+    `PlainPayloads`."""
 
     def __init__(self, schema: pa.Schema, where: str) -> None:
         self.schema = schema

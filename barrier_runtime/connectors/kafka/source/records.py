@@ -6,12 +6,13 @@ Arrow, and so do a few when one of them is bad: there it is told which, and why.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast
+from operator import methodcaller
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
 from barrier_runtime.connectors.kafka.source.decoders import PayloadFormat, make_decoder, raise_outage
-from barrier_runtime.connectors.source_bases.payloads import JsonPayloads, ListDecoder, PlainPayloads, decoded
+from barrier_runtime.connectors.source_bases.payloads import JsonPayloads, PlainPayloads, decoded
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows, layout_of
 from barrier_runtime.state.errors import InvalidJob
 
@@ -102,11 +103,14 @@ class RecordConverter:
         self._schema = columns.whole_schema
         self._key = make_decoder(columns.key, where) if columns.key else None
         self._value = make_decoder(columns.value, where)
-        decoders = [self._value, *([] if self._key is None else [self._key])]
+        decoders = {"value": self._value} if self._key is None else {"key": self._key, "value": self._value}
+        self._listed = [  # those that give lists, with what gives a message's payload
+            (decoder, methodcaller(part))
+            for part, decoder in decoders.items()
+            if isinstance(decoder, (JsonPayloads, PlainPayloads))
+        ]
         self._has_lists = (
-            columns.bad_records == "fail"
-            and layout_of(self._schema) is not None
-            and all(isinstance(decoder, (JsonPayloads, PlainPayloads)) for decoder in decoders)
+            columns.bad_records == "fail" and layout_of(self._schema) is not None and len(self._listed) == len(decoders)
         )
 
     def convert(self, messages: Sequence[Any]) -> Converted:
@@ -121,11 +125,8 @@ class RecordConverter:
     def _lists(self, messages: Sequence[Any]) -> FewRows:
         """Raises whatever is wrong with one of them."""
         columns: list[list[Any]] = []
-        if self._key is not None:
-            keys = cast(ListDecoder, self._key)
-            columns += keys.values(keys.rows([message.key() for message in messages], messages))
-        values = cast(ListDecoder, self._value)
-        columns += values.values(values.rows([message.value() for message in messages], messages))
+        for decoder, payload in self._listed:
+            columns += decoder.values(decoder.rows(list(map(payload, messages)), messages))
         columns += [_METADATA_VALUES[name](messages) for name in self._columns.metadata]
         return FewRows.of_values(self._schema, columns)
 
