@@ -263,14 +263,14 @@ def _fenced_goes_on() -> Iterator[None]:
 @canary("final-checkpoint-not-awaited", "the job is finished as soon as all input has been read")
 def _final_not_awaited() -> Iterator[None]:
     def make(original: Any) -> Any:
-        def end_if_done(self: Any, job: Any) -> Any:
+        def end_if_done(job: Any) -> Any:
             if job.all_ended:
                 return FinishJob()
-            return original(self, job)
+            return original(job)
 
         return end_if_done
 
-    with _replaced(phase_running.Running, "_end_if_done", make):
+    with _replaced(phase_running, "end_if_done", make):
         yield
 
 
