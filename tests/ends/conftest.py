@@ -2,11 +2,13 @@
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from examples.servers import (
     KafkaServer,
+    PostgresServer,
     clickhouse_server,
     iceberg_rest_server,
     kafka_server,
@@ -16,6 +18,7 @@ from examples.servers import (
     redis_server,
 )
 from examples.servers.s3 import S3Server, known_to_clients
+from tests.ends.changes_world import ChangedTables
 from tests.ends.kafka_target import Job, Topic, new_job, new_topic
 from tests.server_fixtures import server_fixture
 
@@ -51,6 +54,15 @@ def s3(s3_process: S3Server) -> Iterator[S3Server]:
 def topic(kafka: KafkaServer) -> Iterator[Topic]:
     with new_topic(kafka) as topic:
         yield topic
+
+
+@pytest.fixture
+def tables(postgres: PostgresServer, tmp_path: Path) -> Iterator[ChangedTables]:
+    world = ChangedTables(postgres.url, tmp_path / "storage")
+    try:
+        yield world
+    finally:
+        world.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import datetime
 import decimal
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,6 @@ from barrier_runtime.launch.result import JobFailed
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from examples.servers.postgres import PostgresServer, postgres_server
 from tests.ends.changes_world import ChangedTables, all_rows, reading, rows_from, told, wait_until
-
-
-@pytest.fixture
-def tables(postgres: PostgresServer, tmp_path: Path) -> Iterator[ChangedTables]:
-    world = ChangedTables(postgres.url, tmp_path / "storage")
-    try:
-        yield world
-    finally:
-        world.close()
 
 
 def row(id: int, v: str | None) -> dict[str, Any]:

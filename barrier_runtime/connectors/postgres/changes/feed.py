@@ -36,6 +36,7 @@ from barrier_runtime.connectors.postgres.changes.pgoutput import (
 from barrier_runtime.connectors.postgres.changes.position import ChangePosition, shown_lsn
 from barrier_runtime.connectors.postgres.changes.rows import ChangeRow, ChangeRowLayout, rows_of_change
 from barrier_runtime.connectors.postgres.changes.server import (
+    check_publication,
     check_slot,
     connect,
     end_older_session,
@@ -111,6 +112,7 @@ class ChangeFeed:
         self._tell = wake
         self._where = where
         self._name = f"barrier-runtime {staging.slot}"
+        self._ids: dict[int, str] = {}  # the server's, of our tables
         self._tables = {table.name: at for at, table in enumerate(layout.tables)}
         self._items: deque[Item] = deque()
         self._bytes = 0
@@ -262,6 +264,7 @@ class ChangeFeed:
         with connect(self._parameters, replication=False, name=self._name) as looking:
             state = look_at_slot(looking, slot)
             check_slot(slot, state, lsn, end_of_log, self._where)
+            self._ids = check_publication(looking, self._staging.publication, tuple(self._tables), self._where)
             if state is not None and state.active_pid is not None:
                 end_older_session(looking, state.active_pid, self._name, slot, self._where)
 
@@ -391,12 +394,24 @@ class _Session:
 
     def _known(self, relation: Relation) -> tuple[int, tuple[int | None, ...]] | None:
         """(our number of the table, the place of each of our columns in its rows); None: not ours."""
-        table = self._feed._tables.get(f"{relation.schema}.{relation.table}")
-        if table is None:
+        feed, name = self._feed, f"{relation.schema}.{relation.table}"
+        number = feed._tables.get(name)
+        if number is None:
+            if relation.id in feed._ids:
+                raise InvalidJob(
+                    f"{feed._where}: table {feed._ids[relation.id]} was renamed to {name}: give it its name back, or "
+                    "start the program with the new one and without state (restore='none')"
+                )
             return None
-        columns = self._feed._layout.tables[table].columns
-        places = {name: at for at, name in enumerate(relation.columns)}
-        return table, tuple(places.get(column.name) for column in columns)
+        table = feed._layout.tables[number]
+        places = {column: at for at, column in enumerate(relation.columns)}
+        gone = ", ".join(column.name for column in table.columns if column.key and column.name not in places)
+        if gone and table.has_key:
+            raise InvalidJob(
+                f"{feed._where}: table {name} has no column {gone} any more, which was of its key: start the program "
+                "without state (restore='none'), which takes the table as it is now"
+            )
+        return number, tuple(places.get(column.name) for column in table.columns)
 
     def _changed(self, change: Change, table: int, places: tuple[int | None, ...], size: int) -> None:
         layout = self._feed._layout

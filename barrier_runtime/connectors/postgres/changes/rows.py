@@ -39,6 +39,11 @@ class ChangedTable:
         return pa.struct([(column.name, column.type) for column in self.columns])
 
     @property
+    def has_key(self) -> bool:
+        """False: its rows are told apart by all of their columns."""
+        return not all(column.key for column in self.columns)
+
+    @property
     def key_places(self) -> tuple[int, ...]:
         return tuple(at for at, column in enumerate(self.columns) if column.key)
 
@@ -62,11 +67,12 @@ def rows_of_change(
 ) -> list[tuple[str, Values | None, Values | None]]:
     """(op, before, after) per row. Of "upsert", `d` has the row to delete in `before`, all others have one in
     `after`."""
-    if after is not None and change.whole and before is not None and UNCHANGED in after:
-        after = tuple(old if new == UNCHANGED else new for old, new in zip(before, after, strict=True))
+    keys = table.key_places
+    if after is not None and before is not None and UNCHANGED in after:
+        known = range(len(before)) if change.whole else keys
+        after = tuple(before[at] if new == UNCHANGED and at in known else new for at, new in enumerate(after))
     if form == "changes" or change.op != "u":
         return [(change.op, before, after)]
-    keys = table.key_places
     if before is None or after is None or all(before[at] == after[at] for at in keys):
         return [("u", None, after)]
     return [("d", before, None), ("u", None, after)]
@@ -164,7 +170,7 @@ class ChangeRowLayout:
         values: list[Values] = []
         for row in rows:
             now = row.before if row.op == "d" else row.after
-            if now is None:
+            if now is None or (table.has_key and any(now[at] is None for at in table.key_places)):
                 raise InvalidJob(
                     f"{self._where}: table {table.name} was truncated, or a row was deleted whose key the log does not "
                     "have, which no upsert can say: use form='changes', or start without state (restore='none')"

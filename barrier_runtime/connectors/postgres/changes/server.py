@@ -19,13 +19,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from barrier_runtime.connectors.postgres.changes.position import parsed_lsn, shown_lsn
-from barrier_runtime.connectors.postgres.changes.rows import ChangedTable
+from barrier_runtime.connectors.postgres.changes.rows import ChangedTable, Form
 from barrier_runtime.connectors.postgres.changes.values import ChangedColumn, arrow_type
 from barrier_runtime.connectors.postgres.session import CONNECTION_DEFAULTS, load_psycopg
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 _ANEW = "start the job without state (restore='none'), which takes a new snapshot"
 _OPTIONS = {"datestyle": "ISO", "timezone": "UTC", "bytea_output": "hex", "extra_float_digits": "1"}
+_OPTIONS |= {"row_security": "off"}  # a policy that hides rows is an error
 _OPTIONS |= {"client_encoding": "UTF8", "statement_timeout": "0", "idle_in_transaction_session_timeout": "0"}
 _TABLE = """
 select c.oid, c.relkind::text, c.relreplident::text, c.relpersistence::text
@@ -34,12 +35,24 @@ from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = 
 _COLUMNS = """
 select a.attname, coalesce(b.typname, t.typname),
        case when t.typtype = 'd' then t.typtypmod else a.atttypmod end,
-       a.attnum = any(coalesce((select i.indkey::int2[] from pg_index i where i.indrelid = a.attrelid
+       a.attnum = any(coalesce((select i.indkey::int2[] from pg_index i where i.indrelid = a.attrelid and i.indimmediate
                                 and case when %s = 'i' then i.indisreplident else i.indisprimary end), '{}'))
 from pg_attribute a
 join pg_type t on t.oid = a.atttypid
 left join pg_type b on t.typtype = 'd' and b.oid = t.typbasetype
 where a.attrelid = %s and a.attnum > 0 and not a.attisdropped and a.attgenerated = '' order by a.attnum
+"""
+_HEIRS = "select 1 from pg_inherits i join pg_class c on c.oid = i.inhparent where c.oid = %s and c.relkind = 'r'"
+_LATE_KEY = "select 1 from pg_index i where i.indrelid = %s and i.indisprimary and not i.indimmediate"
+_PUBLISHED = """
+select t.schemaname || '.' || t.tablename, c.oid::bigint,
+       coalesce(to_jsonb(r) ->> 'prqual', to_jsonb(r) ->> 'prattrs') is not null
+from pg_publication_tables t
+join pg_publication p on p.pubname = t.pubname
+join pg_namespace n on n.nspname = t.schemaname
+join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
+left join pg_publication_rel r on r.prpubid = p.oid and r.prrelid = c.oid
+where t.pubname = %s
 """
 _SLOT = """
 select plugin, database, wal_status, confirmed_flush_lsn::text, active_pid, temporary
@@ -58,8 +71,8 @@ def connect(parameters: Mapping[str, str], *, replication: bool, name: str) -> A
     return psycopg.connect(**given, autocommit=True, prepare_threshold=None)
 
 
-def read_table(connection: Any, name: str, as_text: Sequence[str], where: str) -> ChangedTable:
-    """`name`: "schema.table". Raises `InvalidJob` when its changes cannot be read."""
+def read_table(connection: Any, name: str, as_text: Sequence[str], form: Form, where: str) -> ChangedTable:
+    """`name`: "schema.table". Raises `InvalidJob` when its changes cannot be read, or not as `form`."""
     schema, _, table = name.partition(".")
     found = connection.execute(_TABLE, (schema, table)).fetchone()
     if found is None:
@@ -68,6 +81,16 @@ def read_table(connection: Any, name: str, as_text: Sequence[str], where: str) -
     if kind not in ("r", "p") or persistence != "p":
         raise InvalidJob(
             f"{where}: {name} is not an ordinary table, so the log does not have its changes: name a table"
+        )
+    if connection.execute(_HEIRS, (oid,)).fetchone() is not None:
+        raise InvalidJob(
+            f"{where}: other tables inherit from {name}, so it shows rows whose changes the log has under the names of "
+            "those: name a table from which none inherits (partitions are no such tables)"
+        )
+    if form == "upsert" and connection.execute(_LATE_KEY, (oid,)).fetchone() is not None:
+        raise InvalidJob(
+            f"{where}: the primary key of {name} is deferrable, so one statement may swap the keys of rows, which no "
+            "order of upserts can say: use form='changes', or make the key NOT DEFERRABLE"
         )
     rows = connection.execute(_COLUMNS, (identity, oid)).fetchall()
     has_key = any(key for *_, key in rows)
@@ -112,18 +135,38 @@ def make_publication(connection: Any, name: str, tables: Sequence[str], *, ours:
             )
         )
         return
-    has = connection.execute(
-        "select schemaname || '.' || tablename from pg_publication_tables where pubname = %s", (name,)
-    ).fetchall()
-    missing = [table for table in tables if (table,) not in has]
-    if not missing:
-        return
-    if not ours:
+    if ours:
+        connection.execute(sql.SQL("alter publication {} set table {}").format(sql.Identifier(name), listed))
+    check_publication(connection, name, tables, where)
+
+
+def check_publication(connection: Any, name: str, tables: Sequence[str], where: str) -> dict[int, str]:
+    """The server's ids of `tables`. Raises `InvalidJob` for a publication that would leave changes of them out."""
+    operations = ("insert", "update", "delete", "truncate")
+    listed = ", ".join(f"pub{each}" for each in operations)
+    published = connection.execute(f"select {listed} from pg_publication where pubname = %s", (name,)).fetchone()
+    if published is None:
+        raise InvalidJob(f"{where}: the publication {name!r} is gone, so changes may have been left out: {_ANEW}")
+    if not all(published):
         raise InvalidJob(
-            f"{where}: publication {name!r} has not {', '.join(missing)}: ALTER PUBLICATION {name} ADD TABLE "
-            f"{', '.join(missing)}"
+            f"{where}: publication {name!r} leaves out "
+            f"{', '.join(each for each, there in zip(operations, published, strict=True) if not there)}: "
+            f"ALTER PUBLICATION {name} SET (publish = '{', '.join(operations)}')"
         )
-    connection.execute(sql.SQL("alter publication {} set table {}").format(sql.Identifier(name), listed))
+    found = {table: (oid, partial) for table, oid, partial in connection.execute(_PUBLISHED, (name,)).fetchall()}
+    missing = ", ".join(table for table in tables if table not in found)
+    if missing:
+        raise InvalidJob(
+            f"{where}: publication {name!r} has not {missing}: ALTER PUBLICATION {name} ADD TABLE {missing}. If it was "
+            f"there and is renamed, or was dropped and made again, changes may have been left out: {_ANEW}"
+        )
+    partial = ", ".join(table for table in tables if found[table][1])
+    if partial:
+        raise InvalidJob(
+            f"{where}: publication {name!r} has only some rows or columns of {partial}: ALTER PUBLICATION {name} SET "
+            "TABLE … without WHERE and without a list of columns"
+        )
+    return {found[table][0]: table for table in tables}
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,9 @@ class PostgresChanges:
         self._parameters = {**parameters, **secrets}
         self.tables: tuple[ChangedTable, ...] = self._asked(
             "looking at the tables",
-            lambda connection: tuple(read_table(connection, table, given.as_text, where) for table in tables),
+            lambda connection: tuple(
+                read_table(connection, table, given.as_text, given.form, where) for table in tables
+            ),
         )
         self.layout = ChangeRowLayout(self.tables, given.form, unchanged_as_null=given.unchanged == "null", where=where)
         self._staged: tuple[str, snapshot.SnapshotStaging] | None = None
