@@ -9,10 +9,12 @@ reported at once.
                              event_time="at", max_out_of_orderness=timedelta(seconds=5))
     hourly = orders.key_by("shop").window("hourly", Tumbling(timedelta(hours=1)), event_time="at")
     hourly.aggregate(orders=count(), revenue=sum_("amount")).sink("results", ParquetSink("out"))
-    flow.run_local()
+    if __name__ == "__main__":
+        flow.run_local()
 """
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from barrier_runtime.api.readers import Readers
@@ -22,6 +24,7 @@ from barrier_runtime.api.windowed import WindowedStream
 from barrier_runtime.graph.drawing import drawn, name_of
 from barrier_runtime.graph.logical import Plan
 from barrier_runtime.launch.plain_errors import plain_errors
+from barrier_runtime.state.errors import InvalidJob
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # for Python 3.10; type checkers have it without the package
@@ -29,10 +32,13 @@ if TYPE_CHECKING:
     from barrier_runtime.coordinator.option_types import LocalRunOptions, RunOptions
     from barrier_runtime.launch.local_handle import LocalJobHandle
     from barrier_runtime.launch.on_spark import JobHandle
+    from barrier_runtime.launch.options import JobOptions
     from barrier_runtime.launch.result import JobResult
 
 
 __all__ = ["Dataflow", "KeyedStream", "Stream", "WindowedStream", "explain_flow"]
+
+LOADED_PROGRAM: ContextVar[str] = ContextVar("the file that a command loads at this moment", default="")
 
 
 @plain_errors
@@ -68,26 +74,23 @@ class Dataflow(Readers):
     def run(self, **options: "Unpack[RunOptions]") -> "JobResult":
         """Run on Spark until the job ends. docs/options.md describes the options."""
         from barrier_runtime.launch.on_spark import run
-        from barrier_runtime.launch.options import JobOptions
 
-        return run(self.plan, JobOptions.from_keywords(options, self.options))
+        return run(self.plan, self._chosen(options))
 
     @takes_options("spark")
     def start(self, **options: "Unpack[RunOptions]") -> "JobHandle":
         """Start on Spark and return at once. Options are those of `run`."""
         from barrier_runtime.launch.on_spark import start
-        from barrier_runtime.launch.options import JobOptions
 
-        return start(self.plan, JobOptions.from_keywords(options, self.options))
+        return start(self.plan, self._chosen(options))
 
     @takes_options("everywhere")
     def run_local(self, *, wire: bool | None = None, **options: "Unpack[LocalRunOptions]") -> "JobResult":
         """Run in this process, without Spark, until the job ends. Options are those of `run` that need no Spark.
         `wire`: for tests, rows and messages are handed over as bytes, with the rules and caps of a cluster."""
         from barrier_runtime.launch.local import run_local
-        from barrier_runtime.launch.options import JobOptions
 
-        return run_local(self.plan, JobOptions.for_local_run(options, self.options), wire=wire)
+        return run_local(self.plan, self._chosen(options, local=True), wire=wire)
 
     @takes_options("everywhere")
     def start_local(self, **options: "Unpack[LocalRunOptions]") -> "LocalJobHandle":
@@ -99,9 +102,20 @@ class Dataflow(Readers):
         >>> job.wait()
         """
         from barrier_runtime.launch.local_handle import LocalJobHandle
+
+        return LocalJobHandle(self.plan, self._chosen(options, local=True))
+
+    def _chosen(self, options: Mapping[str, object], *, local: bool = False) -> "JobOptions":
+        """Those of a run. Raises `InvalidJob` for wrong ones, and where a command loads the program to run it."""
         from barrier_runtime.launch.options import JobOptions
 
-        return LocalJobHandle(self.plan, JobOptions.for_local_run(options, self.options))
+        program = LOADED_PROGRAM.get()
+        if program:
+            raise InvalidJob(
+                f"{program} runs the flow {self.name!r} when it is loaded, and would run it a second time: put what "
+                'runs it below `if __name__ == "__main__":`'
+            )
+        return (JobOptions.for_local_run if local else JobOptions.from_keywords)(options, self.options)
 
 
 def _checked(options: "RunOptions") -> "RunOptions":

@@ -25,6 +25,7 @@ import pyarrow as pa
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.event_time import event_times_ms
 from barrier_runtime.data.keys import KeyCodec
+from barrier_runtime.data.schemas import no_column
 from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.errors import InvalidJob
@@ -113,9 +114,7 @@ class StateFilling:
 
     def _has(self, batch: pa.RecordBatch, name: str, what: str) -> pa.Array:
         if name not in batch.schema.names:
-            raise InvalidJob(
-                f"{self._where}: there is no column {name!r}, {what}; it has {', '.join(batch.schema.names)}"
-            )
+            raise no_column(name, batch.schema.names, self._where, f", {what},")
         return batch.column(name)
 
     def _fill(self, subtask: int, rows: pa.RecordBatch) -> None:
@@ -199,7 +198,5 @@ def key_fields_of(batch: pa.RecordBatch, names: Sequence[str], where: str) -> pa
     """Types of a key's columns, from a frame."""
     missing = [name for name in names if name not in batch.schema.names]
     if missing:
-        raise InvalidJob(
-            f"{where}: there is no column {missing[0]!r}, a column of the key; it has {', '.join(batch.schema.names)}"
-        )
+        raise no_column(missing[0], batch.schema.names, where, ", a column of the key,")
     return pa.schema([batch.schema.field(name) for name in names])

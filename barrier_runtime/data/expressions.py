@@ -3,14 +3,17 @@
 Acero, Arrow's engine, does the work; one thread, because a slot's loop has one and thread hand-overs cost latency.
 """
 
+import re
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.acero as acero
 import pyarrow.compute as pc
 
-from barrier_runtime.data.schemas import described, one_array
+from barrier_runtime.data.schemas import described, no_column, one_array
 from barrier_runtime.state.errors import InvalidJob
+
+_UNKNOWN = re.compile(r"No match for FieldRef\.Name\((.*)\) in ")
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,9 @@ def evaluate(batch: pa.RecordBatch, expressions: list[pc.Expression], where: str
     try:
         columns = plan.to_table(use_threads=False).columns
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError, pa.ArrowTypeError) as error:
+        unknown = _UNKNOWN.match(str(error))
+        if unknown is not None:
+            raise no_column(unknown.group(1), batch.schema.names, where) from error
         raise InvalidJob(
             f"{where}: the expression cannot be computed: {error}. The rows have the columns " + described(batch.schema)
         ) from error

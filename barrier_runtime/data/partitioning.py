@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
-from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.data.schemas import no_column
 from barrier_runtime.state.keys.key_groups import key_groups_of, key_groups_of_few
 
 _SMALL = 64  # rows; below, whole-batch shortcuts are worth testing for
@@ -33,9 +33,7 @@ def hash_partition(
     for key in keys:
         position = rows.schema.get_field_index(key)
         if position < 0:
-            raise InvalidJob(
-                f"key_by({key!r}): the rows that came have no column {key!r}: use one of {', '.join(rows.schema.names)}"
-            )
+            raise no_column(key, rows.schema.names, f"key_by({key!r}), in the rows that came")
         columns.append(rows.column(position))
     targets = _owners(parallelism, max_parallelism)[key_groups_of(columns, max_parallelism)]
     counts = np.bincount(targets, minlength=parallelism).tolist()

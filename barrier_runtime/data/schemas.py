@@ -3,7 +3,7 @@ batches made to fit a schema."""
 
 import datetime
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -59,9 +59,19 @@ def require_columns(schema: pa.Schema | None, columns: tuple[str, ...], where: s
         return
     for column in columns:
         if column not in schema.names:
-            close = difflib.get_close_matches(str(column), schema.names, 1)
-            meant = f" (did you mean {close[0]!r}?)" if close else ""
-            raise InvalidJob(f"{where}: there is no column {column!r}{meant}: use one of {', '.join(schema.names)}")
+            raise no_column(column, schema.names, where)
+
+
+def no_column(column: object, there: Sequence[str], where: str, what: str = "") -> InvalidJob:
+    """`what`: what the column was wanted for, behind a space or a comma."""
+    names = ", ".join(there)
+    return InvalidJob(f"{where}: there is no column {column!r}{what}{meant(column, there)}: use one of {names}")
+
+
+def meant(name: object, there: Iterable[str]) -> str:
+    """Which of the names that are there is nearest, in parentheses; nothing where none is near."""
+    near = difflib.get_close_matches(str(name), there, 1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def described(schema: pa.Schema) -> str:

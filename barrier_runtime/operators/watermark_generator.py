@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import check_event_time_type, event_times_ms
+from barrier_runtime.data.schemas import no_column
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.state.errors import InvalidJob
@@ -58,9 +59,7 @@ class GeneratedWatermarkOperator(Operator):
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         rows = batch.rows
         if self._column not in rows.schema.names:
-            raise InvalidJob(
-                f"{self._where}: there is no column {self._column!r}: use one of {', '.join(rows.schema.names)}"
-            )
+            raise no_column(self._column, rows.schema.names, self._where)
         times = rows.column(self._column)
         check_event_time_type(times.type, self._column, self._where)
         known = times.drop_null() if times.null_count else times

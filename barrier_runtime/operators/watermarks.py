@@ -6,8 +6,8 @@ how far event time was by themselves.
 
 from barrier_runtime.data.elements import WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import Detail, EventClock, check_event_time_type
+from barrier_runtime.data.schemas import no_column
 from barrier_runtime.operators.base import Emit, Operator
-from barrier_runtime.state.errors import InvalidJob
 
 
 class WatermarkOperator(Operator):
@@ -23,9 +23,7 @@ class WatermarkOperator(Operator):
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         schema = batch.rows.schema
         if self._column not in schema.names:
-            raise InvalidJob(
-                f"{self._where}: there is no column {self._column!r}: use one of {', '.join(schema.names)}"
-            )
+            raise no_column(self._column, schema.names, self._where)
         times = batch.rows.column(self._column)
         check_event_time_type(times.type, self._column, self._where)
         emit(Batch(batch.rows, batch.emit_ns, self._clock.see(times)))

@@ -245,7 +245,31 @@ MISTAKES: list[tuple[str, Callable[[], Any], list[str]]] = [
     ),
     ("a window without event time", windowed, [NO_TIME]),
     ("a wrong column", lambda: stream().key_by("kk"), ["no column 'kk'", "did you mean 'k'", "use one of k, x"]),
-    ("a wrong column in an expression", lambda: stream().filter(pc.field("xx") > 1), ["xx", "k: string, x: int64"]),
+    (
+        "a wrong column in an expression",
+        lambda: stream().filter(pc.field("xx") > 1),
+        ["no column 'xx' (did you mean 'x'?)", "use one of k, x"],
+    ),
+    (
+        "a wrong column in a condition",
+        lambda: stream([], mss=int).filter("ms > 1"),
+        ["no column 'ms' (did you mean 'mss'?)", "the rows have mss: int64"],
+    ),
+    (
+        "a wrong field in a condition",
+        lambda: stream([], at=pa.struct([("hour", pa.int8())])).filter("at.huor > 1"),
+        ["no field 'huor' of at (did you mean 'hour'?)"],
+    ),
+    (
+        "a wrong column of an aggregate",
+        lambda: stream([], k=str, ms=int).key_by("k").aggregate("t", s=sum_("mss")),
+        ["needs a column 'mss' (did you mean 'ms'?)", "the rows have k, ms"],
+    ),
+    (
+        "a wrong column of a small table",
+        lambda: stream().broadcast_join("t", [{"kk": 1, "v": 2}], on="kk"),
+        ["no column 'kk' (did you mean 'k'?)"],
+    ),
     ("no key_by", lambda: stream().aggregate("t", n=count()), ["no method 'aggregate'", ".key_by(…)"]),  # type: ignore[attr-defined]
     ("a method that is nearly one", lambda: stream().fliter, ["did you mean 'filter'"]),  # type: ignore[attr-defined]
     ("a filter that answers text", lambda: come_out(stream().filter(lambda row: "no")), ["gave 'no'", "True or False"]),

@@ -277,7 +277,7 @@ def test_a_server_that_is_down_at_the_start_is_named(job: Job) -> None:
 
 def test_a_column_that_is_missing_is_named_with_those_that_are_there(redis: RedisServer, job: Job) -> None:
     sink = job.open(RedisUpsertSink(redis.url, key="id"))
-    with pytest.raises(InvalidJob, match="there is no column 'id' for Redis: the rows have n, m"):
+    with pytest.raises(InvalidJob, match="there is no column 'id' for Redis: use one of n, m"):
         written(sink, [{"n": 1, "m": 2}])
 
 

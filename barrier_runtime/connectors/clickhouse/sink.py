@@ -17,6 +17,7 @@ from barrier_runtime.connectors.clickhouse.session import ClickHouseSession, add
 from barrier_runtime.connectors.decisions import log_id
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.upsert import UpsertSink
+from barrier_runtime.data.schemas import no_column
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 _ROW_BITS = 40  # of a version: a generation may write 10^12 rows per subtask
@@ -98,10 +99,7 @@ class ClickHouseSink(UpsertSink):
                 )
         for name in self.key:
             if name not in schema.names:
-                raise InvalidJob(
-                    f"{self._where}: there is no column {name!r}, which key= names: the rows have "
-                    f"{', '.join(schema.names)}"
-                )
+                raise no_column(name, schema.names, self._where, ", which key= names,")
 
     def upsert(self, rows: pa.RecordBatch) -> None:
         for name in rows.schema.names:

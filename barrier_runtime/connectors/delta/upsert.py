@@ -31,6 +31,7 @@ from barrier_runtime.connectors.delta.table import DeltaLog
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
 from barrier_runtime.data.rows import preview
+from barrier_runtime.data.schemas import require_columns
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound
 from barrier_runtime.state.store.urls import shown, without_credentials
@@ -102,9 +103,7 @@ class DeltaUpsertSink(BatchingSink):
     # ------------------------------------------------------------ staging
 
     def check_schema(self, schema: pa.Schema) -> None:
-        for name in (*self.key, *((self.deletes,) if self.deletes else ())):
-            if name not in schema.names:
-                raise InvalidJob(f"{self._where}: there is no column {name!r}: the rows have {', '.join(schema.names)}")
+        require_columns(schema, (*self.key, *((self.deletes,) if self.deletes else ())), self._where)
         if self.deletes is not None and not pa.types.is_boolean(schema.field(self.deletes).type):
             raise InvalidJob(
                 f"{self._where}: column {self.deletes!r} (deletes=) is {schema.field(self.deletes).type}: make it "

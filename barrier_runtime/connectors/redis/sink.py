@@ -29,6 +29,7 @@ from barrier_runtime.connectors.redis.text import check_key, json_of, keys_of, t
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.upsert import UpsertSink
 from barrier_runtime.data.rows import each_row
+from barrier_runtime.data.schemas import no_column
 from barrier_runtime.state.errors import Fenced, InvalidJob, ProtocolViolation, Unavailable, missing_extra
 
 _ROWS_AT_ONCE = 256
@@ -124,9 +125,7 @@ class RedisUpsertSink(UpsertSink):
         wanted = [*self.key, *([] if self.value in ("hash", "json") else [self.value])]
         for name in wanted:
             if name not in schema.names:
-                raise InvalidJob(
-                    f"{self._where}: there is no column {name!r} for Redis: the rows have {', '.join(schema.names)}"
-                )
+                raise no_column(name, schema.names, self._where, " for Redis")
         for name in self.key:
             if (wrong := check_key(name, schema.field(name).type)) is not None:
                 raise InvalidJob(f"{self._where}: key={name!r} for Redis: {wrong}")

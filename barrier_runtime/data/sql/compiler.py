@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from barrier_runtime.data.expressions import evaluated_types
-from barrier_runtime.data.schemas import described
+from barrier_runtime.data.schemas import described, meant
 from barrier_runtime.data.sql.functions import (
     FUNCTIONS,
     IGNORED,
@@ -227,8 +227,9 @@ class Compiler:
             if len(found) != 1:
                 what = f"field {part!r} of {'.'.join(path)}" if path else f"column {part!r}"
                 raise InvalidJob(
-                    f"{self._where}: there is {'no' if not found else 'more than one'} {what}: the rows have "
-                    f"{described(self._schema)}. Text stands in single quotes"
+                    f"{self._where}: there is {'more than one' if found else 'no'} {what}"
+                    f"{'' if found else meant(part, names)}: the rows have {described(self._schema)}. Text stands in "
+                    "single quotes"
                 )
             kind = self._schema.field(found[0]).type if kind is None else kind.field(found[0]).type
             path += found

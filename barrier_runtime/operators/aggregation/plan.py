@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from barrier_runtime.data.schemas import meant
 from barrier_runtime.operators.aggregation.batch_values import Left
 from barrier_runtime.operators.aggregation.functions import Aggregate
 from barrier_runtime.operators.aggregation.kinds.cell_outputs import cell_output
@@ -181,8 +182,8 @@ class _Planner:
         for used in aggregate.columns:
             if used not in self._schema.names:
                 raise InvalidJob(
-                    f"{self._where}: {name}={aggregate} needs a column {used!r}: the rows have "
-                    f"{', '.join(self._schema.names)}"
+                    f"{self._where}: {name}={aggregate} needs a column {used!r}{meant(used, self._schema.names)}: the "
+                    f"rows have {', '.join(self._schema.names)}"
                 )
         if isinstance(aggregate, OwnAggregate):
             return self._own(name, aggregate)

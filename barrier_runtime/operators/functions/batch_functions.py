@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import FewRows
-from barrier_runtime.data.schemas import described
+from barrier_runtime.data.schemas import described, no_column
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
 from barrier_runtime.operators.outputs.failures import Failures, OnError, in_parts
 from barrier_runtime.operators.user_code import function_name, user_error
@@ -132,6 +132,4 @@ def column_of(rows: pa.RecordBatch, column: str, where: str) -> pa.Array:
     try:
         return rows.column(column)
     except KeyError as error:
-        raise InvalidJob(
-            f"{where}: there is no column {column!r}: use one of {', '.join(rows.schema.names)}"
-        ) from error
+        raise no_column(column, rows.schema.names, where) from error

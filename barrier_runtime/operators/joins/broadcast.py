@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.schemas import one_array
+from barrier_runtime.data.schemas import one_array, require_columns
 from barrier_runtime.operators.base import Emit, Operator
 from barrier_runtime.state.errors import InvalidJob
 
@@ -42,9 +42,7 @@ def check_small_table(table: pa.Table, on: Sequence[str], where: str) -> None:
 def enriched_schema(left: pa.Schema, right: pa.Schema, on: Sequence[str], where: str) -> pa.Schema:
     """Left columns, then the table's other columns."""
     added = [field for field in right if field.name not in on]
-    for column in on:
-        if column not in left.names:
-            raise InvalidJob(f"{where}: the rows have no column {column!r}: use one of {', '.join(left.names)}")
+    require_columns(left, tuple(on), where)
     for field in added:
         if field.name in left.names:
             raise InvalidJob(

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.data.plain_rows import plain_schema
-from barrier_runtime.data.schemas import described
+from barrier_runtime.data.schemas import described, no_column
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import key_groups_of
 from barrier_runtime.state.snapshots.snapshot import SHARED, OperatorSnapshot, value_format
@@ -184,7 +184,7 @@ def columns_of(schema: pa.Schema, columns: Sequence[str], where: str) -> pa.Sche
     fields = []
     for column in dict.fromkeys(columns):
         if column not in schema.names:
-            raise InvalidJob(f"{where}: there is no column {column!r}: the rows have {', '.join(schema.names)}")
+            raise no_column(column, schema.names, where)
         fields.append(pa.field(column, schema.field(column).type))
     return pa.schema(fields)
 

@@ -46,7 +46,7 @@ USER_MODULE = "barrier_runtime_user_app"
 
 def load_flow(target: str) -> "Dataflow":
     """The flow named by `file.py:name`. Raises `InvalidJob` that says what is missing."""
-    from barrier_runtime.api.dataflow import Dataflow
+    from barrier_runtime.api.dataflow import LOADED_PROGRAM, Dataflow
 
     file, _, name = target.rpartition(":")
     if not file or not name.isidentifier():
@@ -60,6 +60,7 @@ def load_flow(target: str) -> "Dataflow":
     module = importlib.util.module_from_spec(spec)
     sys.modules[USER_MODULE] = module
     sys.path.insert(0, str(path.resolve().parent))
+    loaded = LOADED_PROGRAM.set(file)
     try:
         spec.loader.exec_module(module)
     except BarrierRuntimeError as error:
@@ -68,6 +69,8 @@ def load_flow(target: str) -> "Dataflow":
         from barrier_runtime.operators.user_code import user_traceback
 
         raise UserCodeError(f"{file} cannot be loaded: correct it, then start again", user_traceback(error)) from error
+    finally:
+        LOADED_PROGRAM.reset(loaded)
     flow = getattr(module, name, None)
     if not isinstance(flow, Dataflow):
         have = [key for key, value in vars(module).items() if isinstance(value, Dataflow)]

@@ -245,6 +245,33 @@ def test_a_mistake_in_the_flow_is_shown_with_the_users_line(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("command", "how"),
+    [(("run", "--local"), how) for how in ("run", "start", "run_local", "start_local")] + [(("explain",), "run_local")],
+)
+def test_a_program_that_runs_its_flow_while_it_is_loaded_is_refused_with_its_line(
+    command: tuple[str, ...], how: str, tmp_path: Path
+) -> None:
+    """Else a flow would run twice: when the command loads the program, and when it runs the flow."""
+    out = tmp_path / "out"
+    app = write_app(tmp_path, APP.format(rows=10, out=out) + f"    print(flow.{how}())\n")
+    done = run_here(command[0], f"{app}:flow", *command[1:])
+    assert done.returncode == 2
+    assert f"{app} runs the flow 'from-the-shell' when it is loaded, and would run it a second time" in done.stderr
+    assert 'below `if __name__ == "__main__":`' in done.stderr
+    assert f"{app}, line 7: print(flow.{how}())" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not out.exists()
+
+
+def test_what_stands_below_main_is_left_to_the_file(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    guarded = '    if __name__ == "__main__":\n        flow.run_local()\n'
+    app = write_app(tmp_path, APP.format(rows=10, out=out) + guarded)
+    assert run_here("run", f"{app}:flow", "--local").returncode == 0
+    assert len(rows_of(out)) == 10
+
+
+@pytest.mark.parametrize(
     ("text", "said"), [("import nothing_of_that_name", "ModuleNotFoundError"), ("x = (", "SyntaxError")]
 )
 def test_a_file_that_cannot_be_loaded_shows_the_users_traceback_only(tmp_path: Path, text: str, said: str) -> None:

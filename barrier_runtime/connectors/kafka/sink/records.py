@@ -17,6 +17,7 @@ from barrier_runtime.connectors.kafka.sink.client import library
 from barrier_runtime.connectors.kafka.sink.topic_limits import KafkaLimits
 from barrier_runtime.connectors.sink_bases import encoders
 from barrier_runtime.data.rows import preview, rows_of
+from barrier_runtime.data.schemas import no_column
 from barrier_runtime.state.errors import InvalidJob
 
 Serialiser: TypeAlias = Callable[[Any, Any], bytes | None]  # (row as a dict, SerializationContext)
@@ -80,10 +81,7 @@ class RecordFormat:
         plain = [self._key, *self._headers.values(), None if self._value == "json" else self._value]
         for name in [*plain, self._timestamp, self._topic_column]:
             if isinstance(name, str) and name not in schema.names:
-                raise InvalidJob(
-                    f"{self._where}: there is no column {name!r} for topic {self._topic!r}: the rows have "
-                    f"{', '.join(schema.names)}"
-                )
+                raise no_column(name, schema.names, self._where, f" for topic {self._topic!r}")
         for name in plain:
             if isinstance(name, str) and pa.types.is_nested(schema.field(name).type):
                 raise InvalidJob(
