@@ -1,0 +1,44 @@
+"""Counted numbers as rows of ClickHouse, one per key: the job of test_clickhouse, and its reader."""
+
+from typing import Any
+
+from clickhouse_driver import Client
+
+from barrier_runtime import ClickHouseSink, Dataflow, count
+
+TABLE = "counts"
+
+
+def build(settings: dict[str, Any]) -> Dataflow:
+    flow = Dataflow("clickhouse-counts")
+    numbers = flow.rate("numbers", settings["rate"], settings["rows"], keys=settings["keys"])
+    counted = numbers.key_by("key").aggregate("count", n=count()).select(["value", "key", "n"])
+    counted.sink("out", ClickHouseSink(settings["url"], TABLE, key="key", deterministic=True))
+    return flow
+
+
+def make_table(port: int) -> None:
+    with _client(port) as database:
+        database.execute(
+            f"CREATE TABLE {TABLE} (value Int64, key Int64, n Int64, _version UInt64) "
+            "ENGINE = ReplacingMergeTree(_version) ORDER BY key"
+        )
+
+
+def look(port: int) -> dict[int, tuple[int, int]]:
+    with _client(port) as database:
+        rows = database.execute(f"SELECT key, value, n FROM {TABLE} FINAL")
+    return {key: (value, n) for key, value, n in rows}
+
+
+def fences(port: int) -> int:
+    """Tables by which generations claim their versions: those of one are left."""
+    with _client(port) as database:
+        ((number,),) = database.execute(
+            "SELECT count() FROM system.tables WHERE startsWith(name, 'barrier_runtime_fence_')"
+        )
+    return int(number)
+
+
+def _client(port: int) -> Client:
+    return Client("127.0.0.1", port=port, connect_timeout=2, send_receive_timeout=5)
