@@ -97,6 +97,7 @@ class Run:
         while not capture.keyed.drain(4_096):
             pass
         capture.keyed.write_snapshot(self.snapshots)
+        capture.keyed.clean_up()
         self.operator.on_complete(self.snapshots)
 
     def _emitted(self, batch: Batch) -> None:

@@ -110,6 +110,7 @@ class Round:
     def _upload(self) -> None:
         began = time.perf_counter()
         self.snapshot = self._backend.write_snapshot(self._number)
+        self._backend.clean_up()
         self.upload_s = time.perf_counter() - began
 
 

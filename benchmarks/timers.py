@@ -57,6 +57,7 @@ def checkpoint(backend: KeyedBackend, number: int) -> KeyedSnapshot:
     while not backend.drain():
         pass
     snapshot = backend.write_snapshot(number)
+    backend.clean_up()
     backend.completed(number)
     return snapshot
 

@@ -130,6 +130,9 @@ class SnapshotRun:
         if error is None:
             self._finished[name] = result
         self._part_finished(error)
+        keyed = self._captures[name].keyed
+        if keyed is not None:  # before this executor's next snapshot, and after what may be the last part of this one
+            self._executors[name].submit(keyed.clean_up, _cleaned_up)
 
     def _in_flight_written(self, result: Any, error: BaseException | None) -> None:
         if error is None:
@@ -160,3 +163,8 @@ class SnapshotRun:
         if self._in_flight:
             snapshots[0] = msgspec.structs.replace(snapshots[0], in_flight=self._in_flight)
         self._done(self, tuple(snapshot for snapshot in snapshots if not snapshot.is_empty), times)
+
+
+def _cleaned_up(_: Any, error: BaseException | None) -> None:
+    if error is not None:
+        raise error

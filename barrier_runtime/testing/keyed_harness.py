@@ -202,6 +202,7 @@ class KeyedHarness:
                 while not capture.keyed.drain():
                     pass
                 keyed = capture.keyed.write_snapshot(self._checkpoint)
+                capture.keyed.clean_up()
             values = dict(capture.values)
             if capture.blocking is not None:
                 values.update(capture.blocking())

@@ -4,6 +4,7 @@ Life of the snapshot of checkpoint n
     freeze(n)           on the loop, at the barrier: dirty entries become the frozen ones, in microseconds
     drain()             on the loop, between batches: slices of the frozen entries go into the key-value store
     write_snapshot(n)   on a worker thread, once drain() said True: flush, hard links, then hash and upload
+    clean_up()              on a worker thread, after it: the snapshot is reported meanwhile
     completed(n) or aborted(n)   on the loop
 The key-value store thus holds exactly the state at barrier n when its files are linked. Until then nothing else may be
 written to it: caches spill later, and `drain` does nothing while a worker is `linking`. Gets are always fine.
@@ -310,7 +311,8 @@ class KeyedBackend:
         return self._linking is not None
 
     def write_snapshot(self, checkpoint: int) -> KeyedSnapshot:
-        """Blocking, on a worker thread: link (unless done) and upload. Raises `SnapshotDropped` as described above."""
+        """Blocking, on a worker thread: link (unless done) and upload; `clean_up` follows. Raises `SnapshotDropped` as
+        described above."""
         directory = self._link_on_worker(checkpoint)
         try:
             check = lambda: self._check_wanted(checkpoint)  # noqa: E731
@@ -330,9 +332,6 @@ class KeyedBackend:
         except BaseException:
             self._copies.discard(directory)
             raise
-        finally:
-            self._copies.delete_unwanted()
-        self._merge_segments()
         return KeyedSnapshot(
             backend=self._shard.kv.kind,
             max_parallelism=self.max_parallelism,
@@ -523,8 +522,10 @@ class KeyedBackend:
             finally:
                 self._linking = None
 
-    def _merge_segments(self) -> None:
-        """Beside the loop and the next link. The snapshot does not need it: without it there are more files."""
+    def clean_up(self) -> None:
+        """Blocking, on a worker thread, after each `write_snapshot`, whose snapshot does not wait for it: delete copies
+        that nobody wants any more, and merge segments. Without it there are more files."""
+        self._copies.delete_unwanted()
         try:
             self._segments.merge(lambda: not self._closed)
         except OSError as error:

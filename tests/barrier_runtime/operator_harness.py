@@ -133,6 +133,7 @@ class World:
             while not capture.keyed.drain():
                 pass
             keyed = capture.keyed.write_snapshot(checkpoint)
+            capture.keyed.clean_up()
         return OperatorSnapshot(operator, self.subtask, self.parallelism, values, keyed)
 
 

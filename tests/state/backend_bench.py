@@ -75,7 +75,9 @@ def checkpoint(backend: KeyedBackend, number: int) -> KeyedSnapshot:
     """Freeze, drain and write; neither completed nor aborted."""
     backend.freeze(number)
     drain(backend)
-    return backend.write_snapshot(number)
+    snapshot = backend.write_snapshot(number)
+    backend.clean_up()
+    return snapshot
 
 
 def of_operator(

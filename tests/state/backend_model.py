@@ -66,6 +66,7 @@ class RuntimeModel(RuleBasedStateMachine):
         number = min(set(self.in_flight) - set(self.written))
         drain(self.backend)
         self.written[number] = self.backend.write_snapshot(number)
+        self.backend.clean_up()
         if complete:
             self.complete_the_newest_written()
 

@@ -54,6 +54,7 @@ from barrier_runtime.state.store.object_store import ObjectNotFound, get_or_none
 from barrier_runtime.state.store.paths import Paths
 
 _COMPRESSION = "zstd"
+_MOST_IN_MEMORY = 1 << 20  # Arrow bytes of staged rows that one subtask keeps: what is small is what is awaited
 
 StagedTransaction: TypeAlias = RowBuffer[StagedRows]
 
@@ -63,6 +64,9 @@ class WriteAheadSink(TwoPhaseCommitSink):
     an object of its own. Delivering reads one object at a time."""
 
     required_methods: ClassVar[tuple[str, ...]] = ("deliver",)
+    delivers_from_memory: ClassVar[bool] = False
+    """A few staged rows are kept, and delivered without being read back. A zombie then does not see that its successor
+    has deleted them: only for targets that refuse it, however late it comes."""
 
     def __init__(self, *, max_bytes_in_memory: int = 32 << 20) -> None:
         self.max_bytes_in_memory = max_bytes_in_memory
@@ -104,6 +108,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         self._numbers = itertools.count(1)
         self._numbering = threading.Lock()
         self._schema_checked = False
+        self._in_memory: dict[str, Sequence[pa.RecordBatch]] = {}  # key -> its rows; the threads change it by one call
         self._notes: dict[tuple[str, int], str] = {}  # newest note of each (lineage, origin subtask)
         self._restored: list[str] = []  # the notes of what the restored checkpoint decided, written or not
 
@@ -149,6 +154,8 @@ class WriteAheadSink(TwoPhaseCommitSink):
             number = next(self._numbers)
         key = self._paths.staged_rows(context.sink, context.token, context.subtask, number, context.new_id())
         context.job_store.put(key, data)
+        if self.delivers_from_memory and _bytes(prepared, *self._in_memory.copy().values()) <= _MOST_IN_MEMORY:
+            self._in_memory[key] = prepared
         return StagedRows(key, hashlib.sha256(data).hexdigest(), sum(batch.num_rows for batch in prepared))
 
     # ------------------------------------------------------------ deciding
@@ -201,7 +208,10 @@ class WriteAheadSink(TwoPhaseCommitSink):
         rest = (self._read(each) for each in entry.objects[1:])
         return (batch for table in itertools.chain(first, rest) for batch in table)
 
-    def _read(self, staged: StagedRows) -> list[pa.RecordBatch]:
+    def _read(self, staged: StagedRows) -> Sequence[pa.RecordBatch]:
+        kept = self._in_memory.pop(staged.key, None)
+        if kept is not None:
+            return kept
         store = self._context.job_store
         data = store.get(staged.key)
         found = hashlib.sha256(data).hexdigest()
@@ -267,10 +277,16 @@ class WriteAheadSink(TwoPhaseCommitSink):
     def _drop(self, entries: Sequence[WriteAheadCommittable]) -> None:
         """The staged rows of these; of each its first object first."""
         store = self._context.job_store
+        for each in itertools.chain.from_iterable(entry.objects for entry in entries):
+            self._in_memory.pop(each.key, None)
         store.delete([each.key for entry in entries for each in entry.objects[:1]])
         rest = [each.key for entry in entries for each in entry.objects[1:]]
         if rest:
             store.delete(rest)
+
+
+def _bytes(*staged: Sequence[pa.RecordBatch]) -> int:
+    return sum(batch.nbytes for batches in staged for batch in batches)
 
 
 def _encoded(batches: Sequence[pa.RecordBatch]) -> bytes:

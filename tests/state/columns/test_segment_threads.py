@@ -73,6 +73,7 @@ class Run:
             if self._queue:
                 with contextlib.suppress(SnapshotDropped):  # a later one was completed meanwhile
                     self._written.append((self._queue[0], self._backend.write_snapshot(self._queue[0])))
+                    self._backend.clean_up()
                 self._queue.pop(0)
 
     def restored(self, snapshot: KeyedSnapshot) -> dict[object, int]:

@@ -42,6 +42,8 @@ from barrier_runtime.state.store.object_store import ObjectNotFound
 
 
 class KafkaWriteAhead(WriteAheadSink):
+    delivers_from_memory = True  # the successor of this subtask has refused its producer before it delivers
+
     def __init__(
         self,
         cluster_of: Mapping[str, Any],

@@ -14,7 +14,8 @@ generation has moved the marker, and stops for good.
 
 The library's own time limits are not kept: `send_offsets_to_transaction` may wait for ever for a group coordinator that
 was away (librdkafka issues 5456 and 5511). So it runs on a thread that is left behind then, with its producer: the next
-one has refused that producer before it does anything else.
+one has refused that producer before it does anything else. A thread whose call has ended serves again: to start one
+takes as long as what a small transaction costs here otherwise.
 """
 
 import contextlib
@@ -23,7 +24,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -42,17 +44,37 @@ _WAIT_S = 0.05
 def returns_within(timeout_s: float, call: Callable[[], Any]) -> None:
     """What `call` raises, or a `KafkaException` (timed out) when it has not come back a little later than it should."""
     outcome: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            call()
-        except BaseException as error:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(None)
-
-    threading.Thread(target=run, name="kafka-transaction", daemon=True).start()
+    try:
+        calls = _IDLE.pop()
+    except IndexError:
+        calls = SimpleQueue()
+        threading.Thread(target=_make, args=(calls,), name="kafka-transaction", daemon=True).start()
+    calls.put((outcome, call))
     answered(outcome, timeout_s, library())
+
+
+_Calls: TypeAlias = "SimpleQueue[tuple[Future[None], Callable[[], Any]]]"  # of one thread
+_IDLE: list[_Calls] = []  # threads to be used again; one that was left behind is, when it comes back
+
+
+def _make(calls: _Calls) -> None:
+    while True:
+        outcome, call = calls.get()
+        error = _error_of(call)
+        _IDLE.append(calls)
+        if error is None:
+            outcome.set_result(None)
+        else:
+            outcome.set_exception(error)
+        del outcome, call, error  # an idle thread keeps no producer
+
+
+def _error_of(call: Callable[[], Any]) -> BaseException | None:
+    try:
+        call()
+    except BaseException as error:
+        return error
+    return None
 
 
 class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

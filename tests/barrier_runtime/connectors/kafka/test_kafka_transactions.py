@@ -76,6 +76,23 @@ def test_a_commit_that_never_comes_back_is_left_and_another_producer_commits(mon
     assert library.committed_by == [2]
 
 
+def test_a_thread_whose_call_has_ended_serves_again_and_one_that_hangs_holds_up_nobody() -> None:
+    served: list[int] = []
+    comes_back = threading.Event()
+
+    def serve() -> None:
+        served.append(threading.get_ident())
+
+    returns_within(10, serve)
+    returns_within(10, serve)
+    assert len(set(served)) == 1
+    with pytest.raises(KafkaException, match="does not say how a question ended"):
+        returns_within(-0.9, comes_back.wait)
+    returns_within(10, serve)
+    assert served[2] != served[0]
+    comes_back.set()
+
+
 def test_what_a_call_raises_comes_out() -> None:
     def fail() -> None:
         raise KafkaException(KafkaError(KafkaError._FENCED))

@@ -57,6 +57,22 @@ class RememberingSink(MailboxSink):
         super().deliver(token, batches)
 
 
+class ReadStore(MemoryStore):
+    """Knows which objects were read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[str] = []
+
+    def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes:
+        self.read.append(key)
+        return super().get(key, offset, size)
+
+
+class FromMemorySink(RememberingSink):
+    delivers_from_memory = True
+
+
 def opened(sink: WriteAheadSink, store: MemoryStore, token: int = 1, subtask: int = 0, parallelism: int = 1) -> Any:
     def no_store(url: str) -> MemoryStore:
         raise AssertionError("a write-ahead sink has nothing but the job's store")
@@ -84,7 +100,7 @@ def notes_in(store: MemoryStore) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [MailboxSink, RememberingSink])
+@pytest.mark.parametrize("kind", [MailboxSink, RememberingSink, FromMemorySink])
 def test_the_sink_is_exactly_once_wherever_it_crashes(kind: type[MailboxSink]) -> None:
     """T1, T2, T3, T6, T7, T8, T9, T10, T11, T14, T15: see the scenarios of `certify`."""
     mailbox, store = Mailbox(), MemoryStore()
@@ -210,6 +226,43 @@ def test_a_large_transaction_is_staged_in_parts_and_delivered_as_one_in_order() 
     sink.commit(committable)
     assert [row["n"] for row in mailbox.read()] == list(range(50))
     assert len(mailbox.deliveries) == 1
+
+
+def test_a_few_rows_are_delivered_without_being_read_back_and_are_kept_until_then_only() -> None:
+    store, mailbox = ReadStore(), Mailbox()
+    sink = opened(FromMemorySink(mailbox), store)
+    committed, aborted, tried = sealed(sink, 1, [1, 2]), sealed(sink, 2, [3]), sealed(sink, 3, [4])
+    assert committed is not None
+    assert aborted is not None
+    assert tried is not None
+    sink.commit(committed)
+    sink.abort(aborted)
+    assert [row["n"] for row in mailbox.read()] == [1, 2]
+    assert store.read == []
+    mailbox.closed = True
+    with pytest.raises(Unavailable):
+        sink.commit(tried)
+    mailbox.closed = False
+    sink.commit(tried)
+    assert [row["n"] for row in mailbox.read()] == [1, 2, 4]
+    assert len(store.read) == 1
+    assert sink._in_memory == {}
+    assert staged_in(store) == []
+
+
+def test_rows_beyond_a_mebibyte_are_read_back() -> None:
+    store, mailbox = ReadStore(), Mailbox()
+    sink = opened(FromMemorySink(mailbox), store)
+    committables = []
+    for checkpoint in (1, 2, 3):
+        transaction = sink.begin_transaction()
+        sink.write(transaction, pa.RecordBatch.from_pydict({"n": [checkpoint] * 60_000}))
+        committables.append(sink.pre_commit(transaction, checkpoint))
+    (*_, third) = staged_in(store)
+    for committable in committables:
+        sink.commit(committable)
+    assert store.read == [third]
+    assert [row["n"] for row in mailbox.read()] == [1] * 60_000 + [2] * 60_000 + [3] * 60_000
 
 
 def test_a_restart_sweeps_what_was_never_decided_and_delivers_what_was() -> None:
