@@ -11,11 +11,12 @@ COPY . /source
 RUN pip wheel --no-deps --wheel-dir /wheels /source
 
 FROM python:3.12-slim
-ARG EXTRAS=spark,s3,clouds,kafka,postgres,mysql,delta,iceberg,clickhouse,kinesis,rabbitmq,redis,sketches
+ARG EXTRAS=spark,s3,clouds,kafka,postgres,mysql,delta,iceberg,clickhouse,kinesis,rabbitmq,redis,sketches,otel
 RUN case ",$EXTRAS," in *,spark,*) apt-get update && apt-get install -y --no-install-recommends default-jre-headless \
     && rm -rf /var/lib/apt/lists/* ;; esac
 COPY --from=wheel /wheels /wheels
-RUN pip install --no-cache-dir "$(ls /wheels/*.whl)[$EXTRAS]" && useradd --create-home barrier
+RUN pip install --no-cache-dir "$(ls /wheels/*.whl)[$EXTRAS]" && useradd --create-home barrier \
+    && install --directory --owner barrier /work
 USER barrier
 WORKDIR /work
 ENTRYPOINT ["barrier-runtime"]

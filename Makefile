@@ -24,7 +24,7 @@ help:
 	@echo "make format                 let ruff put the style right"
 	@echo "make tables                 what is generated anew: docs/behaviours, options, metrics, connectors, pictures of windows and joins"
 	@echo "make docs                   the site of docs/ and the reference, with strict links: build/site"
-	@echo "make wheel                  build/dist, tried in an empty environment: README's program, new, demo (PYTHONS='python3.10 …')"
+	@echo "make wheel                  build/dist, tried in an empty environment: README's program, new, demo (PYTHONS='python3.10 …'; ALL=1: 3.10 to 3.14)"
 	@echo "make bench [QUICK=1|ALL=1]  engines side by side: build/bench/report.html (1.5 hours; ROUNDS=1: half an hour; QUICK: 5 minutes; ALL: 8 hours)"
 	@echo "make sim [SEEDS=n]          the simulation over n seeds; SEED=s replays one (SHRINK=1: makes it smaller); CANARY=name"
 	@echo "make sim-canaries           every planted bug is found by the simulation"
@@ -99,7 +99,7 @@ docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --quiet
 
 wheel: $(STAMP)
-	.ci/wheel $(PYTHONS)
+	$(if $(ALL),.ci/pythons,.ci/wheel $(PYTHONS))
 
 bench: $(STAMP) jdk servers
 	$(BIN)/python -m benchmarks $(if $(QUICK),all --quick,$(if $(ALL),all,table)) $(if $(ROUNDS),--rounds $(ROUNDS))

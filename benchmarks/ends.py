@@ -1,10 +1,12 @@
-"""Throughput and visible latency of each target at short checkpoints, against real servers on this machine.
+"""Throughput and visible latency of each target at short checkpoints, against real servers on this machine; and the
+throughput of Kinesis, a source.
 
-    python -m benchmarks ends [SINK …] [--rows 1000000] [--rate 2000] [--seconds 15]
+    python -m benchmarks ends [END …] [--rows 1000000] [--rate 2000] [--seconds 15]
 
 Per target two jobs on Spark, parallelism 2, a checkpoint every 500 ms to a local folder: one that writes rows (three
 columns) as fast as it can, from the moment all slots run until all rows are visible; one at an even pace, whose visible
-latency is per row, from its intended emission to the moment the commit of its checkpoint was confirmed.
+latency is per row, from its intended emission to the moment the commit of its checkpoint was confirmed. `kinesis` is
+read, not written: records that are there, into a folder, as fast as it can.
 """
 
 import argparse
@@ -15,17 +17,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from barrier_runtime import (
+    BatchCheckpoint,
+    ClickHouseSink,
     Dataflow,
     DeltaSink,
     DeltaUpsertSink,
+    IcebergSink,
     JsonlSink,
     KafkaSink,
+    KinesisSource,
     MySQLSink,
     ParquetSink,
     PostgresSink,
@@ -34,12 +40,23 @@ from barrier_runtime import (
 )
 from barrier_runtime.coordinator.status.status import JobStatus
 from benchmarks.machine import describe
-from examples.servers import kafka_server, mariadb_server, postgres_server, redis_server, s3_server
+from examples.servers import (
+    clickhouse_server,
+    iceberg_rest_server,
+    kafka_server,
+    mariadb_server,
+    postgres_server,
+    redis_server,
+    s3_server,
+)
 
 FOLDER = Path("build/bench/ends")
 INTERVAL_S = 0.5
 
-NewSink: TypeAlias = Callable[[], TwoPhaseCommitSink]
+_KINESIS_ROWS = 50_000  # what moto's server takes in some seconds
+
+Target: TypeAlias = TwoPhaseCommitSink | Callable[[Any, BatchCheckpoint], None]  # a function: for `for_each_batch`
+NewTarget: TypeAlias = Callable[[], Target]
 
 
 def folder(name: str) -> str:
@@ -47,7 +64,7 @@ def folder(name: str) -> str:
 
 
 @contextlib.contextmanager
-def kafka(guarantee: str) -> Iterator[NewSink]:
+def kafka(guarantee: str) -> Iterator[NewTarget]:
     with kafka_server() as server:
 
         def new() -> TwoPhaseCommitSink:
@@ -59,7 +76,7 @@ def kafka(guarantee: str) -> Iterator[NewSink]:
 
 
 @contextlib.contextmanager
-def postgres(**options: object) -> Iterator[NewSink]:
+def postgres(**options: object) -> Iterator[NewTarget]:
     import psycopg
 
     with postgres_server(max_prepared_transactions=64) as server:
@@ -75,7 +92,7 @@ def postgres(**options: object) -> Iterator[NewSink]:
 
 
 @contextlib.contextmanager
-def mariadb(**options: object) -> Iterator[NewSink]:
+def mariadb(**options: object) -> Iterator[NewTarget]:
     with mariadb_server() as server:
 
         def new() -> TwoPhaseCommitSink:
@@ -89,22 +106,62 @@ def mariadb(**options: object) -> Iterator[NewSink]:
 
 
 @contextlib.contextmanager
-def redis() -> Iterator[NewSink]:
+def redis() -> Iterator[NewTarget]:
     with redis_server() as server:
         yield lambda: RedisUpsertSink(server.url, key="key", deterministic=True)
 
 
 @contextlib.contextmanager
-def s3(sink: Callable[[str], TwoPhaseCommitSink]) -> Iterator[NewSink]:
+def clickhouse() -> Iterator[NewTarget]:
+    from clickhouse_driver import Client
+
+    with clickhouse_server() as server:
+
+        def new() -> TwoPhaseCommitSink:
+            table = f"rows_{time.monotonic_ns()}"
+            with Client("127.0.0.1", port=server.port) as database:
+                database.execute(
+                    f"create table {table} (value Int64, key Int64, price Float64, _version UInt64) "
+                    "engine = ReplacingMergeTree(_version) order by key"
+                )
+            return ClickHouseSink(server.url, table, key="key", deterministic=True)
+
+        yield new
+
+
+@contextlib.contextmanager
+def iceberg_rest() -> Iterator[NewTarget]:
+    with iceberg_rest_server() as server:
+        yield lambda: IcebergSink(f"db.rows_{time.monotonic_ns()}", properties=server.properties)
+
+
+@contextlib.contextmanager
+def iceberg_sqlite() -> Iterator[NewTarget]:
+    catalog = {"type": "sql", "uri": f"sqlite:///{FOLDER.resolve()}/catalog.db", "warehouse": f"file://{folder('ice')}"}
+    yield lambda: IcebergSink(f"db.rows_{time.monotonic_ns()}", properties=catalog)
+
+
+def sparks_parquet() -> Target:
+    """Spark's own writer, which appends each batch; it keeps no number."""
+    url = folder(str(time.monotonic_ns()))
+
+    def write(rows: Any, checkpoint: BatchCheckpoint) -> None:
+        rows.write.mode("append").parquet(url)
+
+    return write
+
+
+@contextlib.contextmanager
+def s3(sink: Callable[[str], TwoPhaseCommitSink]) -> Iterator[NewTarget]:
     with s3_server() as server:
         yield lambda: sink(f"{server.url}/{time.monotonic_ns()}")
 
 
-def local(sink: Callable[[str], TwoPhaseCommitSink]) -> contextlib.AbstractContextManager[NewSink]:
+def local(sink: Callable[[str], TwoPhaseCommitSink]) -> contextlib.AbstractContextManager[NewTarget]:
     return contextlib.nullcontext(lambda: sink(folder(str(time.monotonic_ns()))))
 
 
-TARGETS: dict[str, Callable[[], contextlib.AbstractContextManager[NewSink]]] = {
+TARGETS: dict[str, Callable[[], contextlib.AbstractContextManager[NewTarget]]] = {
     "parquet-folder": lambda: local(ParquetSink),
     "jsonl-folder": lambda: local(JsonlSink),
     "delta-folder": lambda: local(DeltaSink),
@@ -120,20 +177,44 @@ TARGETS: dict[str, Callable[[], contextlib.AbstractContextManager[NewSink]]] = {
     "s3-parquet": lambda: s3(ParquetSink),
     "s3-parquet-multipart": lambda: s3(lambda url: ParquetSink(url, staging="multipart")),
     "s3-delta": lambda: s3(DeltaSink),
+    "clickhouse-upsert": clickhouse,
+    "iceberg-sqlite": iceberg_sqlite,
+    "iceberg-rest": iceberg_rest,
+    "for-each-batch": lambda: contextlib.nullcontext(sparks_parquet),
 }
 
 
-def flow_into(sink: TwoPhaseCommitSink, rate: float, rows: int) -> Dataflow:
+def flow_into(target: Target, rate: float, rows: int) -> Dataflow:
     flow = Dataflow(f"ends-{time.monotonic_ns()}")
     numbers = flow.rate("numbers", rate, rows, keys=10_000)
     columns = {"value": "value", "key": "key", "price": pc.multiply(pc.field("value"), 0.25)}
-    numbers.select(columns).sink("out", sink)
+    if isinstance(target, TwoPhaseCommitSink):
+        numbers.select(columns).sink("out", target)
+    else:
+        numbers.select(columns).for_each_batch(target, name="out")
     return flow
 
 
-def measured(spark: SparkSession, sink: TwoPhaseCommitSink, rate: float, rows: int) -> tuple[float, JobStatus]:
-    """Rows per second until all are visible, and the job's last status."""
-    flow = flow_into(sink, rate, rows)
+@contextlib.contextmanager
+def flow_from_kinesis(rows: int) -> Iterator[Dataflow]:
+    """Of a stream of two shards, on moto's server, with as many records of 100 bytes."""
+    with s3_server() as server:  # which serves it beside S3
+        import boto3
+
+        client, stream = boto3.client("kinesis", endpoint_url=server.endpoint, region_name="us-east-1"), "rows"
+        client.create_stream(StreamName=stream, ShardCount=2)
+        for begin in range(0, rows, 500):
+            many = range(begin, min(begin + 500, rows))
+            records = [{"Data": b"%0100d" % number, "PartitionKey": str(number)} for number in many]
+            client.put_records(StreamName=stream, Records=records)
+        flow = Dataflow(f"ends-{time.monotonic_ns()}")
+        source = KinesisSource(stream, region="us-east-1", endpoint=server.endpoint, until="latest")
+        flow.source("records", source).sink("out", JsonlSink(folder(str(time.monotonic_ns()))))
+        yield flow
+
+
+def measured(spark: SparkSession, flow: Dataflow) -> tuple[float, JobStatus]:
+    """Records per second until all are visible, and the job's last status."""
     checkpoints = str((FOLDER / "checkpoints" / flow.name).resolve())
     with flow.start(spark=spark, parallelism=2, checkpoints=checkpoints, checkpoint_interval=INTERVAL_S) as handle:
         while handle.status().phase not in ("running", "finished"):
@@ -141,11 +222,12 @@ def measured(spark: SparkSession, sink: TwoPhaseCommitSink, rate: float, rows: i
         began = time.monotonic()
         status = handle.wait(timeout=600).status
         took = time.monotonic() - began
-    return rows / took, status
+    return status.records / took, status
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sinks", nargs="*", default=list(TARGETS), metavar="SINK", help=", ".join(TARGETS))
+    names = [*TARGETS, "kinesis"]
+    parser.add_argument("sinks", nargs="*", default=names, metavar="END", help=", ".join(names))
     parser.add_argument("--rows", type=int, default=1_000_000, help="of the job that goes as fast as it can")
     parser.add_argument("--rate", type=float, default=2_000, help="rows per second of the paced job")
     parser.add_argument("--seconds", type=float, default=15, help="length of the paced job")
@@ -163,9 +245,14 @@ def measure_all(chosen: argparse.Namespace) -> None:
     spark = SparkSession.builder.master("local[4]").config("spark.ui.enabled", "false").getOrCreate()
     try:
         for name in chosen.sinks:
+            if name == "kinesis":
+                with flow_from_kinesis(min(chosen.rows, _KINESIS_ROWS)) as flow:
+                    print(f"| {name} | {measured(spark, flow)[0]:,.0f} | | |", flush=True)
+                continue
             with TARGETS[name]() as new:
-                fast, _ = measured(spark, new(), 1e9, chosen.rows)
-                _, status = measured(spark, new(), chosen.rate, int(chosen.rate * chosen.seconds))
+                fast, _ = measured(spark, flow_into(new(), 1e9, chosen.rows))
+                paced = flow_into(new(), chosen.rate, int(chosen.rate * chosen.seconds))
+                _, status = measured(spark, paced)
             visible = status.latency["out:visible"]
             print(f"| {name} | {fast:,.0f} | {visible.p50:.0f} | {visible.p99:.0f} |", flush=True)
     finally:

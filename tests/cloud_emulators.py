@@ -1,7 +1,8 @@
 """An emulator of Azure Blob (Azurite), installed by npm on first use, below build/emulators.
 
 There is none for Google Cloud Storage: fake-gcs-server takes uploads by the XML interface, which obstore uses, with
-signed URLs only, and then without their condition.
+signed URLs only, and then without their condition; gcp-storage-emulator, and Google's own storage-testbench, answer
+without an ETag, which obstore wants, and the latter has no lists by that interface.
 """
 
 import base64
