@@ -160,8 +160,9 @@ class AllSlots:
                 self._carry(place)
 
     def _is_carried(self, place: "_Place") -> bool:
+        """By a Spark job of its own. The first one is there as long as any slot of it, also when this one has left."""
         carrier = self._carriers.get(place)
-        return carrier is not None and carrier.alive and not carrier.given_up
+        return carrier is not None and carrier is not self._first and carrier.alive and not carrier.given_up
 
     def _is_of_job(self, place: "_Place") -> bool:
         return place[0] == self._program and place[1] < self._parallelism

@@ -1,0 +1,90 @@
+"""Which Spark jobs are submitted for the slots of a job that is rescaled, on a context that runs nothing."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from barrier_runtime.coordinator.status.status import StandbysWanted
+from barrier_runtime.spark.stage import AllSlots
+from barrier_runtime.spark.task import SlotSettings
+
+
+class Context:
+    """In place of Spark's: a job runs until all of its slots have left, or it is cancelled."""
+
+    def __init__(self) -> None:
+        self.submitted: list[tuple[int, ...]] = []
+        self.left: dict[int, threading.Event] = {}  # by number of the job
+        self.sparkContext = self
+        self._group = threading.local()
+        self._cancelled: set[str] = set()
+
+    def setLocalProperty(self, name: str, value: str) -> None:
+        if name == "spark.jobGroup.id":
+            self._group.id = value
+
+    def cancelJobGroup(self, group: str) -> None:
+        self._cancelled.add(group)
+
+    def parallelize(self, slots: tuple[int, ...], _: int) -> "Context":
+        self._group.number = len(self.submitted)
+        self.left[self._group.number] = threading.Event()
+        self.submitted.append(tuple(slots))
+        return self
+
+    def mapPartitions(self, _: object) -> "Context":
+        return self
+
+    def collect(self) -> list[Any]:
+        while not self.left[self._group.number].wait(0.01):
+            if self._group.id in self._cancelled:
+                raise RuntimeError("cancelled")
+        return []
+
+
+def slots_of(context: Context, parallelism: int) -> AllSlots:
+    settings: Any = SlotSettings(
+        graph=b"", mode="exactly_once", run_id="run", secret=b"", control_addresses=(), storage_url="", state=None,
+        lease_s=1.0,
+    )  # fmt: skip
+    slots = AllSlots(context, settings, parallelism, lambda: True)
+    slots.start()
+    until(lambda: context.submitted == [tuple(range(parallelism))])
+    return slots
+
+
+def until(found: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not found():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_slot_that_left_the_first_spark_job_is_started_again_when_it_is_wanted() -> None:
+    """From 2 slots to 1 and to 3: slot 0 holds the first Spark job open, in which slot 1 is no more."""
+    context = Context()
+    slots = slots_of(context, 2)
+    slots.follow("", 1, None)
+    slots.follow("", 1, StandbysWanted("rescale", 1, 2))
+    until(lambda: sorted(context.submitted[1:]) == [(1,), (2,)])
+    slots.follow("", 3, None)
+    assert len(context.submitted) == 3, "once"
+    slots.cancel()
+
+
+def test_slots_that_were_started_for_a_coordinator_that_died_are_not_started_again_while_they_are_there() -> None:
+    context = Context()
+    slots = slots_of(context, 1)
+    slots.follow("", 1, StandbysWanted("first", 1, 1))
+    until(lambda: context.submitted == [(0,), (1,)])
+    slots.follow("", 1, StandbysWanted("second", 1, 1))
+    assert context.submitted == [(0,), (1,)]
+    context.left[1].set()
+
+    def again() -> bool:
+        slots.follow("", 1, StandbysWanted("second", 1, 1))
+        return context.submitted == [(0,), (1,), (1,)]
+
+    until(again)
+    slots.cancel()
