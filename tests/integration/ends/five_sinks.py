@@ -1,7 +1,7 @@
 """Counted numbers into five targets at once: Kafka, PostgreSQL, Redis, a Delta table and files; their readers, and one
 judge for all of them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from barrier_runtime import Dataflow, DeltaSink, JsonlSink, count
@@ -10,7 +10,7 @@ from barrier_runtime.connectors.postgres.sink import PostgresSink
 from barrier_runtime.connectors.redis.sink import RedisUpsertSink
 from tests.integration.chaos.verdict import Figures
 from tests.integration.ends import redis_counts
-from tests.integration.ends.audit import Audit, Numbers
+from tests.integration.ends.audit import Audit, Numbers, Seen
 from tests.integration.ends.committed_rows import CommittedRows
 from tests.integration.ends.delta_numbers import TableRows
 from tests.integration.ends.kafka_to_kafka import CommittedRecords
@@ -39,19 +39,28 @@ class Looks:
         self._records = CommittedRecords(settings["bootstrap"], TOPIC)
         self._table = Reader(settings["postgres"], since_last=False)
         self._redis = settings["redis"]
-        self._delta = TableRows(settings["delta"])
-        self._files = CommittedRows(settings["files"], NAME, "files")
+        self._once: dict[str, Callable[[], Seen]] = {
+            "kafka": self._records.look,
+            "delta": TableRows(settings["delta"]).look,
+            "files": CommittedRows(settings["files"], NAME, "files").look,
+        }
+        self._given: dict[str, Seen] = {}  # what those give is given once: kept while another target cannot be read
         self._every = postgres_every
         self._looks = 0
 
+    def __str__(self) -> str:
+        return f"{self._looks} whole looks; Kafka: {self._records}"
+
     def look(self) -> dict[str, Any]:
+        for name, look in self._once.items():
+            if name not in self._given:
+                self._given[name] = look()
         seen: dict[str, Any] = {"redis": redis_counts.look(self._redis)}
         if self._looks % self._every == 0:
             seen["postgres"] = self._table.look()
         self._looks += 1
-        # What these give is given once; of these servers none is struck.
-        for name, look in (("kafka", self._records.look), ("delta", self._delta.look), ("files", self._files.look)):
-            seen[name] = look()
+        seen |= self._given
+        self._given = {}
         return seen
 
 

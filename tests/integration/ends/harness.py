@@ -248,11 +248,14 @@ class _Run:
         again = [move.kind for move, moved in zip(moves, list(self._moves), strict=True) if not moved.done]
         for kind in again:
             self._move(Move(kind, 0.1))
+        undone = [moved for moved in self._moves[len(moves) :] if not moved.done]
         self._stop_program()
         rows = self._rescanned(0).rows
         self._wait(lambda: self._audit.rows >= rows, f"all {rows} rows were seen")
         self._watch.stop()
-        return self._judged(rows)
+        report = self._judged(rows)
+        report.why_not += [f"a {each.kind} to {each.parallelism}, with nothing struck: {each.error}" for each in undone]
+        return report
 
     def to_the_end(self, actions: list[Action], kills: int, drain: Callable[[], int] | None) -> Report:
         due_from = self._begin()
@@ -353,7 +356,7 @@ class _Run:
         self._wait(over, f"the {move.kind} was over")
         self._get_on(time.time(), self._audit.rows)
         done = self._orders.answer(number) or Done(error="the program that was asked is gone")
-        moved = Moved(move.kind, parallelism, move.strike, done.pause_ms, done.error)
+        moved = Moved(move.kind, parallelism, move.strike, done.pause_ms, done.error, done.unexpected)
         self._moves.append(moved)
         to = f" from {before} to {parallelism}" if move.kind == "rescale" else ""
         struck = f", {move.strike} struck" if move.strike else ""
@@ -411,7 +414,9 @@ class _Run:
                 status = self._supervisor.status()
                 watch = self._watch
                 known = f"{self._audit.rows} rows are visible ({self._audit}) in {watch.looks} looks\n"
-                if status is not None:
+                if status is None:
+                    known += "the program has published no status for a while\n"
+                else:
                     last = status.checkpoints.last_completed
                     known += (
                         f"phase {status.phase}: {status.reason or status.error}; last completed checkpoint: {last}\n"
@@ -489,5 +494,6 @@ class _Run:
             if audit.rows != rows:
                 report.why_not.append(f"{title}: the job read {rows} rows, {audit.rows} are visible")
         report.why_not += [f"the program ended by itself: {each}" for each in report.unexpected]
+        report.why_not += [f"a {each.kind} raised {each.error}" for each in report.moves if each.unexpected]
         report.why_not += [f"left behind: process {each}" for each in report.left_processes]
         return report

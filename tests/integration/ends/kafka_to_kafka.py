@@ -7,6 +7,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from barrier_runtime import Dataflow, count
+from barrier_runtime.connectors.kafka.asking import put_away
 from barrier_runtime.connectors.kafka.sink.sink import KafkaSink
 from examples.servers.kafka_ends import TopicEnds
 from tests.integration.ends.audit import Seen
@@ -23,6 +24,10 @@ def build(settings: dict[str, Any]) -> Dataflow:
     return flow
 
 
+_SILENT_S = 10.0  # of a consumer that has rows to read, before another one takes over …
+_SILENT_MOST_S = 80.0  # … which gets twice as long: a busy machine needs many seconds for a new one
+
+
 class CommittedRecords:
     """Reads what is committed and new. Raises when the broker does not answer."""
 
@@ -31,9 +36,20 @@ class CommittedRecords:
         self._ends = dict.fromkeys(range(PARTITIONS), 0)
         self._client = {"bootstrap.servers": bootstrap, "reconnect.backoff.max.ms": 500, "log_level": 0}
         self.known = TopicEnds(bootstrap, topic, PARTITIONS)
-        self._consumer = self._consumer_from(self._ends)
+        self._stable = dict(self._ends)
+        self._heard: list[str] = []
+        self._consumers = 0
+        self._patience_s = _SILENT_S
+        self._consumer = self._new_consumer()
 
-    def _consumer_from(self, offsets: dict[int, int]) -> Consumer:
+    def __str__(self) -> str:
+        """Where it stands, for whoever waits for it."""
+        return (
+            f"read up to {self._ends}, committed are {self._stable} of {self.known.written()}; consumer "
+            f"{self._consumers}, silent for up to {self._patience_s:.0f} s; heard last: {self._heard[-3:]}"
+        )
+
+    def _new_consumer(self) -> Consumer:
         consumer = Consumer(
             {
                 **self._client,
@@ -41,28 +57,37 @@ class CommittedRecords:
                 "isolation.level": "read_committed",
                 "enable.partition.eof": True,
                 "enable.auto.commit": False,
+                "auto.offset.reset": "error",  # never somewhere else
                 "fetch.wait.max.ms": 20,
+                "error_cb": lambda error: self._heard.append(error.str()),
             }
         )
         consumer.assign(
-            [TopicPartition(place.topic, place.partition, offsets[place.partition]) for place in self._places]
+            [TopicPartition(place.topic, place.partition, self._ends[place.partition]) for place in self._places]
         )
+        self._consumers += 1
         return consumer
 
     def look(self) -> Seen:
         rows: list[dict[str, int]] = []
-        stable = self.known.committed()
-        fresh_consumer_at = time.monotonic() + 10
+        stable = self._stable = self.known.committed()
+        silent_since = time.monotonic()
         while any(self._ends[number] < stable[number] for number in stable):
-            if time.monotonic() > fresh_consumer_at:
-                # What came must not be lost; the rest comes with the next look, to a fresh consumer
-                self._consumer.close()
-                self._consumer = self._consumer_from(self._ends)
-                break
+            read = dict(self._ends)
             for message in self._consumer.consume(1_000, timeout=0.1):
                 if message.error() is None:
                     rows.append(json.loads(message.value()))
                     self._ends[message.partition()] = message.offset() + 1
                 elif message.error().code() == KafkaError._PARTITION_EOF:
                     self._ends[message.partition()] = message.offset()
+                else:
+                    self._heard.append(message.error().str())
+            if self._ends != read:
+                silent_since, self._patience_s = time.monotonic(), _SILENT_S
+            elif time.monotonic() - silent_since > self._patience_s:
+                # What came must not be lost; the rest comes with the next look, to a fresh consumer
+                silent, self._consumer = self._consumer, self._new_consumer()
+                put_away(silent)  # its end may wait for a broker
+                self._patience_s = min(_SILENT_MOST_S, 2 * self._patience_s)
+                break
         return Seen([row["value"] for row in rows], [row["n"] for row in rows], whole=False)

@@ -41,10 +41,11 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """`pause_ms`: None where nothing was to be done."""
+    """`pause_ms`: None where nothing was to be done. `unexpected`: an error that is none of ours."""
 
     pause_ms: int | None = None
     error: str = ""
+    unexpected: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Moved:
     strike: Kind | None
     pause_ms: int | None
     error: str
+    unexpected: bool = False
 
     @property
     def done(self) -> bool:
@@ -102,9 +104,14 @@ class Orders:
         return None
 
 
-def take_orders(handle: JobHandle, folder: Path, build: Callable[[], Any]) -> None:
-    """The program's side, for a thread of its own. `build`: makes the program that replaces the one that runs."""
-    number = 1 + len(list(folder.glob("*.json")))
+def next_order(folder: Path) -> int:
+    """The number of the first order that is not there yet; asked before anybody can see that the program runs."""
+    return 1 + len(list(folder.glob("*.json")))
+
+
+def take_orders(handle: JobHandle, folder: Path, number: int, build: Callable[[], Any]) -> None:
+    """The program's side, for a thread of its own: orders from `number` on. `build`: makes the program that replaces
+    the one that runs."""
     while True:
         path = folder / f"{number}.json"
         if path.exists():
@@ -122,6 +129,8 @@ def _carried_out(handle: JobHandle, order: Order, build: Callable[[], Any]) -> D
             moved = handle.replace(build(), timeout=_TIMEOUT_S)
     except BarrierRuntimeError as error:
         return Done(error=str(error) or type(error).__name__)
+    except Exception as error:  # unanswered, it would be waited for until somebody gives up
+        return Done(error=repr(error), unexpected=True)
     return Done(None if moved.checkpoint is None else moved.pause_ms)
 
 

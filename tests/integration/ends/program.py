@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from tests.integration.chaos.program import Settings, accompany, publish
-from tests.integration.ends.moves import take_orders
+from tests.integration.ends.moves import next_order, take_orders
 
 
 class JobSettings(Settings, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -29,10 +29,12 @@ class JobSettings(Settings, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 def main() -> int:
     settings = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=JobSettings)
     build = partial(runpy.run_path(settings.program)["build"], settings.job)
+    first_order = next_order(Path(settings.moves)) if settings.moves else 0
     with build().start(**settings.options, checkpoints=settings.checkpoints) as handle:
         threading.Thread(target=accompany, args=(handle, settings), daemon=True).start()
         if settings.moves:
-            threading.Thread(target=take_orders, args=(handle, Path(settings.moves), build), daemon=True).start()
+            orders = (handle, Path(settings.moves), first_order, build)
+            threading.Thread(target=take_orders, args=orders, daemon=True).start()
         result = handle.wait()
     publish(result.status, settings)
     print(result, flush=True)

@@ -37,9 +37,13 @@ class Watch:
 
     @property
     def where(self) -> str:
-        """What its thread does just now."""
+        """What its thread does just now, and what the reader tells of itself."""
         frame = sys._current_frames().get(self._thread.ident or 0)
-        return "".join(traceback.format_stack(frame)[-8:]) if frame is not None else "it has ended"
+        does = "".join(traceback.format_stack(frame)[-8:]) if frame is not None else "it has ended"
+        try:
+            return f"{does}{getattr(self._look, '__self__', self._look)}"
+        except Exception as error:  # it asks a server
+            return f"{does}{error!r}"
 
     def _run(self) -> None:
         try:
@@ -51,6 +55,8 @@ class Watch:
     def _once(self) -> None:
         try:
             seen = self._look()
+        except AssertionError:  # what a reader asserts is wrong, whatever the server does
+            raise
         except Exception:
             self.blind += 1
             if self._server is not None and not self._server.running:
