@@ -150,4 +150,5 @@ def preview_of_restore(flow: Dataflow, options: Mapping[str, object], *, local: 
 
     chosen = (JobOptions.for_local_run if local else JobOptions.from_keywords)(options, flow.options)
     graph = compile_plan(flow.plan, chosen.parallelism, chosen.max_parallelism, mode=chosen.mode)
-    return restore_preview(job_spec(graph, chosen), chosen)
+    sources = [chain.source for chain in graph.chains if chain.source is not None]
+    return restore_preview(job_spec(graph, chosen), chosen, sources)

@@ -219,6 +219,24 @@ class RetainingSource(Source, Protocol):
 
 
 @dataclass(frozen=True)
+class Remaining:
+    """How much there is behind some positions, at most. None: in this unit it is not known."""
+
+    rows: int | None = None
+    bytes: int | None = None
+
+
+@runtime_checkable
+class MeasuringSource(Source, Protocol):
+    """A source that can tell how much of it is still to be read."""
+
+    def left(self, splits: Sequence[Split], positions: Mapping[str, bytes]) -> Remaining:
+        """Of `splits`, which were listed just now and have not ended, behind the `positions` of their readers, by split
+        id; of one without a position all. In the driver; may block, and raise `Unavailable`."""
+        ...
+
+
+@dataclass(frozen=True)
 class DeduplicateBy:
     """`column` tells rows that are given again. `within`: how long a value of it is kept; None: for ever."""
 

@@ -28,7 +28,7 @@ from barrier_runtime.state.snapshots.snapshot import KEYS, ONE_VALUE, KeyedSnaps
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.read_only import LinkedStore
 from barrier_runtime.state_tables.finding import StoredCheckpoint
-from barrier_runtime.state_tables.stored_state import key_fields
+from barrier_runtime.state_tables.wanted_keys import key_fields
 
 _GROUP_BYTES = 2
 

@@ -17,7 +17,8 @@ from barrier_runtime.state.kv.shard import PREFIX_BYTES
 from barrier_runtime.state.snapshots.snapshot import KEYS, ONE_VALUE, KeyedSnapshot, OperatorSnapshot, StateDescription
 from barrier_runtime.state.values.entry_table import is_number
 from barrier_runtime.state_tables.columns_of_values import column_of, decoded, without_marks
-from barrier_runtime.state_tables.stored_state import StoredState, key_fields, states_of
+from barrier_runtime.state_tables.stored_state import StoredState, states_of
+from barrier_runtime.state_tables.wanted_keys import key_fields
 
 _GROUP_BYTES = 2
 Change: TypeAlias = Literal["inserted", "changed", "deleted"]

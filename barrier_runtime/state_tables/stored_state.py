@@ -14,7 +14,7 @@ swept yet are there, too. What a checkpoint has beside keyed state is in `beside
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -29,13 +29,12 @@ from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.pins import CheckpointPin
 from barrier_runtime.operators.deduplication.operator import BEGUN_VALUE
 from barrier_runtime.runtime.sources.progress import SPLITS_VALUE, SourceProgress
-from barrier_runtime.state.backend.stored_part import KeyGroups, StoredPart
+from barrier_runtime.state.backend.stored_part import KeyGroups, StoredPart, rows_told
 from barrier_runtime.state.columns.segment import Segment, as_binary
 from barrier_runtime.state.columns.wide_columns import is_wide
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.file_links import segment_number
-from barrier_runtime.state.keys.key_codec import decode_key, encode_key
-from barrier_runtime.state.keys.key_groups import key_group
+from barrier_runtime.state.keys.key_codec import decode_key
 from barrier_runtime.state.kv.shard import PREFIX_BYTES
 from barrier_runtime.state.snapshots.snapshot import KEYS, ONE_VALUE, OperatorSnapshot, StateDescription
 from barrier_runtime.state.snapshots.stored_values import with_values
@@ -44,13 +43,13 @@ from barrier_runtime.state.values.entry_table import is_number
 from barrier_runtime.state_tables.beside_keyed import beside_batches, beside_of, pending_of
 from barrier_runtime.state_tables.columns_of_values import PACKED_INT, ValueColumn, column_of, decoded, without_marks
 from barrier_runtime.state_tables.finding import find_checkpoint, pinned_checkpoint
+from barrier_runtime.state_tables.wanted_keys import TIME, WantedKeys
 
 _BATCH_ROWS = 16_384
 _GROUP_BYTES = 2
 _READS_AT_ONCE = 8
 _COLUMNS = StateDescription("columns")
 _SEEN = StateDescription(type=PACKED_INT)  # of ids that a step has let pass
-_TIME = pa.timestamp("ms", tz="UTC")
 _PROGRESS = msgspec.json.Decoder(SourceProgress)
 
 
@@ -164,26 +163,62 @@ class StoredState:
         return len(self._parts(operator, state))
 
     def table(
-        self, operator: str, state: str, where: Mapping[str, Any] | None = None, *, part: int | None = None
+        self,
+        operator: str,
+        state: str,
+        where: Mapping[str, Any] | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        part: int | None = None,
     ) -> pa.RecordBatchReader:
         """The state as batches, in no order. `where`: only keys with these values; with all columns of the key only the
-        files of the subtask that has it are read. Of what is beside keyed state, only rows with these values. `part`:
-        only that one of `parts`, from 0 on."""
+        files of the subtask that has it are read. Of what is beside keyed state, only rows with these values.
+        `columns`: only these, in this order; others are not decoded. `part`: only that one of `parts`, from 0 on."""
         parts = self._parts(operator, state)
         parts = parts if part is None else parts[part : part + 1]
         if parts and state in beside_of(parts[0]):
-            return self._beside(parts, operator, state, where or {})
-        keys = _Keys(parts[0].values.get(KEYS, b"").decode(), where or {}, f"{operator}.{state}")
+            reader = self._beside(parts, operator, state, where or {})
+            return reader if columns is None else _projected(reader, columns, f"{operator}.{state}")
+        keys, groups, parts = self._asked(parts, operator, state, where or {})
+        what = next((states_of(each)[state] for each in parts), ONE_VALUE)
+        batches = self._batches(parts, state, what, keys, groups, columns)
+        first = next(batches, None)
+        if first is None:
+            reader = pa.RecordBatchReader.from_batches(keys.schema_of_nothing(what), [])
+        else:
+            reader = pa.RecordBatchReader.from_batches(first.schema, _chain(first, batches))
+        if columns is None:
+            return reader
+        if not set(columns) <= set(reader.schema.names):  # what was not asked for is not in it
+            reader = self.table(operator, state, where)
+        return _projected(reader, columns, f"{operator}.{state}")
+
+    def count(self, operator: str, state: str, where: Mapping[str, Any] | None = None) -> int:
+        """How many rows `table` has, without a value read: of columns that a checkpoint has whole, the heads of their
+        files tell it, of all else the keys."""
+        parts = self._parts(operator, state)
+        if state in beside_of(parts[0]):
+            return sum(batch.num_rows for batch in self._beside(parts, operator, state, where or {}))
+        keys, groups, parts = self._asked(parts, operator, state, where or {})
+        rows = 0
+        for each in parts:
+            assert each.keyed is not None
+            what = states_of(each)[state]
+            told = rows_told(each.keyed, self._store, state) if what.kind == "columns" and keys.wants_all else None
+            if told is None:
+                told = sum(batch.num_rows for batch in self._batches([each], state, what, keys, groups, ()))
+            rows += told
+        return rows
+
+    def _asked(
+        self, parts: list[OperatorSnapshot], operator: str, state: str, where: Mapping[str, Any]
+    ) -> tuple[WantedKeys, tuple[int, int] | None, list[OperatorSnapshot]]:
+        """The keys that are wanted, their key groups (None: all), and the parts that may have them."""
+        keys = WantedKeys(parts[0].values.get(KEYS, b"").decode(), where, f"{operator}.{state}")
         groups = keys.groups(self._manifest.max_parallelism)
         if groups is not None:
             parts = [each for each in parts if each.keyed is not None and _has(each, groups)]
-        what = next((states_of(each)[state] for each in parts), ONE_VALUE)
-        batches = self._batches(parts, state, what, keys, groups)
-        first = next(batches, None)
-        if first is None:
-            schema = keys.schema_of_nothing(what)
-            return pa.RecordBatchReader.from_batches(schema, [])
-        return pa.RecordBatchReader.from_batches(first.schema, _chain(first, batches))
+        return keys, groups, parts
 
     def positions(self) -> pa.Table:
         """How far each split of each source was read: source, split, rows, finished, position (JSON of its reader)."""
@@ -234,10 +269,13 @@ class StoredState:
         parts: list[OperatorSnapshot],
         state: str,
         what: StateDescription,
-        keys: "_Keys",
+        keys: WantedKeys,
         groups: tuple[int, int] | None,
+        columns: Sequence[str] | None,
     ) -> Iterator[pa.RecordBatch]:
+        """With values only where `columns` has them."""
         schema: pa.Schema | None = None
+        with_values = columns is None or "value" in columns
         for part in parts:
             assert part.keyed is not None
             only = None
@@ -245,10 +283,11 @@ class StoredState:
                 key = keys.encoded if what.kind not in ("columns", "timers") else b""  # timers are in order of time
                 only = KeyGroups(state, *groups, columns=what.kind == "columns", key=key)
             with StoredPart(part.keyed, self._store, self.folder(), only) as opened:
-                for segment in opened.segments(state) if groups is None else opened.segments(state, *groups):
+                first, last = groups or (0, 0xFFFF)
+                for segment in opened.segments(state, first, last, columns):
                     yield from _of_segment(segment, keys, self._manifest.max_parallelism)
-                entries = opened.entries(state) if groups is None else opened.entries(state, *groups)
-                for rows in _rows(entries, what, keys, f"{self._what}, {keys.where}"):
+                entries = opened.entries(state, first, last)
+                for rows in _rows(entries, what, keys, f"{self._what}, {keys.where}", with_values):
                     batch = rows.batch(schema)
                     schema = schema or batch.schema
                     yield batch
@@ -275,6 +314,14 @@ def _chain(first: pa.RecordBatch, others: Iterator[pa.RecordBatch]) -> Iterator[
     yield from others
 
 
+def _projected(reader: pa.RecordBatchReader, columns: Sequence[str], where: str) -> pa.RecordBatchReader:
+    for name in columns:
+        if name not in reader.schema.names:
+            raise InvalidJob(f"{where}: it has no column {name!r}, it has {', '.join(reader.schema.names)}")
+    schema = pa.schema([reader.schema.field(name) for name in columns])
+    return pa.RecordBatchReader.from_batches(schema, (batch.select(list(columns)) for batch in reader))
+
+
 def _only(batch: pa.RecordBatch, where: Mapping[str, Any]) -> pa.RecordBatch:
     """Rows with these values."""
     for name, value in where.items():
@@ -283,85 +330,13 @@ def _only(batch: pa.RecordBatch, where: Mapping[str, Any]) -> pa.RecordBatch:
     return batch
 
 
-class _Keys:
-    """The key's columns, and which keys are wanted."""
-
-    def __init__(self, told: str, wanted: Mapping[str, Any], where: str) -> None:
-        self.where = where
-        self.fields = key_fields(told)
-        self.names = [name for name, _ in self.fields]
-        for name in wanted:
-            if self.names and name not in self.names:
-                raise InvalidJob(f"{where}: its key has no column {name!r}, it has {', '.join(self.names)}")
-        self._wanted = dict(wanted)
-
-    def groups(self, max_parallelism: int) -> tuple[int, int] | None:
-        """The key groups to be read; None: all."""
-        if not self.names or set(self._wanted) != set(self.names):
-            return None
-        group = key_group(tuple(self._wanted[name] for name in self.names), max_parallelism)
-        return group, group
-
-    @property
-    def encoded(self) -> bytes:
-        """How what is stored of the whole key begins; empty where a value might be stored as one of another type."""
-        for name, kind in self.fields:
-            value = self._wanted[name]
-            is_text = kind is not None and pa.types.is_string(kind) and type(value) is str
-            if not is_text and not (kind is not None and pa.types.is_integer(kind) and type(value) is int):
-                return b""
-        return encode_key(tuple(self._wanted[name] for name in self.names))
-
-    def wants(self, key: tuple[Any, ...]) -> bool:
-        return all(key[self.place(name)] == value for name, value in self._wanted.items())
-
-    @property
-    def wants_all(self) -> bool:
-        return not self._wanted
-
-    def place(self, name: str) -> int:
-        return self.names.index(name) if self.names else int(name.removeprefix("key_")) - 1
-
-    def named(self, fields: int) -> list[str]:
-        """Names for so many fields of a key."""
-        if not self.names:
-            return [f"key_{number}" for number in range(1, fields + 1)]
-        beside = range(1, fields - len(self.names) + 1)
-        return [*self.names, *[f"namespace_{number}" for number in beside]]
-
-    def array(self, place: int, values: list[Any]) -> pa.Array:
-        known = self.fields[place][1] if place < len(self.fields) else None
-        return pa.array(values, known) if known is not None else pa.array(values)
-
-    def schema_of_nothing(self, what: StateDescription) -> pa.Schema:
-        columns = [(name, kind or pa.string()) for name, kind in self.fields]
-        if what.kind == "timers":
-            return pa.schema([*columns, ("at", _TIME)])
-        between = {"list": [("position", pa.int64())], "map": [("entry", pa.string())]}.get(what.kind, [])
-        value = [] if what.kind == "columns" else [("value", column_of(what.type).type)]
-        return pa.schema([*columns, *between, *value])
-
-
-def key_fields(told: str) -> list[tuple[str, pa.DataType | None]]:
-    """Names and types of a key's columns, from what a snapshot tells of them; None: a type that has no short name."""
-    return [_field(each) for each in told.split(", ")] if told else []
-
-
-def _field(told: str) -> tuple[str, pa.DataType | None]:
-    name, _, kind = told.rpartition(": ")
-    try:
-        return name, pa.type_for_alias(kind)
-    except ValueError:  # timestamps and others: what its values are is asked then
-        return name, None
-
-
 @dataclass
 class _Rows:
     """A lot of entries on their way into a batch."""
 
-    keys: "_Keys"
+    keys: WantedKeys
     what: StateDescription
-    column: ValueColumn
+    column: ValueColumn | None  # None: values are not wanted
     found: list[tuple[tuple[Any, ...], Any, Any, int | None]]  # key, position or entry or time, value, write time
 
     def batch(self, schema: pa.Schema | None) -> pa.RecordBatch:
@@ -374,18 +349,20 @@ class _Rows:
             arrays.append(pa.array([beside for _, beside, _, _ in self.found]))
         if kind == "timers":
             names.append("at")
-            arrays.append(pa.array([beside for _, beside, _, _ in self.found], _TIME))
-        else:
+            arrays.append(pa.array([beside for _, beside, _, _ in self.found], TIME))
+        elif self.column is not None:
             names.append("value")
             arrays.append(pa.array([self.column.of(value) for _, _, value, _ in self.found], self.column.type))
         if self.what.ttl is not None:
             names.append("written_at")
-            arrays.append(pa.array([written for _, _, _, written in self.found], _TIME))
+            arrays.append(pa.array([written for _, _, _, written in self.found], TIME))
         batch = pa.RecordBatch.from_arrays(arrays, names)
         return batch if schema is None or batch.schema.equals(schema) else batch.cast(schema)
 
 
-def _rows(entries: Iterator[tuple[bytes, bytes]], what: StateDescription, keys: _Keys, where: str) -> Iterator[_Rows]:
+def _rows(
+    entries: Iterator[tuple[bytes, bytes]], what: StateDescription, keys: WantedKeys, where: str, with_values: bool
+) -> Iterator[_Rows]:
     if what.kind == "columns":
         if next(entries, None) is not None:
             raise InvalidJob(
@@ -393,7 +370,7 @@ def _rows(entries: Iterator[tuple[bytes, bytes]], what: StateDescription, keys: 
                 "that was taken while they fitted in memory"
             )
         return
-    column = column_of(what.type)
+    column = column_of(what.type) if with_values else None
     rows = _Rows(keys, what, column, [])
     for whole, data in entries:
         fields = decode_key(whole, PREFIX_BYTES)
@@ -407,7 +384,7 @@ def _rows(entries: Iterator[tuple[bytes, bytes]], what: StateDescription, keys: 
         if not keys.wants_all and not keys.wants(key):
             continue
         written_ms, own = without_marks(data)
-        value = None if what.kind == "timers" else decoded(own, what.type, where)
+        value = None if what.kind == "timers" or not with_values else decoded(own, what.type, where)
         rows.found.append((key, beside, value, written_ms))
         if len(rows.found) >= _BATCH_ROWS:
             yield rows
@@ -416,7 +393,7 @@ def _rows(entries: Iterator[tuple[bytes, bytes]], what: StateDescription, keys: 
         yield rows
 
 
-def _of_segment(segment: Segment, keys: _Keys, max_parallelism: int) -> Iterator[pa.RecordBatch]:
+def _of_segment(segment: Segment, keys: WantedKeys, max_parallelism: int) -> Iterator[pa.RecordBatch]:
     if isinstance(segment.keys, np.ndarray):
         arrays = [pa.array(field) for field in segment.keys]
     else:

@@ -1,4 +1,4 @@
-"""The commands about state as tables: `state tables`, `state show` and `state export`."""
+"""The commands about state as tables: `state tables`, `show`, `count`, `diff` and `export`."""
 
 import json
 from collections import Counter
@@ -43,6 +43,12 @@ def show(
             if len(lines) >= limit:
                 break
     return "\n".join(lines), of
+
+
+def count(url: str, job: str, checkpoint: int | None, state: str, where: Sequence[str]) -> int:
+    with open_checkpoint(url, job, checkpoint) as stored:
+        operator, name = _named(state)
+        return stored.count(operator, name, _conditions(stored, where))
 
 
 Side = tuple[str, str, int | None]  # URL, job, number of the checkpoint

@@ -5,21 +5,21 @@ entries of one state in few key groups fetches of RocksDB's files the blocks tha
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from barrier_runtime.state.backend.restore import BACKENDS
-from barrier_runtime.state.columns.segment import Segment
-from barrier_runtime.state.columns.segment_set import segments_in
+from barrier_runtime.state.columns.segment import FIXED_BYTES, Header, Segment, decode_header, header_bytes
+from barrier_runtime.state.columns.segment_set import rows_by_headers, segments_in
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.file_links import segment_number
 from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory, link_database
 from barrier_runtime.state.kv.shard import Shard, scan_state
 from barrier_runtime.state.kv.store import KvStore
 from barrier_runtime.state.snapshots.partial_download import download_range
-from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot
+from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot
 from barrier_runtime.state.snapshots.transfer import download
 from barrier_runtime.state.store.object_store import ObjectStore
 
@@ -125,10 +125,36 @@ class StoredPart:
         assert self._kv is not None, "a part is read within its context"
         return self._kv
 
-    def segments(self, state: str, first: int = 0, last: int = 0xFFFF) -> Iterator[Segment]:
-        """Of a columnar state, in key groups `first` to `last`, both inclusive: no key is in two of them."""
+    def segments(
+        self, state: str, first: int = 0, last: int = 0xFFFF, columns: Collection[str] | None = None
+    ) -> Iterator[Segment]:
+        """Of a columnar state, in key groups `first` to `last`, both inclusive: no key is in two of them. `columns`:
+        others are not decoded."""
         if self._only is not None and not self._only.columns:
             return iter(())
         keyed, names = self._keyed, [ref.name for ref in self._keyed.files]
         first, last = max(first, keyed.key_group_first), min(last, keyed.key_group_last)
-        return segments_in(self._files, names, state, keyed.max_parallelism, first, last)
+        return segments_in(self._files, names, state, keyed.max_parallelism, first, last, columns)
+
+
+def rows_told(keyed: KeyedSnapshot, store: ObjectStore, state: str) -> int | None:
+    """How many rows a columnar state has, where the heads of its files tell; None where its rows have to be read."""
+    found: list[tuple[int, Header]] = []
+    for ref in keyed.files:
+        number = segment_number(ref.name)
+        if number is not None:
+            fixed = _part_of(ref, store, 0, FIXED_BYTES)
+            header, _ = decode_header(
+                fixed + _part_of(ref, store, FIXED_BYTES, header_bytes(fixed, ref.name)), ref.name
+            )
+            if header.state == state:
+                found.append((number, header))
+    return rows_by_headers([header for _, header in sorted(found, key=lambda each: each[0])]) if found else None
+
+
+def _part_of(ref: FileRef, store: ObjectStore, start: int, size: int) -> bytes:
+    """Checked by what is in it: its file has a hash of all bytes only."""
+    if ref.inline is not None:
+        return ref.inline[start : start + size]
+    assert ref.key is not None
+    return store.get(ref.key, ref.offset + start, min(size, ref.size - start))

@@ -13,7 +13,7 @@ A column of cells (`wide_columns`; its dtype is "binary" in the header) has two 
 
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -131,25 +131,34 @@ def decode_header(data: bytes, where: str) -> tuple[Header, int]:
         raise _FORMAT.unreadable(error, where) from error
 
 
-def decode(data: bytes, where: str) -> Segment:
-    """Raises `Corrupt` for bytes that `encode` never makes."""
+def decode(data: bytes, where: str, columns: Collection[str] | None = None) -> Segment:
+    """`columns`: only these. Raises `Corrupt` for bytes that `encode` never makes."""
     header, at = decode_header(data, where)
     if len(data) != at + sum(small for small, _ in header.blocks) or _crc32([memoryview(data)[at:]]) != header.crc32:
         raise _FORMAT.unreadable("its rows are damaged", where)
     if any(small < 0 or not 0 <= size <= _LZ4_AT_MOST * small for small, size in header.blocks):
         raise _FORMAT.unreadable("it has blocks of impossible sizes", where)
+    wanted = [(name, kind) for name, kind in header.columns if columns is None or name in columns]
     blocks = []
     try:
-        for small, size in header.blocks:
-            block = pa.decompress(data[at : at + small], size, codec="lz4_raw", asbytes=True) if size else b""
-            blocks.append(block)
+        for (small, size), is_read in zip(header.blocks, _blocks_read(header, wanted), strict=True):
+            if is_read:
+                block = pa.decompress(data[at : at + small], size, codec="lz4_raw", asbytes=True) if size else b""
+                blocks.append(block)
             at += small
         keys = _decoded_keys(blocks, header.fields, header.keys)
-        columns = {name: _decoded_column(blocks, kind, header.keys) for name, kind in header.columns}
+        found = {name: _decoded_column(blocks, kind, header.keys) for name, kind in wanted}
         removed = _decoded_keys(blocks, header.fields, header.removed)
     except (OSError, ValueError, TypeError, IndexError) as error:
         raise _FORMAT.unreadable(error, where) from error
-    return Segment(header.state, header.key_width, header.base, keys, columns, removed)
+    return Segment(header.state, header.key_width, header.base, keys, found, removed)
+
+
+def _blocks_read(header: Header, wanted: Collection[tuple[str, str]]) -> list[bool]:
+    """Of each block, in order, whether it is one of keys or of a wanted column."""
+    keys = [True] * (header.fields or 2)
+    columns = [each in wanted for each in header.columns for _ in range(2 if each[1] == _CELLS else 1)]
+    return [*keys, *columns, *keys]
 
 
 def _crc32(parts: Iterable[bytes | memoryview]) -> int:

@@ -9,7 +9,7 @@ order of their numbers.
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -196,8 +196,8 @@ def _files(directory: Path, names: Iterable[str]) -> list[SegmentFile]:
     return sorted(files, key=lambda file: file.number)
 
 
-def _read(file: SegmentFile) -> Segment:
-    return decode(file.path.read_bytes(), str(file.path))
+def _read(file: SegmentFile, columns: Collection[str] | None = None) -> Segment:
+    return decode(file.path.read_bytes(), str(file.path), columns)
 
 
 def _by_state(files: Iterable[SegmentFile]) -> dict[str, list[SegmentFile]]:
@@ -242,19 +242,34 @@ def link_segments(source: Path, names: Iterable[str], target: Path) -> None:
             link_or_copy(source / name, target / name)
 
 
+def rows_by_headers(headers: Sequence[Header]) -> int | None:
+    """How many rows the segments of one state, in the order of writing, have together; None where deltas may have
+    changed or removed some of them."""
+    first = next((at for at in range(len(headers) - 1, -1, -1) if headers[at].base), 0)
+    whole = [each for at, each in enumerate(headers[first:]) if at == 0 or each.level == BOTTOM]
+    return sum(each.keys for each in whole) if len(whole) == len(headers) - first else None
+
+
 def segments_in(
-    directory: Path, names: Iterable[str], state: str, max_parallelism: int, first: int, last: int
+    directory: Path,
+    names: Iterable[str],
+    state: str,
+    max_parallelism: int,
+    first: int,
+    last: int,
+    columns: Collection[str] | None = None,
 ) -> Iterator[Segment]:
     """`state` among the segments of a snapshot, whose files `names` are in `directory`, in key groups `first` to
-    `last`: bases, and no key in two of them. A large one comes in slices by key group, so that memory stays bounded;
-    each slice reads all files, one at a time."""
+    `last`: bases, and no key in two of them; of `columns` alone, if they are given. A large one comes in slices by key
+    group, so that memory stays bounded; each slice reads all files, one at a time."""
     files = _by_state(_files(directory, names)).get(state)
     if not files:
         return
     slices = min(last - first + 1, -(-sum(file.header.entries for file in files) // _SLICE_ENTRIES))
     for start in range(first, last + 1, width := -(-(last - first + 1) // slices)):
         end = min(last, start + width - 1)
-        yield merged([within(_read(file), start, end, max_parallelism) for file in files], max_parallelism, base=True)
+        parts = [within(_read(file, columns), start, end, max_parallelism) for file in files]
+        yield merged(parts, max_parallelism, base=True)
 
 
 @dataclass(frozen=True)

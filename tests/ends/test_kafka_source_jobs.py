@@ -14,12 +14,13 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from barrier_runtime import CollectSink, Dataflow, JsonlSink, ParquetSink, Tumbling, count
+from barrier_runtime.api.dataflow import preview_of_restore
 from barrier_runtime.connectors.files.sink.commit_log import committed_files
 from barrier_runtime.connectors.kafka.source.fetcher import Fetcher
 from barrier_runtime.connectors.kafka.source.fetcher_pool import FetcherPool
 from barrier_runtime.connectors.kafka.source.stall_detector import StallTimeouts
 from examples.servers import KafkaServer
-from tests.ends.kafka_world import Topic
+from tests.ends.kafka_world import Topic, wait_until
 
 
 def written(folder: Path) -> list[dict[str, Any]]:
@@ -54,6 +55,25 @@ def test_good_rows_and_dead_letters_go_their_own_ways(kafka: KafkaServer, tmp_pa
     assert sorted(letters["value"].to_pylist()) == sorted(2 * [f"bad {n}".encode() for n in range(0, 100, 10)])
     assert set(letters["key"].to_pylist()) == {b"k"}
     assert all(error.startswith("its value: DecodeError") for error in letters["error"].to_pylist())
+
+
+def test_rows_that_came_behind_a_checkpoint_are_told_before_a_start(kafka: KafkaServer, tmp_path: Path) -> None:
+    """1.9: `explain --restore` says how much there is to be read."""
+    topic, out = Topic(kafka, partitions=2), CollectSink()
+    for partition in range(2):
+        topic.write([json.dumps({"n": n}) for n in range(50)], partition)
+    flow = Dataflow("behind")
+    rows = flow.read_kafka("src", kafka.bootstrap, topic.name, group="g", value="json", schema={"n": int})
+    rows.sink("out", out)
+    handle = flow.start_local(checkpoints=str(tmp_path), checkpoint_interval=0.05)
+    wait_until(lambda: len(out.rows()) == 100, "all rows came")
+    handle.stop()
+    handle.wait()
+    topic.write([json.dumps({"n": n}) for n in range(30)], 1)
+    page, starts = preview_of_restore(flow, {"checkpoints": str(tmp_path), "restore": "latest"}, local=True)
+    assert "source src: 100 rows read, splits that go on: 2, that ended: 0" in page
+    assert ", to be read: at most 30 rows\n" in page
+    assert starts
 
 
 def test_debeziums_events_are_upserts_of_a_table(kafka: KafkaServer, tmp_path: Path) -> None:

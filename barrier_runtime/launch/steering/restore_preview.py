@@ -1,12 +1,12 @@
 """What a start of a job would restore, and whether it would be refused. Writes nothing. Blocking; for people."""
 
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 
 import msgspec
 
+from barrier_runtime.connectors.source import MeasuringSource
 from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.manifest import Manifest, verified_manifest
 from barrier_runtime.coordinator.log.reader import read_log
@@ -15,11 +15,18 @@ from barrier_runtime.coordinator.log.restore_diff import RestoreDiff
 from barrier_runtime.coordinator.log.savepoint_choice import GoOn, import_run_id, savepoint_choice
 from barrier_runtime.coordinator.savepoints.files import check_whole, named, read_savepoint
 from barrier_runtime.coordinator.wire.messages import JobSpec
+from barrier_runtime.graph.job_graph import SourceSpec
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.launch.steering.savepoints import is_savepoint_url
 from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, decode_pending
-from barrier_runtime.runtime.sources.progress import SPLITS_VALUE, SourceProgress, SplitProgress
-from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.runtime.sources.progress import (
+    NO_POSITION,
+    SPLITS_VALUE,
+    RestoredSource,
+    SourceProgress,
+    SplitProgress,
+)
+from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.snapshots.stored_values import with_values
 from barrier_runtime.state.store.object_store import ObjectStore
@@ -31,8 +38,9 @@ _SHOWN = 3  # splits of a source, those of which the fewest rows were read
 _PROGRESS = msgspec.json.Decoder(SourceProgress)
 
 
-def restore_preview(spec: JobSpec, options: JobOptions) -> tuple[str, bool]:
-    """A page, and whether the job would start. Raises `InvalidJob` where there is nothing to restore."""
+def restore_preview(spec: JobSpec, options: JobOptions, sources: Sequence[SourceSpec]) -> tuple[str, bool]:
+    """A page, and whether the job would start. `sources`: those of the flow, with what they list now. Raises
+    `InvalidJob` where there is nothing to restore."""
     if options.checkpoints is None:
         raise InvalidJob("what a start would restore is in the job's folder: give checkpoints=")
     store = open_as_found(options.checkpoints)
@@ -48,7 +56,7 @@ def restore_preview(spec: JobSpec, options: JobOptions) -> tuple[str, bool]:
         except InvalidJob as error:
             return f"restore: {what}\nrefused: {error}\n", False
         if not isinstance(choice, GoOn):
-            return _page(RestoreDiff(spec, taken, what), what, taken, open_existing_store(options.restore))
+            return _page(RestoreDiff(spec, taken, what), what, taken, open_existing_store(options.restore), sources)
     wanted = int(options.restore) if options.restore.isdigit() else None
     view = read_log(store, paths.log_record, completes=1, restore=wanted, run_id=spec.run_id)
     start = start_run(spec, view)
@@ -58,39 +66,67 @@ def restore_preview(spec: JobSpec, options: JobOptions) -> tuple[str, bool]:
     record = complete_of(entry)
     what = f"checkpoint {record.checkpoint} of job {spec.job}"
     manifest = verified_manifest(record.manifest, store.get(record.manifest), record.sha256)
-    return _page(RestoreDiff(spec, manifest, what), what, manifest, store, settled=start.settled)
+    return _page(RestoreDiff(spec, manifest, what), what, manifest, store, sources, settled=start.settled)
 
 
 def _page(
-    diff: RestoreDiff, what: str, manifest: Manifest, store: ObjectStore, *, settled: bool = False
+    diff: RestoreDiff,
+    what: str,
+    manifest: Manifest,
+    store: ObjectStore,
+    sources: Sequence[SourceSpec],
+    *,
+    settled: bool = False,
 ) -> tuple[str, bool]:
     ago = timedelta(seconds=max(0, round(time.time() - manifest.created_wall_ms / 1000)))
-    read, left = _sources(store, manifest), () if settled else _transactions(store, manifest)
+    read, left = (
+        _sources(store, manifest, {each.name: each for each in sources}),
+        () if settled else _transactions(store, manifest),
+    )
     lines = "".join(f"  {line}\n" for line in (*read, *(left or ("transactions to commit: none",))))
     return f"restore: {what}, {ago} old\n{lines}{diff}", not diff.refused
 
 
-def _sources(store: ObjectStore, manifest: Manifest) -> Iterator[str]:
-    """How far each was read. What has come there since, only its server knows."""
-    splits: dict[str, dict[str, SplitProgress]] = {}
-    ended: Counter[str] = Counter()
-    rows: Counter[str] = Counter()
+def _sources(store: ObjectStore, manifest: Manifest, specs: Mapping[str, SourceSpec]) -> Iterator[str]:
+    """How far each was read, and how much there is to be read where the source can tell."""
+    having: dict[str, list[OperatorSnapshot]] = {}
     for snapshot in _having(store, manifest, SPLITS_VALUE):
-        progress = _PROGRESS.decode(snapshot.values[SPLITS_VALUE])
-        splits.setdefault(snapshot.operator, {}).update(progress.splits)
-        ended[snapshot.operator] += progress.finished + len(progress.done)
-        rows[snapshot.operator] += progress.done_rows
-    for source, known in sorted(splits.items()):
-        finished = ended[source] + sum(each.finished for each in known.values())
-        read = rows[source] + sum(each.rows for each in known.values())
+        having.setdefault(snapshot.operator, []).append(snapshot)
+    for source, snapshots in sorted(having.items()):
+        known: dict[str, SplitProgress] = {}
+        ended = rows = 0
+        for snapshot in snapshots:
+            progress = _PROGRESS.decode(snapshot.values[SPLITS_VALUE])
+            known.update(progress.splits)
+            ended += progress.finished + len(progress.done)
+            rows += progress.done_rows
+        finished = ended + sum(each.finished for each in known.values())
+        read = rows + sum(each.rows for each in known.values())
         reached = max((each.greatest_ms for each in known.values() if each.rows), default=0)
         at = f", event time {_time(reached)}" if reached > 0 else ""
+        left = _left(specs.get(source), tuple(snapshots))
         going = sorted((each.rows, split) for split, each in known.items() if not each.finished)
-        yield f"source {source}: {read:,} rows read, splits that go on: {len(going)}, that ended: {finished}{at}"
+        yield f"source {source}: {read:,} rows read, splits that go on: {len(going)}, that ended: {finished}{at}{left}"
         for _, split in going[:_SHOWN]:
             yield f"  {split}: {known[split].rows:,} rows, position {bytes(known[split].position).decode()}"
         if len(going) > _SHOWN:
             yield f"  and {len(going) - _SHOWN} more, each with as many rows or more"
+
+
+def _left(spec: SourceSpec | None, snapshots: tuple[OperatorSnapshot, ...]) -> str:
+    """How much has come since, or was not read then."""
+    if spec is None or not isinstance(spec.source, MeasuringSource):
+        return ""
+    restored = RestoredSource(snapshots, 0, 1, f"source {spec.name!r}")
+    going = [split for split in spec.splits if split.id not in restored.finished]
+    positions = {id: bytes(at.position) for id, at in restored.splits.items() if at.position != NO_POSITION}
+    try:
+        left = spec.source.left(going, positions)
+    except Unavailable as error:
+        return f", what is left is not known ({error})"
+    told = [] if left.rows is None else [f"{left.rows:,} rows"]
+    told += [] if left.bytes is None else [f"{left.bytes:,} bytes"]
+    return f", to be read: at most {' or '.join(told)}" if told else ""
 
 
 def _transactions(store: ObjectStore, manifest: Manifest) -> tuple[str, ...]:

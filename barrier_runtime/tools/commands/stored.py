@@ -74,6 +74,20 @@ def state_show(
     print(of, file=sys.stderr)
 
 
+@state.command("count")
+def state_count(
+    url: Stored,
+    name: StateName,
+    job: OfJob = "",
+    checkpoint: Number = None,
+    key: Annotated[list[str] | None, typer.Option(help="column=value of the key; may be repeated")] = None,
+) -> None:
+    """Print how many entries a state has, without reading their values."""
+    from barrier_runtime.tools.state import count
+
+    print(count(url, job, checkpoint, name, key or ()))
+
+
 @state.command("diff")
 def state_diff(
     before: Annotated[str, typer.Argument(help="number of a checkpoint of --job, or URL of a savepoint")],

@@ -1,7 +1,7 @@
 """Savepoints made of DataFrames: read back they are the frames, and a job goes on from them as from its own state."""
 
 import datetime
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,9 @@ from barrier_runtime import (
 )
 from barrier_runtime.bootstrap import write_savepoint
 from barrier_runtime.coordinator.savepoints.files import read_savepoint
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.keys import KeyCodec
+from barrier_runtime.state.keys.key_groups import key_group, key_groups_of
 from barrier_runtime.state_tables import open_checkpoint
 
 USERS = [f"user-{n}" for n in range(200)]
@@ -59,7 +62,9 @@ class Everything:
         yield {"user": user, "said": f"timer {at_ms}"}
 
 
-def flow(rows: list[dict[str, Any]] | None = None, sink: CollectSink | None = None) -> Dataflow:
+def flow(
+    rows: list[dict[str, Any]] | None = None, sink: CollectSink | None = None, windows: CollectSink | None = None
+) -> Dataflow:
     flow = Dataflow("boot")
     given = NEW if rows is None else rows
     schema = {"user": str, "n": int, "at": int}
@@ -68,7 +73,7 @@ def flow(rows: list[dict[str, Any]] | None = None, sink: CollectSink | None = No
     read.key_by("user").process("all", Everything, schema=said, event_time="at").sink("out", sink or CollectSink())
     read.key_by("user").aggregate("sums", rows=count(), total=sum_("n")).sink("totals", CollectSink())
     hourly = read.key_by("user").window("hourly", Tumbling(datetime.timedelta(seconds=100)), event_time="at")
-    hourly.aggregate(rows=count()).sink("windows", CollectSink())
+    hourly.aggregate(rows=count()).sink("windows", windows or CollectSink())
     return flow
 
 
@@ -207,3 +212,47 @@ def test_what_does_not_fit_is_refused_by_name(states: Any, said: str, tmp_path: 
     with pytest.raises(InvalidJob, match=said):
         write_savepoint(str(tmp_path / "never"), flow=flow(), states=states)
     assert not (tmp_path / "never" / "savepoint.json").exists()
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_open_windows_go_on_from_what_was_written(tmp_path: Path, parallelism: int) -> None:
+    """4.6: each has five rows of before and gets those of the job, once; a start of a window is `namespace_1`."""
+    out = CollectSink()
+    job = flow(windows=out)
+    open_windows = pa.table({"user": USERS, "namespace_1": [0] * 200, "rows": [5] * 200})
+    url = str(tmp_path / "savepoint")
+    write_savepoint(url, flow=job, states={("hourly", "windows"): open_windows})
+    assert [{**row, "window": 0} for row in read_back(url, "hourly", "windows")] == [
+        {"user": user, "namespace_1": 0, "rows": 5, "window": 0} for user in sorted(USERS)
+    ]
+    job.run_local(checkpoints=tmp_path / "job", restore=url, parallelism=parallelism)
+    assert sorted((row["user"], row["rows"]) for row in out.rows()) == [(user, 7) for user in sorted(USERS)]
+
+
+_TYPES: dict[str, tuple[pa.DataType, Callable[[int], Any]]] = {
+    "int64": (pa.int64(), lambda n: n * 7_919 - 10**9),
+    "int32": (pa.int32(), lambda n: n - 500_000),
+    "text": (pa.string(), lambda n: f"ключ-{n}"),
+    "bytes": (pa.binary(), lambda n: n.to_bytes(5, "big")),
+    "bool": (pa.bool_(), lambda n: n % 20 == 0),
+    "float64": (pa.float64(), lambda n: n / 8),
+    "date": (pa.date32(), lambda n: datetime.date(1, 1, 1) + datetime.timedelta(days=n)),
+    "time": (
+        pa.timestamp("us", tz="UTC"),
+        lambda n: datetime.datetime.fromtimestamp(n * 1_009.5, datetime.timezone.utc),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", _TYPES)
+def test_many_keys_of_each_type_are_where_the_job_looks_for_them(kind: str) -> None:
+    """4.6: the bootstrap puts a column of keys into key groups, the job finds a key by itself: one function."""
+    type_, make = _TYPES[kind]
+    column = pa.array([make(n) for n in range(0, 1_000_000, 10)], type_)
+    by_column = key_groups_of([column], 128).tolist()
+    keys, _ = KeyCodec(pa.schema([("k", type_)]), ["k"], "here").keys(Batch(pa.record_batch({"k": column}), 0))
+    one_by_one = [key_group(key, 128) for key in keys]
+    assert one_by_one == by_column
+    if kind != "bool":
+        assert len(set(by_column)) == 128

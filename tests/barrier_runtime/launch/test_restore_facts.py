@@ -66,3 +66,39 @@ def test_transactions_of_a_checkpoint_that_are_not_known_to_be_visible_are_told(
     page, starts = preview_of_restore(flow, {"checkpoints": folder, "restore": "latest"}, local=True)
     assert starts
     assert re.search("transactions to commit: [12] of sink out, of checkpoints ", page), page
+
+
+def test_how_much_of_files_is_left_is_told(tmp_path: Path) -> None:
+    """1.9: bytes of those that were not begun, and of the others what is behind the position."""
+    (tmp_path / "in").mkdir()
+    for name in "abcd":
+        (tmp_path / "in" / f"{name}.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(10_000)))
+    sizes = sum(path.stat().st_size for path in (tmp_path / "in").iterdir())
+
+    def flow(pace: float | None) -> Dataflow:
+        flow = Dataflow("files")
+        rows = flow.read_jsonl("rows", str(tmp_path / "in"), schema={"n": int}, pace=pace)
+        rows.sink("out", JsonlSink(str(tmp_path / "out")))
+        return flow
+
+    folder = {"checkpoints": str(tmp_path / "jobs")}
+    handle = flow(4_000.0).start_local(**folder, checkpoint_interval=0.05)
+    until = time.monotonic() + 120
+    while not any((tmp_path / "out").rglob("*.jsonl")):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    handle.stop()
+    handle.wait()
+    assert 0 < _left_of(flow(None), folder) <= sizes
+    (tmp_path / "in" / "e.jsonl").write_text('{"n": 1}\n' * 100_000)
+    assert 900_000 < _left_of(flow(None), folder) <= sizes + 900_000
+    flow(None).run_local(**folder)
+    assert _left_of(flow(None), folder) == 0
+
+
+def _left_of(flow: Dataflow, folder: dict[str, str]) -> int:
+    page, starts = preview_of_restore(flow, {**folder, "restore": "latest"}, local=True)
+    found = re.search(r"source rows: .*, to be read: at most ([\d,]+) bytes\n", page)
+    assert found is not None, page
+    assert starts
+    return int(found[1].replace(",", ""))

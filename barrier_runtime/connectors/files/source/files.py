@@ -1,6 +1,6 @@
 """What sources of files share: the list of files, found once, each of them a split, and a pace over all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import pyarrow as pa
@@ -8,9 +8,9 @@ import pyarrow as pa
 from barrier_runtime.connectors.files.hive import guess_columns, values_of
 from barrier_runtime.connectors.files.source import comparing
 from barrier_runtime.connectors.files.source.listing import FoundFile, find_arrivals, find_files
-from barrier_runtime.connectors.files.source.reader import FileReader
+from barrier_runtime.connectors.files.source.reader import FileReader, position_of
 from barrier_runtime.connectors.files.source.text import is_compressed
-from barrier_runtime.connectors.source import Split, SplitReader
+from barrier_runtime.connectors.source import Remaining, Split, SplitReader
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 OnChange = Literal["fail", "append"]  # of files that were read
@@ -106,6 +106,12 @@ class Files:
         if any(name in values for name in self.schema.names):
             reader.add_columns(self.schema, values)
         return reader
+
+    def left(self, splits: Sequence[Split], positions: Mapping[str, bytes]) -> Remaining:
+        """Bytes of files. Of one that is read just now only text tells how far; others count whole."""
+        sizes = {split.id: split.size or 0 for split in splits}
+        read = sum(min(position_of(at).offset, sizes.get(id, 0)) for id, at in positions.items())
+        return Remaining(bytes=sum(sizes.values()) - read)
 
     def renewed_marks(self, finished: Sequence[tuple[Split, int]]) -> Sequence[tuple[Split, int]]:
         changed = ((split, FoundFile.of(split), mark) for split, mark in finished)

@@ -36,6 +36,10 @@ class FilePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _POSITION = msgspec.json.Decoder(FilePosition)
 
 
+def position_of(told: bytes) -> FilePosition:
+    return _POSITION.decode(told)
+
+
 class FileReader:
     """Base. Subclasses decode: `next_chunk`, `at_end`, `place` (their part of a position), `go_to`, `close`."""
 
@@ -138,7 +142,7 @@ class FileReader:
         return mark_of(self.file.modified_ns, ends) if ends else UNMARKED
 
     def seek(self, position: bytes) -> None:
-        found = _POSITION.decode(position)
+        found = position_of(position)
         longer = found.size < self.file.size
         if found.size != self.file.size and not (self.grows and longer):
             raise InvalidJob(

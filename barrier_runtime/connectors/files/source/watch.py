@@ -15,7 +15,7 @@ memory and once in the job's storage. A checkpoint writes what is new.
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
@@ -24,7 +24,7 @@ from barrier_runtime.connectors.files.source.comparing import COMPARED_AT_START,
 from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.listing import FoundFile, find_arrivals
 from barrier_runtime.connectors.name_set import UNKNOWN_SIZE, NameSet
-from barrier_runtime.connectors.source import Discovery, Split, SplitReader
+from barrier_runtime.connectors.source import Discovery, Remaining, Split, SplitReader
 from barrier_runtime.state.errors import InvalidJob
 
 _SIZES_PER_POLL = 10_000  # of known local files, in turn: whether they changed
@@ -56,6 +56,9 @@ class WatchedFiles:
 
     def reader(self, split: Split) -> SplitReader:
         return self._inner.reader(split)
+
+    def left(self, splits: Sequence[Split], positions: Mapping[str, bytes]) -> Remaining:
+        return self._inner.left(splits, positions)
 
     def owner(self, split_id: str, parallelism: int) -> int:
         return zlib.crc32(split_id.encode()) % parallelism

@@ -33,7 +33,7 @@ from barrier_runtime.connectors.kafka.source.records import (
     record_columns,
 )
 from barrier_runtime.connectors.name_set import NameSet
-from barrier_runtime.connectors.source import DeadLetters, Discovery, Split
+from barrier_runtime.connectors.source import DeadLetters, Discovery, Remaining, Split
 from barrier_runtime.connectors.source_bases.start import checked_start
 from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
@@ -245,6 +245,21 @@ class KafkaTopics:
                     "longer retained"
                 )
         return gone
+
+    def left(self, splits: Sequence[Split], positions: Mapping[str, bytes]) -> Remaining:
+        """Offsets, of which a transaction takes one more than it has records. A partition that is not known yet is read
+        from its earliest record."""
+        listed = {split.id: SPLIT.decode(split.payload) for split in splits}
+        known = {id: POSITION.decode(at) for id, at in positions.items() if id in listed}
+        places = {id: (of.topic, of.partition) for id, of in listed.items()}
+        with Cluster(self._client) as cluster:
+            ends = cluster.offsets(list(places.values()), LATEST)
+            begins = cluster.offsets([place for id, place in places.items() if id not in known], EARLIEST)
+        rows = 0
+        for id, place in places.items():
+            at, last = (known[id].offset, known[id].end) if id in known else (begins[place], listed[id].end)
+            rows += max(0, min(ends[place], ends[place] if last is None else last) - at)
+        return Remaining(rows=rows)
 
     # ------------------------------------------------------------ slot
 
