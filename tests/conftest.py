@@ -17,6 +17,8 @@ from barrier_runtime.state.store.memory import MemoryStore
 from tests import cloud_emulators, scratch, spark_jvm
 from tests.cloud_emulators import Emulator
 
+settings.register_profile("patient", deadline=None)  # an example that takes long on a busy machine is no failure
+settings.load_profile("patient")
 settings.register_profile("check", settings.default, max_examples=10)  # of 100: tests/drawn.py
 
 os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_jvm.submit_options())  # those that programs under test start, too
