@@ -4,6 +4,7 @@ that no name of ours is ever taken.
 
 import re
 from collections.abc import Callable
+from math import inf, isfinite
 from typing import TypeVar
 
 from barrier_runtime.data.latency import LatencyRecorder
@@ -29,13 +30,15 @@ class UserCounter:
         counts.setdefault(name, 0.0)
 
     def inc(self, amount: float = 1) -> None:
-        if amount < 0:
-            raise InvalidJob(f"counter {self._name[len(PREFIX) :]!r}: inc({amount!r}) would lower it: use a gauge")
+        if not 0 <= amount < inf:
+            raise InvalidJob(
+                f"counter {self._name[len(PREFIX) :]!r}: inc({amount!r}) does not raise it by a figure: use a gauge"
+            )
         self._counts[self._name] += amount
 
 
 class UserGauge:
-    """A figure of this moment."""
+    """A figure of this moment. One that is none (NaN, infinite) is not told: JSON has no such number."""
 
     __slots__ = ("_counts", "_name")
 
@@ -44,7 +47,11 @@ class UserGauge:
         self._name = name
 
     def set(self, value: float) -> None:
-        self._counts[self._name] = float(value)
+        value = float(value)
+        if isfinite(value):
+            self._counts[self._name] = value
+        else:
+            self._counts.pop(self._name, None)
 
 
 class UserHistogram:

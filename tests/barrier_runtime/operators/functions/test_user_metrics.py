@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 from barrier_runtime import CollectSink, Dataflow, InvalidJob, ProcessContext
+from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.testing import KeyedHarness
 
 Row = dict[str, Any]
@@ -35,6 +37,22 @@ def test_a_harness_gives_them_of_all_subtasks() -> None:
         assert harness.metrics() == {}
         harness.push(*({"k": f"k{n}", "n": n} for n in range(10)))
         assert harness.metrics() == {"rows": 10.0, "total": 45.0, "last": 9.0}
+
+
+def test_a_gauge_that_is_no_number_is_not_told_and_the_status_can_be_read() -> None:
+    """JSON has no NaN: with one in it nobody's client could read the job's status, nor could a report be made."""
+    told = [5.0, float("nan")]
+
+    def ratio(key: str, row: Row, ctx: ProcessContext) -> None:
+        ctx.metrics.gauge("ratio").set(told[row["n"]])
+        ctx.metrics.gauge("endless").set(float("inf"))
+
+    flow = Dataflow("ratios")
+    rows = flow.from_iterator("in", lambda index, of: iter([{"k": "a", "n": n} for n in (0, 1)]), schema=ROWS, splits=1)
+    rows.key_by("k").process("step", ratio, schema=ROWS).sink("out", CollectSink())
+    status = flow.run_local(parallelism=1).status
+    assert [name for name in status.slots[0].metrics if name.startswith("step.user_")] == []
+    assert msgspec.json.decode(msgspec.json.encode(status), type=JobStatus) == status
 
 
 def spread(key: str, row: Row, ctx: ProcessContext) -> None:
@@ -68,7 +86,9 @@ def names() -> Iterator[str]:
 @pytest.mark.parametrize(
     ("use", "said"),
     [
-        (lambda metrics: metrics.counter("n").inc(-1), r"counter 'n': inc\(-1\) would lower it"),
+        (lambda metrics: metrics.counter("n").inc(-1), r"counter 'n': inc\(-1\) does not raise it"),
+        (lambda metrics: metrics.counter("n").inc(float("nan")), r"counter 'n': inc\(nan\) does not raise it"),
+        (lambda metrics: metrics.counter("n").inc(float("inf")), r"counter 'n': inc\(inf\) does not raise it"),
         (lambda metrics: metrics.counter("No"), "metric 'No': use 1 to 64 small letters"),
         (lambda metrics: metrics.gauge(""), "metric '': use 1 to 64 small letters"),
         (
