@@ -486,7 +486,9 @@ class Slot:
 
 
 def _shortened(text: str) -> str:
-    """What a message can carry, whatever stands in the error of somebody's library or row. Both ends are kept."""
+    """What a message can carry, whatever stands in the error of somebody's library or row. Both ends are kept. Half a
+    surrogate pair, as in the name of a file that is not UTF-8, is written out."""
+    text = text.encode("utf-8", "backslashreplace").decode()
     if len(text) <= _MAX_TEXT:
         return text
     half = _MAX_TEXT // 2

@@ -230,3 +230,16 @@ def test_a_job_whose_splits_wait_for_slower_ones_ends_with_all_its_rows(parallel
     assert result.status.outcome == "finished"
     near = [(a, b) for a in range(60) for b in range(1_000) if abs(b * 10 - a * 1_000) <= 1_000 and a % 3 == b % 3]
     assert len(sink.rows()) == len(near)
+
+
+def test_an_error_with_half_a_surrogate_pair_is_told_as_any_other():
+    """As `str` of a file's name that is not UTF-8 has it: no message and no history can carry one."""
+
+    def fails(row):
+        raise ValueError("cannot open caf\udce9.csv")
+
+    flow = Dataflow("surrogates")
+    rows = flow.from_iterator("in", lambda index, of: iter([{"n": 1}]), schema={"n": pa.int64()}, splits=1)
+    rows.map(fails, schema={"n": pa.int64()}).sink("out", CollectSink())
+    with pytest.raises(JobFailed, match=r"ValueError: cannot open caf\\udce9.csv"):
+        flow.run_local(restart="none")

@@ -106,7 +106,8 @@ def _files_of(
         return _in_cloud(path, suffixes, where)
     named = _local(path, suffixes, where)
     whole = os.path.isdir(_plain(path))
-    return _local_files(named if passed_over is None else (file for file in named if not passed_over(file[0])), whole)
+    fresh = named if passed_over is None else (file for file in named if not passed_over(file[0]))
+    return _local_files(fresh, whole, where)
 
 
 def _distinct(files: Sequence[FoundFile], where: str) -> list[FoundFile]:
@@ -146,10 +147,15 @@ def _below(folder: str, suffixes: tuple[str, ...]) -> Iterator[str]:
         yield from (os.path.join(parent, name) for name in names if _counts(name, suffixes))
 
 
-def _local_files(named: Iterable[tuple[str, str]], whole: bool) -> list[FoundFile]:
+def _local_files(named: Iterable[tuple[str, str]], whole: bool, where: str) -> list[FoundFile]:
     """`whole`: ids are paths below the folder that was listed, and what is above it names no columns."""
     files = []
     for id, path in named:
+        try:
+            path.encode()
+        except UnicodeEncodeError as error:
+            name = os.fsencode(path).decode("utf-8", "backslashreplace")
+            raise InvalidJob(f"{where}: the name of file {name} is not UTF-8: rename it") from error
         with contextlib.suppress(FileNotFoundError):  # removed since it was listed
             about = os.stat(path)
             if stat.S_ISREG(about.st_mode):

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -395,3 +396,9 @@ def test_a_json_array_is_told_from_lines(tmp_path: Path, schema: pa.Schema | Non
 
     with pytest.raises(InvalidJob, match="is a JSON array, and each line has to be an object: convert the file"):
         read()
+
+
+def test_a_name_that_is_not_utf8_is_told_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"caf\xe9.csv")).write_text("n\n1\n")
+    with pytest.raises(InvalidJob, match=r"the name of file .*/caf\\xe9.csv is not UTF-8: rename it"):
+        Dataflow("named").read_csv("src", str(tmp_path))
