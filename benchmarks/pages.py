@@ -9,13 +9,14 @@ process of less priority, which stays while they are closed: a browser is on ano
 use, too, `chrt -r 10 python -m benchmarks.pages` runs all but that process before what others do. The job counts per
 key at `--rate` rows a second with a checkpoint every half second. Runs differ more from each other than an open page
 could make them, so open and closed are blocks of one run, in the order closed, open, open, closed, and each two
-neighbours are compared: told is the median of the ratios with its 95 % interval (`report.intervals`).
+neighbours are compared: told is the middle of their ratios with its 95 % interval (`report.intervals`).
 """
 
 import argparse
 import contextlib
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import statistics
@@ -23,7 +24,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from http.cookiejar import CookieJar
 from multiprocessing.sharedctypes import Synchronized
@@ -47,7 +48,7 @@ from barrier_runtime.coordinator.status.status import (
 )
 from benchmarks.measuring_sink import MeasuringSink
 from benchmarks.paced_source import PacedSource
-from benchmarks.report.intervals import interval95
+from benchmarks.report.intervals import of_differences
 from benchmarks.stamps import Stamps, read_stamps
 
 _WARM_UP_S = 15.0
@@ -156,9 +157,9 @@ def lines(pairs: Sequence[Pair]) -> list[str]:
     for percentile in _PERCENTILES:
         of_pairs = [each[f"p{percentile:g}"] for each in pairs]
         closed, opened = (statistics.median(each) for each in zip(*of_pairs, strict=True))
-        ratios = [opened / closed for closed, opened in of_pairs]
+        differences = [math.log(opened / closed) for closed, opened in of_pairs]
         medians = f"closed {closed:.2f}, open {opened:.2f} (medians of blocks)"
-        found.append(f"processed p{percentile:g}, ms: {medians}; ratio {told(ratios, '.3f')}")
+        found.append(f"processed p{percentile:g}, ms: {medians}; ratio {told(differences, '.3f', math.exp)}")
     return found
 
 
@@ -181,10 +182,10 @@ def by_state(pair: Sequence[Block], figures: Sequence[float]) -> tuple[float, fl
     return (figures[1], figures[0]) if pair[0].open else (figures[0], figures[1])
 
 
-def told(values: Sequence[float], form: str) -> str:
-    interval = interval95(values)
-    within = "" if interval is None else f" [{interval[0]:{form}}, {interval[1]:{form}}]"
-    return f"{statistics.median(values):{form}}{within}"
+def told(differences: Sequence[float], form: str, shown: Callable[[float], float] = float) -> str:
+    middle, interval = of_differences(differences)
+    within = "" if interval is None else f" [{shown(interval[0]):{form}}, {shown(interval[1]):{form}}]"
+    return f"{shown(middle):{form}}{within}"
 
 
 def run(number: int, rate: int, pairs: int, block_s: float, keep: Path | None) -> None:

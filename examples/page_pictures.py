@@ -87,16 +87,18 @@ def _take(browser: Browser, handle: JobHandle) -> None:
 
 
 def _take_top(browser: Browser, handle: JobHandle) -> None:
-    """What `barrier-runtime top` shows, in the colours of a dark and of a light terminal."""
+    """What `barrier-runtime top` shows, in the colours of a dark and of a light terminal, a broad and a narrow one."""
+    status = handle.status()
     for scheme, theme in (("light", DEFAULT_TERMINAL_THEME), ("dark", DIMMED_MONOKAI)):
-        console = Console(record=True, width=150, file=io.StringIO(), highlight=False)
-        console.print(job_view(handle.status()))
-        drawing = console.export_svg(title="barrier-runtime top flight-delays", theme=theme)
-        context = browser.new_context(viewport={"width": 1280, "height": 800})
-        page = context.new_page()
-        page.set_content(f'<body style="margin:0"><div style="width:1280px">{drawing}</div></body>')
-        page.locator("svg").first.screenshot(path=PICTURES / f"top-{scheme}-1280.png")
-        context.close()
+        for width, columns in ((1280, 150), (390, 48)):
+            console = Console(record=True, width=columns, file=io.StringIO(), highlight=False)
+            console.print(job_view(status))
+            drawing = console.export_svg(title="barrier-runtime top flight-delays", theme=theme)
+            context = browser.new_context(viewport={"width": width, "height": 800})
+            page = context.new_page()
+            page.set_content(f'<body style="margin:0"><div style="width:{width}px">{drawing}</div></body>')
+            page.locator("svg").first.screenshot(path=PICTURES / f"top-{scheme}-{width}.png")
+            context.close()
 
 
 def _take_report(browser: Browser, report: bytes) -> None:

@@ -4,6 +4,10 @@ From six values on it is the one of order statistics: it holds for whatever dist
 such interval (the lowest and the highest of five hold the median in 94 % of the cases, of three in 75 %): there it is
 Student's t over the logarithms, which takes it that rounds differ by factors that are normally distributed; over the
 values themselves when one of them is not positive.
+
+Differences of pairs that were measured in turn (`of_differences`) are as often too high as too low by the same amount,
+whatever else their distribution is. So the averages of any two of them may be ordered, too (Wilcoxon's signed ranks,
+Hodges and Lehmann): that takes a third fewer pairs than order statistics for an interval of the same width.
 """
 
 import math
@@ -25,6 +29,15 @@ def interval95(values: Sequence[float]) -> tuple[float, float] | None:
     ordered = sorted(values)
     left_out = _outside(len(values))
     return ordered[left_out], ordered[-1 - left_out]
+
+
+def of_differences(values: Sequence[float]) -> tuple[float, tuple[float, float] | None]:
+    """Middle, and its interval: None with fewer than ten values, for which the approximation is too coarse."""
+    count = len(values)
+    averages = sorted((one + other) / 2 for at, one in enumerate(values) for other in values[at:])
+    left_out = math.floor(count * (count + 1) / 4 - 1.96 * math.sqrt(count * (count + 1) * (2 * count + 1) / 24))
+    interval = None if count < 10 else (averages[left_out], averages[-1 - left_out])
+    return statistics.median(averages), interval
 
 
 def told(values: Iterable[float | None], text: Callable[[float], str] = number) -> str | None:
