@@ -46,12 +46,11 @@ from barrier_runtime.runtime.replay_command import NO_KEY, replay_command
 from barrier_runtime.runtime.reporting import CommitReporter, ExecutionEvents
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.scheduler import Scheduler
-from barrier_runtime.runtime.sources.telling import LOOK_S, EventTimeTelling
+from barrier_runtime.runtime.sources.telling import LOOK_S, EventTimeTelling, held_back
 from barrier_runtime.runtime.subtask import Subtask
 from barrier_runtime.state.errors import UserCodeError
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
-_LONGEST_SPLIT = 200  # characters of its id that are told
 _ADAPT_S = 0.2  # between two looks at how much the channels' windows should hold
 
 
@@ -435,12 +434,11 @@ class Execution:
     def source_progress(self) -> dict[str, HeldBack]:
         """Of each source with event time that is not at its end: what holds it back."""
         return {
-            name: HeldBack(split[:_LONGEST_SPLIT], watermark_ms, driver.idle)
+            name: held_back(driver)
             for subtask in self.subtasks
             if subtask.source is not None and not subtask.ended
             for name, driver in (subtask.source,)
             if driver.has_event_time
-            for split, watermark_ms in (driver.least_far(),)
         }
 
     @property

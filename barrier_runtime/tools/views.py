@@ -96,11 +96,11 @@ def _chains(chains: Sequence[ChainStatus]) -> RenderableType | None:
 def _sources(status: JobStatus) -> RenderableType | None:
     if not status.sources:
         return None
-    table = _table("source", "watermark behind", "held back by", "idle slots")
+    table = _table("source", "watermark behind", "held back by", "idle")
     for source in status.sources:
         behind = "no row yet" if source.lag_ms is None else duration(max(0, source.lag_ms))
         split = f"{plain(source.split)} (slot {source.split_slot})" if source.split else ""
-        _add(table, plain(source.source), behind, split, ", ".join(map(str, source.idle_slots)))
+        _add(table, plain(source.source), behind, split, plain(source.idle))
     return table
 
 

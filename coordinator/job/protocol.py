@@ -51,6 +51,7 @@ from barrier_runtime.coordinator.job.phases.start import Loading
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest, RescaleState, unlike
 from barrier_runtime.coordinator.job.slots import Reconnected, Refused
 from barrier_runtime.coordinator.job.status_view import (
+    commits_status,
     job_status,
     program_wanted,
     savepoint_statuses,
@@ -197,7 +198,7 @@ class JobProtocol:
         history = job.record.history_of(job.spec.job, job.spec.run_id, job.slots.known(), outcome)
         rescales = tuple(each for each in job.rescales.statuses if each.ended_ms is not None)
         savepoints = tuple(each for each in savepoint_statuses(job) if each.ended_ms is not None)
-        return msgspec.structs.replace(history, rescales=rescales, savepoints=savepoints)
+        return msgspec.structs.replace(history, rescales=rescales, savepoints=savepoints, commits=commits_status(job))
 
     def next_deadline(self) -> int | None:
         """When the next `Tick` is due, on the clock of `now_ms`; None: not before another event."""

@@ -9,7 +9,7 @@ from barrier_runtime.coordinator.status import latency
 from barrier_runtime.coordinator.status.health import Condition
 from barrier_runtime.coordinator.status.metrics import over_slots
 from barrier_runtime.coordinator.status.shares import chain_statuses, source_statuses
-from barrier_runtime.coordinator.status.statistics import SAVEPOINTS
+from barrier_runtime.coordinator.status.statistics import LONGEST_ERROR, SAVEPOINTS, shortened
 from barrier_runtime.coordinator.status.status import (
     CheckpointsStatus,
     CommitsStatus,
@@ -71,13 +71,7 @@ def job_status(
         records=int(over_slots(RECORDS, figures) or 0),
         latency=latency.merged(each.newest for each in told),
         latency_last_minute=latency.last_minute(told, now_ms),
-        commits=CommitsStatus(
-            through=job.commits.through,
-            troubles=tuple(
-                CommitTrouble(failing.sink, failing.checkpoint, failing.attempts, failing.error)
-                for failing in job.commits.troubles
-            ),
-        ),
+        commits=commits_status(job),
         rescales=job.rescales.statuses,
         standbys=standbys_wanted(job),
         program=job.spec.program,
@@ -94,6 +88,16 @@ def job_status(
         takeovers=tuple(job.record.takeovers),
         taken_over=job.record.times_taken_over,
         storage_trouble="; ".join(f"{retry.what}: {retry.error}" for retry in job.record.store_retries.values()),
+    )
+
+
+def commits_status(job: Job) -> CommitsStatus:
+    return CommitsStatus(
+        through=job.commits.through,
+        troubles=tuple(
+            CommitTrouble(each.sink, each.checkpoint, each.attempts, shortened(each.error, LONGEST_ERROR))
+            for each in job.commits.troubles
+        ),
     )
 
 

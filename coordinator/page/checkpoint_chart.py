@@ -67,7 +67,7 @@ def told(checkpoint: CheckpointStatus) -> str:
 
 def _told(checkpoint: CheckpointStatus, phases: Sequence[tuple[str, float]]) -> str:
     if checkpoint.outcome != COMPLETE:
-        why = f": {checkpoint.reason[:200]}" if checkpoint.reason else ""
+        why = f": {checkpoint.reason[:120]}" if checkpoint.reason else ""
         return f"checkpoint {checkpoint.checkpoint} {checkpoint.outcome} after {duration(checkpoint.duration_ms)}{why}"
     parts = ", ".join(f"{NAMES[name]} {duration(took)}" for name, took in phases)
     return f"checkpoint {checkpoint.checkpoint}: {duration(checkpoint.duration_ms)}{f' ({parts})' if parts else ''}"

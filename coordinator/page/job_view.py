@@ -4,17 +4,20 @@ What a status does not have is shown as absent, never computed from something el
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from barrier_runtime.coordinator.page.figures import ABSENT, dollars, duration, number, rate, size
 from barrier_runtime.coordinator.status.health import TROUBLED, what_died
+from barrier_runtime.coordinator.status.statistics import shortened
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus
 from barrier_runtime.coordinator.status.store_use import prices_of, store_rate
 from barrier_runtime.coordinator.status.transactions import of_sinks
 from barrier_runtime.state.store.urls import shown
 
 _BAD_ENDS = ("FAILED", "FENCED")
+_LONGEST_REASON = 600  # characters: a job's error may be a traceback, which stands below
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def live(status: JobStatus, now_ms: int) -> dict[str, str]:
     figures = {
         "condition": status.condition or status.phase,
         "tone": tone(status.condition),
-        "reason": status.condition_reason or status.reason,
+        "reason": shortened(status.condition_reason or status.reason, _LONGEST_REASON),
         "since": duration(now_ms - status.condition_since_ms) if status.condition_since_ms else ABSENT,
         "phase": status.phase,
         "generation": number(status.token) if status.token else ABSENT,
@@ -188,6 +191,14 @@ def _rescales(status: JobStatus, gap: Callable[[int], int | None]) -> Iterator[E
 
 def _counts(checkpoint: CheckpointStatus) -> bool:
     return checkpoint.outcome == "complete"
+
+
+_Row = TypeVar("_Row")
+
+
+def noteworthy(rows: Sequence[_Row], most: int | None, order: Callable[[_Row], Any]) -> Sequence[_Row]:
+    """All as they come, or the first `most` in that order: of a job with 500 slots, pages stay small."""
+    return rows if most is None or len(rows) <= most else sorted(rows, key=order)[:most]
 
 
 def failed_checkpoints(status: JobStatus) -> list[CheckpointStatus]:

@@ -18,10 +18,12 @@ _LOWEST_MS = 0.1
 
 def latencies(points: Sequence[LatencyPoint], name: str) -> Markup:
     """Lines of p50, p99, p99.9 and max, a point per minute; minutes without rows are gaps."""
-    known = [point for point in points if point.count > 0]
+    known = sorted(
+        (point for point in points if point.count > 0), key=lambda point: point.at_ms
+    )  # a clock was set back
     if not known:
         return Markup("")
-    first, last = points[0].at_ms, max(points[-1].at_ms, points[0].at_ms + 60_000)
+    first, last = known[0].at_ms, max(known[-1].at_ms, known[0].at_ms + 60_000)
     low = max(_LOWEST_MS, min(point.p50 for point in known) / 1.5)
     high = max(low * 10, *(point.max * 1.2 for point in known))
 

@@ -19,6 +19,7 @@ from barrier_runtime.coordinator.client.rest_types import JobSummary
 from barrier_runtime.coordinator.page import checkpoint_chart, figures, graph_chart, job_view, latency_charts
 from barrier_runtime.coordinator.page.masking import masked, masked_reason
 from barrier_runtime.coordinator.page.timeline import timeline
+from barrier_runtime.coordinator.status.statistics import shortened
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus
 from barrier_runtime.coordinator.status.transactions import of_sinks
 from barrier_runtime.coordinator.status.why.checkpoint import SLOW_MS, why_checkpoint
@@ -27,6 +28,8 @@ from barrier_runtime.coordinator.status.why.reason import Reason
 
 HERE = Path(__file__).parent
 _CODE = re.compile("`([^`\n]+)`")
+_ROWS = 50  # of slots and of sinks' subtasks that a page has, the noteworthy ones; a report has all
+_FAILURES = 3  # likewise, the newest
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 
 
@@ -94,6 +97,7 @@ def _environment() -> Environment:
     for name in ("duration", "size", "number", "rate", "share", "time_of_day", "day_and_time", "machine_time"):
         made.filters[name] = getattr(figures, name)
     made.filters["coded"] = coded
+    made.filters["within"] = shortened
     made.filters["tone"] = job_view.tone
     made.globals["phases"] = checkpoint_chart.PHASES
     made.globals["style"] = _address("page.css")
@@ -205,6 +209,7 @@ def _of_job(facts: JobFacts, link: str) -> dict[str, Any]:
     in_report = link.startswith("#")
     events = job_view.events(status)
     store_use, store_note = job_view.store_use(status)
+    sinks, rows = of_sinks(status, facts.now_ms), None if in_report else _ROWS
     return {
         "status": status,
         "now_ms": facts.now_ms,
@@ -226,10 +231,15 @@ def _of_job(facts: JobFacts, link: str) -> dict[str, Any]:
             )
             for name, each in sorted(status.latency.items())
         ],
-        "sinks": of_sinks(status, facts.now_ms),
+        "sinks": job_view.noteworthy(sinks, rows, lambda each: (not each.error, -each.pending)),
+        "more_sinks": 0 if rows is None else max(0, len(sinks) - rows),
+        "slots": job_view.noteworthy(
+            status.slots, rows, lambda each: (each.state == "running", -each.heartbeat_age_ms)
+        ),
+        "failures": status.failures[::-1][: None if in_report else _FAILURES],
         "store_use": store_use,
         "store_note": store_note,
-        "failed_checkpoints": job_view.failed_checkpoints(status)[:20],
+        "failed_checkpoints": job_view.failed_checkpoints(status)[: 20 if in_report else 8],
         "lines": {
             "status": command.line("status", status.job),
             "why": command.line("why", status.job),

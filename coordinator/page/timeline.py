@@ -17,6 +17,7 @@ _WIDE, _NARROW = 1000, 340
 _LEFT, _RIGHT = 96, 12
 _ROW, _BAR = 26, 16
 _NARROWEST = 4.0
+_TOLD = 160  # characters of a reason: the table below has it whole
 
 
 def timeline(status: JobStatus, events: Sequence[EventView], now_ms: int) -> Markup:
@@ -46,7 +47,7 @@ def _drawn(status: JobStatus, events: Sequence[EventView], now_ms: int, width: i
         if of_kind:
             rows.append((name, Markup("").join(_mark(each, x, last, width - _RIGHT) for each in reversed(of_kind))))
     if history:
-        rows.append(("checkpoints", _checkpoints(history, x)))
+        rows.append(("checkpoints", _checkpoints(history, x, width == _WIDE)))
     height = _ROW * len(rows) + 26
     counts = ", ".join(f"{name}" for name, _ in rows)
     out = [
@@ -84,7 +85,7 @@ def _end(event: EventView) -> int:
 
 def _mark(event: EventView, x: Callable[[int], float], last_ms: int, right: int) -> Markup:
     took = "" if event.took_ms is None else f", took {duration(event.took_ms)}"
-    told = f"{time_of_day(event.at_ms)} {event.what}{took}{': ' if event.why else ''}{event.why[:300]}"
+    told = f"{time_of_day(event.at_ms)} {event.what}{took}{': ' if event.why else ''}{event.why[:_TOLD]}"
     if event.took_ms is None and event.kind == "takeover":
         shape = Markup('<path d="M{:.1f} -9l7 9l-7 9l-7 -9z"/>').format(x(event.at_ms))
     else:  # what has not ended goes on until now
@@ -100,14 +101,17 @@ def _mark(event: EventView, x: Callable[[int], float], last_ms: int, right: int)
 def _failures(status: JobStatus, x: Callable[[int], float]) -> Markup:
     return Markup("").join(
         Markup('<g class="m-failure"><title>{}</title><path d="M{:.1f} -8l8 15h-16z"/></g>').format(
-            f"{time_of_day(each.at_ms)} slot {each.slot} {each.operator}: {each.error[:300]}", x(each.at_ms)
+            f"{time_of_day(each.at_ms)} slot {each.slot} {each.operator}: {each.error[:_TOLD]}", x(each.at_ms)
         )
         for each in status.failures
     )
 
 
-def _checkpoints(history: Sequence[CheckpointStatus], x: Callable[[int], float]) -> Markup:
+def _checkpoints(history: Sequence[CheckpointStatus], x: Callable[[int], float], titled: bool) -> Markup:
     done = "".join(f"M{x(each.triggered_ms):.1f} -6v12" for each in history if each.outcome == "complete")
+    if not titled:
+        lost = "".join(f"M{x(each.triggered_ms):.1f} -9v18" for each in history if each.outcome != "complete")
+        return Markup('<path class="t-done" d="{}"/><path class="t-failed" d="{}"/>').format(done, lost)
     failed = (
         Markup('<path class="t-failed" d="M{:.1f} -9v18"><title>{}</title></path>').format(
             x(each.triggered_ms), f"{time_of_day(each.triggered_ms)} checkpoint {each.checkpoint} {each.outcome}"

@@ -32,7 +32,8 @@ class Family:
 
 
 # fmt: off
-RUNNING = Family("barrier_job_running", "gauge", "1 while the job runs, 0 while it starts, recovers or has ended")
+RUNNING = Family("barrier_job_running", "gauge", "1 while the job runs, 0 while it starts or recovers, or if it "
+                 "failed; none of one that finished or was stopped")
 TROUBLE = Family("barrier_job_trouble", "gauge", "1 for the condition of the job, if that is a trouble", ("cause",))
 SLOTS_MISSING = Family("barrier_slots_missing", "gauge", "slots that the job waits for")
 CHECKPOINTS = Family("barrier_checkpoints_total", "counter", "checkpoints by how they ended: completed, failed",
@@ -104,7 +105,8 @@ def durations(status: JobStatus) -> Buckets:
 
 def samples(status: JobStatus) -> Iterator[Sample]:
     """All but the histogram."""
-    yield RUNNING, (), float(status.phase == "running")
+    if status.outcome not in ("finished", "cancelled"):  # an alarm on 0 must not ring for what was wished for
+        yield RUNNING, (), float(status.phase == "running")
     if status.condition in TROUBLED:
         yield TROUBLE, (status.condition.lower(),), 1.0
     yield SLOTS_MISSING, (), float(len(status.missing_slots))

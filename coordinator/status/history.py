@@ -10,6 +10,7 @@ import msgspec
 
 from barrier_runtime.coordinator.status.status import (
     CheckpointStatus,
+    CommitsStatus,
     DurationCounts,
     FailureStatus,
     LatencyPoint,
@@ -63,6 +64,7 @@ class History(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     slots: tuple[KnownSlot, ...] = ()
     rescales: tuple[RescaleStatus, ...] = ()  # those that are over
     savepoints: tuple[SavepointStatus, ...] = ()  # those that are over
+    commits: CommitsStatus = CommitsStatus({}, ())
     outcome: RunOutcome | None = None
 
 

@@ -11,7 +11,7 @@ from barrier_runtime.coordinator.options import effective
 from barrier_runtime.coordinator.status.health import ENDS
 from barrier_runtime.coordinator.status.history import History
 from barrier_runtime.coordinator.status.shares import chain_statuses
-from barrier_runtime.coordinator.status.status import CheckpointsStatus, CommitsStatus, JobStatus, SavepointStatus
+from barrier_runtime.coordinator.status.status import CheckpointsStatus, JobStatus, SavepointStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
 
 STANDBY = "STANDBY"
@@ -121,7 +121,7 @@ def _status(
         watermark_ms=None,
         records=0,
         latency={},
-        commits=CommitsStatus(through={}, troubles=()),
+        commits=known.commits,
         kill=(),
         options=effective(spec),
         restored_checkpoint=0,

@@ -7,6 +7,9 @@ its sums at 0, so nothing is compared over its beginning.
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
+
+import msgspec
 
 from barrier_runtime.coordinator.metric_table import (
     BLOCKED_S,
@@ -23,6 +26,7 @@ from barrier_runtime.coordinator.wire.messages import ChainSpec, HeldBack
 WINDOW_MS = 10_000
 _STEP_MS = 900  # between two that are kept
 _SHORTEST_MS = 500  # less tells nothing
+_IDLE_TOLD = 8  # splits of a source
 
 
 class ToldFigures:
@@ -149,15 +153,19 @@ def source_statuses(
 
 def _source_status(name: str, told: Sequence[tuple[int, HeldBack]], now_ms: int) -> SourceStatus:
     active = [(slot, each) for slot, each in told if each.split]
-    idle = tuple(slot for slot, each in told if each.idle)
-    if not active:
-        return SourceStatus(source=name, idle_slots=idle)
-    slot, least = min(active, key=lambda told_by: (told_by[1].watermark_ms is not None, told_by[1].watermark_ms or 0))
-    return SourceStatus(
+    idle = SourceStatus(
         source=name,
+        idle_slots=tuple(slot for slot, each in told if each.idle),
+        idle_splits=tuple(nsmallest(_IDLE_TOLD, (split for _, each in told for split in each.idle_splits))),
+        idle_count=sum(each.idle_count for _, each in told),
+    )
+    if not active:
+        return idle
+    slot, least = min(active, key=lambda told_by: (told_by[1].watermark_ms is not None, told_by[1].watermark_ms or 0))
+    return msgspec.structs.replace(
+        idle,
         watermark_ms=least.watermark_ms,
         lag_ms=None if least.watermark_ms is None else now_ms - least.watermark_ms,
         split=least.split,
         split_slot=slot,
-        idle_slots=idle,
     )

@@ -39,7 +39,7 @@ SUBTASKS = 16  # per checkpoint: a history is rewritten after each one
 _MISSING = 64
 _FAILURES = 20
 _FAILURES_OF_A_GENERATION = 3  # the first is the cause; what follows is mostly connections that break with it
-_LONGEST_ERROR = 4_000  # characters
+LONGEST_ERROR = 4_000  # characters
 
 
 class JobRecord:
@@ -179,7 +179,7 @@ class JobRecord:
         if len(known) >= _FAILURES_OF_A_GENERATION or any(each.slot == slot for each in known):
             return
         subtask = "" if failed.subtask is None else str(failed.subtask)
-        error = shortened(failed.error, _LONGEST_ERROR)
+        error = shortened(failed.error, LONGEST_ERROR)
         self.failures.append(
             FailureStatus(failed.token, now_ms, slot, subtask, failed.operator, error, failed.retryable)
         )

@@ -223,6 +223,16 @@ class SourceStatus(msgspec.Struct, frozen=True, kw_only=True):
     split: str = ""
     split_slot: int = -1
     idle_slots: tuple[int, ...] = ()  # whose splits have had nothing for the idle timeout, or that have none
+    idle_splits: tuple[str, ...] = ()  # some that have had nothing for the idle timeout; they hold nothing back
+    idle_count: int = 0  # of all that have had nothing
+
+    @property
+    def idle(self) -> str:
+        """For people; empty if nothing is idle."""
+        more = self.idle_count - len(self.idle_splits)
+        splits = ", ".join(self.idle_splits) + (f" and {more} more" if more > 0 else "")
+        slots = f"all of slot {', '.join(map(str, self.idle_slots))}" if self.idle_slots else ""
+        return "; ".join(filter(None, (splits, slots)))
 
 
 class SavepointStatus(msgspec.Struct, frozen=True, kw_only=True):

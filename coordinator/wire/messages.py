@@ -113,6 +113,8 @@ class HeldBack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     split: str = ""
     watermark_ms: int | None = None  # None: that split has had no row yet
     idle: bool = False  # no split, or each has had nothing for the idle timeout
+    idle_splits: tuple[str, ...] = ()  # some that have had nothing for the idle timeout, ids shortened
+    idle_count: int = 0  # of all that have had nothing
 
 
 class Heartbeat(Message, frozen=True):

@@ -100,6 +100,13 @@ def test_stopping_a_job_ends_it_and_the_page_says_so(own_job: LivingJob, opened:
     assert page.locator("button[data-dialog]").count() == 0
 
 
+_NOTE_WHAT_IS_SAID = """() => {
+  window.said = [];
+  const away = document.getElementById("away");
+  new MutationObserver(() => away.hidden || window.said.push(away.textContent)).observe(away, { attributes: true });
+}"""
+
+
 def test_a_killed_coordinator_takes_nothing_from_an_open_page_nor_from_a_link(
     own_job: LivingJob, opened: Opened, context: Callable[..., BrowserContext], watched: Watched
 ) -> None:
@@ -116,6 +123,8 @@ def test_a_killed_coordinator_takes_nothing_from_an_open_page_nor_from_a_link(
     ]
     page = opened(own_job)
     page.evaluate("window.planted = 'the same page'")
+    page.evaluate(_NOTE_WHAT_IS_SAID)
+    expect(page.locator("#away")).to_be_hidden()
     before = own_job.status
     os.kill(own_job.coordinator.pid, signal.SIGKILL)
     wait_for("another process", lambda: own_job.coordinator.restarts)
@@ -123,6 +132,8 @@ def test_a_killed_coordinator_takes_nothing_from_an_open_page_nor_from_a_link(
     own_job.records += 777
     expect(page.locator("[data-live=records]")).to_have_text(f"{2 * own_job.records:,}")
     assert page.evaluate("window.planted") == "the same page"
+    assert "The coordinator has not answered since" in page.evaluate("window.said")[0]
+    expect(page.locator("#away")).to_be_hidden()
     page.goto(f"{own_job.coordinator.url}/jobs/flights/checkpoints")
     shown = {int(text) for text in page.locator("tbody tr td:first-child").all_inner_texts()}
     assert {each.checkpoint for each in before.checkpoints.history} <= shown

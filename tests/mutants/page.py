@@ -25,7 +25,7 @@ MUTANTS = (
         "sessions-that-do-not-end",
         "a session ends by its time",
         _SESSIONS,
-        "ends if now_ms < ends <= now_ms + self._lasts_ms else None",
+        "ends if now_ms < ends <= now_ms + self._lasts_ms + _CLOCKS_APART_MS else None",
         "ends",
         _SESSION_TESTS,
     ),

@@ -324,6 +324,13 @@ class SourceDriver:
             return self._discovery is not None
         return self._spec.idle_timeout_ms is not None and not any(True for _ in self._counted())
 
+    def idle_splits(self, most: int) -> tuple[list[str], int]:
+        """Ids of the first `most` that have been silent for longer than the idle timeout, and how many there are."""
+        if self._spec.idle_timeout_ms is None:
+            return [], 0
+        silent = [split.id for *_, split in self._queue if split.silent_for_ns() > self._timeout_ns]
+        return heapq.nsmallest(most, silent), len(silent)
+
     def last_rows(self) -> tuple[str, int, int] | None:
         """Split, first and last row (from 0) of the batch that `poll` returned last; None when that call returned
         none."""

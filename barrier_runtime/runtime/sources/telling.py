@@ -7,9 +7,20 @@ asks ever more seldom, up to once a second: what it waits for is the progress of
 from collections.abc import Mapping
 
 from barrier_runtime.coordinator.wire.messages import HeldBack
+from barrier_runtime.runtime.sources.driver import SourceDriver
 
 LOOK_S = 0.05  # between two looks at whether there is something to tell
 _SELDOM_S = 1.0
+_LONGEST_SPLIT = 200  # characters of its id that are told
+_IDLE_TOLD = 4  # splits
+
+
+def held_back(driver: SourceDriver) -> HeldBack:
+    """What holds a source with event time back in this slot, and what is idle."""
+    split, watermark_ms = driver.least_far()
+    idle, idle_count = driver.idle_splits(_IDLE_TOLD)
+    told = tuple(each[:_LONGEST_SPLIT] for each in idle)
+    return HeldBack(split[:_LONGEST_SPLIT], watermark_ms, driver.idle, told, idle_count)
 
 
 class EventTimeTelling:

@@ -81,11 +81,32 @@
     }
   }
 
+  // A page that stands still says so: what it shows last may be "RUNNING", of a coordinator that is gone.
+  const away = document.getElementById("away");
+  let sinceThen = "";
+
+  function lost(closed) {
+    if (!sinceThen) sinceThen = new Date().toLocaleTimeString();
+    away.textContent = closed
+      ? `This page has stood still since ${sinceThen}: its coordinator does not lead the job any more, or your session is over. Load it again.`
+      : `The coordinator has not answered since ${sinceThen}: what is shown is of then. The page goes on by itself when it answers.`;
+    root.classList.add("stale");
+    away.hidden = false;
+  }
+
+  function found() {
+    sinceThen = "";
+    root.classList.remove("stale");
+    away.hidden = true;
+  }
+
   function follow(address) {
     const stream = new EventSource(address);
-    stream.addEventListener("open", () => root.classList.remove("stale"));
-    stream.addEventListener("error", () => root.classList.add("stale"));
+    let followed = false; // else nothing changes here, as of a job that ended long ago
+    stream.addEventListener("open", found);
+    stream.addEventListener("error", () => { if (followed) lost(stream.readyState === EventSource.CLOSED); });
     stream.addEventListener("tick", (event) => {
+      followed = true;
       const told = JSON.parse(event.data);
       if (told.page !== undefined) {
         newest = told.page;

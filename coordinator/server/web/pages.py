@@ -212,7 +212,7 @@ class Pages:
             return stored, why, error.url
 
     def _explained(self, status: JobStatus, read_only: str, leader: str) -> JobFacts:
-        return render.explained(status, now_ms(), self._command, read_only, leader)
+        return render.explained(status, _time_of(status), self._command, read_only, leader)
 
     # ------------------------------------------------------------ the stream
 
@@ -234,7 +234,7 @@ class Pages:
         status = self._source.known(name)
         if status is None:
             return PageTick({}, "", urgent=True)
-        figures = {key: render.inert(text[:_TOLD]) for key, text in live(status, now_ms()).items()}
+        figures = {key: render.inert(text[:_TOLD]) for key, text in live(status, _time_of(status)).items()}
         last = status.checkpoints.history[-1] if status.checkpoints.history else None
         events = (status.phase, status.token, len(status.recoveries), len(status.failures), len(status.takeovers))
         changes = repr((events, last and last.checkpoint, status.records, status.commits))
@@ -254,12 +254,17 @@ def pages_for(
 
 async def report_of(status: JobStatus) -> Response:
     headers = {**HEADERS, "Content-Disposition": f'attachment; filename="{status.job}-report.html"'}
-    html = await asyncio.to_thread(lambda: render.report(render.explained(status, now_ms())))
+    html = await asyncio.to_thread(lambda: render.report(render.explained(status, _time_of(status))))
     return Response(html, headers=headers, media_type="text/html")
 
 
 def _html(text: str, status: int = 200) -> Response:
     return Response(text, status, headers=dict(HEADERS), media_type="text/html")
+
+
+def _time_of(status: JobStatus) -> int:
+    """Now, by the clock that its other times are of, which is never set. One that is read from the store has none."""
+    return status.at_ms or now_ms()
 
 
 def _job_and_run(request: Request) -> tuple[str, str | None]:

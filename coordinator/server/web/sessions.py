@@ -17,6 +17,7 @@ FREE_ATTEMPTS = 5
 _FIRST_DELAY_MS = 1_000
 _LONGEST_DELAY_MS = 60_000
 _FORGOTTEN_MS = 15 * 60 * 1000
+_CLOCKS_APART_MS = 5 * 60 * 1000  # of two daemons, or of one before and after its clock was set back
 _CLIENTS_KEPT = 1_000
 
 
@@ -41,7 +42,7 @@ class _Signed:
         if not self.is_ours(value):
             return None
         ends = int(value.partition(".")[0])  # signed by us: a number
-        return ends if now_ms < ends <= now_ms + self._lasts_ms else None
+        return ends if now_ms < ends <= now_ms + self._lasts_ms + _CLOCKS_APART_MS else None
 
     def _signature(self, head: str) -> str:
         return hmac.digest(self._key, head.encode("utf-8", "replace"), "sha256").hex()

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from barrier_runtime.coordinator.status.health import in_seconds
+from barrier_runtime.coordinator.status.statistics import shortened
 from barrier_runtime.coordinator.status.status import ChainStatus, CheckpointStatus, SlotDuring, SubtaskPhases
 from barrier_runtime.coordinator.status.why.reason import Reason
 
@@ -60,6 +61,7 @@ _MUCH = 0.25  # of a checkpoint, to be worth a look when much more was to be don
 _MUCH_STATE = 1 << 20
 _NAMED = 4
 _STARVED = 0.7  # of the time
+_LONGEST_LINE = 300  # characters
 _BECAME = 0.15  # more than the usual share of the rows
 
 
@@ -489,4 +491,4 @@ def _first_line(text: str) -> str:
     """Of an error with a traceback, what went wrong: its last line."""
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
     line = "no reason was recorded" if not lines else lines[-1] if lines[0].startswith("Traceback") else lines[0]
-    return line.rstrip(".")
+    return shortened(line.rstrip("."), _LONGEST_LINE)

@@ -6,6 +6,7 @@
 from statistics import median
 
 from barrier_runtime.coordinator.status.health import TROUBLED, in_seconds
+from barrier_runtime.coordinator.status.statistics import shortened
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus, LatencyPoint, LatencyStatus, Room
 from barrier_runtime.coordinator.status.transactions import SinkTransactions, most_spent, of_sinks
 from barrier_runtime.coordinator.status.why.bottleneck import bottleneck
@@ -18,6 +19,7 @@ _ROSE = 3.0  # times the median of the hour
 _ROSE_MS = 50.0  # and by this much
 _FEW_POINTS = 3
 _HOLDERS = 5  # that are named
+_LONGEST_LINE = 300  # characters
 _WAITS_LONG_MS = 60_000  # a watermark this far behind the clock holds windows back
 
 
@@ -164,7 +166,7 @@ def why_nothing_is_visible(status: JobStatus, now_ms: int) -> Reason | None:
         return Reason(
             "no_rows",
             "Nothing becomes visible, because the sources have brought no row.",
-            tuple(f"{source.source}: idle in slots {_slots(source.idle_slots)}" for source in status.sources),
+            tuple(f"{source.source}: idle: {source.idle or 'none'}" for source in status.sources),
             "look at the system that the job reads from: topic, folder, offsets, permissions",
         )
     return _held_back(status, last)
@@ -291,11 +293,7 @@ def _since(status: JobStatus, now_ms: int) -> str:
     return in_seconds(max(0, now_ms - status.condition_since_ms))
 
 
-def _slots(slots: tuple[int, ...]) -> str:
-    return ", ".join(map(str, slots)) or "none"
-
-
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
     line = "" if not lines else lines[-1] if lines[0].startswith("Traceback") else lines[0]
-    return line.rstrip(".")
+    return shortened(line.rstrip("."), _LONGEST_LINE)

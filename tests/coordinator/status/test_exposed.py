@@ -164,6 +164,15 @@ def test_a_job_that_ended_is_told_for_an_hour_and_a_replaced_run_not_at_all() ->
     assert exposition([ended], 1_000 + FORGOTTEN_MS) == b""
 
 
+@pytest.mark.parametrize(("outcome", "told_as"), [("finished", None), ("cancelled", None), ("failed", 0.0)])
+def test_an_alarm_on_jobs_that_do_not_run_rings_for_no_end_that_was_wished_for(
+    outcome: str, told_as: float | None
+) -> None:
+    ended = msgspec.structs.replace(lived(), outcome=outcome, phase=outcome, condition_since_ms=lived().at_ms)
+    assert told(ended).get("barrier_job_running", {}).get(()) == told_as
+    assert told(ended)["barrier_checkpoints_total"][("completed",)] == 1.0
+
+
 def test_every_sample_has_the_labels_of_its_family() -> None:
     for status in (lived(), large(4, 2)):
         told = list(samples(status))

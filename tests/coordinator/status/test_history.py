@@ -15,8 +15,8 @@ from barrier_runtime.coordinator.server import history_writer
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.status.history import History, RunOutcome, decode_history, encode_history
-from barrier_runtime.coordinator.status.past_run import past_status
-from barrier_runtime.coordinator.wire.messages import Heartbeat
+from barrier_runtime.coordinator.status.past_run import led_elsewhere, past_status
+from barrier_runtime.coordinator.wire.messages import CommitFailing, Heartbeat, Trigger
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 from barrier_runtime.state.store.paths import Paths
@@ -188,6 +188,24 @@ def test_a_run_that_finished_or_was_taken_over_is_told_from_the_log_alone(store)
     fenced = past_status(view(store), None, "run-1")
     assert (fenced.outcome, fenced.fenced_by.split()[0]) == ("fenced", "generation")
     assert past_status(view(MemoryStore()), None, None) is None
+
+
+def test_what_sinks_have_made_visible_and_commits_that_fail_are_told_by_a_standby_and_after_the_end(store):
+    coordinator, a, b = started(store)
+    coordinator.trigger()
+    for slot in (a, b):
+        slot.ack(slot.last(Trigger).checkpoint)
+    coordinator.settle()
+    b.commit(1)
+    a.say(CommitFailing(a.token, 1, "out", 0, 3, f"the disk is full {'x' * 100_000} at the end"))
+    (trouble,) = coordinator.status.commits.troubles
+    assert (trouble.sink, trouble.checkpoint, trouble.attempts) == ("out/0", 1, 3)
+    assert trouble.error.startswith("the disk is full x")
+    assert trouble.error.endswith("x at the end")
+    assert len(trouble.error) < 5_000, "every subtask of a sink may tell one"
+    history = decode_history(PATHS.history, encode_history(coordinator.protocol.history()))
+    assert led_elsewhere(view(store), history, "another daemon leads").commits == coordinator.status.commits
+    assert coordinator.status.commits.through == {"out/0": 0, "out/1": 1}
 
 
 # ---------------------------------------------------------------- slots that a predecessor knew

@@ -87,6 +87,18 @@ def test_the_split_that_is_least_far_is_named_with_its_slot() -> None:
     assert source.idle_slots == (2,)
 
 
+def test_idle_splits_are_named_in_part_and_counted() -> None:
+    held = {
+        0: {"numbers": HeldBack("a", 900, False, ("f", "d"), 2)},
+        1: {"numbers": HeldBack("", None, True, ("b", "c", "e", "g"), 5)},
+    }
+    (source,) = source_statuses([SOURCE], held, 1_000)
+    assert (source.split, source.idle_slots, source.idle_count) == ("a", (1,), 7)
+    assert source.idle == "b, c, d, e, f, g and 1 more; all of slot 1"
+    (lively,) = source_statuses([SOURCE], {0: {"numbers": HeldBack("a", 900)}}, 1_000)
+    assert lively.idle == ""
+
+
 def test_a_split_without_a_row_holds_back_before_all_others() -> None:
     (source,) = source_statuses([SOURCE], {0: {"numbers": HeldBack("a", -5)}, 1: {"numbers": HeldBack("b")}}, 1_000)
     assert (source.split, source.watermark_ms, source.lag_ms) == ("b", None, None)

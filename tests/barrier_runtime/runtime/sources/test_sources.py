@@ -422,14 +422,14 @@ def test_a_source_whose_splits_are_all_silent_is_idle_until_rows_come() -> None:
     source.waiting["b"] += [[20]]
     for step in range(4):
         driver.poll(step * 400_000_000)
-    assert not driver.idle
+    assert (driver.idle, driver.idle_splits(9)) == (False, ([], 0))
     for step in range(4, 8):
         driver.poll(step * 400_000_000)
-    assert driver.idle
+    assert (driver.idle, driver.idle_splits(9), driver.idle_splits(1)) == (True, (["a", "b"], 2), (["a"], 2))
     assert driver.watermark() is None
     source.waiting["b"] += [[30]]
     driver.poll(3_300_000_000)
-    assert not driver.idle
+    assert (driver.idle, driver.idle_splits(9)) == (False, (["a"], 1))
 
 
 def test_a_source_that_is_asked_only_when_it_is_due_is_idle_too() -> None:

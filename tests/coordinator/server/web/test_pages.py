@@ -4,6 +4,7 @@ import contextlib
 import time
 
 import httpx
+import page_facts
 import pytest
 from coordinator_world import spec
 
@@ -12,7 +13,7 @@ from barrier_runtime.coordinator.page.render import CommandLine
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.rest import ControlAddress, PageAddress, application
 from barrier_runtime.coordinator.server.web.front import HEADERS, is_open
-from barrier_runtime.coordinator.server.web.pages import Pages
+from barrier_runtime.coordinator.server.web.pages import Pages, PageSource, pages_for
 from barrier_runtime.coordinator.server.web.sessions import LoginLinks, PageSessions
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
@@ -235,3 +236,19 @@ async def test_pages_that_ask_at_once_are_rendered_once(monkeypatch):
         answers = await asyncio.gather(*(http.get("/jobs/flights", headers=HTML) for _ in range(5)))
     assert {answer.status_code for answer in answers} == {200}
     assert len(rendered) == 1
+
+
+async def test_ages_are_by_the_jobs_clock_which_is_never_set():
+    """Someone set the machine's clock ahead while the coordinator ran: its checkpoint is not older for that."""
+    status = page_facts.status(at_ms=page_facts.NOW_MS)
+
+    async def of(job, run):
+        return status
+
+    source = PageSource(list, None, of, None, lambda job: status, MemoryStore())
+    app = pages_for(source, Token("x", b"x"), PageSessions(b"x"), LoginLinks(b"x"), "http://daemon:9", "/run/of.token")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://daemon") as http:
+        for path in ("/jobs/flights", "/jobs/flights/report"):
+            assert 'data-live="checkpoint_age">890 ms<' in (await http.get(path, headers=HTML)).text
+    pages = Pages(source, Token("x", b"x"), PageSessions(b"x"), LoginLinks(b"x"), CommandLine())
+    assert pages._tick("flights").figures["checkpoint_age"] == "890 ms"
