@@ -5,6 +5,7 @@ Frames of this package are left out: the user did not write them. Errors that th
 through.
 """
 
+import copy
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +113,20 @@ def from_users_frame(error: BaseException) -> BaseException:
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_OURS):
         frame = frame.tb_next
     return error if frame is None else error.with_traceback(frame)
+
+
+def own_function(function: Any, method: str, failed: Callable[[Exception, Any], Exception]) -> tuple[Any, Any]:
+    """One subtask's own object of a user's class, or copy of a user's object, and its `method`; a plain function twice.
+    `failed`: (the error, function) -> what to raise."""
+    target = function
+    if isinstance(function, type):
+        try:
+            target = function()
+        except Exception as error:
+            raise failed(error, function) from error
+    elif hasattr(function, method):
+        target = copy.deepcopy(function)  # subtasks of one process must not share attributes
+    return target, getattr(target, method, target)
 
 
 def open_function(target: Any, context: Any, failed: Callable[[Exception, Any], Exception]) -> None:

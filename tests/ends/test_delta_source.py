@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from barrier_runtime import CollectSink, Dataflow, DeltaSource
-from barrier_runtime.connectors.delta.source import DeltaRows
+from barrier_runtime.connectors.source_bases.table_reader import TableRows
 from barrier_runtime.state.errors import InvalidJob
 from examples.servers import S3Server
 from tests.ends.changes_world import wait_until
@@ -28,7 +28,7 @@ def append(url: str, *numbers: int, **options: Any) -> None:
     write_deltalake(url, pa.table({"n": pa.array(numbers, pa.int64())}), mode="append", **options)
 
 
-def source(url: str, **options: Any) -> DeltaRows:
+def source(url: str, **options: Any) -> TableRows:
     return DeltaSource(url, **{"every": SOON, **options}).named("numbers")
 
 

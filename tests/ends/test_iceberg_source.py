@@ -13,8 +13,8 @@ import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 
 from barrier_runtime import CollectSink, Dataflow
-from barrier_runtime.connectors.iceberg.source import IcebergRows, IcebergSource
-from barrier_runtime.connectors.source_bases.table_reader import TableReader
+from barrier_runtime.connectors.iceberg.source import IcebergSource
+from barrier_runtime.connectors.source_bases.table_reader import TableReader, TableRows
 from barrier_runtime.state.errors import InvalidJob
 from examples.servers import IcebergRestServer
 from tests.ends.changes_world import wait_until
@@ -41,12 +41,12 @@ def append(catalog: Catalog, *numbers: int) -> None:
     catalog.load_table(NAME).append(pa.table({"n": pa.array(numbers, pa.int64())}))
 
 
-def source(properties: dict[str, str], **options: Any) -> IcebergRows:
+def source(properties: dict[str, str], **options: Any) -> TableRows:
     return IcebergSource(NAME, properties=properties, **{"every": SOON, **options}).named("numbers")
 
 
 @contextlib.contextmanager
-def reading(rows: IcebergRows, position: bytes | None = None) -> Iterator[TableReader]:
+def reading(rows: TableRows, position: bytes | None = None) -> Iterator[TableReader]:
     reader = rows.reader(rows.splits(1)[0])
     if position is not None:
         reader.seek(position)

@@ -1,14 +1,11 @@
 """A Delta table as a source: the rows of its newest version, then what every later version appends."""
 
 import datetime
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-
-import pyarrow as pa
+from functools import partial
 
 from barrier_runtime.connectors.delta.history import DeltaHistory
-from barrier_runtime.connectors.source import Split
-from barrier_runtime.connectors.source_bases.table_reader import TableReader, period_of
+from barrier_runtime.connectors.source_bases.table_reader import TableRows, period_of
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.open import open_existing_store
 from barrier_runtime.state.store.urls import shown, without_credentials
@@ -30,33 +27,15 @@ class DeltaSource:
     _: KW_ONLY
     every: datetime.timedelta | None = None
 
-    def named(self, name: str) -> "DeltaRows":
+    def named(self, name: str) -> TableRows:
         """Looks at the table. Raises `InvalidJob` when it is not there, `Unavailable` when nobody answers."""
         where = f"source {name!r}"
         url = without_credentials(str(self.url), f"the location of {where}")
         if "://" in url and not url.startswith(("file://", "s3://", "s3a://")):
             raise InvalidJob(f"{where}: cannot read {shown(url)}: use a folder, file:// or s3://")
-        period_s = period_of(self.every, where)
-        return DeltaRows(url, DeltaHistory(url, open_existing_store(url), where).schema(), period_s, where)
+        period_s, history = period_of(self.every, where), partial(_history, url, where)
+        return TableRows(f"Delta table {shown(url)}", "versions", history, history().schema(), period_s, where)
 
 
-class DeltaRows:
-    exactly_once = True
-
-    def __init__(self, url: str, schema: pa.Schema, period_s: float | None, where: str) -> None:
-        self._url = url
-        self.schema = schema
-        self._period_s = period_s
-        self._where = where
-
-    def __repr__(self) -> str:
-        return f"Delta table {shown(self._url)}" + ("" if self._period_s is None else ", and what is appended to it")
-
-    def splits(self, parallelism: int) -> Sequence[Split]:
-        return [Split("versions")]
-
-    def reader(self, split: Split) -> TableReader:
-        def history() -> DeltaHistory:
-            return DeltaHistory(self._url, open_existing_store(self._url), self._where)
-
-        return TableReader(history, self.schema, self._period_s, self._where)
+def _history(url: str, where: str) -> DeltaHistory:
+    return DeltaHistory(url, open_existing_store(url), where)

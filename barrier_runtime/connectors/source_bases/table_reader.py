@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime.connectors.source import Polled
+from barrier_runtime.connectors.source import Polled, Split
 from barrier_runtime.data.schemas import milliseconds
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.versioned import Format, VersionedDecoder
@@ -85,6 +85,37 @@ class _Ahead:
     rows: pa.RecordBatch | None
     at: TablePosition
     after: TablePosition
+
+
+class TableRows:
+    """`table`: what `explain` calls it; `split`: the id of the one there is."""
+
+    exactly_once = True
+
+    def __init__(
+        self,
+        table: str,
+        split: str,
+        history: Callable[[], TableHistory],
+        schema: pa.Schema,
+        period_s: float | None,
+        where: str,
+    ) -> None:
+        self._table = table
+        self._split = split
+        self._history = history
+        self.schema = schema
+        self._period_s = period_s
+        self._where = where
+
+    def __repr__(self) -> str:
+        return self._table + ("" if self._period_s is None else ", and what is appended to it")
+
+    def splits(self, parallelism: int) -> Sequence[Split]:
+        return [Split(self._split)]
+
+    def reader(self, split: Split) -> "TableReader":
+        return TableReader(self._history, self.schema, self._period_s, self._where)
 
 
 class TableReader:

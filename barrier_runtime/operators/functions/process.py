@@ -4,7 +4,6 @@ The cost beside the user's own call is kept to a few attribute writes: state han
 `CurrentKey`.
 """
 
-import copy
 import itertools
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +29,7 @@ from barrier_runtime.operators.outputs.failures import Failures, OnError, guarde
 from barrier_runtime.operators.outputs.side_outputs import SideOutputs
 from barrier_runtime.operators.state.handle import CurrentKey, KeyedState, NoKey, States
 from barrier_runtime.operators.state.ttl import Timing
-from barrier_runtime.operators.user_code import close_function, function_name, open_function, user_error
+from barrier_runtime.operators.user_code import close_function, function_name, open_function, own_function, user_error
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
 
 _SIMPLE = (bool, int, float, str, bytes)
@@ -194,15 +193,7 @@ class ProcessOperator(KeyedOperator):
 
     def bind(self, columns: pa.Schema) -> None:
         width = len(self._key_columns)
-        target = self._function
-        if isinstance(target, type):
-            try:
-                target = target()
-            except Exception as error:
-                raise self._failed(error, self._function) from error
-        elif hasattr(target, "process"):
-            target = copy.deepcopy(target)  # subtasks of one process must not share attributes
-        self._call = target.process if hasattr(target, "process") else target
+        target, self._call = own_function(self._function, "process", self._failed)
         self._on_timer = getattr(target, "on_timer", None)
         self._on_wall_timer = getattr(target, "on_wall_timer", None)
         self._writer = RowWriter(f"{function_name(self._call)} of operator {self.name!r}", self._output)

@@ -5,7 +5,6 @@ of what the batch's keys have; it is written back when the function has returned
 nothing. Only keys whose columns it has changed go into the next snapshot.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from barrier_runtime.operators.aggregation.own import columns_of_numbers
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.operators.outputs.failures import Failures, OnError, in_parts
-from barrier_runtime.operators.user_code import function_name, user_error
+from barrier_runtime.operators.user_code import function_name, own_function, user_error
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.continued_aggregates import COLUMN, described_name
 from barrier_runtime.state.snapshots.snapshot import StateDescription
@@ -140,15 +139,7 @@ class ProcessGroupsOperator(KeyedOperator):
         self._failures = None if on_error == "fail" else Failures(on_error, name, function_name(function))
 
     def bind(self, columns: pa.Schema) -> None:
-        target = self._function
-        if isinstance(target, type):
-            try:
-                target = target()
-            except Exception as error:
-                raise self._failed(error, None) from error
-        elif hasattr(target, "process_groups"):
-            target = copy.deepcopy(target)  # subtasks of one process must not share attributes
-        self._call = getattr(target, "process_groups", target)
+        _, self._call = own_function(self._function, "process_groups", lambda error, _: self._failed(error, None))
         self._table = self._column_table("groups", self._declared_columns, (), evictable=True)
         for name, what in described_columns(self._declared_columns).items():
             self.backend.describe(name, what)

@@ -1,7 +1,6 @@
 """`process` of a stream without key: the user's object sees row after row, with side outputs and metrics beside what it
 yields, and may open something that all its rows need. There is no state: that belongs to a key."""
 
-import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,7 +14,7 @@ from barrier_runtime.operators.functions.context_hints import KEYED, no_attribut
 from barrier_runtime.operators.functions.user_metrics import UserMetrics
 from barrier_runtime.operators.outputs.failures import Failures, OnError
 from barrier_runtime.operators.outputs.side_outputs import SideOutputs
-from barrier_runtime.operators.user_code import close_function, function_name, open_function, user_error
+from barrier_runtime.operators.user_code import close_function, function_name, open_function, own_function, user_error
 
 
 class RowContext:
@@ -63,15 +62,7 @@ class ProcessRowsOperator(Operator):
     def open(self, context: OperatorContext) -> None:
         self._subtask = context.subtask
         self._metrics = context.metrics
-        target = self._function
-        if isinstance(target, type):
-            try:
-                target = target()
-            except Exception as error:
-                raise self._failed(error, self._function) from error
-        elif hasattr(target, "process"):
-            target = copy.deepcopy(target)  # subtasks of one process must not share attributes
-        self._call = target.process if hasattr(target, "process") else target
+        target, self._call = own_function(self._function, "process", self._failed)
         name = function_name(self._call)
         self._writer = RowWriter(f"{name} of operator {self._name!r}", self._schema)
         if self._on_error != "fail":
