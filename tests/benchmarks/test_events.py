@@ -119,6 +119,7 @@ def of_kind(table: pa.Table, kind: int) -> pa.Table:
     return table.filter(pc.field("kind") == kind)
 
 
+@pytest.mark.slow
 def test_nexmark_has_its_proportions_and_refers_to_what_is_in_flight(auctions: pa.Table) -> None:
     assert np.bincount(auctions["kind"].to_numpy()).tolist() == [2_000, 6_000, 92_000]
     people, sold, bids = (of_kind(auctions, kind) for kind in (nexmark.PERSON, nexmark.AUCTION, nexmark.BID))

@@ -53,7 +53,8 @@ def flow(target: Target, function: type, read: list[int], name: str = "own", job
     return flow
 
 
-@pytest.mark.parametrize("unaligned", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("unaligned", [False, True])
 async def test_a_job_goes_through_programs_and_parallelisms_and_loses_doubles_and_repeats_nothing(
     tmp_path: Path, unaligned: bool
 ) -> None:

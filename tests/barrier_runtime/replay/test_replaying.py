@@ -15,7 +15,7 @@ from barrier_runtime.tools.replaying import lines
 from tests.barrier_runtime.replay.two_checkpoints import ROWS, TwoCheckpoints, two_checkpoints
 
 
-@pytest.fixture(scope="module", params=["rocksdb", "memory"])
+@pytest.fixture(scope="module", params=["rocksdb", pytest.param("memory", marks=pytest.mark.slow)])
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TwoCheckpoints:
     return two_checkpoints(str(tmp_path_factory.mktemp("replayed")), backend=request.param)
 

@@ -56,7 +56,12 @@ class SetOrder:
 
 
 @pytest.mark.parametrize(
-    ("make", "where"), [(Dice, "totals"), (Clock, "out"), pytest.param(SetOrder, "totals", marks=pytest.mark.slow)]
+    ("make", "where"),
+    [
+        pytest.param(Dice, "totals", marks=pytest.mark.slow),
+        (Clock, "out"),
+        pytest.param(SetOrder, "totals", marks=pytest.mark.slow),
+    ],
 )
 def test_hidden_non_determinism_is_named(make: Any, where: str, tmp_path: Path) -> None:
     job = two_checkpoints(str(tmp_path / "ckpt"), partial(flow_of, make, ParquetSink(str(tmp_path / "out"))))
@@ -69,6 +74,7 @@ def test_hidden_non_determinism_is_named(make: Any, where: str, tmp_path: Path) 
         assert "'total'" in found.differences[0].what
 
 
+@pytest.mark.slow
 def test_a_sink_that_cannot_be_read_back_is_compared_with_a_second_replay(tmp_path: Path) -> None:
     job = two_checkpoints(str(tmp_path / "ckpt"), partial(flow_of, Clock, CollectSink()))
     found = verify(job.flow, after=job.before, until=job.until, checkpoints=job.folder)

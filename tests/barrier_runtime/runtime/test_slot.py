@@ -544,7 +544,7 @@ async def test_a_commit_that_still_runs_in_a_dropped_generation_meets_its_repeti
     assert [key for key in stored(bench) if key.startswith("_staging")] == []
 
 
-@pytest.mark.parametrize("what", ["publish", "put_if_absent"])
+@pytest.mark.parametrize("what", ["publish", pytest.param("put_if_absent", marks=pytest.mark.slow)])
 async def test_a_commit_that_never_returns_keeps_its_sink_in_memory_and_nothing_else_of_its_generation(tmp_path, what):
     """Z11: also the global committer's; state and channels of the dropped generation are gone."""
     dropped = []

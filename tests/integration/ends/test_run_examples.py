@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,12 +15,11 @@ ROOT = Path(__file__).resolve().parents[3]
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize("example", sorted(STAGES))
-def test_an_example_survives_its_kills_and_gives_the_right_result(example: str, tmp_path: Path) -> None:
-    """R3, T10: slot, coordinator and every server are killed; each row of the result is compared with the truth."""
+def run_example(example: str, seconds: int, folder: Path) -> dict[str, Any]:
+    """As a user starts it, fed for so long. Its summary."""
     done = subprocess.run(
-        [sys.executable, "-m", "examples.run_example", example, "--seconds", "12"],
-        cwd=tmp_path,
+        [sys.executable, "-m", "examples.run_example", example, "--seconds", str(seconds)],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -27,7 +27,14 @@ def test_an_example_survives_its_kills_and_gives_the_right_result(example: str, 
         text=True,
     )
     assert done.returncode == 0, done.stdout[-4000:]
-    summary = json.loads((tmp_path / "build" / "run" / "summary.json").read_text())
+    summary: dict[str, Any] = json.loads((folder / "build" / "run" / "summary.json").read_text())
+    return summary
+
+
+@pytest.mark.parametrize("example", sorted(STAGES))
+def test_an_example_survives_its_kills_and_gives_the_right_result(example: str, tmp_path: Path) -> None:
+    """R3, T10: slot, coordinator and every server are killed; each row of the result is compared with the truth."""
+    summary = run_example(example, 12, tmp_path)
     assert (summary["lost"], summary["duplicated"], summary["mismatched"]) == (0, 0, 0)
     assert summary["matches_batch"]
     assert summary["windows"] > 10_000
@@ -42,22 +49,11 @@ def test_an_example_is_short(example: str) -> None:
     assert len((ROOT / "examples" / f"{example}.py").read_text().splitlines()) <= most
 
 
-def test_a_job_grows_is_replaced_forked_and_read_as_a_table_twice_in_turn(tmp_path: Path) -> None:
+def test_a_job_grows_is_replaced_forked_and_read_as_a_table(tmp_path: Path) -> None:
     """The changes of a running job, as a user starts them: nothing is lost, doubled, wrong or read twice."""
-    for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-m", "examples.run_example", "grow", "--seconds", "10"],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout[-4000:]
-        summary = json.loads((tmp_path / "build" / "run" / "summary.json").read_text())
-        assert [summary[name] for name in ("lost", "doubled", "wrong", "replayed")] == [0, 0, 0, 0]
-        assert summary["records"] == 60_000
-        assert summary["state_rows"] == 1_000
-        assert summary["rescale_pause_ms"] > 0
-        assert summary["replace_pause_ms"] > 0
+    summary = run_example("grow", 10, tmp_path)
+    assert [summary[name] for name in ("lost", "doubled", "wrong", "replayed")] == [0, 0, 0, 0]
+    assert summary["records"] == 60_000
+    assert summary["state_rows"] == 1_000
+    assert summary["rescale_pause_ms"] > 0
+    assert summary["replace_pause_ms"] > 0

@@ -68,6 +68,7 @@ def test_small_files_become_one_per_folder_in_the_order_of_their_rows(sink: Any,
     assert sorted(seen(store)) == sorted(before)
 
 
+@pytest.mark.slow
 def test_a_run_that_dies_at_any_write_is_noticed_by_no_reader_of_the_log() -> None:
     """Also the runs after it die everywhere. Who lists the folder never sees a row twice, and in the end all once."""
     for first, second in itertools.product(range(40), (0, 1, 2, 3, 5, 8, None)):

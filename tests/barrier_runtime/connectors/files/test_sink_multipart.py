@@ -125,7 +125,7 @@ def test_a_crash_at_any_request_loses_and_doubles_nothing_and_leaves_no_upload(
 @pytest.mark.parametrize(
     "request_name", ["CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload", "ListMultipartUploads"]
 )
-@pytest.mark.parametrize("applied", [False, True])
+@pytest.mark.parametrize("applied", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_an_answer_that_never_comes_only_delays(
     make_store: MakeStore, request_name: str, applied: bool, times: int

@@ -108,6 +108,7 @@ def test_what_is_collected_equals_plain_python_in_every_step_however_it_is_cut_a
     check(step, AGGREGATES, SCHEMA, rows, expected, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 def test_many_keys_and_values_go_on_from_rocksdb(step: str) -> None:
     rng = np.random.default_rng(5)

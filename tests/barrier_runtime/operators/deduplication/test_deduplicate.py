@@ -204,6 +204,7 @@ def test_filters_made_anew_after_a_restore_find_old_ids_and_save_look_ups_of_new
     driven.operator.close()
 
 
+@pytest.mark.slow
 def test_filters_have_half_of_the_cache_and_what_they_cannot_tell_is_looked_up() -> None:
     driven = Driven(operator(), World("rocksdb", cache_bytes=1 << 20), name="d")
     for start in range(0, 60_000, 5_000):

@@ -96,7 +96,7 @@ def test_slices_give_what_comes_all_at_once_in_the_same_order(kind: str, text: b
     assert len(sliced.operator._table.load_all()) == 0  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("backend", ["memory", "rocksdb"])
+@pytest.mark.parametrize("backend", [pytest.param("memory", marks=pytest.mark.slow), "rocksdb"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_restored_between_any_two_slices_none_is_missing_and_none_comes_twice(kind: str, backend: Kind) -> None:
     at_once = Driven(operator(kind))

@@ -204,9 +204,8 @@ def beside_model(early: Every | None, lateness: int, actions: list[tuple[str, An
 TOLD = [(None, LATENESS), (Every(7 * MS), 0), (Every(7 * MS), LATENESS), (Every(rows=2), 0), (Every(rows=3), LATENESS)]
 
 
-@pytest.mark.parametrize(
-    ("early", "lateness"), [pytest.param(*each, marks=pytest.mark.slow) if at else each for at, each in enumerate(TOLD)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("early", "lateness"), TOLD)
 def test_some_streams_of_many_rows(early: Every | None, lateness: int) -> None:
     for seed in range(3):
         rng, at = random.Random(seed), -50

@@ -68,8 +68,8 @@ def plain(results: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     )
 
 
-@pytest.mark.parametrize("text", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("kind", MOSTLY_SLOW)
 def test_most_windows_are_not_in_memory_and_all_come_out_once(kind: str, text: bool) -> None:
     it = Driven(operator(kind), World("rocksdb"), name="w")
     most = 0
@@ -83,7 +83,8 @@ def test_most_windows_are_not_in_memory_and_all_come_out_once(kind: str, text: b
     assert entries_left(it.operator) == 0
 
 
-@pytest.mark.parametrize("kind", MOSTLY_SLOW)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_rows_that_come_for_windows_on_disk_are_given_back_after_a_slice(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
