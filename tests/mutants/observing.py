@@ -63,8 +63,8 @@ MUTANTS = (
         "savepoints-are-forgotten",
         "savepoints of earlier coordinators are still told",
         "coordinator/job/protocol.py",
-        "return msgspec.structs.replace(history, rescales=rescales, savepoints=savepoints)",
-        "return msgspec.structs.replace(history, rescales=rescales)",
+        "history, rescales=rescales, savepoints=savepoints, ",
+        "history, rescales=rescales, ",
         ("tests/coordinator/status/test_facts_of_a_job.py",),
     ),
     Mutant(
