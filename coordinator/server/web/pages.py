@@ -45,6 +45,7 @@ audit = logging.getLogger("coordinator.audit")
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _MAX_FORM_BYTES = 8 * 1024
 _TARGET = re.compile(r"/(?:jobs/[a-z0-9-]{1,64}(?:/checkpoints(?:/[0-9]{1,19})?)?)?")
+_NUMBER = re.compile(r"[0-9]{1,19}")
 _RENDERED_S = 1.0  # pages that ask within this time get the same one
 _TOLD = 600  # characters of a reason in a tick
 
@@ -89,7 +90,7 @@ class Pages:
             Route("/jobs/{job}/events", self.events, methods=["GET"]),
             Route("/jobs/{job}/report", self.report, methods=["GET"]),
             Route("/jobs/{job}/checkpoints", self.checkpoints, methods=["GET"]),
-            Route("/jobs/{job}/checkpoints/{checkpoint:int}", self.checkpoint, methods=["GET"]),
+            Route("/jobs/{job}/checkpoints/{checkpoint}", self.checkpoint, methods=["GET"]),
         ]
 
     # ------------------------------------------------------------ logging in
@@ -188,10 +189,10 @@ class Pages:
     async def checkpoint(self, request: Request) -> Response:
         facts = await self._facts(request)
         number = request.path_params["checkpoint"]
-        html = render.checkpoint_page(facts, number)
+        html = render.checkpoint_page(facts, int(number)) if _NUMBER.fullmatch(number) else None
         if html is None:
-            text = f"Job {facts.status.job} remembers its last 100 checkpoints; {number} is not one of them."
-            return _html(render.message_page(f"No checkpoint {number}", text), 404)
+            text = f"Job {facts.status.job} remembers its last 100 checkpoints; {number[:20]} is not one of them."
+            return _html(render.message_page(f"No checkpoint {number[:20]}", text), 404)
         return _html(html)
 
     async def report(self, request: Request) -> Response:

@@ -44,7 +44,7 @@ def every_page() -> list[tuple[str, str]]:
     pages = Pages(None, Token("x", b"x"), sessions, LoginLinks(b"x"), CommandLine())  # routes need no source
     routes = [(method, route.path) for route in pages.routes() for method in route.methods - {"HEAD"}]
     return sorted(
-        (method, path.replace("{job}", "flights").replace("{checkpoint:int}", "1").replace("{name}", "page.css"))
+        (method, path.replace("{job}", "flights").replace("{checkpoint}", "1").replace("{name}", "page.css"))
         for method, path in routes
     )
 
@@ -252,3 +252,13 @@ async def test_ages_are_by_the_jobs_clock_which_is_never_set():
             assert 'data-live="checkpoint_age">890 ms<' in (await http.get(path, headers=HTML)).text
     pages = Pages(source, Token("x", b"x"), PageSessions(b"x"), LoginLinks(b"x"), CommandLine())
     assert pages._tick("flights").figures["checkpoint_age"] == "890 ms"
+
+
+@pytest.mark.parametrize("number", ["-1", "x", "1e3", "9" * 20, "9" * 6_000])
+async def test_what_is_no_number_of_a_checkpoint_is_said_to_be_none(number):
+    async with served() as http:
+        await log_in(http)
+        answer = await http.get(f"/jobs/flights/checkpoints/{number}", headers=HTML)
+    assert answer.status_code == 404
+    assert "is not one of them" in answer.text
+    assert len(answer.text) < 2_000
