@@ -86,7 +86,9 @@ class OpenTelemetryMetrics:
         self._scope: Any = InstrumentationScope("barrier_runtime")
         self._resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "barrier-runtime")})
         self._starts = CounterStarts()
-        self._sending = Sending("metrics", OTLPMetricExporter() if exporter is None else exporter)
+        self._sending = Sending(
+            "metrics", OTLPMetricExporter() if exporter is None else exporter, export.MetricsData(resource_metrics=[])
+        )
 
     @property
     def ready(self) -> bool:

@@ -5,6 +5,7 @@
 | answers | sends one after the other | yes, unless one waits already |
 | has not answered yet | waits, as long as the exporter does | until one waits |
 | refuses, or does not answer in time | drops what it had; rests for 2, 4, … 60 s | no: what nobody takes is not made |
+| had refused | is sent an empty request after each rest, until it takes one | no |
 | `close` | sends what waits, for a second in all; then nobody waits for it | never again |
 """
 
@@ -38,9 +39,10 @@ def rest_s(failures: int) -> float:
 
 
 class Sending:
-    def __init__(self, what: str, exporter: Exporter, rest: Callable[[int], float] = rest_s) -> None:
-        """`what`: for the log, as "metrics"."""
+    def __init__(self, what: str, exporter: Exporter, empty: Any, rest: Callable[[int], float] = rest_s) -> None:
+        """`what`: for the log, as "metrics". `empty`: data without anything in it."""
         self._what = what
+        self._empty = empty
         self._exporter = exporter
         self._rest = rest
         self._waiting: queue.Queue[Any] = queue.Queue(1)
@@ -62,21 +64,21 @@ class Sending:
         return False
 
     def _send_all(self) -> None:
-        failures = 0
         while (data := self._waiting.get()) is not _END:
             trouble = self._trouble(data)
-            if not trouble:
-                if failures:
-                    log.info("the collector takes %s again", self._what)
-                failures = 0
-                continue
-            failures += 1
-            rest = self._rest(failures)
-            if failures == 1:
+            if trouble:
                 log.warning("%s could not be sent: %s; none are until the collector answers", self._what, trouble)
-            self._resting = True
-            self._closing.wait(rest)
-            self._resting = False
+                self._resting = True
+                self._until_it_answers()
+                self._resting = False
+
+    def _until_it_answers(self) -> None:
+        failures = 1
+        while not self._closing.wait(self._rest(failures)):
+            if not self._trouble(self._empty):
+                log.info("the collector takes %s again", self._what)
+                return
+            failures += 1
 
     def _trouble(self, data: Any) -> str:
         """Empty: it was sent."""

@@ -79,7 +79,7 @@ class OpenTelemetrySender:
         self._provider.add_span_processor(Collected())
         self._tracer = self._provider.get_tracer("barrier_runtime")
         self._made: list[Any] = made
-        self._sending = Sending("traces", exporter if isinstance(exporter, SpanExporter) else OTLPSpanExporter())
+        self._sending = Sending("traces", exporter if isinstance(exporter, SpanExporter) else OTLPSpanExporter(), ())
 
     @property
     def ready(self) -> bool:

@@ -52,7 +52,7 @@ def test_after_a_failure_nothing_is_wanted_until_the_rest_is_over(failure: Answe
         rests.append(failures)
         return 0.0 if over.is_set() else 86_400.0
 
-    sending = Sending("traces", collector, rest)
+    sending = Sending("traces", collector, "empty", rest)
     assert sending.offer("lost")
     collector.answers.put(failure)
     assert collector.asked.get(timeout=60) == "lost"
@@ -64,21 +64,24 @@ def test_after_a_failure_nothing_is_wanted_until_the_rest_is_over(failure: Answe
     assert collector.asked.empty()
 
 
-def test_a_success_begins_anew() -> None:
+def test_until_a_collector_takes_an_empty_request_nothing_is_made_for_it() -> None:
+    """Two failures, a success, and the same again: rests begin anew."""
     collector, rests = Collector(), []
-    sending = Sending("traces", collector, lambda failures: rests.append(failures) or 0.0)
-    for number, name in enumerate(("FAILURE", "FAILURE", "SUCCESS", "FAILURE")):
-        wait_for("it takes more", lambda number=number: sending.offer(number))
-        assert collector.asked.get(timeout=60) == number
-        collector.answers.put(Answer(name))
-    wait_for("the rests", lambda: len(rests) == 3)
-    assert rests == [1, 2, 1]
+    sending = Sending("traces", collector, "empty", lambda failures: rests.append(failures) or 0.0)
+    for turn in range(2):
+        wait_for("it takes more", lambda turn=turn: sending.offer(turn))
+        for sent, name in ((turn, "FAILURE"), ("empty", "FAILURE"), ("empty", "SUCCESS")):
+            assert collector.asked.get(timeout=60) == sent
+            assert sent == turn or not sending.ready
+            collector.answers.put(Answer(name))
+    wait_for("it takes more", lambda: sending.ready)
+    assert rests == [1, 2, 1, 2]
     sending.close()
 
 
 def test_closing_leaves_behind_a_collector_that_never_answers() -> None:
     collector = Collector()
-    sending = Sending("traces", collector)
+    sending = Sending("traces", collector, "empty")
     assert sending.offer("first")
     assert collector.asked.get(timeout=60) == "first"
     assert sending.offer("waits")
@@ -94,7 +97,7 @@ def test_closing_leaves_behind_a_collector_that_never_answers() -> None:
 
 def test_closing_sends_what_waits() -> None:
     collector = Collector()
-    sending = Sending("traces", collector)
+    sending = Sending("traces", collector, "empty")
     for each in ("first", "last"):
         wait_for("room", lambda each=each: sending.offer(each))
         collector.answers.put(Answer("SUCCESS"))
