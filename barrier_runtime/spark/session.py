@@ -11,6 +11,7 @@ from typing import Any
 
 from barrier_runtime.spark.deaths import SILENT
 from barrier_runtime.spark.java import check_java
+from barrier_runtime.spark.worker_python import check_worker_python
 from barrier_runtime.state.errors import InvalidJob, Unavailable, missing_extra
 
 MAX_TASK_FAILURES = 1_000_000
@@ -91,6 +92,8 @@ def check_session(spark: Any, parallelism: int) -> None:
         problems.append("spark.speculation is true: a second attempt of a slot would fence the first; set it to false")
     if problems:
         raise InvalidJob("this Spark session cannot run slots: " + "; ".join(problems))
+    if _LOCAL.fullmatch(spark.sparkContext.master):
+        check_worker_python(spark.sparkContext.pythonExec, conf.get("spark.executorEnv.PYTHONPATH", ""))
     cores = total_cores(spark)
     per_task = int(conf.get("spark.task.cpus", "1"))
     master = spark.sparkContext.master

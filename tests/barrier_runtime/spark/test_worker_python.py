@@ -1,0 +1,39 @@
+"""Spark's workers with a Python that lacks this package are told before slots are started, with the remedy."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from barrier_runtime.spark.worker_python import check_worker_python
+from barrier_runtime.state.errors import InvalidJob
+
+
+def without_packages(folder: Path) -> str:
+    """A Python that finds nothing but its own library, whatever is in its environment."""
+    program = folder / "python"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_this_python_and_one_that_finds_the_package_are_taken(tmp_path: Path) -> None:
+    check_worker_python(sys.executable, "")
+    other = tmp_path / "python"
+    other.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n', encoding="utf-8")
+    other.chmod(0o755)
+    check_worker_python(str(other), str(Path(__file__).parents[3]))
+
+
+def test_a_python_without_the_package_is_told_with_the_remedy(tmp_path: Path) -> None:
+    program = without_packages(tmp_path)
+    with pytest.raises(
+        InvalidJob, match=r"cannot import barrier_runtime \(ModuleNotFoundError.*PYSPARK_PYTHON="
+    ) as told:
+        check_worker_python(program, "")
+    assert program in str(told.value)
+
+
+def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InvalidJob, match=r"would run /no/such/python, which is not there: set PYSPARK_PYTHON="):
+        check_worker_python("/no/such/python", "")
