@@ -46,6 +46,7 @@ from barrier_runtime.testing.simulation.store import SimStore, StoreFaults
 
 PORT = 7000
 RESPAWN_US = (200_000, 800_000)  # until Spark has started a task again
+_WATCHDOG_S = 30.0  # that a slot of a killed program may go on for: it has time for all that a zombie can do
 POLL_US = 500_000  # the driver asks the coordinator what it wants
 _KEY = b"k" * 32
 _CACHE_BYTES = 1 << 20
@@ -258,7 +259,9 @@ class SimCluster:
             coordinator.process.crash()
         for task in program.tasks:
             if leave_zombies and task.process.alive and self.sim.chance(0.4):
-                task.process.stall(self.sim.rng.choice((1.0, 5.0, 20.0)))
+                stalled_s = self.sim.rng.choice((1.0, 5.0, 20.0))
+                task.process.stall(stalled_s)
+                self.sim.after(int((stalled_s + _WATCHDOG_S) * 1e6), SimProcess.leave, task.process)
             else:
                 task.process.crash()
         for listening in program.listening:
