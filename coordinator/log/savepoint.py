@@ -41,6 +41,7 @@ class Savepoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     id: str  # of the request that it answers; never used twice
     taken: Manifest
     final: bool = False  # the job stopped with it: nothing was read behind it
+    drained: bool | msgspec.UnsetType = msgspec.UNSET  # of the first releases; now the manifest says it
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,9 @@ def decode_savepoint(where: str, data: bytes) -> Savepoint:
     """Raises `InvalidJob` for one that a newer release wrote, `Corrupt` for anything else that is none."""
     savepoint = _DECODER.decode(data, where)
     MANIFEST_FORMAT.check(savepoint.taken.version, where)
+    if savepoint.drained is True and not savepoint.taken.drained_by:
+        taken = msgspec.structs.replace(savepoint.taken, drained=f"savepoint-{savepoint.id}")
+        savepoint = msgspec.structs.replace(savepoint, taken=taken)
     for snapshot in savepoint.taken.operators:
         for ref in snapshot.files:
             inside = ref.key is None or _OBJECT.fullmatch(ref.key) is not None

@@ -60,7 +60,7 @@ class Quiet:
         yield {"k": key, "n": timestamp_ms, "seen": self.seen.value, "what": "pause"}
 
 
-flow = Dataflow("stored")
+flow = Dataflow(os.environ.get("BARRIER_STORED_NAME", "stored"))
 _disorder = timedelta(seconds=3)
 _pace = float(os.environ.get("BARRIER_STORED_PACE", "20000"))
 _fixed = flow.read_jsonl(

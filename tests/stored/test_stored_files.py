@@ -1,7 +1,8 @@
 """What earlier releases stored is restored and goes on exactly once: logs, manifests, RocksDB files, segments, commits.
 
 Each archive is the folder of a job that was killed with SIGKILL: `program.py` run by the release of that commit, with
-two subtasks, transactions committed and pending, and (unaligned) rows in flight.
+two subtasks, transactions committed and pending, and (unaligned) rows in flight. One is of a job that was stopped with
+a savepoint, on Spark, without the checkpoints.
 """
 
 import csv
@@ -31,7 +32,8 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts with & ignores it
 sys.path.insert(0, {here!r})
 from program import flow
-flow.run_local(parallelism={parallelism}, checkpoint_interval=0.2, checkpoints={checkpoints!r}, unaligned={unaligned})
+options = dict(parallelism={parallelism}, checkpoint_interval=0.2, checkpoints={checkpoints!r}, unaligned={unaligned})
+flow.run_local(**options, **{more!r})
 """
 
 pytestmark = pytest.mark.slow
@@ -46,15 +48,28 @@ class Job:
         self.folder = folder
         (folder / "may-commit").touch()
 
-    def go_on(self, parallelism: int, unaligned: bool, until: Callable[[], bool], patience_s: float = 120.0) -> None:
-        """Run by the present release until `until`, then stopped with Ctrl-C."""
+    def go_on(
+        self,
+        parallelism: int,
+        unaligned: bool,
+        until: Callable[[], bool],
+        patience_s: float = 240.0,
+        name: str = "stored",
+        **more: str,
+    ) -> None:
+        """Run by the present release until `until`, then stopped with Ctrl-C. `more`: options."""
         code = GO_ON.format(
-            here=str(HERE), parallelism=parallelism, checkpoints=str(self.folder / "checkpoints"), unaligned=unaligned
+            here=str(HERE),
+            parallelism=parallelism,
+            checkpoints=str(self.folder / "checkpoints"),
+            unaligned=unaligned,
+            more=more,
         )
         for later in (self.folder / "later").iterdir():
             later.rename(self.folder / "watched" / later.name)
         log = (self.folder / "log.txt").open("w+")
-        environment = {**os.environ, "BARRIER_STORED": str(self.folder), "PYTHONPATH": str(ROOT)}
+        own = {"BARRIER_STORED": str(self.folder), "BARRIER_STORED_NAME": name, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, **own}
         process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=log, stderr=log)
         try:
             for _ in range(int(patience_s / 0.1)):
@@ -77,9 +92,11 @@ class Job:
         return str(log.read())[-4_000:]
 
     def visible(self, sink: str) -> list[dict[str, Any]]:
+        """Of the job, and of one that went on from its savepoint."""
         store = open_store(str(self.folder / "out" / sink))
         found: list[dict[str, Any]] = []
-        for record in read_commit_log(store, "stored", f"{sink}-out"):
+        records = [each for job in ("stored", "next") for each in read_commit_log(store, job, f"{sink}-out")]
+        for record in records:
             for file in record.files:
                 lines = store.get(file.name).decode().splitlines()
                 found += csv.DictReader(lines) if file.name.endswith(".csv") else map(json.loads, lines)
@@ -88,6 +105,7 @@ class Job:
 
 FIXED = list(rows("fixed"))
 PER_KEY = Counter(row["k"] for row in FIXED)
+IDS = {row["n"] for row in rows("watched")}
 
 
 def at_ms(row: dict[str, Any]) -> int:
@@ -117,24 +135,37 @@ def test_a_job_killed_under_an_earlier_release_goes_on_exactly_once(
     kind: str, parallelism: int, tmp_path: Path
 ) -> None:
     job = Job(HERE / f"f69d69f-{kind}.tar.xz", tmp_path)
-    ids = {row["n"] for row in rows("watched")}
+    job.go_on(parallelism, kind == "unaligned", lambda: all_there(job))
+    check_each_once(job)
 
-    def all_there() -> bool:
-        quiet = [row for row in job.visible("quiet") if row["what"] == "row"]
-        return (
-            len(quiet) >= len(FIXED)
-            and len(job.visible("running")) >= len(FIXED)
-            and len(job.visible("once")) >= len(ids)
-            and len(job.visible("windows")) >= len(windows())
-        )
 
-    job.go_on(parallelism, kind == "unaligned", all_there)
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_a_savepoint_of_an_earlier_release_begins_another_job_exactly_once(parallelism: int, tmp_path: Path) -> None:
+    """1.10: of f185c63, the first release that had savepoints."""
+    job = Job(HERE / "f185c63-savepoint.tar.xz", tmp_path)
+    before = len(job.visible("quiet"))
+    assert 0 < before < len(FIXED)
+    job.go_on(parallelism, False, lambda: all_there(job), name="next", restore=str(tmp_path / "savepoint"))
+    check_each_once(job)
+
+
+def all_there(job: Job) -> bool:
+    quiet = [row for row in job.visible("quiet") if row["what"] == "row"]
+    return (
+        len(quiet) >= len(FIXED)
+        and len(job.visible("running")) >= len(FIXED)
+        and len(job.visible("once")) >= len(IDS)
+        and len(job.visible("windows")) >= len(windows())
+    )
+
+
+def check_each_once(job: Job) -> None:
     quiet = [row for row in job.visible("quiet") if row["what"] == "row"]
     assert sorted(row["n"] for row in quiet) == sorted(row["n"] for row in FIXED)
     assert sorted((row["k"], row["seen"]) for row in quiet) == [
         (key, number) for key in sorted(PER_KEY) for number in range(1, PER_KEY[key] + 1)
     ]
-    assert sorted(row["n"] for row in job.visible("once")) == sorted(ids)
+    assert sorted(row["n"] for row in job.visible("once")) == sorted(IDS)
     running = job.visible("running")
     assert sorted((int(row["k"]), int(row["rows"])) for row in running) == [
         (key, number) for key in sorted(PER_KEY) for number in range(1, PER_KEY[key] + 1)
