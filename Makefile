@@ -65,7 +65,7 @@ test: $(STAMP) jdk servers
 		"$(BIN)/python tests/simulation/simulate.py --first 40 --seeds 260" \
 		"$(BIN)/python -m pytest -q -n 4 --dist worksteal tests/ends" \
 		"$(BIN)/python -m pytest -q -n 2 --dist worksteal tests/browser" \
-		"$(BIN)/python -m pytest -n 4 --dist load --maxschedchunk 1 --durations 15 --durations-min 10 tests/integration"
+		"$(BIN)/python -m pytest -n 4 --dist worksteal --durations 15 --durations-min 10 tests/integration"
 
 style: lint types
 

@@ -1,4 +1,4 @@
-"""One Spark session for all tests that can share it (starting a JVM is the slowest thing here), and their order."""
+"""One Spark session for all tests that can share it; starting a JVM is the slowest thing here."""
 
 import sys
 from collections.abc import Iterator
@@ -9,20 +9,6 @@ import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the workers import `harness` too
-
-
-def most_s(item: pytest.Item) -> float:
-    """How long a test may last, as it says itself: a long one says so, or it would be ended."""
-    if item.get_closest_marker("spark") is None:
-        return 0.0
-    told = item.get_closest_marker("timeout")
-    return float(item.config.getini("timeout") if told is None else told.args[0])
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest begin first: else one worker goes on with a long one when there is nothing left for the others."""
-    here = Path(__file__).parent
-    items[:] = sorted(items, key=lambda item: most_s(item) if item.path.is_relative_to(here) else 0.0, reverse=True)
 
 
 @pytest.fixture(scope="session")
