@@ -72,7 +72,7 @@ def test_select_renames_reorders_and_computes() -> None:
 
 
 def test_an_expression_over_a_missing_column_names_the_columns_there_are() -> None:
-    with pytest.raises(InvalidJob, match="The rows have the columns n: int64, s: string"):
+    with pytest.raises(InvalidJob, match="there is no column 'x': use one of n, s"):
         Driven(FilterExpressionOperator("f", Compiled(pc.field("x") > 1, "x > 1"))).feed(ROWS)
 
 
