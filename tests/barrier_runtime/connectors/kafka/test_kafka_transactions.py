@@ -1,11 +1,13 @@
 """A transaction whose client never comes back: the sink leaves it and begins with another producer."""
 
 import threading
+import time
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from barrier_runtime.connectors.kafka.sink import transactions as kafka_transactions
 from barrier_runtime.connectors.kafka.sink.client import KafkaCluster
 from barrier_runtime.connectors.kafka.sink.transactions import MarkedProducer, Marker, TransactionOrigin, returns_within
 from barrier_runtime.state.errors import InvalidJob, Unavailable
@@ -76,9 +78,18 @@ def test_a_commit_that_never_comes_back_is_left_and_another_producer_commits(mon
     assert library.committed_by == [2]
 
 
+def until_all_threads_are_idle() -> None:
+    """Those that other tests left behind may be on their way back."""
+    deadline = time.monotonic() + 60
+    while sum(each.name == "kafka-transaction" for each in threading.enumerate()) != len(kafka_transactions._IDLE):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_thread_whose_call_has_ended_serves_again_and_one_that_hangs_holds_up_nobody() -> None:
     served: list[int] = []
     comes_back = threading.Event()
+    until_all_threads_are_idle()
 
     def serve() -> None:
         served.append(threading.get_ident())
