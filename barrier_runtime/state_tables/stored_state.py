@@ -189,8 +189,8 @@ class StoredState:
             reader = pa.RecordBatchReader.from_batches(first.schema, _chain(first, batches))
         if columns is None:
             return reader
-        if not set(columns) <= set(reader.schema.names):  # what was not asked for is not in it
-            reader = self.table(operator, state, where)
+        if not set(columns) <= set(reader.schema.names):  # it has no rows, or not all of the columns there are
+            reader = pa.RecordBatchReader.from_batches(self.table(operator, state).schema, [])
         return _projected(reader, columns, f"{operator}.{state}")
 
     def count(self, operator: str, state: str, where: Mapping[str, Any] | None = None) -> int:

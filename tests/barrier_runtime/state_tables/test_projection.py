@@ -116,3 +116,14 @@ async def test_columns_that_a_checkpoint_has_whole_are_counted_by_the_heads_of_t
     with open_checkpoint(str(finished), "job") as stored:
         monkeypatch.setattr(stored_state, "StoredPart", never)
         assert stored.count("sums", "running") == 300
+
+
+def test_chosen_columns_of_a_part_or_key_without_rows_are_empty(stored: StoredState) -> None:
+    parts, columns = range(stored.parts("sums", "running")), values_of(stored, "sums", "running").schema.names
+    key = {"user": "user-7"}
+    of_parts = [stored.table("sums", "running", key, columns=["user"], part=part).read_all() for part in parts]
+    assert sorted(each.num_rows for each in of_parts) == [0, 1]
+    values = [stored.table("sums", "running", key, columns=columns, part=part).read_all() for part in parts]
+    assert sorted(each.num_rows for each in values) == [0, 1]
+    assert values[0].schema == values[1].schema
+    assert stored.table("sums", "running", {"user": "nobody"}, columns=columns).read_all().num_rows == 0
