@@ -115,7 +115,7 @@ class Dataflow(Readers):
                 f"{program} runs the flow {self.name!r} when it is loaded, and would run it a second time: put what "
                 'runs it below `if __name__ == "__main__":`'
             )
-        return (JobOptions.for_local_run if local else JobOptions.from_keywords)(options, self.options)
+        return JobOptions.of_run(options, self.options, local=local)
 
 
 def _checked(options: "RunOptions") -> "RunOptions":
@@ -136,7 +136,7 @@ def explain_flow(
     from barrier_runtime.launch.effective_options import effective
     from barrier_runtime.launch.options import JobOptions
 
-    chosen = (JobOptions.for_local_run if local else JobOptions.from_keywords)(options, flow.options)
+    chosen = JobOptions.of_run(options, flow.options, local=local)
     graph = compile_plan(flow.plan, chosen.parallelism, chosen.max_parallelism, mode=chosen.mode)
     settings = effective(chosen, {**dict.fromkeys(flow.options, "Dataflow(…)"), **sources}, local=local)
     return explain_graph(graph, settings, unaligned=chosen.unaligned)
@@ -148,7 +148,7 @@ def preview_of_restore(flow: Dataflow, options: Mapping[str, object], *, local: 
     from barrier_runtime.launch.options import JobOptions, job_spec
     from barrier_runtime.launch.steering.restore_preview import restore_preview
 
-    chosen = (JobOptions.for_local_run if local else JobOptions.from_keywords)(options, flow.options)
+    chosen = JobOptions.of_run(options, flow.options, local=local)
     graph = compile_plan(flow.plan, chosen.parallelism, chosen.max_parallelism, mode=chosen.mode)
     sources = [chain.source for chain in graph.chains if chain.source is not None]
     return restore_preview(job_spec(graph, chosen), chosen, sources)

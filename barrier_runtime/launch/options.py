@@ -64,6 +64,10 @@ class JobOptions(OptionValues):
         refuse_for_spark({name: name for name in keywords}, "use run()")
         return cls.from_keywords(keywords, {"check_state": True, **usable_locally(of_flow)})
 
+    @classmethod
+    def of_run(cls, keywords: Mapping[str, object], of_flow: Mapping[str, object], *, local: bool) -> "JobOptions":
+        return (cls.for_local_run if local else cls.from_keywords)(keywords, of_flow)
+
     def check(self) -> None:
         """Raise `InvalidJob` for the first value that cannot be right."""
         for option in OPTIONS.values():

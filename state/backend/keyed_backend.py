@@ -4,7 +4,7 @@ Life of the snapshot of checkpoint n
     freeze(n)           on the loop, at the barrier: dirty entries become the frozen ones, in microseconds
     drain()             on the loop, between batches: slices of the frozen entries go into the key-value store
     write_snapshot(n)   on a worker thread, once drain() said True: flush, hard links, then hash and upload
-    clean_up()              on a worker thread, after it: the snapshot is reported meanwhile
+    clean_up()          on a worker thread, after it: the snapshot is reported meanwhile
     completed(n) or aborted(n)   on the loop
 The key-value store thus holds exactly the state at barrier n when its files are linked. Until then nothing else may be
 written to it: caches spill later, and `drain` does nothing while a worker is `linking`. Gets are always fine.

@@ -79,10 +79,8 @@ def _page(
     settled: bool = False,
 ) -> tuple[str, bool]:
     ago = timedelta(seconds=max(0, round(time.time() - manifest.created_wall_ms / 1000)))
-    read, left = (
-        _sources(store, manifest, {each.name: each for each in sources}),
-        () if settled else _transactions(store, manifest),
-    )
+    read = _sources(store, manifest, {each.name: each for each in sources})
+    left = () if settled else _transactions(store, manifest)
     lines = "".join(f"  {line}\n" for line in (*read, *(left or ("transactions to commit: none",))))
     return f"restore: {what}, {ago} old\n{lines}{diff}", not diff.refused
 

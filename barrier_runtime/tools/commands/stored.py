@@ -44,6 +44,7 @@ def delete_savepoint(
 Stored = Annotated[str, typer.Argument(help="a savepoint, or with --job the folder or URL of checkpoints")]
 OfJob = Annotated[str, typer.Option(help="the job whose checkpoints are in the folder")]
 Number = Annotated[int | None, typer.Option(help="of a retained checkpoint; default: the newest")]
+OfKey = Annotated[list[str] | None, typer.Option(help="column=value of the key; may be repeated")]
 StateName = Annotated[str, typer.Argument(help="operator.state, as `state tables` lists it")]
 
 
@@ -61,7 +62,7 @@ def state_show(
     name: StateName,
     job: OfJob = "",
     checkpoint: Number = None,
-    key: Annotated[list[str] | None, typer.Option(help="column=value of the key; may be repeated")] = None,
+    key: OfKey = None,
     limit: Annotated[int, typer.Option(min=1, help="entries")] = 20,
     redact: Redact = None,
 ) -> None:
@@ -80,7 +81,7 @@ def state_count(
     name: StateName,
     job: OfJob = "",
     checkpoint: Number = None,
-    key: Annotated[list[str] | None, typer.Option(help="column=value of the key; may be repeated")] = None,
+    key: OfKey = None,
 ) -> None:
     """Print how many entries a state has, without reading their values."""
     from barrier_runtime.tools.state import count

@@ -29,9 +29,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from barrier_runtime.coordinator.status.health import in_seconds
-from barrier_runtime.coordinator.status.statistics import shortened
 from barrier_runtime.coordinator.status.status import ChainStatus, CheckpointStatus, SlotDuring, SubtaskPhases
-from barrier_runtime.coordinator.status.why.reason import Reason
+from barrier_runtime.coordinator.status.why.reason import Reason, line_of
 
 CAUSES = (
     "store",
@@ -61,7 +60,6 @@ _MUCH = 0.25  # of a checkpoint, to be worth a look when much more was to be don
 _MUCH_STATE = 1 << 20
 _NAMED = 4
 _STARVED = 0.7  # of the time
-_LONGEST_LINE = 300  # characters
 _BECAME = 0.15  # more than the usual share of the rows
 
 
@@ -362,21 +360,21 @@ class _Look:
         if record.outcome == "declined":
             return Reason(
                 "declined",
-                f"Checkpoint {record.checkpoint} failed, because {_first_line(record.reason)}.",
+                f"Checkpoint {record.checkpoint} failed, because {_why(record.reason)}.",
                 (f"it was declined after {_time(record.duration_ms)}",),
                 "the message above says what the operator could not do; the next checkpoint tries again",
             )
         if record.reason.startswith("the job ended"):
             return Reason(
                 "ended",
-                f"Checkpoint {record.checkpoint} was dropped: {_first_line(record.reason)}.",
+                f"Checkpoint {record.checkpoint} was dropped: {_why(record.reason)}.",
                 (f"it was under way for {_time(record.duration_ms)}",),
                 "nothing; what the last completed checkpoint covers is committed",
             )
         return Reason(
             "recovery",
             f"Checkpoint {record.checkpoint} failed, because the job restarted or it could not be stored: "
-            f"{_first_line(record.reason)}.",
+            f"{_why(record.reason)}.",
             (f"it was aborted after {_time(record.duration_ms)}{self._missing_at_end}",),
             "the job went on from the last completed checkpoint; cure what ended the generation",
         )
@@ -487,8 +485,5 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _first_line(text: str) -> str:
-    """Of an error with a traceback, what went wrong: its last line."""
-    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    line = "no reason was recorded" if not lines else lines[-1] if lines[0].startswith("Traceback") else lines[0]
-    return shortened(line.rstrip("."), _LONGEST_LINE)
+def _why(reason: str) -> str:
+    return line_of(reason) or "no reason was recorded"

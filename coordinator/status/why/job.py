@@ -6,12 +6,11 @@
 from statistics import median
 
 from barrier_runtime.coordinator.status.health import TROUBLED, in_seconds
-from barrier_runtime.coordinator.status.statistics import shortened
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus, LatencyPoint, LatencyStatus, Room
 from barrier_runtime.coordinator.status.transactions import SinkTransactions, most_spent, of_sinks
 from barrier_runtime.coordinator.status.why.bottleneck import bottleneck
 from barrier_runtime.coordinator.status.why.checkpoint import slow_above_ms, why_checkpoint
-from barrier_runtime.coordinator.status.why.reason import Answer, Reason
+from barrier_runtime.coordinator.status.why.reason import Answer, Reason, line_of
 from barrier_runtime.state.errors import InvalidJob
 
 _RECENT_MS = 120_000  # a recovery this long ago still explains a latency
@@ -19,7 +18,6 @@ _ROSE = 3.0  # times the median of the hour
 _ROSE_MS = 50.0  # and by this much
 _FEW_POINTS = 3
 _HOLDERS = 5  # that are named
-_LONGEST_LINE = 300  # characters
 _WAITS_LONG_MS = 60_000  # a watermark this far behind the clock holds windows back
 
 
@@ -66,11 +64,9 @@ def _unknown(status: JobStatus, checkpoint: int) -> str:
 def _ended(status: JobStatus) -> Reason:
     last = status.failures[-1] if status.outcome == "failed" and status.failures else None
     where = (
-        ()
-        if last is None
-        else (f"operator {last.operator or 'unknown'} in slot {last.slot}: {_last_line(last.error)}",)
+        () if last is None else (f"operator {last.operator or 'unknown'} in slot {last.slot}: {line_of(last.error)}",)
     )
-    reason = _last_line(status.error or status.reason)
+    reason = line_of(status.error or status.reason)
     about = f"job {status.job} "
     reason = f"it {reason.removeprefix(about)}" if reason.startswith(about) else reason
     return Reason(
@@ -139,7 +135,7 @@ def why_nothing_is_visible(status: JobStatus, now_ms: int) -> Reason | None:
         return Reason(
             "commit",
             f"Nothing new becomes visible in {trouble.sink.rpartition('/')[0]}, because its commit fails: "
-            f"{_last_line(trouble.error)}.",
+            f"{line_of(trouble.error)}.",
             (f"checkpoint {trouble.checkpoint} was tried {trouble.attempts} times in {trouble.sink}",),
             "cure what the target says; it is tried again until it succeeds, and nothing is lost meanwhile",
         )
@@ -179,7 +175,7 @@ def _nearly_forgotten(sink: SinkTransactions) -> Reason:
         f"it after {in_seconds(sink.timeout_ms or 0)}.",
         (
             f"{sink.spent:.0%} of that time is over; {sink.pending} completed checkpoints are not visible in it",
-            *((f"its commit fails: {_last_line(sink.error)}",) if sink.error else ()),
+            *((f"its commit fails: {line_of(sink.error)}",) if sink.error else ()),
         ),
         "bring the target back, or raise its timeout, before that time is over; `barrier-runtime transactions` "
         "resolves what a stopped job left",
@@ -223,7 +219,7 @@ def why_latency_rose(status: JobStatus, now_ms: int) -> Reason | None:
         return Reason(
             "recovery",
             f"{what}, because the job restarted.",
-            (f"{in_seconds(now_ms - recovery.started_ms)} ago: {_last_line(recovery.reason)}; it {took}",),
+            (f"{in_seconds(now_ms - recovery.started_ms)} ago: {line_of(recovery.reason)}; it {took}",),
             "rows that waited meanwhile are processed first; cure what ended the generation",
         )
     if kind == "visible":
@@ -286,14 +282,8 @@ def _slow_checkpoints(status: JobStatus, what: str) -> Reason | None:
 
 
 def _last_failures(status: JobStatus) -> tuple[str, ...]:
-    return tuple(f"last failure: {_last_line(each.error)}" for each in status.failures[-1:])
+    return tuple(f"last failure: {line_of(each.error)}" for each in status.failures[-1:])
 
 
 def _since(status: JobStatus, now_ms: int) -> str:
     return in_seconds(max(0, now_ms - status.condition_since_ms))
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    line = "" if not lines else lines[-1] if lines[0].startswith("Traceback") else lines[0]
-    return shortened(line.rstrip("."), _LONGEST_LINE)

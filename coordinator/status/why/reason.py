@@ -2,6 +2,10 @@
 
 import msgspec
 
+from barrier_runtime.coordinator.status.statistics import shortened
+
+_LONGEST_LINE = 300  # characters
+
 
 class Reason(msgspec.Struct, frozen=True):
     """`cause` is one word for programs (see `why.CAUSES`); the rest is plain text for people."""
@@ -24,3 +28,10 @@ class Answer(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, self.reasons)) or self.otherwise
+
+
+def line_of(error: str) -> str:
+    """What went wrong: of a traceback the last line, else the first. Empty where there is none."""
+    lines = [line.strip() for line in error.strip().splitlines() if line.strip()]
+    line = "" if not lines else lines[-1] if lines[0].startswith("Traceback") else lines[0]
+    return shortened(line.rstrip("."), _LONGEST_LINE)

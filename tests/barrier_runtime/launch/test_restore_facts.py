@@ -56,13 +56,7 @@ def test_transactions_of_a_checkpoint_that_are_not_known_to_be_visible_are_told(
     flow = Dataflow("shown")
     flow.rate("numbers", 20_000, splits=1).sink("out", JsonlSink(str(tmp_path / "out")))
     folder = str(tmp_path / "jobs")
-    handle = flow.start_local(checkpoints=folder, checkpoint_interval=0.05)
-    until = time.monotonic() + 120
-    while not any((tmp_path / "out").rglob("*.jsonl")):
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    handle.stop()
-    handle.wait()
+    _stopped_after_a_file(flow, folder, tmp_path / "out")
     page, starts = preview_of_restore(flow, {"checkpoints": folder, "restore": "latest"}, local=True)
     assert starts
     assert re.search("transactions to commit: [12] of sink out, of checkpoints ", page), page
@@ -82,18 +76,22 @@ def test_how_much_of_files_is_left_is_told(tmp_path: Path) -> None:
         return flow
 
     folder = {"checkpoints": str(tmp_path / "jobs")}
-    handle = flow(4_000.0).start_local(**folder, checkpoint_interval=0.05)
-    until = time.monotonic() + 120
-    while not any((tmp_path / "out").rglob("*.jsonl")):
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    handle.stop()
-    handle.wait()
+    _stopped_after_a_file(flow(4_000.0), folder["checkpoints"], tmp_path / "out")
     assert 0 < _left_of(flow(None), folder) <= sizes
     (tmp_path / "in" / "e.jsonl").write_text('{"n": 1}\n' * 100_000)
     assert 900_000 < _left_of(flow(None), folder) <= sizes + 900_000
     flow(None).run_local(**folder)
     assert _left_of(flow(None), folder) == 0
+
+
+def _stopped_after_a_file(flow: Dataflow, checkpoints: str, out: Path) -> None:
+    handle = flow.start_local(checkpoints=checkpoints, checkpoint_interval=0.05)
+    until = time.monotonic() + 120
+    while not any(out.rglob("*.jsonl")):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    handle.stop()
+    handle.wait()
 
 
 def _left_of(flow: Dataflow, folder: dict[str, str]) -> int:
