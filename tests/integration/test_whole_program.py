@@ -241,7 +241,12 @@ def test_a_standalone_cluster_runs_it_too_through_a_killed_slot(tmp_path, standa
         )
         assert program.poll() is None, (tmp_path / "program.log").read_text()[-3000:]
         ui_port = int(re.search(r"MasterWebUI.* at http://\S+:(\d+)", (tmp_path / "cluster.log").read_text()).group(1))
-        assert cluster_of(master, ui_port, "another application") == (2, {"whole-program": 2})
+        told = []  # its page may be slow on a busy machine, and is then not waited for
+        until(
+            lambda: told.append(cluster_of(master, ui_port, "another application")) or told[-1] is not None,
+            "the master's page answered",
+        )
+        assert told[-1] == (2, {"whole-program": 2})
         assert cluster_of("spark://127.0.0.1:1", ui_port, "") is None, "the page of another master"
         slots = [process for process in cluster_worker.children(recursive=True) if is_slot(process)]
         assert slots
