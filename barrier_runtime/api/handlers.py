@@ -80,6 +80,14 @@ def check_row_function(function: Any, where: str) -> None:
         )
 
 
+def require_arguments(function: Any, takes: tuple[str, ...], where: str) -> None:
+    """Raises `InvalidJob` for a function that cannot be called with these arguments, by position."""
+    if not takes_arguments(function, None, len(takes)):
+        raise InvalidJob(
+            f"{where}: {function_name(function)} takes {_shown(function, None)}: let it take ({', '.join(takes)})"
+        )
+
+
 def takes_arguments(function: Any, method: str | None, count: int) -> bool:
     """Whether `method` of the class or object (None: it itself) can be called with so many, beside `self`."""
     called = function if method is None else getattr(function, method)

@@ -7,7 +7,7 @@ from typing import Any, Generic, Literal, TypeVar, cast, overload
 import pyarrow as pa
 
 from barrier_runtime.api.arguments import aggregates_said, check_aggregates, check_free, with_errors
-from barrier_runtime.api.handlers import refuse_coroutines
+from barrier_runtime.api.handlers import refuse_coroutines, require_arguments
 from barrier_runtime.api.steps import KeyedSteps, S, one_or_all
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.data.schemas import SchemaLike, as_schema, require_columns
@@ -231,6 +231,8 @@ class WindowedStream(Generic[S]):
         if not callable(function):
             raise InvalidJob(f"{where}: {function!r} cannot be called: pass a function of (key, window, table)")
         refuse_coroutines(function, where)
+        given = "values" if aggregates else "batches" if batches else "table"
+        require_arguments(function, ("key", "window", given), where)
         if aggregates:
             return self._apply_to_aggregates(function, as_schema(schema, where), batches, late, on_error, aggregates)
         window, rows = self._whole_windows("apply", late)
@@ -273,7 +275,8 @@ class WindowedStream(Generic[S]):
     def top(self, n: int, *, by: str, largest: bool = True, late: bool = False) -> S | tuple[S, S]:
         """The `n` rows of each window that have the largest (or smallest) values in column `by`, once it is over: all
         columns, then `window_start` and `window_end`, then `rank` from 1 on. Of equal rows the one that came first is
-        first; nulls are last. Only those rows are held. `late`: as in `aggregate`. For the windows that `apply` takes.
+        first; NaN is the greatest number, as in Spark, and nulls are last. Only those rows are held. `late`: as in
+        `aggregate`. For the windows that `apply` takes.
 
         >>> minutes.top(3, by="price")
         """
@@ -283,7 +286,7 @@ class WindowedStream(Generic[S]):
             raise InvalidJob(f"{where}: top({n!r}): pass a whole number of rows, at least 1")
         require_columns(rows, (by,), where)
         kind = rows.field(by).type
-        if pa.types.is_nested(kind):
+        if pa.types.is_nested(kind) or pa.types.is_float16(kind):
             raise InvalidJob(f"{where}: column {by!r} is {kind}, which has no order: pass another one as by=")
         output = top_schema(rows, window.bounded)
         check_free(output.names[len(rows) :], rows.names, where)

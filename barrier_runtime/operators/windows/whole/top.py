@@ -61,8 +61,13 @@ class _TopRows(WindowRows):
         self._sort: Any = "descending" if largest else "ascending"
 
     def _ranked(self, rows: pa.RecordBatch) -> npt.NDArray[np.intp]:
-        """The order of rows; of equal ones the older is first, nulls are last."""
+        """The order of rows; of equal ones the older is first, NaN is the greatest number, nulls are last."""
         order: npt.NDArray[np.intp] = pc.sort_indices(rows, [(self._by, self._sort)]).to_numpy().astype(np.intp)
+        values = rows.column(self._by)
+        if self._sort == "descending" and pa.types.is_floating(values.type):  # Arrow has NaN behind all numbers
+            known = len(values) - values.null_count
+            numbers = known - int(np.isnan(values.drop_null().to_numpy(zero_copy_only=False)).sum())
+            order = np.concatenate((order[numbers:known], order[:numbers], order[known:]))
         return order
 
     def _order(self, rows: pa.RecordBatch, row_ids: Ints) -> npt.NDArray[np.intp]:

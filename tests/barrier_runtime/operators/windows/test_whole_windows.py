@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, Kind, Slots, World
 
-from barrier_runtime import CollectSink, Dataflow, Every, Global, Session, Sliding, Tumbling
+from barrier_runtime import CollectSink, Dataflow, Every, Global, Session, Sliding, Tumbling, count
 from barrier_runtime.data.elements import WATERMARK_MAX
 from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.operators.windows.base import LATE
@@ -276,6 +276,27 @@ def test_a_job_applies_functions_and_ranks(parallelism: int) -> None:
     assert top_schema(SCHEMA, True).names == list(ranks.rows()[0])
 
 
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32()])
+@pytest.mark.parametrize("largest", [True, False])
+def test_nan_is_the_greatest_number_of_a_ranking_however_its_rows_are_cut(kind: pa.DataType, largest: bool) -> None:
+    """As in Spark; of equal rows the older one is first, 0.0 and -0.0 are equal, null is nothing and last."""
+    nan, inf = float("nan"), float("inf")
+    values = [1.0, nan, None, -0.0, inf, 0.0, -nan, -inf, None, nan]
+    rank = {True: [1, 6, 9, 4, 0, 3, 5, 7, 2, 8], False: [7, 3, 5, 0, 4, 1, 6, 9, 2, 8]}[largest]
+    schema = pa.schema([("k", pa.string()), ("t", pa.int64()), ("v", kind), ("n", pa.int64())])
+    for cut in (1, 3, 10):
+        for n in (1, 2, 4, 9, 12):
+            top = TopOperator("w", ["k"], WINDOWS[0], "t", n, "v", largest, schema)
+            driven, numbers = Driven(top), np.arange(10)
+            for first in range(0, 10, cut):
+                some = numbers[first : first + cut]
+                column = pa.array([values[i] for i in some], kind)
+                arrays = [pa.array(["a"] * len(some)), pa.array(some * 0), column, pa.array(some)]
+                driven.feed(pa.RecordBatch.from_arrays(arrays, schema=schema))
+            driven.watermark(WATERMARK_MAX)
+            assert [row["n"] for row in driven.take()] == rank[:n]
+
+
 def test_what_whole_windows_cannot_be_is_refused_with_the_remedy() -> None:
     keyed = read(Dataflow("refused"), [])
     window = keyed.window("w", WINDOWS[0], event_time="t")
@@ -289,6 +310,20 @@ def test_what_whole_windows_cannot_be_is_refused_with_the_remedy() -> None:
         keyed.window("w", Global()).apply(as_text, schema=OUT, late=True)
     with pytest.raises(InvalidJob, match="cannot be called"):
         window.apply("text", schema=OUT)
+    two: Any = lambda key, window: None  # noqa: E731
+    with pytest.raises(InvalidJob, match=r"takes \(key, window\): let it take \(key, window, table\)"):
+        window.apply(two, schema=OUT)
+    with pytest.raises(InvalidJob, match=r"let it take \(key, window, batches\)"):
+        window.apply(two, schema=OUT, batches=True)
+    with pytest.raises(InvalidJob, match=r"let it take \(key, window, values\)"):
+        window.apply(two, schema=OUT, n=count())
+    with pytest.raises(InvalidJob, match=r"takes \(key, window, table, more\): let it take \(key, window, table\)"):
+        keyed._stream.window_all("w", WINDOWS[0], event_time="t").apply(
+            lambda key, window, table, more: None, schema=OUT
+        )
+    fitting: list[Any] = [max, lambda *given: None, lambda key, window, table, more=1: None]
+    for number, fits in enumerate(fitting):
+        keyed.window(f"fits-{number}", WINDOWS[0], event_time="t").apply(fits, schema=OUT)
     with pytest.raises(InvalidJob, match="at least 1"):
         window.top(0, by="v")
     with pytest.raises(InvalidJob, match="there is no column 'x'"):
