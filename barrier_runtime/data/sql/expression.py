@@ -12,10 +12,14 @@ integer overflows or something is divided by zero. Differences, all of them docu
 What is not known is refused by name when the flow is written; so is what a replay would compute differently.
 """
 
+from typing import Any, ClassVar
+
 import pyarrow as pa
 import pyarrow.compute as pc
 import sqlglot
 from sqlglot import exp
+from sqlglot.dialects.spark import Spark
+from sqlglot.parsers.spark import SparkParser
 
 from barrier_runtime.data.sql.compiler import Compiler, plain_name
 from barrier_runtime.data.sql.functions import FUNCTIONS
@@ -24,8 +28,15 @@ from barrier_runtime.state.errors import InvalidJob
 _BEFORE = "SELECT "
 _CHANGES = ("current_timestamp", "current_date", "now", "rand", "randn", "uuid", "unix_timestamp")
 _SPARK_NAMES = {"timestamp_trunc": "date_trunc", "pow": "power", "regexp_like": "rlike", "starts_with": "startswith"}
-_SPARK_NAMES |= {"ends_with": "endswith", "day_of_month": "dayofmonth"}
+_SPARK_NAMES |= {"ends_with": "endswith", "day_of_month": "dayofmonth", "time_to_str": "date_format"}
 _KNOWN = (exp.Case, exp.If, exp.Cast, exp.And, exp.Or, exp.TsOrDsToDate, exp.Interval)
+
+
+class _Spark(Spark):
+    """Patterns of times stay as they are written: the parser's own form of them does not tell `y` from `yyyy`."""
+
+    class Parser(SparkParser):
+        FUNCTIONS: ClassVar[Any] = {**SparkParser.FUNCTIONS, "DATE_FORMAT": exp.TimeToStr.from_arg_list}
 
 
 class SqlExpression:
@@ -51,7 +62,7 @@ class SqlExpression:
     def _parsed(self) -> exp.Expr:
         """As what a query selects, so that words with which statements begin, such as `update`, are columns."""
         try:
-            query = sqlglot.parse_one(_BEFORE + self.text, read="spark")
+            query = sqlglot.parse_one(_BEFORE + self.text, read=_Spark)
         except sqlglot.errors.SqlglotError as error:
             near = error.errors[0]["highlight"] if isinstance(error, sqlglot.ParseError) and error.errors else ""
             raise InvalidJob(

@@ -5,6 +5,7 @@ them. Whatever has no row here is refused by name.
 """
 
 import datetime
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -155,6 +156,26 @@ def _trunc(time: Argument, unit: Argument) -> Made:
     return pc.floor_temporal(time_of(time), unit=name)
 
 
+def _date_format(time: Argument, pattern: Argument) -> Made:
+    """Cut from the text that Arrow makes of a time without a zone, which takes a fifth of what `pc.strftime` does."""
+    wanted = str(pattern.constant("the pattern"))
+    split = re.split(f"({'|'.join(_DATE_PARTS)})", wanted)
+    if len(split) == 1 or any(map(_NOT_A_SIGN.search, split[::2])) or any(part * 2 in wanted for part in _DATE_PARTS):
+        raise NotConstant(f"the pattern is {wanted!r}; one of {', '.join(_DATE_PARTS)} and signs between them")
+    at = time_of(time)
+    has_zone = pa.types.is_timestamp(time.type) and time.type.tz
+    text = (pc.local_timestamp(at) if has_zone else at).cast(pa.string()).cast(pa.binary())
+    if wanted in _DATE_TEXT:
+        return _cut_from(text, wanted)
+    made = [_cut_from(text, part) if index % 2 else pc.scalar(part) for index, part in enumerate(split)]
+    return pc.binary_join_element_wise(*made, pc.scalar(""))
+
+
+def _cut_from(text: Made, part: str) -> Made:
+    begin = _DATE_TEXT.index(part)
+    return pc.binary_slice(text, begin, begin + len(part)).cast(pa.string())
+
+
 def _extract(unit: Argument, time: Argument) -> Made:
     part = str(unit.constant("the unit")).lower()
     if part not in _PARTS:
@@ -162,6 +183,9 @@ def _extract(unit: Argument, time: Argument) -> Made:
     return _PARTS[part](time_of(time))
 
 
+_DATE_PARTS = ("yyyy", "MM", "dd", "HH", "mm", "ss")
+_DATE_TEXT = "yyyy-MM-dd HH:mm:ss"
+_NOT_A_SIGN = re.compile(r"[A-Za-z'\[\]{}#]")  # what a pattern of Java does not write as it is
 _UNITS_OF_TIME = ("year", "quarter", "month", "week", "day", "hour", "minute", "second")
 _PARTS: dict[str, Callable[..., Made]] = {
     "year": pc.year,
@@ -213,6 +237,7 @@ FUNCTIONS: dict[type[exp.Expr], tuple[tuple[str, ...], Callable[..., Made]]] = {
     exp.Hour: (("this",), _part(pc.hour)),
     exp.Minute: (("this",), _part(pc.minute)),
     exp.Second: (("this",), _part(pc.second)),
+    exp.TimeToStr: (("this", "format"), _date_format),
     exp.TimestampTrunc: (("this", "unit"), _trunc),
     exp.Extract: (("this", "expression"), _extract),
 }

@@ -3,9 +3,10 @@
 import datetime
 import decimal
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -71,6 +72,14 @@ ROWS: list[dict[str, Any]] = [
     },
 ]
 
+PATTERNS = (  # of date_format
+    *("yyyy", "MM", "dd", "HH", "mm", "ss", "yyyy-MM-dd", "HH:mm", "HH:mm:ss", "yyyy-MM-dd HH:mm:ss"),
+    *("dd.MM.yyyy, HH:mm:ss", "yyyyMMdd", "ss|mm|HH", "<MM>", "~dd~", "yyyy é MM", "mmss", "MM 7 mm", "yyyy$MM%dd"),
+)
+REFUSED = (
+    *("", "-", "y", "yy", "yyy", "yyyyy", "yyyyyyyy", "YYYY", "M", "MMM", "MMMM", "d", "ddd", "dddd", "D", "H", "HHHH"),
+    *("hh", "m", "mmmm", "s", "ssss", "S", "ss.SSS", "EEE", "a", "z", "[MM]", "{MM}", "#dd", "yyyyTMM", "yyyy''T''MM"),
+)
 EXPRESSIONS = [
     "i > 3 AND s = 'abc'",
     "i > 3 OR b",
@@ -151,6 +160,9 @@ EXPRESSIONS = [
     "extract(YEAR FROM t)",
     "date_trunc('hour', t)",
     "date_trunc('week', t)",
+    *(f"date_format(t, '{pattern}')" for pattern in PATTERNS),
+    "date_format(day, 'yyyy/MM/dd HH:mm:ss')",
+    "date_format('2024-02-29 12:30:00', 'HH.mm')",
     "t > timestamp '2026-01-01 00:00:00'",
     "t < '2026-01-01'",
     "day >= date '2024-02-29'",
@@ -280,6 +292,11 @@ def test_an_expression_gives(text: str, kind: pa.DataType, values: list[Any]) ->
         ("cast(i AS INTERVAL)", "the type INTERVAL is not known here"),
         ("extract(EPOCH FROM t)", "the unit is epoch; one of year, "),
         ("date_trunc('foo', t)", "the unit is foo; one of year, "),
+        *(
+            (f"date_format(t, '{pattern}')", "the pattern is .*; one of yyyy, MM, dd, HH, mm, ss and signs")
+            for pattern in REFUSED
+        ),
+        ("date_format(t, s)", "the pattern has to be a constant"),
         ("99999999999999999999", "beyond 64 bits"),
         ("t > 'yesterday'", "'yesterday' is no time"),
         ("s LIKE 'a!%' ESCAPE '!'", "not known here"),
@@ -379,7 +396,7 @@ def test_mistakes_show_when_the_flow_is_written() -> None:
 
 
 @pytest.fixture(scope="module")
-def of_spark() -> Iterator[dict[str, list[Any]]]:
+def spark() -> Iterator[Any]:
     from pyspark.sql import SparkSession
 
     settings = {"spark.ui.enabled": "false", "spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true"}
@@ -387,16 +404,34 @@ def of_spark() -> Iterator[dict[str, list[Any]]]:
     for name, value in settings.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
-    frame = session.createDataFrame(pa.Table.from_pylist(ROWS, SCHEMA)).coalesce(1)
-    columns = [f"{text} AS c{index}" for index, text in enumerate(text.split(" --")[0] for text in EXPRESSIONS)]
-    table = frame.selectExpr(*columns).toArrow()
-    yield {text: table.column(index).to_pylist() for index, text in enumerate(EXPRESSIONS)}
+    yield session
     session.stop()
 
 
+def by_spark(spark: Any, rows: pa.Table, texts: Sequence[str]) -> dict[str, list[Any]]:
+    columns = [f"{text} AS c{index}" for index, text in enumerate(text.split(" --")[0] for text in texts)]
+    table = spark.createDataFrame(rows).coalesce(1).selectExpr(*columns).toArrow()
+    return {text: table.column(index).to_pylist() for index, text in enumerate(texts)}
+
+
 @pytest.mark.spark
-def test_the_values_are_those_of_spark_sql(of_spark: dict[str, list[Any]]) -> None:
-    different = {}
+def test_dates_of_all_years_are_written_as_spark_writes_them(spark: Any) -> None:
+    texts = [f"date_format(t, '{pattern}')" for pattern in PATTERNS]
+    random = np.random.default_rng(4)
+    first, last = (np.datetime64(text, "ms").astype(np.int64) for text in ("0001-01-01", "9999-12-31T23:59:59.999"))
+    edges = ["1582-10-04T12:00", "1582-10-15", "1899-12-31T23:59:59.999", "1970-01-01", "2000-02-29", "2023-12-31"]
+    times = [first, last, *np.array(edges, "datetime64[ms]").astype(np.int64), *random.integers(first, last, 3_000)]
+    every = pa.array([int(each) for each in times], pa.timestamp("ms", "UTC"))
+    micros = every.cast(pa.timestamp("us", "UTC"))
+    answers = by_spark(spark, pa.table({"t": micros}), texts)
+    for column in (every, micros, every.cast(pa.timestamp("ms"))):
+        batch = pa.RecordBatch.from_pydict({"t": column})
+        assert {text: computed(text, batch).to_pylist() for text in texts} == answers
+
+
+@pytest.mark.spark
+def test_the_values_are_those_of_spark_sql(spark: Any) -> None:
+    of_spark, different = by_spark(spark, pa.Table.from_pylist(ROWS, SCHEMA), EXPRESSIONS), {}
     for text in EXPRESSIONS:
         ours = computed(text).to_pylist()
         theirs = of_spark[text]
