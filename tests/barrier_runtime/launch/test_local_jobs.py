@@ -232,6 +232,28 @@ def test_a_job_whose_splits_wait_for_slower_ones_ends_with_all_its_rows(parallel
     assert len(sink.rows()) == len(near)
 
 
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_an_input_that_has_been_silent_for_its_idle_timeout_holds_no_split_back(parallelism):
+    """The silent one ends when the last row of the other has been seen, a minute of event time beyond its own row."""
+    flow, sink, seen = Dataflow("silent"), CollectSink(), threading.Event()
+
+    def silent(index, of):
+        yield {"at": 0}
+        assert seen.wait(60)
+
+    def see(row):
+        if row["at"] == 59_000:
+            seen.set()
+        return row
+
+    options = {"schema": {"at": int}, "splits": 1, "event_time": "at"}
+    fast = flow.from_iterator("fast", lambda index, of: ({"at": n * 1_000} for n in range(60)), **options).map(see)
+    idle = datetime.timedelta(seconds=0.1)
+    fast.union(flow.from_iterator("silent", silent, idle_timeout=idle, **options)).sink("out", sink)
+    flow.run_local(parallelism=parallelism, checkpoint_interval=0.05, max_drift=5 * SECOND, restart="none")
+    assert sorted(row["at"] for row in sink.rows()) == [0, *range(0, 60_000, 1_000)]
+
+
 def test_an_error_with_half_a_surrogate_pair_is_told_as_any_other():
     """As `str` of a file's name that is not UTF-8 has it: no message and no history can carry one."""
 

@@ -26,20 +26,25 @@ DRIFT_MS = 50
 
 
 class Numbers:
-    """`rows` rows per split; event time rises by `step_ms[split]` per row. All of them are there."""
+    """`rows` rows per split; event time rises by `step_ms[split]` per row. All of them are there, but for the split
+    `silent`, which has one row and never ends."""
 
     schema = SCHEMA
     exactly_once = True
 
-    def __init__(self, rows: int, *step_ms: int) -> None:
+    def __init__(self, rows: int, *step_ms: int, silent: int | None = None) -> None:
         self.rows = rows
         self.step_ms = step_ms
+        self.silent = silent
 
     def splits(self, parallelism: int) -> Sequence[Split]:
         return [Split(str(index), b"%d" % index) for index in range(len(self.step_ms))]
 
     def reader(self, split: Split) -> "NumbersReader":
-        return NumbersReader(self.rows, int(split.payload), self.step_ms[int(split.payload)])
+        number = int(split.payload)
+        if number == self.silent:
+            return SilentReader(1, number, self.step_ms[number])
+        return NumbersReader(self.rows, number, self.step_ms[number])
 
 
 class NumbersReader:
@@ -71,6 +76,13 @@ class NumbersReader:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+class SilentReader(NumbersReader):
+    finished = False
+
+    def poll(self, max_rows: int, now_ns: int) -> Polled | None:  # type: ignore[override]
+        return None if self._next == self._rows else super().poll(max_rows, now_ns)
 
 
 def drivers(source: Numbers, subtasks: int, **options: Any) -> list[SourceDriver]:
@@ -129,6 +141,32 @@ def test_a_split_with_rows_waits_also_after_a_restore() -> None:
     restored.wait_for_slower(DRIFT_MS)
     assert restored.poll(0) is None
     assert restored.waiting_splits == 1
+
+
+def test_a_split_that_waits_for_longer_than_the_idle_timeout_is_not_idle() -> None:
+    (driver,) = drivers(Numbers(100, 10), 1, idle_timeout_ms=20)
+    driver.lowest_in_job(-1)
+    assert [greatest(driver) for _ in range(8)] == [0, 10, 20, 30, 40, 50, 60, None]
+    for now_ms in (10, 100, 1_000):
+        assert driver.poll(now_ms * 1_000_000) is None
+        assert (driver.idle, driver.idle_splits(9), driver.watermark()) == (False, ([], 0), 59)
+        assert driver.least_far() == ("0", 59)
+
+
+@pytest.mark.parametrize("subtasks", [1, 2])
+@pytest.mark.parametrize("idle_timeout_ms", [20, None])
+def test_a_silent_split_holds_the_others_until_it_is_idle(subtasks: int, idle_timeout_ms: int | None) -> None:
+    made = drivers(Numbers(40, 10, 10, silent=1), subtasks, idle_timeout_ms=idle_timeout_ms)
+    job, rows, now_ms = ReachedEventTimes(), list[int](), 0
+    for _ in range(100):
+        for subtask, driver in enumerate(made):
+            job.told(subtask, told(driver))
+            driver.lowest_in_job(job.lowest_ms(subtasks))
+            batch = driver.poll(now_ms * 1_000_000, 1)
+            if batch is not None and batch.rows.column("split")[0].as_py() == 0:
+                rows += batch.rows.column("t").to_pylist()
+        now_ms += 5
+    assert rows == [number * 10 for number in range(7 if idle_timeout_ms is None else 40)]
 
 
 def test_a_source_without_event_time_and_a_job_without_drift_wait_for_nobody() -> None:
