@@ -14,7 +14,7 @@ from barrier_runtime.runtime.in_flight.storage import write_in_flight
 from barrier_runtime.runtime.in_flight.writer import InFlightData
 from barrier_runtime.runtime.reporting import ExecutionEvents
 from barrier_runtime.runtime.resources import SlotResources
-from barrier_runtime.runtime.snapshots import SnapshotRun
+from barrier_runtime.runtime.snapshots import SnapshotRun, ValuesStore
 from barrier_runtime.runtime.subtask import Subtask
 from barrier_runtime.state.errors import PERMANENT, Unavailable
 from barrier_runtime.state.snapshots.snapshot import FileRef, InFlight, OperatorSnapshot, SnapshotTimes
@@ -78,7 +78,7 @@ class Checkpointing:
             times,
             self._now_ms,
             recording,
-            self._store_values,
+            ValuesStore(self._res.settings.thresholds.value_bytes, self._store_values),
             done,
             failed,
         )

@@ -6,10 +6,12 @@
     in-flight rows, where the snapshot has some, are written when they have been recorded, beside all that; it is DONE
     when they are written, too
 
-Executors are per operator, so the blocking parts of one operator run in the order of their checkpoints.
+Executors are per operator, so the blocking parts of one operator run in the order of their checkpoints. An operator
+that has small values at most needs none: two turns of a thread would be most of what its snapshot costs.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -24,10 +26,17 @@ from barrier_runtime.state.backend.keyed_backend import KeyedBackend, SnapshotDr
 from barrier_runtime.state.snapshots.snapshot import FileRef, InFlight, OperatorSnapshot, SnapshotTimes
 
 WriteInFlight: TypeAlias = Callable[[InFlightData, Callable[[], None]], tuple[InFlight, ...]]  # see `write_in_flight`
-StoreValues: TypeAlias = Callable[  # (values, those already stored, check); see `store_values`
-    [Mapping[str, bytes], Mapping[str, FileRef], Callable[[], None]], tuple[dict[str, bytes], dict[str, FileRef]]
-]
 _DRAIN_ENTRIES = 256  # about 0.3 ms of work per slice
+
+
+@dataclass(frozen=True)
+class ValuesStore:
+    """Values of more than `small_bytes` are objects of their own."""
+
+    small_bytes: int
+    store: Callable[  # (values, those already stored, check); see `store_values`
+        [Mapping[str, bytes], Mapping[str, FileRef], Callable[[], None]], tuple[dict[str, bytes], dict[str, FileRef]]
+    ]
 
 
 class SnapshotRun:
@@ -43,7 +52,7 @@ class SnapshotRun:
         times: SnapshotTimes,
         now_ms: Callable[[], float],
         recording: bool,
-        store_values: StoreValues,
+        values_store: ValuesStore,
         done: Callable[["SnapshotRun", tuple[OperatorSnapshot, ...], SnapshotTimes], None],
         failed: Callable[["SnapshotRun", BaseException], None],
     ) -> None:
@@ -58,7 +67,7 @@ class SnapshotRun:
         self._finished: dict[str, OperatorSnapshot] = {}
         self._took: dict[str, tuple[float, float]] = {}  # operator -> own blocking work, writing of its state; ms
         self._recording = recording
-        self._store_values = store_values
+        self._values_store = values_store
         self._in_flight: tuple[InFlight, ...] = ()
         self._now_ms = now_ms
         self._began_ms = now_ms()
@@ -100,10 +109,23 @@ class SnapshotRun:
         if self.cancelled:
             self.over = True
             return
+        waiting = dict(self._captures)
         for name, capture in self._captures.items():
+            if len(waiting) > 1 and self._is_small(capture):  # one is left: what follows is never done within this call
+                del waiting[name]
+                self._took[name] = 0.0, 0.0
+                values = dict(capture.values)
+                self._finished[name] = OperatorSnapshot(name, self.subtask.index, self._parallelism, values)
+        for name, capture in waiting.items():
             self._executors[name].submit(
                 partial(self._finish_operator, name, capture), partial(self._operator_finished, name)
             )
+
+    def _is_small(self, capture: Capture) -> bool:
+        """Nothing of it is to be written before it is reported."""
+        if capture.keyed is not None or capture.blocking is not None or capture.stored:
+            return False
+        return all(len(value) <= self._values_store.small_bytes for value in capture.values.values())
 
     def _finish_operator(self, name: str, capture: Capture) -> OperatorSnapshot:
         """On a worker thread."""
@@ -113,7 +135,7 @@ class SnapshotRun:
             values.update(capture.blocking())
         blocked_ms = self._now_ms()
         keyed = capture.keyed.write_snapshot(self.barrier.id) if capture.keyed is not None else None
-        small, objects = self._store_values(values, capture.stored, self._check_wanted)
+        small, objects = self._values_store.store(values, capture.stored, self._check_wanted)
         self._took[name] = max(0.0, blocked_ms - began_ms), max(0.0, self._now_ms() - blocked_ms)
         return OperatorSnapshot(name, self.subtask.index, self._parallelism, small, keyed, objects=objects)
 

@@ -52,6 +52,7 @@ class LocalStore:
             _make_root(root)
             self._root = root.resolve(strict=True)
             self._durable: dict[Path, int] = {}
+            self._inside: dict[str, tuple[int, int]] = {}
             self._temporary = self._root / TEMPORARY
             self._temporary.mkdir(mode=0o700, exist_ok=True)
             self._sweep_temporary()
@@ -67,6 +68,7 @@ class LocalStore:
         store.use = StoreUse()
         store._root = root.resolve(strict=True)
         store._durable = {}  # folder -> inode: its name is known to be synced
+        store._inside = {}  # folder -> device, inode: no link leads from it out of the root
         store._temporary = store._root / TEMPORARY
         return store
 
@@ -78,14 +80,14 @@ class LocalStore:
 
     def put(self, key: str, data: bytes) -> None:
         target = self._target(key)
-        with self._named_trouble("put", key), self._temporary_file() as temporary:
+        with self._named_trouble("put", key), self._moved_file() as temporary:
             _write_durably(temporary, data)
             self._rename(temporary, target)
         self._wrote(len(data))
 
     def put_file(self, key: str, path: Path) -> None:
         target = self._target(key)
-        with self._named_trouble("put", key), self._temporary_file() as temporary:
+        with self._named_trouble("put", key), self._moved_file() as temporary:
             _copy_durably(path, temporary)
             self._rename(temporary, target)
         self._wrote(path.stat().st_size)
@@ -191,9 +193,16 @@ class LocalStore:
         if key.split("/", 1)[0] == TEMPORARY:
             raise InvalidJob(f"object key {key!r} is reserved for temporary files: use another name")
         target = self._root / key
-        parent = os.path.realpath(target.parent)
-        if parent != str(self._root) and not parent.startswith(str(self._root) + os.sep):
-            raise InvalidJob(f"object key {key!r} leads out of {self.url} through a link: remove that link")
+        folder = str(target.parent)
+        identity = _identity(folder)
+        if identity is None or self._inside.get(folder) != identity:
+            parent = os.path.realpath(folder)  # a call of the system for each folder from / on
+            if parent != str(self._root) and not parent.startswith(str(self._root) + os.sep):
+                raise InvalidJob(f"object key {key!r} leads out of {self.url} through a link: remove that link")
+            if identity is not None and identity == _identity(parent):
+                if len(self._inside) >= _REMEMBERED_FOLDERS:
+                    self._inside.clear()
+                self._inside[folder] = identity
         return target
 
     def _check_published(self, final: str, target: Path, sha256: str) -> None:
@@ -280,6 +289,16 @@ class LocalStore:
         finally:
             path.unlink(missing_ok=True)
 
+    @contextlib.contextmanager
+    def _moved_file(self) -> Iterator[Path]:
+        """A temporary file that gets another name."""
+        path = self._temporary / uuid.uuid4().hex
+        try:
+            yield path
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
     def _sweep_temporary(self) -> None:
         """Orphans of crashed writers. A day is longer than any put takes."""
         before = time.time() - _STALE_TEMPORARY_S
@@ -329,6 +348,14 @@ def _copy_durably(source: Path, target: Path) -> None:
             writer.write(chunk)
         writer.flush()
         os.fsync(writer.fileno())
+
+
+def _identity(folder: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(folder)
+    except OSError:  # whoever uses the folder says what is wrong with it
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _sync_directory(path: Path) -> None:

@@ -32,6 +32,19 @@ def test_a_link_below_the_folder_leads_nowhere_outside(tmp_path: Path) -> None:
     assert list(store.list("")) == []
 
 
+def test_a_folder_that_was_used_and_became_a_link_leads_nowhere_outside(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    store = LocalStore(tmp_path / "objects")
+    store.put("folder/object", b"x")
+    store.delete(["folder/object"])
+    (tmp_path / "objects" / "folder").symlink_to(outside)
+    for _ in range(2):
+        with pytest.raises(InvalidJob, match=r"leads out of .* through a link"):
+            store.put("folder/object", b"x")
+    assert list(outside.iterdir()) == []
+
+
 def test_half_written_files_are_private_and_never_listed(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "objects")
     temporary = tmp_path / "objects" / TEMPORARY
