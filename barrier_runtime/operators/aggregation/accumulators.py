@@ -123,7 +123,7 @@ def running(
                 ordered = np.arange(1, len(rows.order) + 1) + np.repeat(before - rows.starts, rows.lengths)
         else:
             values: Values = batch.values(accumulator) if valid is None else valid.astype(np.int64)
-            values = values[rows.order]
+            values = rows.ordered(values)
             if accumulator.kind == "values" or accumulator.sums_integers:
                 ordered = running_integers(values, before, rows)
                 if accumulator.kind == "sum":
@@ -141,17 +141,13 @@ def running(
                     ordered = _running_rounds(accumulator.ufunc, values, before, rows)
             after = ordered if single else ordered[rows.starts + rows.lengths - 1]
         target[rows.row_ids] = after
-        result = np.empty_like(ordered)
-        result[rows.order] = ordered
-        results[accumulator.name] = result
+        results[accumulator.name] = rows.as_they_came(ordered)
     for composite in plan.composites:
         ends, each_row = composite.running(_before(composite, columns, rows), rows, batch, left)
         for name, end in ends.items():
             columns[name][rows.row_ids] = end
         for name, ordered in each_row.items():
-            result = np.empty_like(ordered)
-            result[rows.order] = ordered
-            results[name] = result
+            results[name] = rows.as_they_came(ordered)
     return results
 
 
@@ -170,9 +166,7 @@ def _carry_running(
     `carry` and `results`. A carry of which all rows are 0 has no results."""
     every = np.repeat(carry[rows.row_ids], rows.lengths) + carries
     carry[rows.row_ids] = every[rows.starts + rows.lengths - 1]
-    result = np.empty_like(every)
-    result[rows.order] = every
-    results[f"carry:{accumulator.column}"] = result
+    results[f"carry:{accumulator.column}"] = rows.as_they_came(every)
 
 
 def _running_rounds(ufunc: np.ufunc, values: Values, before: Values, rows: RunningOrder) -> Values:

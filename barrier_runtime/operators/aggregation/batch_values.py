@@ -72,8 +72,7 @@ class BatchValues:
     def codes(self, column: str) -> tuple[Ints, int]:
         """A number per row, and how many there are: rows of one number have the same value. -1 where it is null."""
         encoded = self._batch.column(column).dictionary_encode()
-        codes = encoded.indices.fill_null(-1) if encoded.null_count else encoded.indices
-        return codes.to_numpy(zero_copy_only=False).astype(np.int64), len(encoded.dictionary)
+        return codes_of(encoded), len(encoded.dictionary)
 
     def plain(self, column: str) -> list[Any]:
         """One Python value per row, None where it is null."""
@@ -137,6 +136,18 @@ class RunningOrder:
         unique = ordered[starts]
         return RunningOrder(order, unique if row_ids is None else row_ids[unique], starts, lengths)
 
+    def ordered(self, values: Values) -> Values:
+        """One value per row of the batch, by key."""
+        return values if len(self.starts) == 1 else values[self.order]
+
+    def as_they_came(self, ordered: Values) -> Values:
+        """The way back."""
+        if len(self.starts) == 1:
+            return ordered
+        result = np.empty_like(ordered)
+        result[self.order] = ordered
+        return result
+
     def row_id_of(self, row: int) -> int:
         """Of one row of the batch."""
         return self.row_id_at(int(np.flatnonzero(self.order == row)[0]))
@@ -157,6 +168,12 @@ class RunningOrder:
         np.maximum.accumulate(found, out=found)
         found[found < np.repeat(self.starts, self.lengths)] = -1
         return found
+
+
+def codes_of(encoded: pa.DictionaryArray) -> Ints:
+    """The numbers of its values, -1 for null."""
+    codes = encoded.indices.fill_null(-1) if encoded.null_count else encoded.indices
+    return codes.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
 
 
 def running_integers(values: Values, before: Values, rows: RunningOrder) -> Values:

@@ -82,17 +82,15 @@ class RunningAggregateOperator(KeyedOperator):
         return self._plan.left(self.where, column, self._table.keys_of(np.array([row_id]))[0], aggregate)
 
     def _order(self, rows: pa.RecordBatch) -> RunningOrder:
-        if not self.codec.is_one_int64:
-            groups = group_rows(self.codec.arrays(rows))
+        keys = self.codec.arrays(rows)
+        ints = self.codec.int64(keys)
+        if ints is None:
+            groups = group_rows(keys)
             return RunningOrder.of(groups.of_row, self._table.row_ids(groups.keys))
-        key = rows.column(self._key_columns[0])
-        if key.null_count:
-            groups = group_rows([key])
-            return RunningOrder.of(groups.of_row, self._table.row_ids(groups.keys))
-        if len(key) < _MANY:
-            return RunningOrder.of(self._table.row_ids_int64(key.to_numpy()))
-        encoded = key.dictionary_encode()  # the index is asked once per key, not once per row
-        row_ids = self._table.row_ids_int64(encoded.dictionary.to_numpy())
+        if len(keys) > 1 or len(rows) < _MANY:
+            return RunningOrder.of(self._table.row_ids_int64(*ints))
+        encoded = keys[0].dictionary_encode()  # the index is asked once per key, not once per row
+        row_ids = self._table.row_ids_int64(encoded.dictionary.to_numpy().astype(np.int64, copy=False))
         return RunningOrder.of(encoded.indices.to_numpy(), row_ids)
 
 

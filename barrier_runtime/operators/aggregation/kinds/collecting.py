@@ -6,9 +6,9 @@ A cell is the number of values (4 bytes, little endian) and the values (`encoded
 
 import struct
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,23 +19,24 @@ from barrier_runtime.operators.aggregation.kinds.encoded_values import EncodedVa
 from barrier_runtime.operators.aggregation.state_columns import Values
 from barrier_runtime.state.columns.wide_columns import EMPTY
 
-_count = struct.Struct("<I")
-_REMEMBERED = 200_000  # values in sets that need not be made of their bytes again
+COUNT = struct.Struct("<I")
+REMEMBERED = 200_000  # values in sets that need not be made of their bytes again
 
+Known = TypeVar("Known", bound=Sized)
 Collected: TypeAlias = tuple[int, bytes]  # number of values, and the values
 
 
 def _opened(cell: bytes) -> Collected:
-    return (_count.unpack_from(cell)[0], cell[_count.size :]) if cell else (0, EMPTY)
+    return (COUNT.unpack_from(cell)[0], cell[COUNT.size :]) if cell else (0, EMPTY)
 
 
 def number_of(cell: bytes) -> int:
     """Of its values, without looking at them."""
-    return int(_count.unpack_from(cell)[0]) if cell else 0
+    return int(COUNT.unpack_from(cell)[0]) if cell else 0
 
 
 def _closed(count: int, data: bytes) -> bytes:
-    return _count.pack(count) + data
+    return COUNT.pack(count) + data
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,9 @@ class KnownValues:
         self.known = known
         self.data = data
 
+    def __len__(self) -> int:
+        return len(self.known)
+
     @property
     def collected(self) -> Collected:
         return len(self.known), self.data
@@ -95,26 +99,27 @@ class KnownValues:
         self.data += b"".join(values)
 
 
-class _Recent:
-    """Sets of cells that were written lately, so that a batch need not make them of their bytes again."""
+class Recent(Generic[Known]):
+    """Sets of cells that were written lately, so that a batch need not make them of their bytes again. The last one
+    stays, however large it is."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[int, tuple[bytes, KnownValues]] = OrderedDict()  # by the id of the cell
+        self._kept: OrderedDict[int, tuple[bytes, Known]] = OrderedDict()  # by the id of the cell
         self._values = 0
 
-    def take(self, cell: bytes) -> KnownValues | None:
+    def take(self, cell: bytes) -> Known | None:
         kept = self._kept.pop(id(cell), None)
         if kept is None:
             return None
-        self._values -= len(kept[1].known)
+        self._values -= len(kept[1])
         return kept[1]
 
-    def keep(self, cell: bytes, values: KnownValues) -> None:
+    def keep(self, cell: bytes, values: Known) -> None:
         self._kept[id(cell)] = cell, values  # as long as the cell is here, no other one has its id
-        self._values += len(values.known)
-        while self._values > _REMEMBERED:
+        self._values += len(values)
+        while self._values > REMEMBERED and len(self._kept) > 1:
             _, (_, oldest) = self._kept.popitem(last=False)
-            self._values -= len(oldest.known)
+            self._values -= len(oldest)
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,7 @@ class SetCell:
     encoding: EncodedValues
     limit: int
     exact: bool
-    _recent: _Recent = field(default_factory=_Recent, compare=False)
+    _recent: Recent[KnownValues] = field(default_factory=Recent, compare=False)
 
     @property
     def name(self) -> str:
@@ -167,10 +172,6 @@ class SetCell:
     def remember(self, cell: bytes, state: KnownValues) -> None:
         """`state` was opened from `cell`, and nothing was added."""
         self._recent.keep(cell, state)
-
-    def room(self, cell: bytes) -> int:
-        """For so many values more."""
-        return self.limit - number_of(cell)
 
     def merged(self, earlier: bytes, later: bytes) -> bytes:
         return self.closed(self.add(self.opened(earlier), self.encoding.split(_opened(later)[1])))

@@ -2,17 +2,27 @@
 
 Only a value that comes first in its batch, for its key, can be new: such rows are found in arrays, and they alone are
 looked up in the key's set. What a row counts is what was known before its batch, and how many were new up to it.
+
+How a set is looked up goes by its values:
+
+    text, bytes, decimals       a Python set per key
+    others, up to `MANY`        in the cells of all keys of the batch at once: nothing is made but arrays
+    others, more than that      in an index of the key, which is kept while there is room for it (see `Recent`)
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder, running_integers
 from barrier_runtime.operators.aggregation.kinds.cells import Cells
-from barrier_runtime.operators.aggregation.kinds.collecting import SetCell, number_of
+from barrier_runtime.operators.aggregation.kinds.collecting import REMEMBERED, Recent, SetCell, number_of
+from barrier_runtime.operators.aggregation.kinds.known_words import Flags, KnownWords, learned_together
 from barrier_runtime.operators.aggregation.state_columns import Columns, Ints, Values
+
+MANY = 2_048  # values of a key from which an index of its own pays
 
 
 @dataclass(frozen=True)
@@ -20,59 +30,100 @@ class DistinctCells(Cells):
     """Cells that are sets, of which only the number of values is read."""
 
     kind: SetCell
+    _large: Recent[KnownWords] = field(default_factory=Recent, compare=False)
 
     def added(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> Columns:
-        return {self.name: self._added(before, rows, batch, left)[0]}
+        return {self.name: self._added(before[self.name], rows, batch, left)[0]}
 
     def running(
         self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left
     ) -> tuple[Columns, dict[str, Values]]:
-        cells, new = self._added(before, rows, batch, left)
-        counts = running_integers(new, _counts(before[self.name]), rows)
-        return {self.name: cells}, {self._results(reader): counts for reader in self.readers.values()}
+        cells, counts, new = self._added(before[self.name], rows, batch, left)
+        after = running_integers(new, counts, rows)
+        return {self.name: cells}, {self._results(reader): after for reader in self.readers.values()}
 
     def result(self, accumulators: Columns, key: str) -> pa.Array:
         after_rows = accumulators.get(self._results(self.readers[key]))
         return pa.array(_counts(accumulators[self.name]) if after_rows is None else after_rows)
 
-    def _added(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> tuple[Values, Ints]:
-        """The cells, per group, and 1 for each row whose value is new, else 0, in the order of `rows.order`."""
-        kind, cells = self.kind, before[self.name].copy()
+    def _added(self, before: Values, rows: RunningOrder, batch: BatchValues, left: Left) -> tuple[Values, Ints, Ints]:
+        """The cells, per group; how many values each had; and 1 for each row whose value is new, else 0, in the order
+        of `rows.order`."""
+        kind, cells, counts = self.kind, before.copy(), _counts(before)
         new = np.zeros(len(rows.order), np.int64)
-        first = _first_of_group(rows, *batch.codes(kind.column))
-        values = kind.encoding.of(batch, kind.column, rows.order[first])
-        bounds = np.searchsorted(first, [*rows.starts, len(rows.order)]).tolist()
-        positions = first.tolist()
-        found = []
-        for group in np.flatnonzero(np.diff(bounds)).tolist():
-            begin, end = bounds[group], bounds[group + 1]
-            room = kind.room(cells[group])
+        if kind.encoding.is_one_word:
+            codes, words = kind.encoding.coded(batch, kind.column)
+            first = _first_of_group(rows, codes, len(words))
+        else:
+            first = _first_of_group(rows, *batch.codes(kind.column))
+        if not len(first):
+            return cells, counts, new
+        groups = np.repeat(np.arange(len(cells)), np.diff(np.searchsorted(first, [*rows.starts, len(rows.order)])))
+        if kind.encoding.is_one_word:
+            fresh = self._learned_words(cells, counts, groups, rows.ordered(codes)[first], words)
+        else:
+            fresh = self._learned(cells, groups, kind.encoding.of(batch, kind.column, rows.order[first]))
+        full = np.flatnonzero(counts + np.bincount(groups[fresh], minlength=len(cells)) > kind.limit)
+        if len(full):
+            raise left(kind.column, int(rows.row_ids[full[0]]), str(kind))
+        new[first[fresh]] = 1
+        return cells, counts, new
+
+    def _learned(self, cells: Values, groups: Ints, values: list[bytes]) -> Flags:
+        """Which values are new; `cells` get them. `groups`: the index of its cell, per value, rising."""
+        kind, fresh = self.kind, np.zeros(len(values), np.bool_)
+        for group, begin, end in _runs(groups):
             state = kind.opened(cells[group])
-            fresh = state.unknown(values[begin:end])
-            if len(fresh) > room:
-                raise left(kind.column, int(rows.row_ids[group]), str(kind))
-            if fresh:
-                state.learn([values[begin + index] for index in fresh])
+            found = state.unknown(values[begin:end])
+            if found:
+                state.learn([values[begin + index] for index in found])
                 cells[group] = kind.closed(state)
-                found += [positions[begin + index] for index in fresh]
+                fresh[begin + np.array(found)] = True
             else:
                 kind.remember(cells[group], state)
-        new[found] = 1
-        return cells, new
+        return fresh
+
+    def _learned_words(self, cells: Values, counts: Ints, groups: Ints, codes: Ints, words: Ints) -> Flags:
+        """The same of `words[codes]`, where no two of a cell are the same. `counts`: of the values of each cell."""
+        fresh = np.zeros(len(codes), np.bool_)
+        many = np.where(counts > MANY, counts, 0)
+        indexed = ((many > 0) & (np.cumsum(many) - many < REMEMBERED))[groups]
+        for at, learned in ((np.flatnonzero(indexed), self._indexed), (np.flatnonzero(~indexed), learned_together)):
+            if len(at):
+                fresh[at] = learned(cells, groups[at], codes[at], words)
+        return fresh
+
+    def _indexed(self, cells: Values, groups: Ints, codes: Ints, words: Ints) -> Flags:
+        fresh = np.empty(len(codes), np.bool_)
+        for group, begin, end in _runs(groups):
+            cell, some = cells[group], words[codes[begin:end]]
+            known = self._large.take(cell) or KnownWords(cell)
+            unknown = known.unknown(some)
+            if unknown.any():
+                cell = cells[group] = known.learn(some[unknown])
+            self._large.keep(cell, known)
+            fresh[begin:end] = unknown
+        return fresh
 
 
 def _first_of_group(rows: RunningOrder, codes: Ints, distinct: int) -> Ints:
     """Where in `rows.order` a value is that comes first in its group, rising. `codes`: a number below `distinct` per
-    row of the batch, -1 for null."""
-    ordered = codes[rows.order]
+    row of the batch, which rises by one where a value comes first; -1 for null."""
+    ordered = rows.ordered(codes)
     positions = np.flatnonzero(ordered >= 0)
-    taken = ordered[positions]
+    numbers = ordered[positions]
     if len(rows.starts) > 1:
-        taken = taken + rows.groups()[positions] * distinct
-    numbers = pa.array(taken).dictionary_encode().indices.to_numpy()  # rise by one where a value comes first
+        pairs = pa.array(numbers + rows.groups()[positions] * distinct)
+        numbers = pairs.dictionary_encode().indices.to_numpy()  # they rise as the codes do
     highest = np.maximum.accumulate(numbers) if len(numbers) else numbers
     return positions[np.flatnonzero(np.diff(highest, prepend=-1))]
 
 
 def _counts(cells: Values) -> Ints:
     return np.fromiter(map(number_of, cells), np.int64, len(cells))
+
+
+def _runs(groups: Ints) -> Iterator[tuple[int, int, int]]:
+    """Each number of `groups`, which rise, with where it begins and ends."""
+    starts = np.flatnonzero(np.diff(groups, prepend=-1))
+    return zip(groups[starts].tolist(), starts.tolist(), [*starts[1:].tolist(), len(groups)], strict=True)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from barrier_runtime.operators.aggregation.batch_values import BatchValues
-from barrier_runtime.operators.aggregation.state_columns import Values, from_words, word_dtypes
+from barrier_runtime.operators.aggregation.batch_values import BatchValues, codes_of
+from barrier_runtime.operators.aggregation.state_columns import Ints, Values, from_words, word_dtypes
 from barrier_runtime.state.columns.wide_columns import WIDE
 
 _length = struct.Struct("<I")
@@ -27,6 +27,10 @@ class EncodedValues:
         self._wide = self._dtypes == (WIDE,)
         self._bytes = 0 if self._wide else _WORD_BYTES * len(self._dtypes)
 
+    @property
+    def is_one_word(self) -> bool:
+        return self._bytes == _WORD_BYTES
+
     def of(self, batch: BatchValues, column: str, rows: Values | None = None) -> list[bytes]:
         """The bytes of each row's value, or of those of `rows`; where the column is null they mean nothing."""
         words = batch.words(column)
@@ -36,6 +40,14 @@ class EncodedValues:
             return [_length.pack(len(cell)) + cell for cell in words[0]]
         width, data = self._bytes, np.stack([self._plain(word) for word in words], 1).tobytes()
         return [data[at : at + width] for at in range(0, len(data), width)]
+
+    def coded(self, batch: BatchValues, column: str) -> tuple[Ints, Ints]:
+        """Of values of one word: a number per row, which rises by one where a value comes first, -1 where the column is
+        null; and the word of each number."""
+        (word,), valid = batch.words(column), batch.valid(column)
+        words = pa.array(self._plain(word).view(np.int64), mask=None if valid is None else ~valid)
+        encoded = words.dictionary_encode()
+        return codes_of(encoded), encoded.dictionary.to_numpy()
 
     def split(self, data: bytes) -> list[bytes]:
         """One value after the other."""

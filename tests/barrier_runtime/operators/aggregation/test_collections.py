@@ -158,9 +158,9 @@ def test_a_higher_limit_of_distinct_values_goes_on_with_the_same_state() -> None
 
 
 def test_sets_that_are_not_remembered_are_made_of_their_bytes_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("barrier_runtime.operators.aggregation.kinds.collecting._REMEMBERED", 5)
-    rows = [{"k": "ab"[n % 2], "t": 0, "v": n % 11} for n in range(60)]
-    schema = pa.schema([("k", pa.string()), ("t", pa.int64()), ("v", pa.int64())])
+    monkeypatch.setattr("barrier_runtime.operators.aggregation.kinds.collecting.REMEMBERED", 5)
+    rows = [{"k": "ab"[n % 2], "t": 0, "v": str(n % 11)} for n in range(60)]
+    schema = pa.schema([("k", pa.string()), ("t", pa.int64()), ("v", pa.string())])
     check("running", {"n": count_distinct("v")}, schema, rows, lambda its: {"n": len({row["v"] for row in its})}, 3)
 
 

@@ -5,6 +5,7 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, RunningOrder
+from barrier_runtime.operators.aggregation.kinds import collecting, distinct
 from barrier_runtime.operators.aggregation.kinds.cells import Cells, Reader
 from barrier_runtime.operators.aggregation.kinds.collecting import SetCell
 from barrier_runtime.operators.aggregation.kinds.distinct import DistinctCells
@@ -32,9 +33,13 @@ def left(column: str, row_id: int, aggregate: str = "sum_") -> InvalidJob:
     return InvalidJob(f"{aggregate} of {column} of key {row_id}")
 
 
+@pytest.mark.parametrize("indexed", [0, 40, 10_000])  # values from which a key has an index of its own
 @pytest.mark.parametrize("keys", [1, 7])
 @pytest.mark.parametrize("name", VALUES)
-def test_after_each_row_and_at_the_end(name: str, keys: int) -> None:
+def test_after_each_row_and_at_the_end(name: str, keys: int, indexed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distinct, "MANY", indexed)
+    for module in (collecting, distinct):  # of seven keys some have their index only, and that not for ever
+        monkeypatch.setattr(module, "REMEMBERED", 100)
     random, values = np.random.default_rng(5), VALUES[name]
     one, many = of(Cells, values.type), of(DistinctCells, values.type)
     state = [np.array([b""] * keys, np.object_) for _ in range(2)]
@@ -53,7 +58,33 @@ def test_after_each_row_and_at_the_end(name: str, keys: int) -> None:
     assert state[0].tolist() == state[1].tolist()
 
 
-def test_a_key_with_too_many_values_is_named_and_one_with_just_as_many_is_not() -> None:
+def test_a_set_of_very_many_numbers_is_what_numpy_says_also_made_anew_of_its_cell() -> None:
+    random, cell = np.random.default_rng(6), np.array([b""], np.object_)
+    seen = np.empty(0, np.int64)
+    made = of(DistinctCells, pa.int64(), limit=1 << 20)
+    for number in range(6):
+        if number == 3:  # another process
+            made = of(DistinctCells, pa.int64(), limit=1 << 20)
+        values = random.integers(-(1 << 62), 1 << 62, 40_000)[random.integers(0, 40_000, 60_000)]
+        values = np.concatenate((values, seen[: number * 100]))
+        batch = pa.RecordBatch.from_arrays([pa.array(values)], ["v"])
+        rows, before = RunningOrder.of(np.zeros(len(values), np.int64)), {made.name: cell}
+        ends, after = made.running(before, rows, BatchValues(batch, "a step"), left)
+        counts = made.result({**ends, **after}, "count").to_numpy()
+        whole = np.concatenate((seen, values))
+        _, first = np.unique(whole, return_index=True)
+        fresh = np.zeros(len(whole), np.int64)
+        fresh[first] = 1
+        assert counts.tolist() == np.cumsum(fresh)[len(seen) :].tolist()
+        cell, seen = ends[made.name], whole
+    assert len(cell[0]) == 4 + 8 * len(np.unique(seen))
+
+
+@pytest.mark.parametrize("indexed", [0, 10_000])
+def test_a_key_with_too_many_values_is_named_and_one_with_just_as_many_is_not(
+    indexed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distinct, "MANY", indexed)
     values = pa.array([1, 2, 2, 1, 3, 1, 2, 3, 4, 4], pa.int64())
     batch, groups = pa.RecordBatch.from_arrays([values], ["v"]), np.array([0] * 5 + [1] * 5)
     rows = RunningOrder.of(groups)

@@ -74,7 +74,9 @@ ROW = st.fixed_dictionaries(
 @pytest.mark.slow
 @examples(150)
 @given(
-    st.lists(st.lists(ROW, min_size=1, max_size=80), max_size=5), st.sampled_from([["k"], ["g"], ["g", "k"]]), st.data()
+    st.lists(st.lists(ROW, min_size=1, max_size=80), max_size=5),
+    st.sampled_from([["k"], ["g"], ["g", "k"], ["k", "v"]]),
+    st.data(),
 )
 def test_running_values_equal_a_row_by_row_model_also_over_a_restart(
     batches: list[list[dict[str, Any]]], keys: list[str], data: st.DataObject
@@ -92,10 +94,13 @@ def test_running_values_equal_a_row_by_row_model_also_over_a_restart(
 
 @pytest.mark.parametrize("kind", ["memory", "rocksdb"])
 @pytest.mark.parametrize("keys", [1, 40, 70_000])
-def test_large_batches_equal_the_model_with_one_some_and_very_many_keys(kind: Kind, keys: int) -> None:
+@pytest.mark.parametrize("columns", [["k"], ["k", "v"], ["v", "k", "g"]])
+def test_large_batches_equal_the_model_with_one_some_and_very_many_keys(
+    kind: Kind, keys: int, columns: list[str]
+) -> None:
     random = np.random.default_rng(3)
-    world, model = World(kind), Model(["k"])
-    driven = Driven(make(["k"]), world, name="r")
+    world, model = World(kind), Model(columns)
+    driven = Driven(make(columns), world, name="r")
     for checkpoint in (1, 2):
         batch = pa.RecordBatch.from_pydict(
             {
@@ -109,7 +114,7 @@ def test_large_batches_equal_the_model_with_one_some_and_very_many_keys(kind: Ki
         assert driven.take() == model.feed(batch.to_pylist())
         snapshot = driven.snapshot(checkpoint)
         driven.operator.close()
-        driven = Driven(make(["k"]), world, (snapshot,), name="r")
+        driven = Driven(make(columns), world, (snapshot,), name="r")
     driven.operator.close()
 
 

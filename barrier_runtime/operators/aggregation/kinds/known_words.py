@@ -1,0 +1,71 @@
+"""Distinct values of one word, looked up as arrays: those of many cells at once, or very many of one cell.
+
+Cells are those of `SetCell`: the number of values and the values, in the order in which they came first.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from barrier_runtime.operators.aggregation.kinds.collecting import COUNT, number_of
+from barrier_runtime.operators.aggregation.state_columns import Ints, Values
+from barrier_runtime.state.keys.row_index import IntKeys
+
+Flags = npt.NDArray[np.bool_]
+
+
+def learned_together(cells: Values, groups: Ints, codes: Ints, words: Ints) -> Flags:
+    """Which values, `words[codes[i]]` of the cell with the index `groups[i]`, are new; `cells` get them. No two of a
+    cell are the same, and `groups` rise. Takes as long as these cells have values, and nothing from one call to the
+    next."""
+    starts = np.flatnonzero(np.diff(groups, prepend=-1))
+    touched = groups[starts]
+    befores = cells[touched].tolist()
+    numbers = np.repeat(np.arange(len(touched)), np.diff(starts, append=len(groups)))
+    counts = [number_of(cell) for cell in befores]
+    code_of = pc.index_in(pa.array(_words_of(befores)), value_set=pa.array(words))
+    there = np.flatnonzero(code_of.is_valid().to_numpy(zero_copy_only=False))
+    known = np.repeat(np.arange(len(touched)), counts)[there] * len(words) + code_of.drop_null().to_numpy()
+    pairs = pa.array(numbers * len(words) + codes)
+    fresh: Flags = ~pc.is_in(pairs, value_set=pa.array(known)).to_numpy(zero_copy_only=False)
+    data, at = words[codes[fresh]].tobytes(), 0
+    added = np.bincount(numbers[fresh], minlength=len(touched)).tolist()
+    for group, cell, count, more in zip(touched.tolist(), befores, counts, added, strict=True):
+        if more:
+            end = at + more * words.itemsize
+            cells[group] = b"".join((COUNT.pack(count + more), cell[COUNT.size :], data[at:end]))
+            at = end
+    return fresh
+
+
+def _words_of(cells: Sequence[bytes]) -> Ints:
+    """Of one cell after the other."""
+    return np.frombuffer(b"".join([cell[COUNT.size :] for cell in cells]), np.int64)
+
+
+class KnownWords:
+    """The values of one cell."""
+
+    __slots__ = ("_bytes", "_index")
+
+    def __init__(self, cell: bytes) -> None:
+        self._index = IntKeys(1)
+        self._bytes = bytearray(cell)
+        self._index.place(_words_of([cell]).reshape(1, -1))
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def unknown(self, words: Ints) -> Flags:
+        """Which are not known."""
+        return self._index.find(words.reshape(1, -1)) < 0
+
+    def learn(self, words: Ints) -> bytes:
+        """The cell with `words`, none of which was known, and no two are the same."""
+        self._index.place(words.reshape(1, -1))
+        self._bytes += words.tobytes()
+        COUNT.pack_into(self._bytes, 0, len(self))
+        return bytes(self._bytes)
