@@ -99,7 +99,7 @@ CONNECTORS = (
                 (PublicClass("delta.source", "DeltaSource"),),
                 (),
                 "version, file and row",
-                "the rows of the newest version, then what each later one [appends](delta.md#the-source)",
+                "the rows of the newest version, then what later ones [append or change](delta.md#the-source)",
             ),
         ),
         sinks=(
@@ -124,7 +124,7 @@ CONNECTORS = (
                 (PublicClass("iceberg.source", "IcebergSource"),),
                 (),
                 "snapshot, file and row",
-                "the rows of the newest snapshot, then what each later one [appends](iceberg.md#as-a-source)",
+                "the rows of the newest snapshot, then what later ones [append or change](iceberg.md#as-a-source)",
             ),
         ),
         sinks=(

@@ -2,6 +2,9 @@
 
 import datetime
 import json
+import random
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from barrier_runtime import CollectSink, Dataflow, DeltaSource
-from barrier_runtime.connectors.source_bases.table_reader import TableRows
+from barrier_runtime.connectors.source_bases.table_reader import TableReader, TableRows
 from barrier_runtime.state.errors import InvalidJob
 from examples.servers import S3Server
 from tests.ends.changes_world import wait_until
@@ -107,3 +110,107 @@ def test_a_job_reads_a_table_on_s3_to_its_end(s3: S3Server, tmp_path: Path) -> N
     flow.source("numbers", DeltaSource(url)).sink("out", out)
     flow.run_local(parallelism=2, checkpoints=str(tmp_path / "checkpoints"), checkpoint_interval=0.05)
     assert sorted(row["n"] for row in out.rows()) == list(range(2_000))
+
+
+def changed(reader: TableReader, count: int, most: int = 100) -> list[tuple[Any, ...]]:
+    """(key, value, deleted) of rows."""
+    found: list[tuple[Any, ...]] = []
+
+    def enough() -> bool:
+        polled = reader.poll(min(most, count - len(found)), time.time_ns())
+        for row in polled.rows.to_pylist() if polled is not None else ():
+            assert datetime.datetime.now(datetime.timezone.utc) - row["changed_at"] < datetime.timedelta(hours=1)
+            found.append((row["k"], row["v"], row["deleted"]))
+        return len(found) >= count
+
+    wait_until(enough, f"{count} rows had come")
+    return found
+
+
+def write(folder: str, *rows: tuple[Any, ...], feed: bool = True, **options: Any) -> None:
+    table = pa.Table.from_pylist(
+        [{"k": k, "v": v} for k, v in rows], schema=pa.schema([("k", pa.int64()), ("v", pa.string())])
+    )
+    configuration = {"delta.enableChangeDataFeed": str(feed).lower()}
+    write_deltalake(folder, table, **{"mode": "append", "configuration": configuration, **options})
+
+
+def merged(folder: str, *rows: tuple[Any, ...]) -> None:
+    """Rows whose value is None are deleted, others are put in the place of theirs."""
+    source = pa.table({"k": [k for k, _ in rows], "v": pa.array([v for _, v in rows], pa.string())})
+    merge = DeltaTable(folder).merge(source, "t.k = s.k", source_alias="s", target_alias="t")
+    merge.when_matched_delete("s.v is null").when_matched_update_all().when_not_matched_insert_all().execute()
+
+
+@pytest.mark.parametrize("partition_by", [None, ["v"], ["k"]])
+def test_by_a_key_changes_of_a_table_with_a_change_feed_are_upserts(
+    folder: str, partition_by: list[str] | None
+) -> None:
+    """As a table elsewhere that is kept by them has the same rows, whoever changes it, and each row that did not change
+    is told once."""
+    write(folder, (1, "a"), (2, "b"), (3, "c"), partition_by=partition_by)
+    with reading(source(folder, key="k")) as reader:
+        assert sorted(changed(reader, 3)) == [(1, "a", False), (2, "b", False), (3, "c", False)]
+        DeltaTable(folder).update({"v": "'B'"}, predicate="k = 2")
+        assert changed(reader, 1) == [(2, "B", False)]
+        DeltaTable(folder).delete("k = 1")
+        assert changed(reader, 1) == [(1, "a", True)]
+        DeltaTable(folder).update({"k": "7"}, predicate="k = 3")
+        assert changed(reader, 2) == [(3, "c", True), (7, "c", False)]
+        merged(folder, (2, None), (7, "C"), (9, "n"))
+        deleted, *new = changed(reader, 3)
+        assert deleted == (2, "B", True)
+        assert sorted(new) == [(7, "C", False), (9, "n", False)]
+        DeltaTable(folder).optimize.compact()
+        write(folder, (10, None))
+        assert changed(reader, 1) == [(10, None, False)]
+
+
+@pytest.mark.parametrize("feed", [True, False])
+def test_by_a_key_a_table_that_is_kept_by_the_rows_is_the_same_at_each_version(folder: str, feed: bool) -> None:
+    """Random changes, with and without a change feed; the reader begins anew at any row."""
+    draw = random.Random(7)
+    write(folder, *((k, "0") for k in range(6)), feed=feed)
+    rows = source(folder, key=["k"])
+    position = None
+    kept: dict[int, str] = {}
+
+    def took(reader: TableReader) -> bool:
+        polled = reader.poll(draw.choice([1, 3, 100]), time.time_ns())
+        for row in polled.rows.to_pylist() if polled is not None else ():
+            if row["deleted"]:
+                kept.pop(row["k"], None)
+            else:
+                kept[row["k"]] = row["v"]
+        return polled is not None
+
+    for number in range(1, 25):
+        do = draw.choice(["merge", "update", "delete", "append", "overwrite", "move"])
+        table = DeltaTable(folder)
+        if do == "merge":
+            keys = draw.sample(range(20), 5)
+            merged(folder, *((k, draw.choice([None, f"m{number}"])) for k in keys))
+        elif do == "update":
+            table.update({"v": f"'u{number}'"}, predicate=f"k % 3 = {number % 3}")
+        elif do == "delete":
+            table.delete(f"k = {draw.randrange(20)}")
+        elif do == "append":
+            write(folder, (100 + number, "a"), feed=feed)
+        elif do == "move":
+            table.update({"k": f"k + {1000 * number}"}, predicate="k < 3")
+        else:
+            write(folder, (1, f"o{number}"), (30 + number, "o"), (200, "o"), feed=feed, mode="overwrite")
+        want = {row["k"]: row["v"] for row in DeltaTable(folder).to_pyarrow_table().to_pylist()}
+        while kept != want:
+            with reading(rows, position) as reader:
+                wait_until(partial(took, reader), f"after {do} there were more rows, for {want}")
+                position = reader.position()
+
+
+def test_keys_of_a_delta_source_are_columns_of_the_table(folder: str) -> None:
+    append(folder, 1)
+    with pytest.raises(InvalidJob, match=r"key=: there is no column 'm' \(did you mean 'n'\?\)|there is no column 'm'"):
+        source(folder, key=["m"])
+    write_deltalake(folder, pa.table({"n": [1], "deleted": [True]}), mode="overwrite", schema_mode="overwrite")
+    with pytest.raises(InvalidJob, match="has a column 'deleted'"):
+        source(folder, key="n")

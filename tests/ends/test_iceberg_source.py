@@ -3,8 +3,10 @@
 import contextlib
 import datetime
 import json
+import random
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +182,60 @@ def test_a_catalog_that_is_killed_is_waited_for(iceberg_rest: IcebergRestServer)
         append(load_catalog("default", **iceberg_rest.properties), 2)
         assert taken(reader, 1) == [2]
     catalog.drop_table(NAME)
+
+
+def test_by_a_key_a_table_that_is_kept_by_the_rows_is_the_same_at_each_snapshot(properties: dict[str, str]) -> None:
+    """Random changes; the reader begins anew at any row."""
+    draw = random.Random(11)
+    catalog = load_catalog("default", **properties)
+    catalog.create_namespace("db")
+    schema = pa.schema([("k", pa.int64()), ("v", pa.string())])
+    table = catalog.create_table(NAME, schema)
+
+    def rows_of(*rows: tuple[int, str]) -> pa.Table:
+        return pa.Table.from_pylist([{"k": k, "v": v} for k, v in rows], schema=schema)
+
+    table.append(rows_of(*((k, "0") for k in range(6))))
+    rows = source(properties, key="k")
+    position = None
+    kept: dict[int, str] = {}
+    seen: set[bool] = set()
+
+    def took(reader: TableReader) -> bool:
+        polled = reader.poll(draw.choice([1, 3, 100]), time.time_ns())
+        for row in polled.rows.to_pylist() if polled is not None else ():
+            seen.add(row["deleted"])
+            assert datetime.datetime.now(datetime.timezone.utc) - row["changed_at"] < datetime.timedelta(hours=1)
+            if row["deleted"]:
+                kept.pop(row["k"], None)
+            else:
+                kept[row["k"]] = row["v"]
+        return polled is not None
+
+    for number in range(1, 15):
+        do = draw.choice(["append", "delete", "overwrite", "upsert", "whole"])
+        table = catalog.load_table(NAME)
+        some = sorted(draw.sample(range(12), 3))
+        if do == "append":
+            table.append(rows_of((100 + number, "a")))
+        elif do == "delete":
+            table.delete(f"k = {some[0]} or k = {some[1]}")
+        elif do == "overwrite":
+            table.overwrite(rows_of((some[0], f"o{number}")), overwrite_filter=f"k = {some[0]}")
+        elif do == "upsert":
+            table.upsert(rows_of(*((k, f"u{number}") for k in some)), join_cols=["k"])
+        else:
+            table.overwrite(rows_of(*((k, f"w{number}") for k in some)))
+        want = {row["k"]: row["v"] for row in catalog.load_table(NAME).scan().to_arrow().to_pylist()}
+        while kept != want:
+            with reading(rows, position) as reader:
+                wait_until(partial(took, reader), f"after {do} there were more rows, for {want}")
+                position = reader.position()
+    assert seen == {True, False}
+
+
+def test_keys_of_an_iceberg_source_are_columns_of_the_table(properties: dict[str, str], catalog: Catalog) -> None:
+    with pytest.raises(InvalidJob, match="key=: there is no column 'm'"):
+        source(properties, key=["m"])
+    with pytest.raises(InvalidJob, match="give the names of the columns"):
+        source(properties, key=["n", "n"])

@@ -7,7 +7,7 @@
 | remove, or deletion vectors, with a change | the job ends: rows that were read have changed            |
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -19,7 +19,7 @@ from barrier_runtime.data.schemas import fit
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 
-_ANEW = "start the job without state (restore='none'), which reads the table as it is"
+ANEW = "start the job without state (restore='none'), which reads the table as it is"
 
 
 class _Add(msgspec.Struct):
@@ -33,12 +33,28 @@ class _Remove(msgspec.Struct):
     dataChange: bool = True
 
 
-class _Action(msgspec.Struct):
+class ChangeFile(msgspec.Struct):
+    """Of the change data feed: rows that a version has changed, each with what became of it."""
+
+    path: str
+    partitionValues: dict[str, str | None]
+
+
+class _Commit(msgspec.Struct):
+    timestamp: int | None = None
+    inCommitTimestamp: int | None = None
+
+
+class Action(msgspec.Struct):
+    """A line of the log."""
+
     add: _Add | None = None
     remove: _Remove | None = None
+    cdc: ChangeFile | None = None
+    commitInfo: _Commit | None = None
 
 
-_ACTIONS = msgspec.json.Decoder(_Action)
+_ACTIONS = msgspec.json.Decoder(Action)
 
 
 class DeltaHistory:
@@ -67,16 +83,12 @@ class DeltaHistory:
         if after > self._version:
             raise InvalidJob(
                 f"{self._where}: the table {self._store.url} is at version {self._version}, and version {after} was "
-                f"read: it was made anew or restored from a backup. {_ANEW[0].upper()}{_ANEW[1:]}"
+                f"read: it was made anew or restored from a backup. {ANEW[0].upper()}{ANEW[1:]}"
             )
         return after + 1 if after < self._version else None
 
     def files(self, version: int, *, whole: bool) -> Sequence[Any]:
-        added = None if whole else self._added(version)
-        if added is not None and not added:
-            return []
-        found = self._fragments(version)
-        return [found[path] for path in sorted(found) if added is None or path in added]
+        return self._chosen(version, None if whole else self._added(version))
 
     def rows(self, file: Any, schema: pa.Schema) -> list[pa.RecordBatch]:
         missing = [name for name in schema.names if name not in self._listed_schema.names]
@@ -90,30 +102,41 @@ class DeltaHistory:
         except FileNotFoundError as error:
             raise InvalidJob(
                 f"{self._where}: a file of the table {self._store.url} was removed before it was read ({error}): keep "
-                f"what a vacuum removes for longer than the longest outage. {_ANEW[0].upper()}{_ANEW[1:]}"
+                f"what a vacuum removes for longer than the longest outage. {ANEW[0].upper()}{ANEW[1:]}"
             ) from error
         except OSError as error:
             raise Unavailable(f"{self._where}: a file of {self._store.url} cannot be read: {error}") from error
         return [fit(batch, schema, self._where) for batch in batches if batch.num_rows]
 
-    def _added(self, version: int) -> set[str]:
-        """Paths; the log has them percent-encoded once more."""
+    def _chosen(self, version: int, paths: set[str] | None) -> list[Any]:
+        """Files of the table as it was at `version`: those, or all."""
+        if paths is not None and not paths:
+            return []
+        found = self._fragments(version)
+        return [found[path] for path in sorted(found) if paths is None or path in paths]
+
+    def _actions(self, version: int) -> list[Action]:
         try:
             lines = self._store.get(f"_delta_log/{version:020d}.json").splitlines()
         except ObjectNotFound as error:
             raise InvalidJob(
                 f"{self._where}: the log of the table {self._store.url} has no version {version} any more: keep it for "
-                f"longer than the longest outage (delta.logRetentionDuration). {_ANEW[0].upper()}{_ANEW[1:]}"
+                f"longer than the longest outage (delta.logRetentionDuration). {ANEW[0].upper()}{ANEW[1:]}"
             ) from error
-        actions = [_ACTIONS.decode(line) for line in lines if line.strip()]
+        return [_ACTIONS.decode(line) for line in lines if line.strip()]
+
+    def _added(self, version: int) -> set[str]:
+        """Paths of files with rows that are new; a version that changes others is refused."""
+        actions = self._actions(version)
         changed = [each.remove.path for each in actions if each.remove is not None and each.remove.dataChange]
         changed += [each.add.path for each in actions if each.add is not None and each.add.deletionVector is not None]
         if changed:
             raise InvalidJob(
                 f"{self._where}: version {version} of the table {self._store.url} removes or changes rows that were "
-                f"read ({changed[0]}), and only appended rows can be followed: {_ANEW}"
+                f"read ({changed[0]}), and only appended rows can be followed without a key: give DeltaSource the key= "
+                f"of its rows, which makes upserts of them, or {ANEW}"
             )
-        return {unquote(each.add.path) for each in actions if each.add is not None and each.add.dataChange}
+        return paths_of(each.add for each in actions)
 
     def _fragments(self, version: int) -> dict[str, Any]:
         if self._listed[0] != version:
@@ -141,6 +164,11 @@ class DeltaHistory:
             raise Unavailable(
                 f"{self._where}: the table {self._store.url} could not be read ({brief(error)}); it is tried again"
             ) from error
+
+
+def paths_of(files: Iterable[_Add | _Remove | None]) -> set[str]:
+    """Of those that change data; the log has paths percent-encoded once more."""
+    return {unquote(each.path) for each in files if each is not None and each.dataChange}
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

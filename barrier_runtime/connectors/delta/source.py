@@ -1,11 +1,14 @@
-"""A Delta table as a source: the rows of its newest version, then what every later version appends."""
+"""A Delta table as a source: the rows of its newest version, then what every later version appends or changes."""
 
 import datetime
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
+from barrier_runtime.connectors.delta.changes import DeltaChanges
 from barrier_runtime.connectors.delta.history import DeltaHistory
 from barrier_runtime.connectors.source_bases.table_reader import TableRows, period_of
+from barrier_runtime.connectors.source_bases.upserts import checked_key
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.open import open_existing_store
 from barrier_runtime.state.store.urls import shown, without_credentials
@@ -16,9 +19,13 @@ class DeltaSource:
     """`url`: the table's folder, a local one, `file://…` or `s3://bucket/prefix`. `every`: how often to look for new
     versions, for ever; None: the stream ends with the rows of the newest.
 
-    Only rows that are appended can be followed: a version that changes or deletes rows ends the job; compactions are
-    passed over. Log and files of a version must stay until it is read. The rows of one data file must fit in the memory
-    of a slot. Columns are those of the table when the program starts.
+    Without `key`, only rows that are appended can be followed: a version that changes or deletes rows ends the job;
+    compactions are passed over. With the columns that tell its rows apart they are upserts: the table's columns,
+    `deleted`, and `changed_at`, when the version was committed. Of a table with a change data feed these are the rows
+    that changed, of others all rows of the files that were rewritten. An update of the key is a deletion and a new row.
+
+    Log and files of a version must stay until it is read. The rows of one data file, and the keys that a version
+    changes, must fit in the memory of a slot. Columns are those of the table when the program starts.
 
     >>> flow.source("orders", DeltaSource("s3://lake/orders", every=timedelta(seconds=10)))  # doctest: +SKIP
     """
@@ -26,6 +33,7 @@ class DeltaSource:
     url: str
     _: KW_ONLY
     every: datetime.timedelta | None = None
+    key: Sequence[str] = ()
 
     def named(self, name: str) -> TableRows:
         """Looks at the table. Raises `InvalidJob` when it is not there, `Unavailable` when nobody answers."""
@@ -33,9 +41,12 @@ class DeltaSource:
         url = without_credentials(str(self.url), f"the location of {where}")
         if "://" in url and not url.startswith(("file://", "s3://", "s3a://")):
             raise InvalidJob(f"{where}: cannot read {shown(url)}: use a folder, file:// or s3://")
-        period_s, history = period_of(self.every, where), partial(_history, url, where)
-        return TableRows(f"Delta table {shown(url)}", "versions", history, history().schema(), period_s, where)
+        key = checked_key(self.key, where)
+        period_s, history = period_of(self.every, where), partial(_history, url, key, where)
+        then = "what is changed in it" if key else "what is appended to it"
+        return TableRows(f"Delta table {shown(url)}", "versions", history, history().schema(), period_s, where, then)
 
 
-def _history(url: str, where: str) -> DeltaHistory:
-    return DeltaHistory(url, open_existing_store(url), where)
+def _history(url: str, key: tuple[str, ...], where: str) -> DeltaHistory:
+    store = open_existing_store(url)
+    return DeltaChanges(url, store, key, where) if key else DeltaHistory(url, store, where)

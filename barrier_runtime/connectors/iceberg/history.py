@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 from pyiceberg.exceptions import NoSuchTableError, RESTError
@@ -68,14 +69,28 @@ class IcebergHistory:
             f"{_ANEW}"
         )
 
-    def files(self, snapshot: int, *, whole: bool) -> Sequence[FileScanTask]:
+    def files(self, snapshot: int, *, whole: bool) -> Sequence[Any]:
         """In a fixed order. `whole`: all rows of the table as it was then; otherwise those that it has added."""
+        told = self._snapshot(snapshot)
+        if whole:
+            return self._planned(snapshot)
+        with self._listing():
+            return sorted(self._added(told), key=_path)
+
+    def _snapshot(self, snapshot: int) -> Snapshot:
         told = self._table.snapshot_by_id(snapshot)
         if told is None:
             raise self._lost(snapshot)
-        with _translated(f"{self._where}: the files of the table {self._name} cannot be listed"):
-            tasks = list(self._table.scan(snapshot_id=snapshot).plan_files()) if whole else list(self._added(told))
-        return sorted(tasks, key=lambda task: task.file.file_path)
+        return told
+
+    def _planned(self, snapshot: int) -> list[FileScanTask]:
+        """All files of the table as it was then, with what is deleted in each."""
+        self._snapshot(snapshot)
+        with self._listing():
+            return sorted(self._table.scan(snapshot_id=snapshot).plan_files(), key=_path)
+
+    def _listing(self) -> "_translated":
+        return _translated(f"{self._where}: the files of the table {self._name} cannot be listed")
 
     def _added(self, snapshot: Snapshot) -> Iterator[FileScanTask]:
         operation = snapshot.summary.operation if snapshot.summary is not None else Operation.APPEND
@@ -84,8 +99,8 @@ class IcebergHistory:
         if operation != Operation.APPEND:
             raise InvalidJob(
                 f"{self._where}: snapshot {snapshot.snapshot_id} of the table {self._name} is of operation "
-                f"{operation.value!r}: rows that were read have changed, and only appended rows can be followed: "
-                f"{_ANEW}"
+                f"{operation.value!r}: rows that were read have changed, and only appended rows can be followed "
+                f"without a key: give IcebergSource the key= of its rows, which makes upserts of them, or {_ANEW}"
             )
         for manifest in snapshot.manifests(self._table.io):
             if manifest.added_snapshot_id != snapshot.snapshot_id or manifest.content != ManifestContent.DATA:
@@ -94,7 +109,10 @@ class IcebergHistory:
                 if entry.status == ManifestEntryStatus.ADDED and entry.snapshot_id == snapshot.snapshot_id:
                     yield FileScanTask(entry.data_file)
 
-    def rows(self, task: FileScanTask, schema: pa.Schema) -> list[pa.RecordBatch]:
+    def rows(self, file: Any, schema: pa.Schema) -> list[pa.RecordBatch]:
+        return self._rows_of(file, schema)
+
+    def _rows_of(self, task: FileScanTask, schema: pa.Schema) -> list[pa.RecordBatch]:
         """Of one file, less what was deleted, in the file's order, with these columns."""
         try:
             projected = self._table.schema().select(*schema.names)
@@ -115,6 +133,10 @@ class IcebergHistory:
             raise InvalidJob(f"{self._where}: there is no table {self._name}: correct the name, or make it") from error
         except (OSError, RESTError, *database_errors()) as error:
             raise Unavailable(f"{self._where}: the catalog does not tell of the table {self._name}: {error}") from error
+
+
+def _path(task: FileScanTask) -> str:
+    return str(task.file.file_path)
 
 
 class _translated:

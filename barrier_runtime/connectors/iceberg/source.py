@@ -1,13 +1,14 @@
-"""An Iceberg table as a source: the rows of its newest snapshot, then what every later snapshot appends."""
+"""An Iceberg table as a source: the rows of its newest snapshot, then what every later snapshot appends or changes."""
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from barrier_runtime.connectors.iceberg.library import need_pyiceberg
 from barrier_runtime.connectors.source_bases.table_reader import TableRows, period_of
+from barrier_runtime.connectors.source_bases.upserts import checked_key
 from barrier_runtime.state.errors import InvalidJob
 
 if TYPE_CHECKING:
@@ -19,9 +20,13 @@ class IcebergSource:
     """`table`: "namespace.table", in a catalog as `IcebergSink` takes it. `every`: how often to look for new snapshots,
     for ever; None: the stream ends with the rows of the newest.
 
-    Only rows that are appended can be followed: a snapshot that overwrites or deletes rows ends the job; compactions
-    are passed over. Snapshots must not expire before they are read. The rows of one data file must fit in the memory of
-    a slot. Columns are those of the table when the program starts.
+    Without `key`, only rows that are appended can be followed: a snapshot that overwrites or deletes rows ends the job;
+    compactions are passed over. With the columns that tell its rows apart they are upserts: the table's columns,
+    `deleted`, and `changed_at`, when the snapshot was committed; all rows of the files that a snapshot rewrote come,
+    and an update of the key is a deletion and a new row.
+
+    Snapshots must not expire before they are read. The rows of one data file, and the keys of the files that a snapshot
+    changes, must fit in the memory of a slot. Columns are those of the table when the program starts.
 
     >>> flow.source("orders", IcebergSource("shop.orders", every=timedelta(seconds=10)))  # doctest: +SKIP
     """
@@ -31,6 +36,7 @@ class IcebergSource:
     catalog: str = "default"
     properties: Mapping[str, str] | None = None
     every: datetime.timedelta | None = None
+    key: Sequence[str] = ()
 
     def named(self, name: str) -> TableRows:
         """Looks at the table. Raises `InvalidJob` when it is not there, `Unavailable` when nobody answers."""
@@ -38,12 +44,16 @@ class IcebergSource:
         period_s = period_of(self.every, where)
         if "." not in self.table.strip("."):
             raise InvalidJob(f"{where}: table {self.table!r} has no namespace: write 'namespace.table'")
-        history = partial(_history, self, where)
-        return TableRows(f"Iceberg table {self.table}", "snapshots", history, history().schema(), period_s, where)
+        key = checked_key(self.key, where)
+        history = partial(_history, self, key, where)
+        then = "what is changed in it" if key else "what is appended to it"
+        return TableRows(f"Iceberg table {self.table}", "snapshots", history, history().schema(), period_s, where, then)
 
 
-def _history(given: IcebergSource, where: str) -> "IcebergHistory":
+def _history(given: IcebergSource, key: tuple[str, ...], where: str) -> "IcebergHistory":
     need_pyiceberg(where, "IcebergSource")
+    from barrier_runtime.connectors.iceberg.changes import IcebergChanges
     from barrier_runtime.connectors.iceberg.history import IcebergHistory
 
-    return IcebergHistory(given.table, given.catalog, dict(given.properties or {}), where)
+    table = given.table, given.catalog, dict(given.properties or {})
+    return IcebergChanges(*table, key, where) if key else IcebergHistory(*table, where)

@@ -88,7 +88,7 @@ class _Ahead:
 
 
 class TableRows:
-    """`table`: what `explain` calls it; `split`: the id of the one there is."""
+    """`table`, `then`: what `explain` calls it, and what comes later; `split`: the id of the one there is."""
 
     exactly_once = True
 
@@ -100,8 +100,10 @@ class TableRows:
         schema: pa.Schema,
         period_s: float | None,
         where: str,
+        then: str = "what is appended to it",
     ) -> None:
         self._table = table
+        self._then = then
         self._split = split
         self._history = history
         self.schema = schema
@@ -109,7 +111,7 @@ class TableRows:
         self._where = where
 
     def __repr__(self) -> str:
-        return self._table + ("" if self._period_s is None else ", and what is appended to it")
+        return self._table + ("" if self._period_s is None else f", and {self._then}")
 
     def splits(self, parallelism: int) -> Sequence[Split]:
         return [Split(self._split)]

@@ -1,0 +1,103 @@
+"""Changes of a table as upserts by a key: what a version deletes, then what it adds or changes. Blocking.
+
+A version is told as files with rows from before it and files with rows from after it. A row from before whose key no
+row from after has is deleted; all rows from after are there. So rows that did not change may be told again, and an
+update of the key is a deletion and a new row.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pyarrow as pa
+
+from barrier_runtime.data.schemas import require_columns
+from barrier_runtime.state.errors import InvalidJob
+
+_ADDED = pa.schema([("deleted", pa.bool_()), ("changed_at", pa.timestamp("us", "UTC"))])
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def checked_key(key: str | Sequence[str], where: str) -> tuple[str, ...]:
+    """Empty: none. Raises `InvalidJob`."""
+    names = (key,) if isinstance(key, str) else tuple(key)
+    if len(set(names)) < len(names) or not all(isinstance(name, str) and name for name in names):
+        raise InvalidJob(f"{where}: key={key!r}: give the names of the columns that tell rows apart, each once")
+    return names
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file. `deleted`: its rows from before the version. `at`: when that was committed."""
+
+    file: Any
+    deleted: bool
+    at: datetime
+
+
+class Upserts:
+    """`read(file, schema, before)`: rows of a file from before, or from after, a version; `table`: for messages."""
+
+    def __init__(
+        self,
+        key: Sequence[str],
+        read: Callable[[Any, pa.Schema, bool], list[pa.RecordBatch]],
+        table: str,
+        where: str,
+    ) -> None:
+        self._key = key
+        self._read = read
+        self._table = table
+        self._where = where
+        self._after: Sequence[Any] = ()  # files with rows from after the version that was told last,
+        self._keys_after: set[tuple[Any, ...]] | None = None  # and their keys; None: not looked at yet
+
+    def schema(self, table: pa.Schema) -> pa.Schema:
+        """Of the rows of a table with these columns. Raises `InvalidJob`."""
+        require_columns(table, tuple(self._key), f"{self._where}, key=")
+        for name in self._key:
+            if pa.types.is_nested(table.field(name).type):
+                raise InvalidJob(f"{self._where}, key=: column {name!r} is {table.field(name).type}: use plain columns")
+        for name in _ADDED.names:
+            if name in table.names:
+                raise InvalidJob(
+                    f"{self._where}: {self._table} has a column {name!r}, which rows by key= need for themselves: read "
+                    "it without key="
+                )
+        return pa.schema([*(field.with_nullable(True) for field in table), *_ADDED])
+
+    def whole(self, files: Sequence[Any], at_ms: int) -> list[Part]:
+        at = _EPOCH + timedelta(milliseconds=at_ms)
+        return [Part(file, False, at) for file in files]
+
+    def changes(self, before: Sequence[Any], after: Sequence[Any], at_ms: int) -> list[Part]:
+        self._after, self._keys_after = after, None
+        at = _EPOCH + timedelta(milliseconds=at_ms)
+        return [*(Part(file, True, at) for file in before), *(Part(file, False, at) for file in after)]
+
+    def rows(self, part: Part, schema: pa.Schema) -> list[pa.RecordBatch]:
+        """Of a part of the version that was told last."""
+        batches = self._read(part.file, pa.schema(list(schema)[: -len(_ADDED)]), part.deleted)
+        if part.deleted:
+            batches = [self._gone(batch) for batch in batches]
+        told = [pa.scalar(value, field.type) for value, field in zip((part.deleted, part.at), _ADDED, strict=True)]
+        return [
+            pa.RecordBatch.from_arrays(
+                [*batch.columns, *(pa.repeat(each, batch.num_rows) for each in told)], schema=schema
+            )
+            for batch in batches
+            if batch.num_rows
+        ]
+
+    def _gone(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows whose key is not there after the version."""
+        if self._keys_after is None:
+            schema = pa.schema([batch.schema.field(name) for name in self._key])
+            after = [each for file in self._after for each in self._read(file, schema, False)]
+            self._keys_after = {key for each in after for key in self._keys(each)}
+        gone = [key not in self._keys_after for key in self._keys(batch)]
+        return batch.filter(pa.array(gone, pa.bool_()))
+
+    def _keys(self, batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+        return zip(*(batch.column(name).to_pylist() for name in self._key), strict=True)
