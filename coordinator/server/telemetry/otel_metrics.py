@@ -9,11 +9,12 @@ collector's Prometheus exporter turns back into the names of `/metrics`: dashboa
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from barrier_runtime.coordinator.server.jobs import JobDirectory
-from barrier_runtime.coordinator.server.telemetry.sending import Sending
+from barrier_runtime.coordinator.server.telemetry.sending import Sending, endpoint_of, reachable
 from barrier_runtime.coordinator.status.exposed import DURATION, Family, durations, is_told, samples
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.state.errors import InvalidJob
@@ -87,7 +88,10 @@ class OpenTelemetryMetrics:
         self._resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", "barrier-runtime")})
         self._starts = CounterStarts()
         self._sending = Sending(
-            "metrics", OTLPMetricExporter() if exporter is None else exporter, export.MetricsData(resource_metrics=[])
+            "metrics",
+            OTLPMetricExporter() if exporter is None else exporter,
+            export.MetricsData(resource_metrics=[]),
+            there=partial(reachable, endpoint_of(ENDPOINTS)),
         )
 
     @property

@@ -5,23 +5,29 @@
 | answers | sends one after the other | yes, unless one waits already |
 | has not answered yet | waits, as long as the exporter does | until one waits |
 | refuses, or does not answer in time | drops what it had; rests for 2, 4, … 60 s | no: what nobody takes is not made |
-| had refused | is sent an empty request after each rest, until it takes one | no |
+| had refused, cannot be connected to | tries to, once after each rest: an exporter would try eight times | no |
+| had refused, can be connected to | is sent an empty request after each rest, until it takes one | no |
 | `close` | sends what waits, for a second in all; then nobody waits for it | never again |
 """
 
 import contextlib
 import logging
+import os
 import queue
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 log = logging.getLogger("coordinator.tracing")
 
 CLOSE_S = 1.0
 _FIRST_REST_S = 2.0
 _LONGEST_REST_S = 60.0
+_CONNECT_S = 5.0
 _END = object()
 
 
@@ -38,13 +44,41 @@ def rest_s(failures: int) -> float:
     return min(_LONGEST_REST_S, _FIRST_REST_S * 2.0 ** min(failures - 1, 16))
 
 
+def endpoint_of(variables: Sequence[str]) -> str:
+    """`variables`: from the general to the special one, as OpenTelemetry names them. Empty: none is set."""
+    return next((os.environ[name] for name in reversed(variables) if os.environ.get(name)), "")
+
+
+def reachable(url: str) -> bool:
+    """Does a server take connections there? True, too, where only a proxy could tell."""
+    place = urlsplit(url)
+    if place.hostname is None or (place.scheme in getproxies() and not proxy_bypass(place.hostname)):
+        return True
+    try:
+        socket.create_connection(
+            (place.hostname, place.port or {"http": 80}.get(place.scheme, 443)), _CONNECT_S
+        ).close()
+    except OSError:
+        return False
+    return True
+
+
 class Sending:
-    def __init__(self, what: str, exporter: Exporter, empty: Any, rest: Callable[[int], float] = rest_s) -> None:
-        """`what`: for the log, as "metrics". `empty`: data without anything in it."""
+    def __init__(
+        self,
+        what: str,
+        exporter: Exporter,
+        empty: Any,
+        rest: Callable[[int], float] = rest_s,
+        there: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`what`: for the log, as "metrics". `empty`: data without anything in it. `there`: False where an attempt is
+        in vain."""
         self._what = what
         self._empty = empty
         self._exporter = exporter
         self._rest = rest
+        self._there = there
         self._waiting: queue.Queue[Any] = queue.Queue(1)
         self._resting = False
         self._closing = threading.Event()
@@ -75,7 +109,7 @@ class Sending:
     def _until_it_answers(self) -> None:
         failures = 1
         while not self._closing.wait(self._rest(failures)):
-            if not self._trouble(self._empty):
+            if self._there() and not self._trouble(self._empty):
                 log.info("the collector takes %s again", self._what)
                 return
             failures += 1

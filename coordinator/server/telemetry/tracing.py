@@ -9,10 +9,11 @@ is found there afterwards, as far back as a history goes.
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from barrier_runtime.coordinator.server.jobs import JobDirectory
-from barrier_runtime.coordinator.server.telemetry.sending import Sending
+from barrier_runtime.coordinator.server.telemetry.sending import Sending, endpoint_of, reachable
 from barrier_runtime.coordinator.status.spans import NewSpans, Span
 from barrier_runtime.state.errors import InvalidJob
 
@@ -79,7 +80,8 @@ class OpenTelemetrySender:
         self._provider.add_span_processor(Collected())
         self._tracer = self._provider.get_tracer("barrier_runtime")
         self._made: list[Any] = made
-        self._sending = Sending("traces", exporter if isinstance(exporter, SpanExporter) else OTLPSpanExporter(), ())
+        own = exporter if isinstance(exporter, SpanExporter) else OTLPSpanExporter()
+        self._sending = Sending("traces", own, (), there=partial(reachable, endpoint_of(ENDPOINTS)))
 
     @property
     def ready(self) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from tcp_slot import wait_for
 from test_daemon import Daemon, one_checkpoint, running_slots
 
-from barrier_runtime.coordinator.server.telemetry.sending import Sending, rest_s
+from barrier_runtime.coordinator.server.telemetry.sending import Sending, reachable, rest_s
 
 
 class Answer:
@@ -77,6 +77,45 @@ def test_until_a_collector_takes_an_empty_request_nothing_is_made_for_it() -> No
     wait_for("it takes more", lambda: sending.ready)
     assert rests == [1, 2, 1, 2]
     sending.close()
+
+
+def test_a_collector_that_cannot_be_connected_to_is_not_asked() -> None:
+    collector, looks, there = Collector(), [], threading.Event()
+
+    def looked() -> bool:
+        looks.append(there.is_set())
+        return there.is_set()
+
+    sending = Sending("traces", collector, "empty", lambda failures: 0.0, looked)
+    assert sending.offer("lost")
+    assert collector.asked.get(timeout=60) == "lost"
+    collector.answers.put(Answer("FAILURE"))
+    wait_for("some looks", lambda: len(looks) > 10)
+    assert collector.asked.empty()
+    assert not sending.ready
+    there.set()
+    assert collector.asked.get(timeout=60) == "empty"
+    collector.answers.put(Answer("SUCCESS"))
+    wait_for("it takes more", lambda: sending.ready)
+    sending.close()
+
+
+def test_whether_a_server_is_there_is_told_by_a_connection_and_not_past_a_proxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/v1/traces"
+        assert reachable(url)
+    assert not reachable(url)
+    assert not reachable("http://no-such-host.invalid/v1/traces")
+    assert reachable("")  # nothing is known of it
+    monkeypatch.setenv("no_proxy", "")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    assert reachable(url), "the exporter goes by the proxy"
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert not reachable(url)
 
 
 def test_closing_leaves_behind_a_collector_that_never_answers() -> None:
