@@ -51,6 +51,17 @@ def check_handlers(function: Any, handlers: Mapping[str, tuple[str, ...]], where
             )
 
 
+def refuse_misspelt_timers(function: Any, where: str) -> None:
+    """Raises `InvalidJob` for a method that is almost a handler of timers, where that is missing."""
+    for name in dir(function):
+        meant = difflib.get_close_matches(name, TIMERS, 1, 0.8) if name.startswith("on_") else []
+        if meant and not hasattr(function, meant[0]) and callable(getattr(function, name)):
+            raise InvalidJob(
+                f"{where}: nothing calls {function_name(function)[:-2]}.{name}(): is {meant[0]}() meant? Else let its "
+                "name not begin with 'on_'"
+            )
+
+
 def check_row_function(function: Any, where: str) -> None:
     """What `Stream.process` is given, which has no key."""
     said = function_name(function)

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Literal, overload
 
 from barrier_runtime.api.arguments import aggregates_said, check_aggregates, check_free, why_by_wall_clock, with_errors
-from barrier_runtime.api.handlers import TIMERS, refuse_coroutines
+from barrier_runtime.api.handlers import TIMERS, refuse_coroutines, refuse_misspelt_timers
 from barrier_runtime.api.steps import KeyedSteps, S
 from barrier_runtime.api.windowed import WindowedStream
 from barrier_runtime.data.event_time import check_event_time_type
@@ -266,6 +266,7 @@ class StatefulSteps(KeyedSteps[S]):
         if isinstance(function, type) and not callable(getattr(function, "process", None)):
             raise InvalidJob(f"{where}: class {function.__name__} has no method process(self, key, row, ctx): add it")
         refuse_coroutines(function, where, ("process", *TIMERS, "open", "close"))
+        refuse_misspelt_timers(function, where)
         states = declared_states(function, state)
         refuse_broadcast_state(states, where)
         rows = self._keyed_input()

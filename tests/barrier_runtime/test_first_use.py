@@ -201,6 +201,12 @@ class Timers:
         yield {"n": at}
 
 
+class Misspelt:
+    def process(self, key: str, row: dict[str, Any], ctx: Any) -> None: ...
+
+    def on_timr(self, key: str, at: int, ctx: Any) -> None: ...
+
+
 def timed(type_: Any) -> Stream:
     return flow().from_iterator("s", lambda index, _: iter(()), schema={"at": type_}, event_time="at")
 
@@ -242,6 +248,11 @@ MISTAKES: list[tuple[str, Callable[[], Any], list[str]]] = [
             stream([{"k": "a", "x": 2**63 - 1}, {"k": "a", "x": 5}]).key_by("k").aggregate("t", s=sum_("x"))
         ),
         ["sum_('x') of key 'a' leaves 64 bits", "widen=True"],
+    ),
+    (
+        "a handler of timers whose name is wrong",
+        lambda: processed(Misspelt, n=int),
+        ["nothing calls Misspelt.on_timr(): is on_timer() meant?"],
     ),
     ("a window without event time", windowed, [NO_TIME]),
     ("a wrong column", lambda: stream().key_by("kk"), ["no column 'kk'", "did you mean 'k'", "use one of k, x"]),
