@@ -13,7 +13,7 @@ from barrier_runtime.connectors.files.source.jsonl import JsonlSource
 from barrier_runtime.connectors.files.source.listing import ANY_NAME
 from barrier_runtime.connectors.files.source.parquet import ParquetSource
 from barrier_runtime.connectors.files.source.plain_text import TextSource
-from barrier_runtime.connectors.kafka.source.debezium import Debezium
+from barrier_runtime.connectors.kafka.source.debezium import Absent, Debezium
 from barrier_runtime.connectors.kafka.source.decoders import FormatName
 from barrier_runtime.connectors.kafka.source.source import Config as KafkaConfig
 from barrier_runtime.connectors.kafka.source.source import KafkaSource, Start
@@ -328,6 +328,7 @@ class Readers:
         bad_records: Literal["fail", "dead_letter"] = "fail",
         discover: datetime.timedelta | None = datetime.timedelta(minutes=1),
         debezium: Debezium | None = None,
+        absent: Absent = "fail",
         config: KafkaConfig | None = None,
         event_time: str | None = None,
         max_out_of_orderness: datetime.timedelta = _NO_DELAY,
@@ -357,6 +358,7 @@ class Readers:
                 bad_records=bad_records,
                 discover=discover,
                 debezium=debezium,
+                absent=absent,
                 config=config,
             ),
             event_time=event_time,

@@ -18,7 +18,8 @@ from barrier_runtime.state.errors import InvalidJob, Unavailable
 from examples.servers import KafkaServer
 from examples.servers.base import free_port
 from tests.ends.kafka_target import Job, Topic, kafka_sink, new_topic, sealed, written
-from tests.ends.test_kafka_source_registry import Registry, client
+from tests.ends.schema_registry import Registry
+from tests.ends.test_kafka_source_registry import client
 
 
 @pytest.fixture

@@ -12,11 +12,35 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from clickhouse_driver import Client
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
 
-from examples.servers import ClickHouseServer, MariaServer, PostgresServer
+from examples.servers import ClickHouseServer, KafkaServer, MariaServer, PostgresServer, RabbitServer
 from examples.servers.s3 import S3Server
 from tests.barrier_runtime.connectors.kinesis.kinesis_world import KinesisWorld
+from tests.ends.kafka_target import new_topic
+from tests.ends.kafka_world import Topic
+from tests.ends.rabbitmq_world import address, queue_of
+from tests.ends.schema_registry import schema_registry
+from tests.integration.harness import visible_files
 from tests.test_documents import PROGRAM, ROOT
+
+CUSTOMER: dict[str, Any] = {
+    "type": "record",
+    "name": "Value",
+    "fields": [{"name": "id", "type": "int"}, {"name": "city", "type": ["null", "string"]}],
+}
+CUSTOMER_EVENT = {
+    "type": "record",
+    "name": "Envelope",
+    "fields": [
+        {"name": "before", "type": ["null", CUSTOMER]},
+        {"name": "after", "type": ["null", "Value"]},
+        {"name": "source", "type": {"type": "record", "name": "Source", "fields": [{"name": "ts_ms", "type": "long"}]}},
+        {"name": "op", "type": "string"},
+    ],
+}
 
 
 def run_page(page: str, places: Mapping[str, str]) -> dict[str, Any]:
@@ -51,6 +75,62 @@ def test_clickhouse(clickhouse: ClickHouseServer, tmp_path: Path) -> None:
         database.execute(f"DROP TABLE {table}")
 
 
+def test_kafka(kafka: KafkaServer, capsys: pytest.CaptureFixture[str]) -> None:
+    orders = Topic(kafka)
+    orders.write(
+        [json.dumps({"shop": shop, "amount": amount}) for shop, amount in (("a", 1.5), ("b", 2.0), ("a", 2.5))]
+    )
+    orders.write(["no order"])
+    with new_topic(kafka) as totals:
+        places = {
+            "broker:9092": kafka.bootstrap,
+            '    "orders",\n    group=': f'    "{orders.name}",\n    until="latest",\n    group=',
+            '"totals", key=': f'"{totals.name}", key=',
+        }
+        run_page("kafka.md", places)["flow"].run_local()
+        told = {(row["shop"], row["turnover"]) for row in totals.read()}
+    assert {("a", 4.0), ("b", 2.0)} <= told
+    assert "no order" in capsys.readouterr().out
+
+
+def test_postgres(postgres: PostgresServer, tmp_path: Path) -> None:
+    table = f"totals_{uuid.uuid4().hex[:8]}"
+    orders = [{"shop": "a", "price": 1.5}, {"shop": "b", "price": 2.0}, {"shop": "a", "price": 2.5}]
+    (tmp_path / "orders.jsonl").write_text("".join(json.dumps(order) + "\n" for order in orders), encoding="utf-8")
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute(f"create table {table} (shop text primary key, turnover double precision)")
+        run_page(
+            "postgres.md",
+            {
+                '"in/"': repr(str(tmp_path)),
+                "postgresql://app@db/shop": postgres.url,
+                '"totals", mode=': f'"{table}", mode=',
+                'checkpoints="checkpoints"': f"checkpoints={str(tmp_path / 'checkpoints')!r}",
+            },
+        )
+        assert connection.execute(f"select * from {table} order by shop").fetchall() == [("a", 4.0), ("b", 2.0)]
+        connection.execute(f"drop table {table}")
+
+
+def test_rabbitmq(rabbitmq: RabbitServer, tmp_path: Path) -> None:
+    with queue_of(rabbitmq) as queue:
+        ended = f'    "{queue.name}",\n    until_idle=timedelta(seconds=2),\n    deduplicate='
+        for number, amount in enumerate((1.5, -1.0, 2.5)):
+            queue.publish(json.dumps({"shop": "a", "amount": amount}).encode(), message_id=f"m-{number}")
+        run_page(
+            "rabbitmq.md",
+            {
+                "amqp://broker:5672/%2F": address(rabbitmq),
+                "from barrier_runtime": "from datetime import timedelta\n\nfrom barrier_runtime",
+                '    "orders",\n    deduplicate=': ended,
+                '"out/"': repr(str(tmp_path / "out")),
+                'checkpoints="checkpoints"': f"checkpoints={str(tmp_path / 'checkpoints')!r}",
+            },
+        )
+    rows = [json.loads(line) for file in visible_files(tmp_path / "out") for line in file.read_text().splitlines()]
+    assert sorted(row["amount"] for row in rows) == [1.5, 2.5]
+
+
 def test_mysql(mariadb: MariaServer, tmp_path: Path) -> None:
     table = f"totals_{uuid.uuid4().hex[:8]}"
     orders = [{"shop": "a", "price": 1.5}, {"shop": "b", "price": 2.0}, {"shop": "a", "price": 2.5}]
@@ -72,7 +152,9 @@ def test_mysql(mariadb: MariaServer, tmp_path: Path) -> None:
         cursor.execute(f"drop table {table}")
 
 
-def test_changes(postgres: PostgresServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_changes(postgres: PostgresServer, kafka: KafkaServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two flows: of PostgreSQL, and of Debezium's events, orders as JSON and customers by Avro and a registry."""
+    cities, bought = {1: "Aachen", 2: "Bonn"}, {10: 2, 11: 1}
     name = f"shop_{uuid.uuid4().hex[:8]}"
     with psycopg.connect(postgres.url, autocommit=True) as connection:
         connection.execute(f"create database {name}")
@@ -80,11 +162,34 @@ def test_changes(postgres: PostgresServer, capsys: pytest.CaptureFixture[str]) -
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("create table customers (id int primary key, city text)")
         connection.execute("create table orders (id int primary key, customer int)")
-        connection.execute("insert into customers values (1, 'Aachen'), (2, 'Bonn')")
-        connection.execute("insert into orders values (10, 2), (11, 1)")
-    text = run_page("changes.md", {"postgresql://app@db/shop": url, 'form="upsert"': 'form="upsert", until="current"'})
-    text["flow"].run_local()
-    assert capsys.readouterr().out.count("'customer': ") == 2
+        for id, city in cities.items():
+            connection.execute("insert into customers values (%s, %s)", (id, city))
+        for id, customer in bought.items():
+            connection.execute("insert into orders values (%s, %s)", (id, customer))
+    orders, customers = Topic(kafka), Topic(kafka)
+    source = {"ts_ms": 1_704_067_200_000}
+    for id, customer in bought.items():
+        after = {"id": id, "customer": customer}
+        orders.write([json.dumps({"op": "c", "before": None, "after": after, "source": source})])
+    with schema_registry() as registry:
+        serialise = AvroSerializer(SchemaRegistryClient({"url": registry.url}), json.dumps(CUSTOMER_EVENT))
+        context = SerializationContext(customers.name, MessageField.VALUE)
+        for id, city in cities.items():
+            event = {"op": "r", "before": None, "after": {"id": id, "city": city}, "source": source}
+            customers.write([serialise(event, context)])
+        places = {
+            "postgresql://app@db/shop": url,
+            'form="upsert"': 'form="upsert", until="current"',
+            "broker:9092": kafka.bootstrap,
+            "http://registry:8081": registry.url,
+            "shop.public.orders": orders.name,
+            "shop.public.customers": customers.name,
+            '{"group": "names"': '{"group": "names", "until": "latest"',
+        }
+        names = run_page("changes.md", places)
+        for flow in (names["flow"], names["shop"]):
+            flow.run_local()
+            assert capsys.readouterr().out.count("'customer': ") == 2
     with psycopg.connect(postgres.url, autocommit=True) as connection:
         connection.execute(f"drop database {name} with (force)")
 

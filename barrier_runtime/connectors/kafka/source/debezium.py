@@ -12,6 +12,9 @@ What a value means is known by the schema that came with it; without one, by the
 | decimal         | Decimal: unscaled number in base64              | text or number (decimal.handling.mode=string)  |
 | binary          | base64                                          | base64                                         |
 | all others      | as JSON has them                                | as JSON has them                               |
+
+A column that `after` does not have is a mistake in `schema=`, or one that the table got or lost in the course of the
+topic: `absent` says which of the two it is taken for.
 """
 
 import base64
@@ -23,9 +26,11 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 import pyarrow as pa
 
+from barrier_runtime.data.schemas import meant
 from barrier_runtime.state.errors import InvalidJob
 
 Debezium: TypeAlias = Literal["changes", "upsert"]
+Absent: TypeAlias = Literal["fail", "null"]
 
 _TIME = pa.timestamp("us", "UTC")
 _LOG_COLUMNS = [("op", pa.string()), ("changed_at", _TIME), ("lsn", pa.int64()), ("xid", pa.int64())]
@@ -72,10 +77,14 @@ _SCHEMA = msgspec.json.Decoder(_ConnectType)
 _MOMENT = msgspec.json.Decoder(datetime.datetime)
 
 
-def debezium_schema(form: Debezium, columns: pa.Schema, where: str) -> pa.Schema:
+def debezium_schema(form: Debezium, columns: pa.Schema, absent: Absent, where: str) -> pa.Schema:
     """Of the rows. `columns`: of the table. Raises `InvalidJob`."""
     if form not in ("changes", "upsert"):
         raise InvalidJob(f"{where}: debezium={form!r}: use 'changes' or 'upsert'")
+    if absent not in ("fail", "null"):
+        raise InvalidJob(
+            f"{where}: absent={absent!r}: use 'fail', or 'null' for columns that some events of the topic do not have"
+        )
     nullable = [field.with_nullable(True) for field in columns]
     if form == "changes":
         row = pa.struct(nullable)
@@ -90,14 +99,21 @@ def debezium_schema(form: Debezium, columns: pa.Schema, where: str) -> pa.Schema
 
 
 class DebeziumRows:
-    """A decoder of values. `deserialise(payload, message)` gives an event as a mapping; None: it is JSON. A record
-    without value (a tombstone, which follows a deletion) is a row of nulls."""
+    """A decoder of values. `absent`: what becomes of a column that a row after its change does not have.
+    `deserialise(payload, message)` gives an event as a mapping; None: it is JSON. A record without value (a tombstone,
+    which follows a deletion) is a row of nulls."""
 
     def __init__(
-        self, form: Debezium, columns: pa.Schema, deserialise: Callable[[bytes, Any], Any] | None, where: str
+        self,
+        form: Debezium,
+        columns: pa.Schema,
+        absent: Absent,
+        deserialise: Callable[[bytes, Any], Any] | None,
+        where: str,
     ) -> None:
-        self.schema = debezium_schema(form, columns, where)
+        self.schema = debezium_schema(form, columns, absent, where)
         self._form = form
+        self._absent = absent
         self._columns = columns
         self._deserialise = deserialise
         self._types: dict[bytes, dict[str, _ConnectType]] = {}  # of a row's fields, by the schema as it came
@@ -117,6 +133,8 @@ class DebeziumRows:
         event, types = self._event(payload, message)
         if event.op not in ("r", "c", "u", "d", "t"):
             raise ValueError(f"its op is {event.op!r}: not a change of a row as Debezium tells it")
+        if event.after is not None and self._absent == "fail":
+            self._check_columns([*event.after, *types])
         unchanged: list[str] = []
         before = self._values(event.before, types, [])
         after = self._values(event.after, types, unchanged)
@@ -138,6 +156,18 @@ class DebeziumRows:
                 "REPLICA IDENTITY FULL, or use debezium='changes'"
             )
         return (*(now.get(name) for name in self._columns.names), event.op == "d", at)
+
+    def _check_columns(self, there: Sequence[str]) -> None:
+        """`there`: names of a row as it is after its change; before it, events may have the key alone."""
+        for name in self._columns.names:
+            if name not in there:
+                names = list(dict.fromkeys(there))
+                others = [each for each in names if each not in self._columns.names]
+                raise ValueError(
+                    f"it has no column {name!r} of schema={meant(name, others)}. Correct schema=, or pass "
+                    "absent='null' if the table got or lost the column in the course of the topic. It has "
+                    f"{', '.join(names)}"
+                )
 
     def _event(self, payload: bytes, message: Any) -> tuple[_Event, Mapping[str, _ConnectType]]:
         if self._deserialise is not None:

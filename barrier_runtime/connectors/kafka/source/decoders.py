@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.kafka.source.debezium import Debezium, DebeziumRows, debezium_schema
+from barrier_runtime.connectors.kafka.source.debezium import Absent, Debezium, DebeziumRows, debezium_schema
 from barrier_runtime.connectors.source_bases.payloads import Decoder, JsonPayloads, PlainPayloads, json_row
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
@@ -24,17 +24,23 @@ _CUT = 300  # characters of a reason that is not ours
 @dataclass(frozen=True)
 class PayloadFormat:
     """How a key or value is written, and the columns it becomes. `part`: "key" or "value". `debezium`: of events, the
-    form of the rows; `table`: its columns."""
+    form of the rows; `table`: its columns; `absent`: what one that an event does not have is taken for."""
 
     part: str
     format_name: FormatName
     schema: pa.Schema
     debezium: Debezium | None = None
     table: pa.Schema | None = None
+    absent: Absent = "fail"
 
 
 def format_of(
-    part: str, format_name: Any, schema: pa.Schema | None, where: str, debezium: Debezium | None = None
+    part: str,
+    format_name: Any,
+    schema: pa.Schema | None,
+    where: str,
+    debezium: Debezium | None = None,
+    absent: Absent = "fail",
 ) -> PayloadFormat:
     """Checks what can be seen without data. Raises `InvalidJob`."""
     if debezium is not None:
@@ -43,7 +49,12 @@ def format_of(
                 f'{where}: debezium={debezium!r} takes value="json" or a deserialiser, and schema= with the columns of '
                 "the table"
             )
-        return PayloadFormat(part, format_name, debezium_schema(debezium, schema, where), debezium, schema)
+        rows = debezium_schema(debezium, schema, absent, where)
+        return PayloadFormat(part, format_name, rows, debezium, schema, absent)
+    if absent != "fail":
+        raise InvalidJob(
+            f"{where}: absent={absent!r} goes with debezium=: leave it out, absent columns of JSON are null"
+        )
     schema_option = "schema=" if part == "value" else "key_schema="
     if format_name in ("bytes", "string"):
         if schema is not None:
@@ -66,7 +77,7 @@ def make_decoder(format: PayloadFormat, where: str) -> Decoder:
     if format.debezium is not None:
         assert format.table is not None
         deserialise = _Client(format, where).value_of if callable(format.format_name) else None
-        return DebeziumRows(format.debezium, format.table, deserialise, f"{where}, {format.part}")
+        return DebeziumRows(format.debezium, format.table, format.absent, deserialise, f"{where}, {format.part}")
     if format.format_name == "bytes" or format.format_name == "string":
         return PlainPayloads(format.schema)
     if format.format_name == "json":

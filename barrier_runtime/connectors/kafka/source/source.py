@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.discovery import ListingThread
 from barrier_runtime.connectors.kafka.source.client import EARLIEST, LATEST, Cluster, KafkaClient, Partition, Settings
-from barrier_runtime.connectors.kafka.source.debezium import Debezium
+from barrier_runtime.connectors.kafka.source.debezium import Absent, Debezium
 from barrier_runtime.connectors.kafka.source.decoders import FormatName, format_of
 from barrier_runtime.connectors.kafka.source.fetcher_pool import FetcherPool
 from barrier_runtime.connectors.kafka.source.position import POSITION, SPLIT, KafkaSplit, owner, split_id, where_of
@@ -91,7 +91,8 @@ class KafkaSource:
 
     `debezium`: the values are Debezium's change events (JSON, or what a deserialiser gives), and `schema` has the
     columns of the table. "changes": `op`, `changed_at`, `lsn`, `xid`, `before`, `after`, `unchanged`; "upsert": the
-    columns, `deleted` and `changed_at` (docs/changes.md).
+    columns, `deleted` and `changed_at` (docs/changes.md). An event without one of the columns is a bad record, or with
+    `absent="null"` the column is null.
 
     A record that cannot be decoded ends the job with its place, or with `bad_records="dead_letter"` it goes to a stream
     of its own: such a source is used with `source_with_dead_letters`. A schema registry that does not answer is waited
@@ -119,6 +120,7 @@ class KafkaSource:
     bad_records: BadRecords = "fail"
     discover: datetime.timedelta | None = datetime.timedelta(minutes=1)
     debezium: Debezium | None = None
+    absent: Absent = "fail"
     config: Config | None = field(default=None, repr=False)  # it may hold secrets
 
     def named(self, name: str) -> "KafkaTopics":
@@ -127,7 +129,7 @@ class KafkaSource:
         schema = as_schema(self.schema, where) if self.schema is not None else None
         key_schema = as_schema(self.key_schema, where) if self.key_schema is not None else None
         key = format_of("key", self.key, key_schema, where) if self.key is not None else None
-        value = format_of("value", self.value, schema, where, self.debezium)
+        value = format_of("value", self.value, schema, where, self.debezium, self.absent)
         return KafkaTopics(
             name,
             self.bootstrap_servers,

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from barrier_runtime.connectors.kafka.source.debezium import Debezium
+from barrier_runtime.connectors.kafka.source.debezium import Absent, Debezium
 from barrier_runtime.connectors.kafka.source.decoders import format_of, make_decoder
 from barrier_runtime.connectors.source_bases.payloads import decoded
 from barrier_runtime.state.errors import InvalidJob
@@ -68,9 +68,9 @@ def event(op: str, before: Any, after: Any, **more: Any) -> dict[str, Any]:
 
 
 def rows_of(
-    *events: Any, form: Debezium = "changes", schema: pa.Schema = COLUMNS, value: Any = "json"
+    *events: Any, form: Debezium = "changes", schema: pa.Schema = COLUMNS, value: Any = "json", absent: Absent = "null"
 ) -> tuple[list[dict[str, Any]], dict[int, str]]:
-    decoder = make_decoder(format_of("value", value, schema, WHERE, form), WHERE)
+    decoder = make_decoder(format_of("value", value, schema, WHERE, form, absent), WHERE)
     payloads = [None if each is None else json.dumps(each).encode() for each in events]
     arrays, bad = decoded(decoder, payloads, [_Message()] * len(payloads))
     return pa.RecordBatch.from_arrays(arrays, schema=decoder.schema).to_pylist(), bad
@@ -165,9 +165,48 @@ def test_a_deserialiser_gives_events_too() -> None:
     )
 
 
+def _as_json(*events: Any) -> tuple[Any, ...]:
+    return events
+
+
+def _in_connects_schema(*events: Any) -> tuple[Any, ...]:
+    return tuple({"schema": SCHEMA, "payload": each} for each in events)
+
+
+@pytest.mark.parametrize("wrapped", [_as_json, _in_connects_schema])
+@pytest.mark.parametrize("form", ["changes", "upsert"])
+def test_a_column_that_no_row_has_is_told_with_the_nearest_there_is(form: Debezium, wrapped: Any) -> None:
+    """The row after its change decides: before it there may be the key alone."""
+    asked = pa.schema([("id", pa.int64()), ("nmae", pa.string())])
+    deleted, bought = event("d", {"id": 1}, None), event("u", {"id": 1}, {"id": 1, "name": "tea", "city": None})
+    rows, bad = rows_of(*wrapped(deleted, bought), form=form, schema=asked, absent="fail")
+    assert list(bad) == [1]
+    assert "it has no column 'nmae' of schema= (did you mean 'name'?)" in bad[1]
+    assert "absent='null'" in bad[1]
+    assert "It has id, name, city" in bad[1]
+    assert rows[0]["changed_at"] is not None
+
+
+def test_a_column_that_a_deserialisers_event_does_not_have_is_told_too() -> None:
+    told = event("c", None, {"id": 3, "price": Decimal("9.50")})
+    _, bad = rows_of({}, schema=pa.schema([("prise", pa.string())]), value=lambda: lambda *_: told, absent="fail")
+    assert "no column 'prise' of schema= (did you mean 'price'?)" in bad[0]
+
+
+def test_a_column_that_the_table_got_later_is_null_before_where_that_is_wanted() -> None:
+    small = pa.schema([("id", pa.int64()), ("name", pa.string())])
+    old, new = event("c", None, {"id": 1}), event("c", None, {"id": 2, "name": None})
+    assert [row["id"] for row in rows_of(old, new, form="upsert", schema=small)[0]] == [1, 2]
+    assert list(rows_of(old, new, form="upsert", schema=small, absent="fail")[1]) == [0]
+
+
 def test_events_need_columns_and_a_form() -> None:
     for value, schema, form in [("bytes", COLUMNS, "changes"), ("json", None, "changes"), ("json", COLUMNS, "rows")]:
         with pytest.raises(InvalidJob, match="debezium="):
             format_of("value", value, schema, WHERE, form)  # type: ignore[arg-type]
     with pytest.raises(InvalidJob, match="column 'deleted'"):
         format_of("value", "json", pa.schema([("deleted", pa.bool_())]), WHERE, "upsert")
+    with pytest.raises(InvalidJob, match="absent='nil': use 'fail', or 'null'"):
+        format_of("value", "json", COLUMNS, WHERE, "upsert", "nil")  # type: ignore[arg-type]
+    with pytest.raises(InvalidJob, match="absent='null' goes with debezium="):
+        format_of("value", "json", COLUMNS, WHERE, absent="null")
