@@ -50,7 +50,7 @@ from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.values.bytes_table import BytesTable
 from barrier_runtime.state.values.entry_table import EntryTable, WatchedEntryTable
-from barrier_runtime.state.values.table import StateTable
+from barrier_runtime.state.values.table import StateTable, share_cache
 from barrier_runtime.state.values.timer_table import LAYOUTS, TimerTable, decode_timer, encode_timer
 from barrier_runtime.state.values.watched_table import WatchedTable
 
@@ -476,8 +476,7 @@ class KeyedBackend:
 
     def _add(self, name: str, table: StateTable | ColumnTable) -> None:
         self._tables[name] = table
-        for each in self._tables.values():
-            each.limit_cache((self._cache_bytes - self._lent_bytes) // len(self._tables))
+        share_cache(self._tables.values(), self._cache_bytes - self._lent_bytes)
 
     def _may_write(self) -> bool:
         """Whether entries may be written behind. In this order: a worker sets `_linking` before it clears `_frozen`."""

@@ -15,6 +15,7 @@ A column of dtype "O" holds bytes of any length (see `wide_columns`).
 The first eviction makes everything dirty, so that the next snapshot has all entries, and no segment of this table.
 """
 
+import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -50,6 +51,7 @@ class ColumnTable:
     """Made by `KeyedBackend.column_table`; used by one thread."""
 
     columns: dict[str, npt.NDArray[Any]]  # sized to the capacity; read it again after each call of `row_ids`
+    most_cache_bytes = sys.maxsize
     made: RowIds  # row ids that the last call of `row_ids` or `row_ids_int64` gave to keys that had none
 
     def __init__(

@@ -23,6 +23,7 @@ from typing import Any
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.keys.key_codec import decode_key, encode_key
 from barrier_runtime.state.kv.shard import Shard
+from barrier_runtime.state.values.known_keys import KnownKeys
 from barrier_runtime.state.values.table import MISSING, Key, StateTable, shown
 from barrier_runtime.state.values.watched_table import WatchedTable
 
@@ -81,6 +82,7 @@ class EntryTable(StateTable):
         # that are in the store by now, or twice. Neither makes a difference to a walk.
         self._orders: dict[Key, list[bytes]] = {}
         self._writes = 0  # slices that went into the store
+        self._known = KnownKeys(shard, state_id, key_width, lambda prefix, encoded: prefix + encoded)
 
     # ---- what operators use
 
@@ -231,6 +233,14 @@ class EntryTable(StateTable):
             self._orders[key] = order
         return order
 
+    def _kv_keys(self, keys: Sequence[Key]) -> list[bytes]:
+        width = self.key_width
+        begun = self._known.of([whole[:width] for whole in keys])
+        return [
+            begins + _NUMBER if len(whole) == width + 1 else begins + _ENTRY + encode_key(whole[-1:])
+            for whole, begins in zip(keys, begun, strict=True)
+        ]
+
     def _is_stored(self, whole: Key) -> bool:
         return self._shard.kv.get(self._kv_key(whole)) is not None
 
@@ -246,7 +256,10 @@ class EntryTable(StateTable):
 
     def _remember_all(self, items: list[tuple[Key, Any]]) -> None:
         if self._appended:
-            width = self.key_width + 1
+            width, old = self.key_width + 1, self._old
+            if old:  # an index may be that of an element of before: of a list that was cleared, or stored anew
+                for key, _ in items:
+                    old.pop(key, None)
             items = [item for item in items if len(item[0]) == width]
         super()._remember_all(items)
 

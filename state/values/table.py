@@ -12,8 +12,9 @@ skip that. None is not a value: it means absent. Key fields keep one type each (
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation
 from barrier_runtime.state.kv.shard import Shard, entry_key
@@ -26,11 +27,17 @@ _FIRST_GUESS_BYTES = 400  # per cached entry, until values have been encoded
 _OVERHEAD_BYTES = 300  # of a key tuple, two dict slots and a small object
 _EXPANSION = 3  # a Python value is about that much larger than its encoding
 _SPILL_SLICE = 128
+_SLICE_BYTES = 4 << 20  # written at once, about; one entry at least
+_LEAST_BYTES = 1 << 20  # of small entries so many are held even where the cache is tiny
+_FIRST_LOOK = 16  # dirty entries after which one of them is looked at; then twice as many, and so on
+_LARGER = 8  # times what was believed: then that is believed no more
 _DROP_SLICE = 4_096
 
 
 class StateTable:
     """Made by `KeyedBackend.table`; used by one thread."""
+
+    most_cache_bytes = sys.maxsize
 
     def __init__(
         self,
@@ -132,7 +139,7 @@ class StateTable:
             self._frozen, self._dirty = self._dirty, {}
         else:  # left over from an aborted checkpoint or from a spill: older, so the dirty entries win
             self._merge_leftovers()
-        self._dirty_bound = self._dirty_limit
+        self._dirty_bound = min(_FIRST_LOOK, self._dirty_limit)
 
     @property
     def frozen_entries(self) -> int:
@@ -140,6 +147,7 @@ class StateTable:
 
     def take(self, max_entries: int) -> list[Entry]:
         """Up to `max_entries` frozen entries, to be written to the store at once. Their values stay cached."""
+        max_entries = min(max_entries, self._slice)
         entries = self._take_encoded(max_entries) if self._encoded else []
         count = min(max_entries - len(entries), len(self._frozen))
         if count > 0:
@@ -149,9 +157,8 @@ class StateTable:
     def limit_cache(self, cache_bytes: int) -> None:
         """Approximate bound of everything held in memory."""
         self._cache_bytes = cache_bytes
-        self._dirty_bound = 0
         self._fit_limits()
-        self._dirty_bound = self._dirty_limit
+        self._dirty_bound = min(_FIRST_LOOK, self._dirty_limit)
 
     def memory_bytes(self) -> int:
         entries = len(self._dirty) + len(self._young) + len(self._old) + self.frozen_entries
@@ -255,19 +262,39 @@ class StateTable:
             self._old, self._young = self._young, {}
 
     def _fit_limits(self) -> None:
-        entries = int(self._cache_bytes / self._entry_bytes)
-        self._young_limit = max(64, entries // 4)  # young and old together: half of all
-        self._dirty_limit = max(256, entries // 4)  # dirty and frozen together: the other half
+        entries, few = int(self._cache_bytes / self._entry_bytes), int(_LEAST_BYTES / self._entry_bytes)
+        self._young_limit = max(1, min(64, few), entries // 4)  # young and old together: half of all
+        self._dirty_limit = max(4, min(256, few), entries // 4)  # dirty and frozen together: the other half
+        self._slice = max(1, int(_SLICE_BYTES / self._entry_bytes))
 
     def _relieve(self) -> None:
-        """Too much is dirty: write older entries behind, in small slices, unless a snapshot must be linked first."""
+        """Too much is dirty: write older entries behind, in small slices, unless a snapshot must be linked first. Or
+        so much that it is time to look how large they are."""
+        if not self.frozen_entries and len(self._dirty) <= self._dirty_limit:
+            self._look_at_size()
+            if len(self._dirty) <= self._dirty_limit:
+                self._dirty_bound = min(self._dirty_limit, 2 * len(self._dirty))
+                return
         if not self._shard.may_write():
             self._dirty_bound = len(self._dirty) + _SPILL_SLICE
             return
         if not self.frozen_entries:
             self._frozen, self._dirty = self._dirty, {}
         self._shard.write(self.take(_SPILL_SLICE))
-        self._dirty_bound = len(self._dirty) + _SPILL_SLICE // 2 if self.frozen_entries else self._dirty_limit
+        # While older ones are left, some more with every half as many that come.
+        some = max(1, min(_SPILL_SLICE, self._slice) // 2)
+        self._dirty_bound = len(self._dirty) + some if self.frozen_entries else min(_FIRST_LOOK, self._dirty_limit)
+
+    def _look_at_size(self) -> None:
+        """Of the entry that was put last. Sizes are learned of what is written, and a few values of some megabytes
+        would fill the memory before."""
+        key, value = next(reversed(self._dirty.items()))
+        if value is not None:
+            (data,) = self._encode_all([(key, value)])
+            found = len(data) * _EXPANSION + _OVERHEAD_BYTES
+            if found > _LARGER * self._entry_bytes:
+                self._entry_bytes = found / 2
+                self._fit_limits()
 
     def _merge_leftovers(self) -> None:
         dirty, frozen = self._dirty, self._frozen
@@ -280,6 +307,21 @@ class StateTable:
         else:
             frozen.update(dirty)
         self._dirty = {}
+
+
+class Cached(Protocol):
+    most_cache_bytes: int  # more is of no use to it
+
+    def limit_cache(self, cache_bytes: int) -> None: ...
+
+
+def share_cache(tables: Iterable[Cached], cache_bytes: int) -> None:
+    """Each has an equal part, or as much as is of use to it, and the others what it leaves."""
+    least_first = sorted(tables, key=lambda each: each.most_cache_bytes)
+    for number, table in enumerate(least_first):
+        share = min(table.most_cache_bytes, cache_bytes // (len(least_first) - number))
+        table.limit_cache(share)
+        cache_bytes -= share
 
 
 def shown(key: Key) -> str:

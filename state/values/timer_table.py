@@ -11,7 +11,7 @@ its key group, and no row needs it.
 
 What is not written yet is in the dicts of `StateTable`, by (time, user key). Nothing is read before it is written (a
 timer that is set twice is one entry), and nothing that was written stays cached, except how the keys of recent timers
-are stored: a key has many timers, and its bytes and group cost more than all else of a write.
+are stored (`known_keys`): a key has many timers.
 
 Releases before this layout kept timers under the same name as values by (*user key, time), which no snapshot described.
 `convert` moves them when the state is opened: once, and in bounded memory.
@@ -19,19 +19,20 @@ Releases before this layout kept timers under the same name as values by (*user 
 
 import struct
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 from barrier_runtime.state.keys.key_codec import INT_TAG, decode_key, encode_key
-from barrier_runtime.state.keys.key_groups import key_group, key_groups_of_keys
+from barrier_runtime.state.keys.key_groups import key_group
 from barrier_runtime.state.kv.shard import PREFIX_BYTES, Shard
 from barrier_runtime.state.kv.store import Entry
+from barrier_runtime.state.values.known_keys import KnownKeys
 from barrier_runtime.state.values.table import Key, StateTable
 
 LAYOUTS = 1  # of snapshots' descriptions: the newest one that this release reads
 _TIME_BYTES = len(encode_key((0,)))
 _MOST_WAITING = 16_384  # who fires looks at all of them now and then
-_KNOWN_KEYS = 16_384
-_KNOWN_BYTES = 8 << 20
+_TIMER_BYTES = 500  # in memory
 _pack_prefix_and_time = struct.Struct(">4sBQ").pack
 _SIGN = 1 << 63
 _SET = b"\x01"
@@ -42,12 +43,13 @@ Timer = tuple[int, Key]  # time in ms, user key
 class TimerTable(StateTable):
     """Made by `KeyedBackend.timer_table`; used by one thread. The keys of its entries are `Timer`s."""
 
+    most_cache_bytes = 2 * _MOST_WAITING * _TIMER_BYTES
+
     def __init__(self, name: str, state_id: int, shard: Shard, key_width: int, cache_bytes: int, stored: bool) -> None:
         """`stored`: the store may hold timers already."""
         super().__init__(name, state_id, shard, encode_timer, decode_timer, key_width, True, cache_bytes)
         self.stored = stored
-        self._known: dict[Key, tuple[bytes, bytes]] = {}  # key group and state id, encoded key
-        self._known_bytes = 0
+        self._known = KnownKeys(shard, state_id, key_width, lambda prefix, encoded: (prefix, encoded))
 
     @property
     def key_groups(self) -> tuple[int, int]:
@@ -129,28 +131,11 @@ class TimerTable(StateTable):
         return self._kv_keys([key])[0]
 
     def _kv_keys(self, keys: Sequence[Key]) -> list[bytes]:
-        known, pack = self._known, _pack_prefix_and_time
-        try:
-            parts = [known[key] for _, key in keys]
-        except KeyError:
-            self._know({key for _, key in keys})
-            parts = [known[key] for _, key in keys]
+        pack, parts = _pack_prefix_and_time, self._known.of([key for _, key in keys])
         return [
             pack(prefix, INT_TAG, at_ms + _SIGN) + encoded
             for (at_ms, _), (prefix, encoded) in zip(keys, parts, strict=True)
         ]
-
-    def _know(self, wanted: set[Key]) -> None:
-        if len(self._known) > _KNOWN_KEYS or self._known_bytes > _KNOWN_BYTES:
-            self._known.clear()
-            self._known_bytes = 0
-        keys, shard = list(wanted.difference(self._known)), self._shard
-        groups = key_groups_of_keys(keys, self.key_width, shard.max_parallelism)
-        prefixes = shard.checked_prefixes(self._state_id, groups, keys)
-        for key, group in zip(keys, groups, strict=True):
-            encoded = encode_key(key)
-            self._known[key] = prefixes[group], encoded
-            self._known_bytes += 2 * len(encoded)  # the key itself is about as large
 
     def _take_frozen(self, count: int) -> list[Entry]:
         popitem = self._frozen.popitem
@@ -158,7 +143,10 @@ class TimerTable(StateTable):
         data_keys = self._kv_keys([timer for timer, _ in items])
         data = [_SET if is_set else None for _, is_set in items]
         self._learn_sizes(data_keys, [_SET] * count)
-        return list(zip(data_keys, data, strict=True))
+        return sorted(zip(data_keys, data, strict=True), key=_key_of)
+
+    def _look_at_size(self) -> None:
+        """There are no values."""
 
     def _fit_limits(self) -> None:
         super()._fit_limits()
@@ -183,6 +171,9 @@ def encode_timer(value: Any) -> bytes:
 
 def decode_timer(data: bytes) -> Any:
     return True
+
+
+_key_of = itemgetter(0)  # of an entry of the store, which takes neighbours one after the other in half the time
 
 
 def _timer_of(data_key: bytes) -> Timer:

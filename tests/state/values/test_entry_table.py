@@ -50,6 +50,24 @@ def test_an_entry_lies_behind_the_users_key_and_the_number_of_entries_behind_the
     ]
 
 
+def test_an_element_at_the_index_of_one_that_went_is_not_that_one(bench: Bench) -> None:
+    """Elements leave the cache when they are written; one that had been read was still among the older ones there."""
+    bench.cache_bytes = 40_000  # a read is among the older ones after 64 more
+    backend = bench.open()
+    table = entries(backend)
+    put_all(table, "k", 1)
+    put_all(table, "others", 100)
+    checkpoint(backend, 1)
+    assert table.get_entry(("k",), 0) == 0
+    for entry in range(64):
+        table.get_entry(("others",), entry)
+    delete_all(table, "k")
+    table.set_number(("k",), 1)
+    table.put_entry(("k",), 0, "new")
+    checkpoint(backend, 2)
+    assert table.get_entry(("k",), 0) == "new"
+
+
 @pytest.mark.slow
 def test_a_hundred_appends_to_a_long_list_upload_about_their_own_bytes(rocksdb_bench: Bench) -> None:
     backend = rocksdb_bench.open()

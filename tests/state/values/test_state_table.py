@@ -1,10 +1,14 @@
 """A table of values over a real key-value store: what is read, when it is written, what a frozen value is safe from."""
 
+import tracemalloc
+
 import msgspec
 import pytest
 from backend_bench import Bench, checkpoint, drain, of_operator, values
 
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation
+
+_MIB = 1 << 20
 
 
 def test_a_value_is_what_was_put_last_and_none_when_absent_or_deleted(bench: Bench) -> None:
@@ -142,6 +146,37 @@ def test_a_small_cache_spills_what_is_dirty_and_forgets_nothing(bench: Bench) ->
     assert table.memory_bytes() < 4 * bench.cache_bytes
     assert {key: table.get(key) for key in expected} == expected
     assert dict(table.scan()) == expected
+
+
+def test_a_few_large_values_do_not_fill_memory_before_their_size_is_known(rocksdb_bench: Bench) -> None:
+    """Of small ones thousands are held; of these there is room for sixteen."""
+    rocksdb_bench.cache_bytes = 16 * _MIB
+    backend = rocksdb_bench.open()
+    table = values(backend)
+    tracemalloc.start()
+    try:
+        for number in range(200):
+            table.put((number,), bytes([number]) * _MIB)
+            if number == 150:
+                checkpoint(backend, number)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 4 * rocksdb_bench.cache_bytes
+    assert all(table.get((number,)) == bytes([number]) * _MIB for number in range(200))
+
+
+def test_tables_that_need_little_leave_their_part_of_the_cache_to_others(bench: Bench) -> None:
+    bench.cache_bytes = 90 * _MIB
+    backend = bench.open()
+    table = values(backend)
+    for name in ("@timers", "@wall_timers"):  # which every function has
+        backend.timer_table(name, 1)
+    number = 0
+    while not table.frozen_entries:  # until it writes some behind: a quarter of its part is waiting
+        table.put((number,), number)
+        number += 1
+    assert 4 * table.memory_bytes() > 0.5 * bench.cache_bytes
 
 
 def test_nothing_is_spilled_between_the_barrier_and_the_links(bench: Bench) -> None:

@@ -7,11 +7,11 @@ import pytest
 
 from barrier_runtime.state.keys.key_codec import encode_key
 from barrier_runtime.state.keys.key_groups import key_group
-from barrier_runtime.state.values import timer_table
+from barrier_runtime.state.values import known_keys, timer_table
 from tests.state.backend_bench import Bench, checkpoint, of_operator
 
 
-@pytest.mark.parametrize("bound", [("_KNOWN_KEYS", 10), ("_KNOWN_BYTES", 200), ("_KNOWN_KEYS", 1 << 30)])
+@pytest.mark.parametrize("bound", [("_MOST", 10), ("_MOST_BYTES", 200), ("_MOST", 1 << 30)])
 @pytest.mark.parametrize(
     "keys",
     [
@@ -23,7 +23,7 @@ from tests.state.backend_bench import Bench, checkpoint, of_operator
 def test_a_timer_is_stored_by_group_state_time_and_key(
     keys: list[tuple[Any, ...]], bound: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timer_table, *bound)
+    monkeypatch.setattr(known_keys, *bound)
     backend = Bench(tmp_path, kind="memory").open()
     backend.timer_table("others", len(keys[0]))
     table = backend.timer_table("@timers", len(keys[0]))
