@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from barrier_runtime.api.handlers import refuse_coroutines
-from barrier_runtime.data.rows import Row
 from barrier_runtime.operators.aggregation.own import AnyAggregate, OwnAggregate
 from barrier_runtime.operators.functions.retried_calls import RetriedCall, check_pauses
 from barrier_runtime.operators.outputs.failures import OnError
@@ -26,13 +25,13 @@ def why_by_wall_clock(function: Any, states: Mapping[str, KeyedState]) -> str:
 
 
 def retried(
-    function: Callable[[Row], Any], on_error: OnError | Retry, all_rows: bool, where: str
-) -> tuple[Callable[[Row], Any], OnError]:
-    """The function that the operator calls, and what becomes of what it raises."""
+    function: Callable[[Any], Any], on_error: OnError | Retry, all_rows: bool, where: str, what: str = "row"
+) -> tuple[Callable[[Any], Any], OnError]:
+    """The function of a row (or `what` it is of) that the operator calls, and what becomes of what it raises."""
     if not isinstance(on_error, Retry):
         return function, on_error
     check_pauses(on_error, where)
-    return RetriedCall(function, on_error, all_rows), "fail"
+    return RetriedCall(function, on_error, all_rows, what=what), "fail"
 
 
 def with_errors(function: str, on_error: OnError, what: str = "rows") -> str:

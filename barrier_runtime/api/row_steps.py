@@ -152,7 +152,7 @@ class RowSteps(UnkeyedSteps[S]):
         by: str | pc.Expression | Callable[[Row], str],
         *,
         into: Sequence[str],
-        on_error: OnError = "fail",
+        on_error: OnError | Retry = "fail",
     ) -> tuple[S, ...]:
         """A stream for each branch of `into`, in that order, with the rows for which `by` gives its name. `by` is a
         function of a row, or an expression that gives text (as in `filter`), which is much faster. Every row goes to
@@ -163,7 +163,7 @@ class RowSteps(UnkeyedSteps[S]):
         """
         where = f"split {name!r}"
         branches = branch_names(into, where)
-        errors = side_schemas(None, on_error, where)
+        errors = side_schemas(None, "fail" if isinstance(on_error, Retry) else on_error, where)
         if errors.keys() & set(branches):
             raise InvalidJob(f"{where}: a branch is named {ERRORS!r}, as the rows that fail are: name it otherwise")
         if isinstance(by, str | pc.Expression):
@@ -180,6 +180,7 @@ class RowSteps(UnkeyedSteps[S]):
             describe = str(by)
         else:
             check_callable(by, where)
+            by, on_error = retried(by, on_error, False, where)
             make = partial(SplitOperator, function=by, into=branches, on_error=on_error)
             describe = with_errors(function_name(by), on_error)
         sides = {**dict.fromkeys(branches, self.schema), **errors}
@@ -215,7 +216,7 @@ class RowSteps(UnkeyedSteps[S]):
         *,
         schema: SchemaLike | None = None,
         name: str | None = None,
-        on_error: Literal["fail", "skip"] = "fail",
+        on_error: Literal["fail", "skip"] | Retry = "fail",
     ) -> S: ...
 
     @overload
@@ -234,7 +235,7 @@ class RowSteps(UnkeyedSteps[S]):
         *,
         schema: SchemaLike | None = None,
         name: str | None = None,
-        on_error: OnError = "fail",
+        on_error: OnError | Retry = "fail",
     ) -> S | tuple[S, S]:
         """A whole `pyarrow.RecordBatch` in, one (or a Table, or None) out. Batches have any number of rows from 1
         on. `on_error` as in `map`: where the function raises it is called again with halves of the batch, until the
@@ -242,6 +243,7 @@ class RowSteps(UnkeyedSteps[S]):
         where = f"map_batches {name or ''}".strip()
         check_callable(function, where)
         output = as_schema(schema, where) if schema is not None else None
+        function, on_error = retried(function, on_error, False, where, "batch")
         sides = side_schemas(None, on_error, where)
         make = partial(MapBatchesOperator, function=function, schema=output, on_error=on_error)
         describe = with_errors(function_name(function), on_error)

@@ -197,7 +197,7 @@ class RowWriter:
                 continue
             if type(value) is list and name in self._flat and getrefcount(value) == _HELD_ONCE:
                 continue  # this row alone has it
-            copied[name] = _taken_value(value)
+            copied[name] = taken_value(value)
         return copied
 
     def batch(self, rows: Sequence[Mapping[str, Any]], like: pa.Schema | None = None) -> pa.RecordBatch:
@@ -317,15 +317,15 @@ class RowWriter:
         return "the schema was taken from the first rows; pass schema= to say what the function returns"
 
 
-def _taken_value(value: Any) -> Any:
+def taken_value(value: Any) -> Any:
     """A copy of `value` that shares nothing with it that can be changed."""
     kind = type(value)
     if kind in _UNCHANGEABLE:
         return value
     if kind is list:
-        return [each if type(each) in _UNCHANGEABLE else _taken_value(each) for each in value]
+        return [each if type(each) in _UNCHANGEABLE else taken_value(each) for each in value]
     if kind is dict:
-        return {key: _taken_value(each) for key, each in value.items()}
+        return {key: taken_value(each) for key, each in value.items()}
     return value if isinstance(value, pa.Scalar | pa.Array) else copy.deepcopy(value)
 
 

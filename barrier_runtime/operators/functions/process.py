@@ -239,6 +239,7 @@ class ProcessOperator(KeyedOperator):
             self._reclaiming = Reclaiming(timing, self.backend, self.context, self.where)
         self._current.key = no_key(self.where, "open()")
         open_function(target, self._context, self._failed)
+        self._sides.check_none("open()")
         self._attributes = _plain_attributes(target)
         self._to_close = target
 

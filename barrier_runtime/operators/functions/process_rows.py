@@ -71,6 +71,7 @@ class ProcessRowsOperator(Operator):
         metrics = UserMetrics(self._where, context.metrics)
         self._context = RowContext(self._name, context.subtask, self._sides, metrics)
         open_function(target, self._context, self._failed)
+        self._sides.check_none("open()")
         self._to_close = target
 
     def close(self) -> None:

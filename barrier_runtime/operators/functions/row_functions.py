@@ -82,6 +82,14 @@ class RowwiseOperator(Operator):
             row=row,
         )
 
+    def _check_all(self, called: int, batch: Batch) -> None:
+        """`map` takes a StopIteration of the function for its own end: the rows behind would be gone without a word."""
+        if called < len(batch):
+            error = StopIteration(
+                "the iterator that its next() asks has ended: give it a default, as in next(it, None)"
+            )
+            raise self._failed(error, batch, called)
+
     def _emit_rows(self, rows: list[Row], batch: Batch, reached: npt.NDArray[np.int64] | None, emit: Emit) -> None:
         if rows:
             emit(Batch(self._writer.made(rows, batch.schema), batch.emit_ns, reached))
@@ -102,6 +110,7 @@ class MapOperator(RowwiseOperator):
                 append(result if getrefcount(result) == alone else taken(result))
         except Exception as error:
             raise self._failed(error, batch, len(results)) from error
+        self._check_all(len(results), batch)
         self._emit_rows(results, batch, batch.reached, emit)
 
 
@@ -117,6 +126,7 @@ class FilterOperator(RowwiseOperator):
                 keep.extend(map(self._function, each_row_of(batch)))
             except Exception as error:
                 raise self._failed(error, batch, len(keep)) from error
+            self._check_all(len(keep), batch)
         if not _TRUTHS.issuperset(map(type, keep)):
             self._refuse_others(keep, batch)
         if all(keep):
@@ -160,6 +170,7 @@ class FlatMapOperator(RowwiseOperator):
                 done += 1
         except Exception as error:
             raise self._failed(error, batch, done) from error
+        self._check_all(done, batch)
         if reached is not None:
             reached = np.repeat(reached, np.diff(ends, prepend=0))
         self._emit_rows(results, batch, reached, emit)

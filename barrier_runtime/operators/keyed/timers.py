@@ -318,7 +318,7 @@ class Timers:
 def _whole(timestamp_ms: Any) -> int:
     try:
         whole = int(timestamp_ms)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         whole = None
     if whole is None or whole != timestamp_ms:
         raise InvalidJob(f"timer at {timestamp_ms!r}: use whole milliseconds since the epoch (int)")

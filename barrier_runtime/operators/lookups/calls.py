@@ -8,7 +8,9 @@ Each call ends in `replied(request, results, error)`, on whichever thread, unles
 """
 
 import asyncio
+import concurrent.futures
 import inspect
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -17,6 +19,8 @@ from typing import Any, Protocol, TypeAlias
 
 from barrier_runtime.operators.base import SequentialExecutor
 from barrier_runtime.operators.lookups.book import Request
+
+log = logging.getLogger("barrier_runtime.lookup")
 
 Replied: TypeAlias = Callable[[int, list[Any] | None, Exception | None], None]
 Read: TypeAlias = Callable[[Sequence[Any], Any], list[Any]]  # keys and reply -> a result for each key
@@ -109,6 +113,7 @@ class CoroutineCalls:
         self._read = read
         self._replied = replied
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._given_up: set[int] = set()  # of those
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -130,6 +135,13 @@ class CoroutineCalls:
         closing = asyncio.run_coroutine_threadsafe(self._told("close"), self._loop)
         try:
             closing.result(_CLOSE_S)
+        except concurrent.futures.TimeoutError:
+            log.warning(
+                "%s: a coroutine has not ended %g s after it was cancelled: it is left behind, and what it is "
+                "connected to is not closed; let it pass on CancelledError, and call nothing that blocks",
+                self._thread.name,
+                _CLOSE_S,
+            )
         finally:
             self._stop()
 
@@ -149,6 +161,7 @@ class CoroutineCalls:
     async def _told(self, what: str) -> None:
         """`open` or `close` of the user's class, after the calls that are under way were given up."""
         tasks = list(self._tasks.values())
+        self._given_up.update(self._tasks)
         for task in tasks:
             task.cancel()
         if tasks:
@@ -166,6 +179,7 @@ class CoroutineCalls:
     def _cancel(self, request: int) -> None:
         task = self._tasks.get(request)
         if task is not None:
+            self._given_up.add(request)
             task.cancel()
 
     async def _ask(self, request: Request) -> None:
@@ -174,6 +188,11 @@ class CoroutineCalls:
             results = self._read(request.keys, await self._fetch(list(request.keys)))
         except Exception as raised:
             error = raised
+        except asyncio.CancelledError:
+            if request.id in self._given_up:
+                raise
+            error = RuntimeError("CancelledError: what it awaited was cancelled, and not by this lookup")
         finally:
             self._tasks.pop(request.id, None)
+            self._given_up.discard(request.id)
         self._replied(request.id, results, error)

@@ -27,9 +27,10 @@ def side_schemas(side: Mapping[str, SchemaLike] | None, on_error: OnError | Retr
             found[name] = as_schema(schema, f"side output {name!r} of {where}")
     if isinstance(on_error, Retry):
         raise InvalidJob(
-            f"{where}: on_error={on_error!r} is for functions of a row alone, in map, flat_map and filter: what this "
-            "step had written to state would be written twice. Raise Unavailable(…) where a repetition may help: then "
-            "the job goes on from its last checkpoint, as restart= says"
+            f"{where}: on_error={on_error!r} is for functions of a row or batch alone, in map, flat_map, filter, "
+            "split and map_batches: what this step had written to state, or emitted, would be there twice. Raise "
+            "Unavailable(…) where a repetition may help: then the job goes on from its last checkpoint, as restart= "
+            "says"
         )
     if on_error not in ("fail", "skip", "side"):
         raise InvalidJob(f'{where}: on_error={on_error!r}: use "fail", "skip" or "side"')

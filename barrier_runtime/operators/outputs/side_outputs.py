@@ -97,6 +97,15 @@ class SideOutputs:
         for output in self._all:
             output.back_to(0)
 
+    def check_none(self, method: str) -> None:
+        """After `method`, a function of the user's that runs for no row: what it emitted would be dropped."""
+        for output in self._all:
+            if output.rows:
+                raise InvalidJob(
+                    f"{self._where}: {method} emits into {output.name!r}, but rows go out only with a row or a timer: "
+                    "emit it there, with the first one for instance"
+                )
+
     def counts(self) -> list[int]:
         return [len(output.rows) for output in self._all]
 

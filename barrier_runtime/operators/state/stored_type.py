@@ -43,7 +43,7 @@ class StoredType:
     """Any type msgspec knows: int, float, str, bytes, bool, datetime, list[...], dict[...], a dataclass, a
     `msgspec.Struct`, a pydantic model; any at all with codec "pickle"."""
 
-    __slots__ = ("_codec", "_fields", "_kind", "_migrate", "_renamed", "_says", "_type", "scalar")
+    __slots__ = ("_codec", "_fields", "_kind", "_migrate", "_renamed", "_says", "_type", "is_time", "scalar")
 
     def __init__(
         self,
@@ -78,6 +78,7 @@ class StoredType:
         if self._migrate and codec == "pickle":
             raise InvalidJob(f"{says} migrate= with codec='pickle': only values of declared types can be migrated")
         self._type = PICKLED if codec == "pickle" else value_type(kind)
+        self.is_time = kind is datetime.datetime and codec == "msgpack"
         self.scalar: Any = kind if kind in _SCALARS and codec == "msgpack" else None  # its one class, if it is plain
 
     @property
@@ -91,11 +92,12 @@ class StoredType:
         return self._codec == "msgpack"
 
     def accepted(self, name: str, value: Any) -> Any:
-        """`value` as state `name` stores it: a number of numpy as a plain one, a whole one as a float. Raises
-        `InvalidJob` for a scalar of another type; what other values hold is checked when they are written."""
+        """`value` as state `name` stores it: a number of numpy as a plain one, a whole one as a float, a time with a
+        zone in UTC. Raises `InvalidJob` for a scalar of another type; what other values hold is checked when they are
+        written."""
         scalar = self.scalar
         if scalar is None:
-            return value
+            return in_utc(value) if self.is_time else value
         if type(value) is not scalar:
             value = self.as_scalar(name, value)
         if scalar is int:
@@ -157,6 +159,13 @@ class StoredType:
                 ) from error
 
         return checked
+
+
+def in_utc(value: Any) -> Any:
+    """A datetime with a zone as it is read again: MessagePack knows the moment, and not the zone."""
+    if isinstance(value, datetime.datetime) and value.tzinfo not in (None, datetime.timezone.utc):
+        return value.astimezone(datetime.timezone.utc)
+    return value
 
 
 def as_scalar(kind: Any, value: Any, declared: Callable[[], str], given: str) -> Any:

@@ -1,5 +1,6 @@
 """`ValueState`: one value per key. Its `value` is on every row's way, so it is written for speed."""
 
+import datetime
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -22,6 +23,7 @@ from barrier_runtime.operators.state.stored_type import (
     StoredType,
     check_int,
     check_text,
+    in_utc,
     is_unchangeable,
     short,
 )
@@ -144,7 +146,7 @@ class ValueState(KeyedState, Generic[T]):
             if self._factory is not None:
                 make = self._factory
                 bound._factory = lambda: table.lend(current.key, make())
-        bound.__class__ = _CHECKED.get(self._scalar, ValueState)
+        bound.__class__ = _CHECKED.get(datetime.datetime if self._type.is_time else self._scalar, ValueState)
         return bound
 
     def decoder(self, where: str) -> Callable[[bytes], T]:
@@ -210,7 +212,16 @@ class _TextState(ValueState[str]):
         check_text(self._name, value)
 
 
-_CHECKED: dict[Any, type[ValueState[Any]]] = {int: _IntState, str: _TextState}
+class _TimeState(ValueState[datetime.datetime]):
+    """The same for times: one with a zone is in UTC from the start, as it is after a restore."""
+
+    __slots__ = ()
+
+    def update(self, value: datetime.datetime) -> None:
+        super().update(in_utc(value))
+
+
+_CHECKED: dict[Any, type[ValueState[Any]]] = {int: _IntState, str: _TextState, datetime.datetime: _TimeState}
 
 
 refuse(

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 from operator_harness import Driven
 
-from barrier_runtime import CollectSink, Dataflow, JobFailed, RowContext, UserCodeError
+from barrier_runtime import CollectSink, Dataflow, InvalidJob, JobFailed, RowContext, UserCodeError
 from barrier_runtime.operators.functions.process_rows import ProcessRowsOperator
+from barrier_runtime.testing import KeyedHarness
 
 Row = dict[str, Any]
 SIDE = {"odd": pa.schema([("n", pa.int64())])}
@@ -64,6 +65,23 @@ def test_results_may_be_a_row_a_list_or_nothing() -> None:
     driven.feed([{"n": n} for n in range(4)], reached=np.array([1, 2, 3, 4]))
     assert [row["n"] for row in driven.rows] == [1, 2, 3, 4]
     assert list(driven.batches[0].reached) == [1, 2, 2, 4]  # type: ignore[arg-type]
+
+
+class EmitsEarly(Halves):
+    def open(self, ctx: RowContext) -> None:
+        ctx.emit("odd", {"n": 1})
+
+
+def test_what_open_emits_has_no_row_to_go_out_with_and_is_refused() -> None:
+    said = r"open\(\) emits into 'odd', but rows go out only with a row or a timer: emit it there"
+    with pytest.raises(InvalidJob, match=said):
+        Driven(ProcessRowsOperator("p", EmitsEarly, None, SIDE), tags=["odd"])
+
+    class Keyed(EmitsEarly):
+        def process(self, key: Any, row: Row, ctx: Any) -> None: ...  # type: ignore[override]
+
+    with KeyedHarness(Keyed, key="n", side={"odd": {"n": int}}) as harness, pytest.raises(InvalidJob, match=said):
+        harness.push({"n": 1})
 
 
 def test_each_subtask_has_an_object_of_its_own_which_is_opened_and_closed() -> None:

@@ -4,6 +4,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,6 +48,47 @@ def test_a_call_is_repeated_for_what_is_named_and_no_oftener(raised: list[Any], 
             call(7)
     assert calls == [7] * (first + 1)
     assert paused == [pytest.approx(0.1 * 2**at) for at in range(first)]
+
+
+def test_a_repetition_gets_the_row_as_it_came() -> None:
+    seen = []
+
+    def asks(row: dict[str, Any]) -> dict[str, Any]:
+        row["cents"] *= 100
+        row["of"].append(row.pop("id"))
+        seen.append(dict(row))
+        if len(seen) < 3:
+            raise ConnectionError("away")
+        return row
+
+    call = RetriedCall(asks, Retry(2, SHORT), False, lambda s: None)
+    assert call({"id": 1, "cents": 5, "of": [0]}) == {"cents": 500, "of": [0, 1]}
+
+
+def test_functions_that_choose_a_branch_and_functions_of_batches_are_repeated_too() -> None:
+    calls = []
+
+    def branch(row: dict[str, int]) -> str:
+        calls.append("branch")
+        if len(calls) == 1:
+            raise ConnectionError("away")
+        return "odd" if row["n"] % 2 else "even"
+
+    def doubled(batch: pa.RecordBatch) -> pa.RecordBatch:
+        calls.append("batch")
+        if calls.count("batch") == 1:
+            raise ConnectionError("away")
+        return pa.RecordBatch.from_pydict({"n": [2 * n for n in batch.column("n").to_pylist()]})
+
+    flow, sinks = Dataflow("retried"), [CollectSink(), CollectSink()]
+    numbers = flow.from_iterator("in", lambda i, of: iter([{"n": 1}, {"n": 2}]), schema={"n": int}, splits=1)
+    odd, even = numbers.split("kind", branch, into=("odd", "even"), on_error=Retry(1, SHORT))
+    odd.map_batches(doubled, schema={"n": int}, on_error=Retry(1, SHORT)).sink("odd", sinks[0])
+    even.sink("even", sinks[1])
+    flow.run_local(parallelism=1)
+    assert [[row["n"] for row in sink.rows()] for sink in sinks] == [[2], [2]]
+    with pytest.raises(InvalidJob, match=r"on_error=.* is for functions, and .* is an expression"):
+        numbers.split("by", "'odd'", into=("odd", "even"), on_error=Retry(1))
 
 
 def test_rows_of_a_call_that_fails_half_way_do_not_go_out() -> None:

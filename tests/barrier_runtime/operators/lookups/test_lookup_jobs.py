@@ -2,6 +2,7 @@
 is refused when the flow is written."""
 
 import asyncio
+import contextlib
 import functools
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime import Cache, CollectSink, Dataflow, InvalidJob, JobFailed, RedisUpsertSink, Retry, Tumbling, count
+from barrier_runtime.operators.lookups import calls
 
 ROWS = {"user": int, "v": int}
 NAME = {"name": str}
@@ -227,3 +229,41 @@ def test_the_result_has_the_columns_of_both_and_the_key_of_the_schema_is_no_colu
 def test_a_lookup_is_refused_before_a_sink_that_relies_on_a_deterministic_replay() -> None:
     with pytest.raises(InvalidJob, match="'names' before it rows are looked up in another system"):
         lookup().sink("out", RedisUpsertSink("redis://127.0.0.1", key="{user}", deterministic=True))
+
+
+def test_a_coroutine_that_is_cancelled_from_elsewhere_has_failed_and_is_not_waited_for() -> None:
+    """Clients cancel what they give to others, as when a connection is lost."""
+
+    async def fetch(keys: list[int]) -> list[Any]:
+        given: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        given.cancel()
+        return await given
+
+    flow, sink = Dataflow("job"), CollectSink()
+    _, errors = numbers(flow, 3).lookup(
+        "names", fetch, key="user", schema=NAME, timeout=timedelta(hours=1), on_error="side"
+    )
+    errors.sink("errors", sink)
+    flow.run_local(parallelism=1)
+    assert {(row["error_type"], row["message"]) for row in sink.rows()} == {
+        ("RuntimeError", "CancelledError: what it awaited was cancelled, and not by this lookup")
+    }
+
+
+def test_a_coroutine_that_does_not_let_itself_be_cancelled_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fetch(keys: list[int]) -> list[Any]:
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(3_600)
+
+    monkeypatch.setattr(calls, "_CLOSE_S", 0.1)
+    flow, sink = Dataflow("job"), CollectSink()
+    stream = numbers(flow, 3).lookup(
+        "names", fetch, key="user", schema=NAME, timeout=timedelta(milliseconds=50), on_error="side"
+    )
+    stream[1].sink("errors", sink)
+    flow.run_local(parallelism=1)
+    assert {row["error_type"] for row in sink.rows()} == {"NoReply"}
+    assert "a coroutine has not ended 0.1 s after it was cancelled: it is left behind" in caplog.text

@@ -101,6 +101,32 @@ def test_without_a_word_the_job_fails(step: str) -> None:
             flow.run_local(parallelism=1)
 
 
+def ended(row: Row) -> Any:
+    return next(iter([row] * (row["n"] != 1)))
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda on_error: MapOperator("m", ended, on_error=on_error),
+        lambda on_error: FilterOperator("f", lambda row: bool(ended(row)), on_error=on_error),
+        lambda on_error: FlatMapOperator("f", lambda row: [ended(row)], on_error=on_error),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*raised StopIteration")
+def test_a_next_without_more_ends_no_batch(made: Callable[[Any], Any], on_error: str) -> None:
+    """Python's `map` takes a StopIteration of the function for the end of the rows."""
+    driven, rows = Driven(made(on_error)), [{"n": n} for n in range(3)]
+    if on_error == "skip":
+        driven.feed(rows)
+        assert driven.rows == [{"n": 0}, {"n": 2}]
+        return
+    with pytest.raises(UserCodeError, match=r"raised StopIteration: (.|\n)*record: \{'n': 1\}"):
+        driven.feed(rows)
+    assert driven.rows == []
+
+
 @EACH_STEP
 @pytest.mark.parametrize("parallelism", [1, 3])
 @pytest.mark.usefixtures("both_ways")
@@ -538,7 +564,7 @@ def test_where_no_row_can_be_left_out_on_error_is_refused_with_the_reason() -> N
         keyed.window("w", Global()).aggregate(rows=count(), on_error="side")  # type: ignore[call-overload]
     with pytest.raises(InvalidJob, match=r"for_each_batch 'out': on_error='skip': .* attempts="):
         source(Dataflow("wrong")).for_each_batch(print, name="out", on_error="skip")  # type: ignore[arg-type]
-    with pytest.raises(InvalidJob, match=r"window 'w': on_error=Retry\(.*is for functions of a row alone"):
+    with pytest.raises(InvalidJob, match=r"window 'w': on_error=Retry\(.*is for functions of a row or batch alone"):
         keyed.window("w", Global()).apply(of_window, schema=NUMBER, on_error=Retry(3))  # type: ignore[call-overload]
 
 

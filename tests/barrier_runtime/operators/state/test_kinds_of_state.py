@@ -27,6 +27,7 @@ from barrier_runtime import (
     ValueState,
 )
 from barrier_runtime.operators.functions.process import ProcessOperator
+from barrier_runtime.testing import KeyedHarness
 
 Row = dict[str, Any]
 KINDS: list[Kind] = ["memory", "rocksdb"]
@@ -283,6 +284,30 @@ def test_values_of_every_declared_type_come_back_as_themselves(kind: Any, value:
     driven = Driven(made(), world, (driven.snapshot(1),), name="p")
     driven.feed([{"k": 1, "n": 1}])
     assert driven.rows == [{"found": repr([value] * 3)}]
+
+
+def test_a_time_with_a_zone_is_in_utc_before_a_restore_as_behind_it() -> None:
+    class Times:
+        value = ValueState(datetime.datetime)
+        elements = ListState(datetime.datetime)
+        entries = MapState(int, datetime.datetime)
+        latest = ReducingState(datetime.datetime, max)
+
+        def process(self, key: Any, row: Row, ctx: ProcessContext) -> Row:
+            if not self.elements:
+                at = datetime.datetime(2026, 7, 1, 1, 30, tzinfo=datetime.timezone(datetime.timedelta(hours=2)))
+                self.value.value = self.entries[1] = at
+                self.elements.append(at)
+                self.latest.add(at)
+            found = (self.value.value, self.elements[0], self.entries[1], self.latest.value)
+            return {"shown": " ".join(str(at) for at in found)}
+
+    with KeyedHarness(Times, key="k") as harness:
+        (before,) = harness.push({"k": "a"})
+        snapshot = harness.snapshot()
+    with KeyedHarness(Times, key="k", restore=snapshot) as harness:
+        assert harness.push({"k": "a"}) == [before]
+    assert set(before["shown"].split("+00:00")) == {"2026-06-30 23:30:00", " 2026-06-30 23:30:00", ""}
 
 
 def test_what_msgspec_cannot_write_is_kept_with_pickle_by_name() -> None:
