@@ -112,6 +112,15 @@ class Waking(Protocol):
 
 
 @runtime_checkable
+class Gathering(Protocol):
+    """A reader whose thread may let a few rows wait for others, since a turn of it costs as much as dozens of them."""
+
+    def gather_for(self, seconds: float) -> None:
+        """Called once, before the first `poll`: the job's `latency_target`; 0: rows never wait."""
+        ...
+
+
+@runtime_checkable
 class CheckpointListener(Protocol):
     """A reader that wants to hear of checkpoints, to acknowledge what they cover. Called on the loop: must not block.
 

@@ -121,6 +121,7 @@ class OperatorContext:
     new_executor: Callable[[], SequentialExecutor] = _no_threads  # one more as `executor`, beside it
     replay: Callable[..., str] = _not_replayed  # the command that meets the row at hand (of a key) again
     position: Callable[[], str] = _no_position  # where the source of its chain is; "" where it is in none
+    latency_target_s: float = 0.0  # most that rows wait for others; see the option
 
     def opened(self) -> None:
         """The operator is open: what it was restored from, which may be large, is not kept any longer."""

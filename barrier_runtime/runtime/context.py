@@ -173,6 +173,7 @@ class OperatorContexts:
             new_executor=self._executors.add_further,
             replay=partial(self._at_hand.replay_command, chain, operator),
             position=partial(self._at_hand.source_position, chain),
+            latency_target_s=res.settings.latency_target_s,
         )
 
     def remove_folder(self, operator: str) -> None:

@@ -27,6 +27,7 @@ from barrier_runtime.connectors.source import (
     DiscoveringSource,
     Discovery,
     FindsAgain,
+    Gathering,
     MarkingDiscovery,
     MarkingReader,
     MarkingSource,
@@ -392,6 +393,8 @@ class SourceDriver:
         reader = self._spec.source.reader(split)
         if isinstance(reader, Waking):
             reader.wake_by(self._context.wake_from_thread)
+        if isinstance(reader, Gathering):
+            reader.gather_for(self._context.latency_target_s)
         return reader
 
     def _take_on(self, split: OpenSplit) -> None:

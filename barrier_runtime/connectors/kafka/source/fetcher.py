@@ -39,7 +39,7 @@ _AT_ONCE = 2_000  # messages: some milliseconds of the interpreter's time
 _WAIT_S = 0.1  # how long an order may lie
 _WAIT_FULL_S = 0.005  # while a queue is full
 _FEW = 200  # messages: after so few the next ones are let come together for a moment,
-_REST_S = 0.001  # since a turn of the thread costs as much as dozens of them
+_REST_AT_LEAST_S = 0.001  # since a turn of the thread costs as much as dozens of them
 _HELD_AT_LEAST = 1024 * 1024  # by one queue, however many there are
 _RETRY_S = 1.0  # a schema registry that does not answer
 
@@ -65,6 +65,7 @@ class Fetcher:
         self._orders: SimpleQueue[Callable[[Any], None]] = SimpleQueue()
         self._added: list[PartitionQueue] = []
         self._failed: Exception | None = None
+        self.rest_s = 0.0  # after few messages; see `Gathering`
         self._queues: dict[Partition, PartitionQueue] = {}  # this and what follows: the thread's
         self._full: set[Partition] = set()  # paused until their queues are emptier
         self._over: set[Partition] = set()  # paused for good
@@ -138,8 +139,8 @@ class Fetcher:
         if messages:
             self._hand_out(consumer, converter, messages)
             self._hold_back(consumer)
-            if len(messages) < _FEW:
-                self._stop.wait(_REST_S)
+            if len(messages) < _FEW and self.rest_s:
+                self._stop.wait(max(self.rest_s, _REST_AT_LEAST_S))
         if len(messages) < _AT_ONCE and self._stall_watch.due:
             self._stall_watch.poll(consumer, self._awaited())
         if time.monotonic() >= self._poll_at_s:

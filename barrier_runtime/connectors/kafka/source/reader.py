@@ -40,6 +40,7 @@ class KafkaReader:
         self._queue: PartitionQueue | None = None
         self._wake: Callable[[], None] = no_wake
         self._polled_ns = 0
+        self._rest_s = 0.0
         self._at_checkpoint: dict[int, int] = {}  # offset by checkpoint
 
     @property
@@ -54,12 +55,15 @@ class KafkaReader:
     def wake_by(self, wake: Callable[[], None]) -> None:
         self._wake = wake
 
+    def gather_for(self, seconds: float) -> None:
+        self._rest_s = seconds
+
     def prepare(self) -> None:
         """Begin to fetch."""
         if self._queue is None and not self.finished:
             split = self._split
             queue = PartitionQueue(split.topic, split.partition, self._position, self._where, self._wake)
-            self._fetcher = self._pool.join(queue)
+            self._fetcher = self._pool.join(queue, self._rest_s)
             self._queue = queue
 
     def poll(self, max_rows: int, now_ns: int) -> Polled | None:

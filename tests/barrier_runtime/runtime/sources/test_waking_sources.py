@@ -89,9 +89,12 @@ def test_a_reader_of_kafka_is_not_asked_meanwhile_but_wakes_its_slot() -> None:
     joined: list[PartitionQueue] = []
     woken = threading.Event()
 
+    rests: list[float] = []
+
     class Pool:
-        def join(self, queue: PartitionQueue) -> Any:
+        def join(self, queue: PartitionQueue, rest_s: float) -> Any:
             joined.append(queue)
+            rests.append(rest_s)
             return self
 
         def poll(self, now_ns: int) -> None:
@@ -100,7 +103,9 @@ def test_a_reader_of_kafka_is_not_asked_meanwhile_but_wakes_its_slot() -> None:
     reader = KafkaReader("src", KafkaSplit("t", 0, 0), Pool())  # type: ignore[arg-type]
     assert isinstance(reader, Waking)
     reader.wake_by(woken.set)
+    reader.gather_for(0.005)
     assert reader.poll(10, HOUR_NS) is None
+    assert rests == [0.005]
     due_ns = reader.next_due_ns()
     assert due_ns is not None
     assert due_ns >= HOUR_NS + 100_000_000
@@ -203,6 +208,28 @@ def test_every_row_of_a_waking_source_comes_through_though_none_is_due_for_an_ho
     flow.source("rows", Rows(300)).sink("out", sink)
     flow.run_local(parallelism=1, checkpoint_interval=3_600.0)
     assert [row["n"] for row in sink.rows()] == list(range(300))
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"), [({}, 0.00065), ({"latency_target": 0.2}, 0.2), ({"latency_target": 0}, 0)]
+)
+def test_a_reader_with_a_thread_hears_how_long_rows_may_wait_for_others(options: Any, seconds: float) -> None:
+    told: list[float] = []
+
+    class Reader(RowsReader):
+        def gather_for(self, seconds: float) -> None:
+            told.append(seconds)
+
+    class Source(Rows):
+        def reader(self, split: Split) -> Reader:
+            return Reader(3)
+
+    flow = Dataflow("gathering")
+    sink = CollectSink()
+    flow.source("rows", Source(3)).sink("out", sink)
+    flow.run_local(parallelism=1, checkpoint_interval=3_600.0, **options)
+    assert told == [seconds]
+    assert [row["n"] for row in sink.rows()] == [0, 1, 2]
 
 
 def test_the_driver_tells_a_waking_reader_and_a_waking_discovery_whom_to_wake() -> None:
