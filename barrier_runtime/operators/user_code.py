@@ -63,6 +63,15 @@ def user_error(
     return found
 
 
+def stray_error(error: BaseException) -> UserCodeError:
+    """Of what passes all `except Exception`, such as a CancelledError that a client has raised."""
+    return UserCodeError(
+        f"a function raised {type(error).__name__}: {said(error)}, which is no Exception, so nobody knows at which "
+        "record\n  Catch it in the function and raise an Exception; then start the job again.",
+        user_traceback(error),
+    )
+
+
 def add_position(error: UserCodeError, position: str) -> None:
     """Say where the source was, above the remedy. Nothing is said of an empty `position`."""
     _add(error, "position", position)

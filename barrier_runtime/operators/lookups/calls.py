@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeAlias
 
 from barrier_runtime.operators.base import SequentialExecutor
 from barrier_runtime.operators.lookups.book import Request
+from barrier_runtime.operators.user_code import said
 
 log = logging.getLogger("barrier_runtime.lookup")
 
@@ -86,8 +87,8 @@ class ThreadCalls:
 
     def _done(self, executor: SequentialExecutor, request: Request, results: Any, error: BaseException | None) -> None:
         self._free.append(executor)
-        if error is not None and not isinstance(error, Exception):
-            raise error
+        if error is not None and not isinstance(error, Exception):  # raised here it would only be logged
+            error = RuntimeError(f"{type(error).__name__}: {said(error)}")
         self._replied(request.id, results, error)
         self._begin()
 

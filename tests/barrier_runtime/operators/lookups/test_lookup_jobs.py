@@ -231,14 +231,19 @@ def test_a_lookup_is_refused_before_a_sink_that_relies_on_a_deterministic_replay
         lookup().sink("out", RedisUpsertSink("redis://127.0.0.1", key="{user}", deterministic=True))
 
 
-def test_a_coroutine_that_is_cancelled_from_elsewhere_has_failed_and_is_not_waited_for() -> None:
+async def cancelled(keys: list[int]) -> list[Any]:
+    given: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+    given.cancel()
+    return await given
+
+
+def cancelled_on_a_thread(keys: list[int]) -> list[Any]:
+    raise asyncio.CancelledError("what it awaited was cancelled, and not by this lookup")
+
+
+@pytest.mark.parametrize("fetch", [cancelled, cancelled_on_a_thread])
+def test_a_call_that_is_cancelled_from_elsewhere_has_failed_and_is_not_waited_for(fetch: Any) -> None:
     """Clients cancel what they give to others, as when a connection is lost."""
-
-    async def fetch(keys: list[int]) -> list[Any]:
-        given: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        given.cancel()
-        return await given
-
     flow, sink = Dataflow("job"), CollectSink()
     _, errors = numbers(flow, 3).lookup(
         "names", fetch, key="user", schema=NAME, timeout=timedelta(hours=1), on_error="side"

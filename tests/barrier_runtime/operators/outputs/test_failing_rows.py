@@ -1,5 +1,6 @@
 """`on_error`: rows for which a function raises end the job, are skipped and counted, or are rows of a stream."""
 
+import asyncio
 import datetime
 import json
 import re
@@ -125,6 +126,22 @@ def test_a_next_without_more_ends_no_batch(made: Callable[[Any], Any], on_error:
     with pytest.raises(UserCodeError, match=r"raised StopIteration: (.|\n)*record: \{'n': 1\}"):
         driven.feed(rows)
     assert driven.rows == []
+
+
+@EACH_STEP
+def test_what_is_raised_and_is_no_exception_ends_the_job_as_well(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """asyncio logs what a callback raises: the job went on, and ended well without the rows of that batch."""
+
+    def cancelled(row: Row) -> int:
+        raise asyncio.CancelledError("of a client")
+
+    monkeypatch.setitem(globals(), "checked", cancelled)
+    flow = Dataflow("failing")
+    STEPS[step](source(flow)).sink("good", CollectSink())
+    with pytest.raises(
+        JobFailed, match=r"in cancelled\n(.|\n)*raised CancelledError: of a client, which is no Exception"
+    ):
+        flow.run_local(parallelism=1)
 
 
 @EACH_STEP
