@@ -70,10 +70,10 @@ def q2(events: Stream) -> Stream:
 
 def q10(events: Stream) -> Stream:
     """The rows of a log that is written to folders by day and minute."""
-    at = pc.field("at").cast(_AT)
-    parts = {"day": pc.strftime(at, format="%Y-%m-%d"), "minute": pc.strftime(at, format="%H:%M")}
     plain = {name: name for name in ("auction", "bidder", "price", "at", "extra", "emitted")}
-    return bids(events).select({**plain, **parts})
+    timed = bids(events).select({**plain, "ts": pc.field("at").cast(_AT)})
+    parts = {"day": "date_format(ts, 'yyyy-MM-dd')", "minute": "date_format(ts, 'HH:mm')"}
+    return timed.select({**plain, **parts})
 
 
 def q14(events: Stream) -> Stream:
@@ -273,17 +273,13 @@ def q12(events: Stream) -> Stream:
 _RANKS = (("rank1", "price < 10000"), ("rank2", "price >= 10000 AND price < 1000000"), ("rank3", "price >= 1000000"))
 
 
-def _ranked(events: Stream, *columns: str) -> Stream:
-    """`columns` of the bids, the day and minute, and per rank of prices the bidder and the auction of such a bid."""
-    at = pc.field("at").cast(_AT)
-    times = {"day": pc.strftime(at, format="%Y-%m-%d"), "minute": pc.strftime(at, format="%H:%M")}
-    of_rank = {
-        f"{rank}_{who}": f"CASE WHEN {condition} THEN {who} END"
-        for rank, condition in _RANKS
-        for who in ("bidder", "auction")
-    }
-    plain = {name: name for name in ("auction", "bidder", "price", "emitted", *columns)}
-    return bids(events).select({**plain, **times, **of_rank})
+def _ranked(events: Stream, *columns: str, who: tuple[str, ...] = ("bidder", "auction"), **computed: str) -> Stream:
+    """`columns` of the bids and what is computed of them (with the time `ts`), the day, and per rank of prices `who`
+    are of such a bid."""
+    of_rank = {f"{rank}_{each}": f"CASE WHEN {where} THEN {each} END" for rank, where in _RANKS for each in who}
+    plain = {name: name for name in ("auction", "bidder", "emitted", *columns)}
+    timed = bids(events).select({**plain, "price": "price", "ts": pc.field("at").cast(_AT)})
+    return timed.select({**plain, "day": "date_format(ts, 'yyyy-MM-dd')", **computed, **of_rank})
 
 
 def _distinct() -> dict[str, Any]:
@@ -303,13 +299,12 @@ def q15(events: Stream) -> Stream:
 
 
 def q16(events: Stream) -> Stream:
-    return (
-        _ranked(events, "channel").key_by("channel", "day").aggregate("q16", last_minute=max_("minute"), **_distinct())
-    )
+    ranked = _ranked(events, "channel", minute="date_format(ts, 'HH:mm')").key_by("channel", "day")
+    return ranked.aggregate("q16", last_minute=max_("minute"), **_distinct())
 
 
 def q17(events: Stream) -> Stream:
-    ranked = _ranked(events).key_by("auction", "day")
+    ranked = _ranked(events, "price", who=("bidder",)).key_by("auction", "day")
     return ranked.aggregate(
         "q17",
         total_bids=count(),
@@ -342,6 +337,8 @@ class TopTen(RowAggregate):
         return []
 
     def add(self, state: list[int], price: int) -> list[int]:
+        if len(state) == 10 and price <= state[-1]:
+            return state
         return sorted([*state, price], reverse=True)[:10]
 
     def merge(self, state: list[int], later: list[int]) -> list[int]:

@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from barrier_runtime import Dataflow, Tumbling, ValueState, count, sum_
+from barrier_runtime import Dataflow, Session, Sliding, Tumbling, ValueState, count, sum_
 from barrier_runtime.connectors.memory.collect import CollectSink
 from barrier_runtime.data.elements import WATERMARK_MAX, Batch
 from barrier_runtime.data.partitioning import hash_partition
@@ -215,10 +216,10 @@ class Totals:
         return {"key": key, "total": total}
 
 
-def window_flow(data: Path) -> Dataflow:
+def window_flow(data: Path, window: Any = Tumbling(_WINDOW)) -> Dataflow:
     flow = Dataflow("window")
     rows = flow.read_parquet("events", str(data)).with_watermarks("at")
-    windowed = rows.key_by("key").window("windows", Tumbling(_WINDOW), event_time="at")
+    windowed = rows.key_by("key").window("windows", window, event_time="at")
     windowed.aggregate(n=count(), total=sum_("amount")).sink("out", CollectSink())
     return flow
 
@@ -243,7 +244,15 @@ def map_flow(data: Path) -> Dataflow:
     return flow
 
 
-_FLOWS = {"window": window_flow, "running": running_flow, "process": process_flow, "map": map_flow}
+_FLOWS: dict[str, Callable[[Path], Dataflow]] = {
+    "window": window_flow,
+    "sliding": partial(window_flow, window=Sliding(_WINDOW, _WINDOW / 5)),
+    "sliding-long": partial(window_flow, window=Sliding(6 * _WINDOW, _WINDOW / 10)),  # 60 s by 1 s
+    "session": partial(window_flow, window=Session(_WINDOW / 100)),
+    "running": running_flow,
+    "process": process_flow,
+    "map": map_flow,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
