@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.servers.base import Server, ServerError, free_port, run_as
-from examples.servers.kafka_ends import TopicEnds, asked_again
+from examples.servers.kafka_ends import TopicEnds, asked_again, done_at_last
 from examples.servers.maven import java_program, maven_jars
 
 _POM = Path(__file__).with_name("pom.xml")
@@ -98,11 +98,13 @@ class KafkaServer(Server):
 
     def create_topic(self, topic: str, partitions: int = 1, **config: object) -> None:
         """`retention_ms=1000` for `retention.ms`. Returns when the topic can be used."""
+        from confluent_kafka import KafkaError
         from confluent_kafka.admin import AdminClient, NewTopic
 
         admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
         named = {name.replace("_", "."): str(value) for name, value in config.items()}
-        admin.create_topics([NewTopic(topic, partitions, 1, config=named)])[topic].result()
+        wanted = NewTopic(topic, partitions, 1, config=named)
+        done_at_last(lambda: admin.create_topics([wanted])[topic].result(), KafkaError.TOPIC_ALREADY_EXISTS)
         deadline = time.monotonic() + self.start_s
         while not asked_again(lambda: _has_leaders(admin, topic, partitions)):
             if time.monotonic() > deadline:

@@ -27,6 +27,27 @@ def asked_again(question: Callable[[], T]) -> T:
             time.sleep(_AGAIN_S)
 
 
+def done_at_last(order: Callable[[], object], *done_already: int) -> None:
+    """A change at the broker, ordered again as in `asked_again`. `done_already`: codes of errors by which it tells that
+    it has carried out an order whose answer was lost; for the first order they are errors."""
+    from confluent_kafka import KafkaException
+
+    deadline = time.monotonic() + _PATIENCE_S
+    ordered = False
+    while True:
+        try:
+            order()
+            return
+        except KafkaException as error:
+            done = error.args[0].code() in done_already
+            if done and ordered:
+                return
+            if done or time.monotonic() > deadline:
+                raise
+        ordered = True
+        time.sleep(_AGAIN_S)
+
+
 class TopicEnds:
     """Of all partitions. A client that is wrong about their leaders, as one may be for ever, is replaced."""
 

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from barrier_runtime import Dataflow
@@ -16,7 +16,7 @@ from barrier_runtime.connectors.kafka.source.source import KafkaTopics
 from barrier_runtime.connectors.source import Split
 from barrier_runtime.data.elements import Batch
 from examples.servers import KafkaServer
-from examples.servers.kafka_ends import asked_again
+from examples.servers.kafka_ends import asked_again, done_at_last
 
 PATIENCE_S = 120.0
 
@@ -54,17 +54,20 @@ class Topic:
 
     def grow(self, partitions: int) -> None:
         """To so many partitions."""
-        self.admin.create_partitions([NewPartitions(self.name, partitions)])[self.name].result()
+        wanted = [NewPartitions(self.name, partitions)]
+        done_at_last(lambda: self.admin.create_partitions(wanted)[self.name].result(), KafkaError.INVALID_PARTITIONS)
         wait_until(lambda: len(self._topics()[self.name].partitions) == partitions, "it grew")
         self._producer = Producer({"bootstrap.servers": self.kafka.bootstrap})  # the other does not know them yet
 
     def delete_before(self, offset: int, partition: int = 0) -> None:
         """As retention would: the earliest offset is `offset` then."""
-        for future in self.admin.delete_records([TopicPartition(self.name, partition, offset)]).values():
-            future.result()
+        (place,) = wanted = [TopicPartition(self.name, partition, offset)]
+        done_at_last(lambda: self.admin.delete_records(wanted)[place].result())
 
     def delete(self) -> None:
-        self.admin.delete_topics([self.name])[self.name].result()
+        done_at_last(
+            lambda: self.admin.delete_topics([self.name])[self.name].result(), KafkaError.UNKNOWN_TOPIC_OR_PART
+        )
         wait_until(lambda: self.name not in self._topics(), "the topic is gone")
 
     def _topics(self) -> dict[str, Any]:
@@ -86,7 +89,8 @@ class Topic:
 
         consumer = Consumer({"bootstrap.servers": self.kafka.bootstrap, "group.id": group})
         try:
-            consumer.commit(offsets=[TopicPartition(self.name, partition, offset)], asynchronous=False)
+            place = TopicPartition(self.name, partition, offset)
+            done_at_last(lambda: consumer.commit(offsets=[place], asynchronous=False))
         finally:
             consumer.close()
 

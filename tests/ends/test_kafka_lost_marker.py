@@ -1,6 +1,7 @@
 """A marker that is gone: what the exactly-once Kafka sink asks a person, and how far it takes the answer."""
 
 import pytest
+from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient
 
 from barrier_runtime.connectors.kafka.sink import transactions as kafka_transactions
@@ -10,16 +11,20 @@ from barrier_runtime.state.store.memory import Fault
 from barrier_runtime.state.store.object_store import get_or_none
 from barrier_runtime.state.store.paths import Paths
 from examples.servers import KafkaServer
+from examples.servers.kafka_ends import asked_again, done_at_last
 from tests.ends.kafka_target import Job, Topic, kafka_sink, numbers, sealed
 
 
 def delete_markers(kafka: KafkaServer, job: Job) -> None:
     """As the broker does with offsets that are older than offsets.retention.minutes."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
-    groups = [each.group_id for each in admin.list_consumer_groups().result().valid if job.name in each.group_id]
+    known = asked_again(lambda: admin.list_consumer_groups().result()).valid
+    groups = [each.group_id for each in known if job.name in each.group_id]
     assert groups
-    for group in admin.delete_consumer_groups(groups).values():
-        group.result()
+    for group in groups:
+        done_at_last(
+            lambda group=group: admin.delete_consumer_groups([group])[group].result(), KafkaError.GROUP_ID_NOT_FOUND
+        )
 
 
 def test_a_marker_that_is_gone_stops_the_commit_until_a_person_has_looked(

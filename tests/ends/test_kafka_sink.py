@@ -15,6 +15,7 @@ from barrier_runtime.state.errors import Corrupt, Fenced, Unavailable
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 from barrier_runtime.testing import certify
 from examples.servers import KafkaServer, kafka_server
+from examples.servers.kafka_ends import asked_again
 from tests.ends.kafka_target import Job, Topic, kafka_sink, new_job, new_topic, numbers, sealed
 
 
@@ -22,10 +23,12 @@ def markers_of(kafka: KafkaServer, job: Job) -> dict[str, int]:
     from confluent_kafka import ConsumerGroupTopicPartitions
 
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
-    groups = [each.group_id for each in admin.list_consumer_groups().result().valid if job.name in each.group_id]
+    known = asked_again(lambda: admin.list_consumer_groups().result()).valid
+    groups = [each.group_id for each in known if job.name in each.group_id]
     found: dict[str, int] = {}
     for group in groups:
-        offsets = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result()
+        asked = [ConsumerGroupTopicPartitions(group)]
+        offsets = asked_again(lambda asked=asked, group=group: admin.list_consumer_group_offsets(asked)[group].result())
         found[group] = offsets.topic_partitions[0].offset
     return found
 

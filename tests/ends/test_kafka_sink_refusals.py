@@ -10,6 +10,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from barrier_runtime.connectors.kafka.sink.topic_limits import LIMITS_VERSION, decode_limits
 from barrier_runtime.state.errors import InvalidJob
 from examples.servers import KafkaServer
+from examples.servers.kafka_ends import done_at_last
 from tests.ends.kafka_target import Job, Topic, kafka_sink, new_topic, numbers, sealed
 
 HOUR_MS = 3_600_000
@@ -169,7 +170,7 @@ def test_a_setting_that_changes_after_the_decision_is_a_persons_business_and_los
 def alter(kafka: KafkaServer, topic: Topic, entry: ConfigEntry) -> None:
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic.name, incremental_configs=[entry])
-    admin.incremental_alter_configs([resource])[resource].result()
+    done_at_last(lambda: admin.incremental_alter_configs([resource])[resource].result())
 
 
 def test_what_an_older_release_knew_of_the_topic_is_not_enough_to_stage_rows() -> None:

@@ -28,7 +28,7 @@ from examples.servers import (
     s3_server,
 )
 from examples.servers.base import Server, find_program
-from examples.servers.kafka_ends import asked_again
+from examples.servers.kafka_ends import asked_again, done_at_last
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -207,3 +207,19 @@ def wait_until(condition: Callable[[], bool], patience_s: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"
         time.sleep(0.02)
+
+
+def test_an_order_without_an_answer_is_given_again_and_what_is_done_already_is_no_error_then_only() -> None:
+    from confluent_kafka import KafkaError, KafkaException
+
+    said = [KafkaError._TIMED_OUT, KafkaError.TOPIC_ALREADY_EXISTS]
+
+    def order() -> None:
+        raise KafkaException(KafkaError(said.pop(0)))
+
+    done_at_last(order, KafkaError.TOPIC_ALREADY_EXISTS)
+    assert said == []
+    said = [KafkaError.TOPIC_ALREADY_EXISTS]
+    with pytest.raises(KafkaException):
+        done_at_last(order, KafkaError.TOPIC_ALREADY_EXISTS)
+    assert said == []

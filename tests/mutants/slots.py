@@ -72,10 +72,10 @@ MUTANTS = (
     Mutant(
         "idle-threads-keep-the-last-work",
         "an idle thread keeps nothing of a generation that is gone",
-        "barrier_runtime/runtime/host/threads.py",
-        "            del future, work  # an idle thread keeps nothing of a generation that is gone\n",
+        "state/threads.py",
+        "            del taken, future, work, result, error  # an idle thread keeps nothing that is gone\n",
         "",
-        ("tests/barrier_runtime/runtime/host/test_workers.py",),
+        ("tests/state/test_threads.py",),
     ),
     Mutant(
         "a-restore-may-hang-for-ever",

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
 
-from barrier_runtime.runtime.host.threads import Threads
+from barrier_runtime.state.threads import Threads
 
 Done = Callable[[Any, BaseException | None], None]
 

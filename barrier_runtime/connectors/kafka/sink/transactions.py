@@ -19,13 +19,11 @@ takes as long as what a small transaction costs here otherwise.
 """
 
 import contextlib
-import threading
+import math
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
-from queue import SimpleQueue
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
@@ -33,6 +31,7 @@ from barrier_runtime.connectors.kafka.asking import answered
 from barrier_runtime.connectors.kafka.sink.client import ANSWER_S, KafkaCluster, library
 from barrier_runtime.connectors.kafka.sink.records import produced
 from barrier_runtime.state.errors import Fenced, Unavailable
+from barrier_runtime.state.threads import Threads
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 MARKER_VERSION = 1
@@ -41,40 +40,12 @@ _QUEUE_KB = 32 << 10
 _WAIT_S = 0.05
 
 
+_CALLS = Threads(math.inf, "kafka-transaction")  # without a bound: one that hangs takes no other's place
+
+
 def returns_within(timeout_s: float, call: Callable[[], Any]) -> None:
     """What `call` raises, or a `KafkaException` (timed out) when it has not come back a little later than it should."""
-    outcome: Future[None] = Future()
-    try:
-        calls = _IDLE.pop()
-    except IndexError:
-        calls = SimpleQueue()
-        threading.Thread(target=_make, args=(calls,), name="kafka-transaction", daemon=True).start()
-    calls.put((outcome, call))
-    answered(outcome, timeout_s, library())
-
-
-_Calls: TypeAlias = "SimpleQueue[tuple[Future[None], Callable[[], Any]]]"  # of one thread
-_IDLE: list[_Calls] = []  # threads to be used again; one that was left behind is, when it comes back
-
-
-def _make(calls: _Calls) -> None:
-    while True:
-        outcome, call = calls.get()
-        error = _error_of(call)
-        _IDLE.append(calls)
-        if error is None:
-            outcome.set_result(None)
-        else:
-            outcome.set_exception(error)
-        del outcome, call, error  # an idle thread keeps no producer
-
-
-def _error_of(call: Callable[[], Any]) -> BaseException | None:
-    try:
-        call()
-    except BaseException as error:
-        return error
-    return None
+    answered(_CALLS.submit(call), timeout_s, library())
 
 
 class _Metadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
 """A transaction whose client never comes back: the sink leaves it and begins with another producer."""
 
+import math
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from barrier_runtime.connectors.kafka.sink.client import KafkaCluster
 from barrier_runtime.connectors.kafka.sink.transactions import MarkedProducer, Marker, TransactionOrigin, returns_within
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.ids import check_job_id
+from barrier_runtime.state.threads import Threads
 
 
 class Library:
@@ -78,30 +79,27 @@ def test_a_commit_that_never_comes_back_is_left_and_another_producer_commits(mon
     assert library.committed_by == [2]
 
 
-def until_all_threads_are_idle() -> None:
-    """Those that other tests left behind may be on their way back."""
-    deadline = time.monotonic() + 60
-    while sum(each.name == "kafka-transaction" for each in threading.enumerate()) != len(kafka_transactions._IDLE):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_a_thread_whose_call_has_ended_serves_again_and_one_that_hangs_holds_up_nobody() -> None:
+def test_a_thread_whose_call_has_ended_serves_again_and_one_that_hangs_holds_up_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     served: list[int] = []
     comes_back = threading.Event()
-    until_all_threads_are_idle()
+    calls = Threads(math.inf, "kafka-transaction")
+    monkeypatch.setattr(kafka_transactions, "_CALLS", calls)
 
     def serve() -> None:
         served.append(threading.get_ident())
 
-    returns_within(10, serve)
-    returns_within(10, serve)
+    for _ in range(100):
+        returns_within(30, serve)
     assert len(set(served)) == 1
     with pytest.raises(KafkaException, match="does not say how a question ended"):
         returns_within(-0.9, comes_back.wait)
-    returns_within(10, serve)
-    assert served[2] != served[0]
+    returns_within(30, serve)
+    assert served[-1] != served[0]
     comes_back.set()
+    calls.close()
+    assert calls.join(60)
 
 
 def test_what_a_call_raises_comes_out() -> None:

@@ -2,9 +2,7 @@
 
 import asyncio
 import threading
-import weakref
 
-from barrier_runtime.runtime.host.threads import Threads
 from barrier_runtime.runtime.host.workers import Workers
 
 
@@ -47,28 +45,3 @@ async def test_uploads_that_hang_do_not_keep_a_restore_from_beginning():
     assert await asyncio.wait_for(workers.run(lambda: "opened"), 60) == "opened"
     never.set()
     await asyncio.to_thread(workers.drain, 60)
-
-
-def test_threads_are_made_as_needed_used_again_and_keep_nothing_that_is_done():
-    class Large:
-        pass
-
-    threads, never = Threads(8, "some"), threading.Event()
-    for _ in range(20):
-        large = Large()
-        gone = weakref.ref(large)
-        threads.submit(lambda large=large: None).result(60)
-        del large
-        while gone() is not None or threads._idle == 0:
-            assert not never.wait(0.001)
-    assert threads._alive == 1
-    together = threading.Barrier(9)
-    futures = [threads.submit(together.wait) for _ in range(8)]
-    waiting = threads.submit(lambda: "after them")
-    assert not waiting.done(), "eight is the bound"
-    together.wait(60)
-    assert [future.result(60) for future in futures]
-    assert waiting.result(60) == "after them"
-    threads.close()
-    assert threads.join(60)
-    assert threads.submit(int).cancelled()

@@ -1,0 +1,84 @@
+"""Threads for blocking work that may never return: made when none is free, bounded, and never waited for by a process
+that ends. A thread is free before anybody hears that its work is done: a caller that waited for that starts no other.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any, TypeAlias
+
+_Work: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
+
+
+class Threads:
+    """At most `most` threads. Work beyond that waits for one, first in first out."""
+
+    def __init__(self, most: float, name: str) -> None:
+        self._most = most
+        self._name = name
+        self._changed = threading.Condition()
+        self._work: SimpleQueue[_Work | None] = SimpleQueue()  # None: one thread ends
+        self._unfinished = 0
+        self._alive = 0
+        self._closed = False
+
+    def submit(self, work: Callable[[], Any]) -> "Future[Any]":
+        """After `close` it is cancelled at once."""
+        future: Future[Any] = Future()
+        with self._changed:
+            if self._closed:
+                future.cancel()
+                return future
+            self._work.put((future, work))
+            self._unfinished += 1
+            if self._alive < min(self._unfinished, self._most):
+                self._alive += 1
+                threading.Thread(target=self._serve, name=f"{self._name}-{self._alive}", daemon=True).start()
+        return future
+
+    def close(self) -> None:
+        """What waits is cancelled, what runs goes on. Does not wait."""
+        dropped: list[_Work | None] = []
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            with contextlib.suppress(Empty):
+                while True:
+                    dropped.append(self._work.get_nowait())
+            for _ in range(self._alive):
+                self._work.put(None)
+        for work in dropped:
+            if work is not None:
+                work[0].cancel()
+
+    def join(self, timeout_s: float) -> bool:
+        """After `close`: wait for what runs. False when it takes longer."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._alive == 0, timeout_s)
+
+    def _serve(self) -> None:
+        while (taken := self._work.get()) is not None:
+            future, work = taken
+            runs = future.set_running_or_notify_cancel()
+            result, error = _outcome_of(work) if runs else (None, None)
+            with self._changed:
+                self._unfinished -= 1
+            if error is not None:
+                future.set_exception(error)
+            elif runs:
+                future.set_result(result)
+            del taken, future, work, result, error  # an idle thread keeps nothing that is gone
+        with self._changed:
+            self._alive -= 1
+            self._changed.notify_all()
+
+
+def _outcome_of(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """Apart: the traceback of an error keeps this call, and no future that has the error."""
+    try:
+        return work(), None
+    except BaseException as error:
+        return None, error
