@@ -23,6 +23,7 @@ from barrier_runtime.coordinator.status.status import (
 )
 
 _WATERMARK_NONE = -(2**63)
+_ENDED = "ended"  # a slot that left when its job was over: nobody waits for it
 
 
 def job_status(
@@ -33,6 +34,7 @@ def job_status(
     watermark = over_slots(WATERMARK_MS, figures)
     restored = job.generation.restored
     told = [slot.latency for slot in (*job.slots.departed, *slots)]
+    over = outcome in ("finished", "failed", "cancelled")
     return JobStatus(
         job=job.spec.job,
         run_id=job.spec.run_id,
@@ -57,7 +59,7 @@ def job_status(
                 pid=slot.register.pid,
                 host=slot.register.host,
                 task_attempt=slot.register.task_attempt,
-                state=slot.state.value,
+                state=_ENDED if over and slot.link is None else slot.state.value,
                 heartbeat_age_ms=max(0, now_ms - slot.last_seen_ms),
                 metrics=slot.metrics,
             )

@@ -568,6 +568,7 @@ def test_a_finished_job_has_a_final_checkpoint_and_all_its_rows_visible():
     assert coordinator.ended.outcome == "finished"
     assert a.last(Shutdown).outcome == "finished"
     assert coordinator.status.commits.troubles == ()
+    assert [slot.state for slot in coordinator.status.slots] == ["ended", "ended"]
 
 
 def test_part_of_the_input_ended_checkpoints_go_on():
