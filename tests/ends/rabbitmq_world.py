@@ -29,6 +29,11 @@ def address(server: RabbitServer, port: int | None = None) -> str:
     return f"amqp://127.0.0.1:{port or server.port}/%2F"
 
 
+def connected(server: RabbitServer) -> pika.BlockingConnection:
+    """It waits longer for a busy broker than the library by itself."""
+    return pika.BlockingConnection(pika.URLParameters(f"{server.url}?socket_timeout=60&stack_timeout=60"))
+
+
 class Queue:
     """A durable queue, its publisher (with confirms), and what the broker says of it."""
 
@@ -46,8 +51,7 @@ class Queue:
             with contextlib.suppress(pika.exceptions.AMQPError):
                 self._channel.connection.process_data_events()  # it may have been closed meanwhile
         if self._channel is None or not self._channel.is_open:
-            connection = pika.BlockingConnection(pika.URLParameters(self._server.url + "?socket_timeout=20"))
-            self._channel = connection.channel()
+            self._channel = connected(self._server).channel()
             self._channel.confirm_delivery()
         return self._channel
 

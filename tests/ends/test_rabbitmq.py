@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pika
 import pyarrow as pa
 import pytest
 
@@ -21,7 +20,7 @@ from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.launch.result import JobFailed
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from examples.servers import RabbitServer
-from tests.ends.rabbitmq_world import Queue, Wire, address, queue_of, wait_until
+from tests.ends.rabbitmq_world import Queue, Wire, address, connected, queue_of, wait_until
 from tests.integration.harness import visible_files
 
 NUMBERS = pa.schema([("value", pa.int64())])
@@ -392,7 +391,7 @@ def test_a_missing_queue_is_named(rabbitmq: RabbitServer) -> None:
 
 
 def test_a_queue_that_another_connection_has_for_itself_is_named(rabbitmq: RabbitServer) -> None:
-    with contextlib.closing(pika.BlockingConnection(pika.URLParameters(rabbitmq.url))) as connection:
+    with contextlib.closing(connected(rabbitmq)) as connection:
         name = f"own-{uuid.uuid4().hex[:8]}"
         connection.channel().queue_declare(name, exclusive=True)
         kind, text = refusal_of(address(rabbitmq), name)

@@ -29,6 +29,7 @@ from examples.servers import (
 )
 from examples.servers.base import Server, find_program
 from examples.servers.kafka_ends import asked_again, done_at_last
+from tests.ends.rabbitmq_world import connected
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +41,7 @@ def write_to_kafka(server: KafkaServer, value: str) -> None:
         server.create_topic("kept", partitions=1)
     producer = Producer({"bootstrap.servers": server.bootstrap, "acks": "all"})
     producer.produce("kept", value.encode())
-    assert producer.flush(20) == 0
+    assert producer.flush(60) == 0
 
 
 def read_from_kafka(server: KafkaServer) -> list[str]:
@@ -74,7 +75,7 @@ def read_from_postgres(server: PostgresServer) -> list[str]:
 def write_to_rabbitmq(server: RabbitServer, value: str) -> None:
     import pika
 
-    with pika.BlockingConnection(pika.URLParameters(server.url)) as connection:
+    with connected(server) as connection:
         channel = connection.channel()
         channel.queue_declare("kept", durable=True)
         channel.confirm_delivery()
@@ -83,9 +84,7 @@ def write_to_rabbitmq(server: RabbitServer, value: str) -> None:
 
 def read_from_rabbitmq(server: RabbitServer) -> list[str]:
     """The messages stay: what is not acknowledged goes back when the connection ends."""
-    import pika
-
-    with pika.BlockingConnection(pika.URLParameters(server.url)) as connection:
+    with connected(server) as connection:
         channel = connection.channel()
         count = channel.queue_declare("kept", passive=True).method.message_count
         return [channel.basic_get("kept")[2].decode() for _ in range(count)]

@@ -41,4 +41,4 @@ def fences(port: int) -> int:
 
 
 def _client(port: int) -> Client:
-    return Client("127.0.0.1", port=port, connect_timeout=2, send_receive_timeout=5)
+    return Client("127.0.0.1", port=port, connect_timeout=15, send_receive_timeout=15)

@@ -52,7 +52,7 @@ class Reader:
     def _rows(self, query: str, arguments: tuple[Any, ...]) -> list[Any]:
         try:
             if self._connection is None:
-                self._connection = psycopg.connect(self._url, autocommit=True, connect_timeout=5)
+                self._connection = psycopg.connect(self._url, autocommit=True, connect_timeout=15)
             return self._connection.execute(query, arguments).fetchall()
         except psycopg.Error:
             if self._connection is not None:

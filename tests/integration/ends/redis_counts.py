@@ -29,7 +29,7 @@ class Overwritten(Latest):
 
 
 def look(url: str) -> dict[int, tuple[int, int]]:
-    with client.Redis.from_url(url, decode_responses=True, socket_timeout=2) as database:
+    with client.Redis.from_url(url, decode_responses=True, socket_timeout=15) as database:
         keys = list(database.scan_iter(f"{PREFIX}*", count=1_000))
         pipe = database.pipeline(transaction=True)
         for key in keys:
