@@ -97,8 +97,10 @@ def _old_owner_reads_on() -> Iterator[None]:
         yield
 
 
-@canary("leaving-slot-commits-late", "slots that are to leave say that they have committed before they do", "bank")
+@canary("leaving-slot-commits-late", "slots that are to leave say that they have committed before they do")
 def _leaving_slot_commits_late() -> Iterator[None]:
+    """In jobs of all kinds: where a global committer shows the rows, it does not believe the word of the subtasks."""
+
     def make(original: Any) -> Any:
         def on_complete(self: Any, message: Any) -> None:
             original(self, message)

@@ -36,6 +36,7 @@ from rule_checkers import RulesAgree
 from schedule import START_NS, Action, Schedule
 from servers import Doorway
 from sinks import Ledger, LedgerSink, TogetherJsonlSink
+from stalls import StallsAtMoves
 from starts import START_CHECKERS, NewSlotsStart
 from token_target import TokenSink, TokenTarget
 from upsert_checkers import UPSERT_CHECKERS, LastValues
@@ -188,6 +189,7 @@ class World(SimCluster):
         self._wishes: list[SavepointRequest] = []  # for savepoints
         self._drain_struck: set[str] = set()
         self._last_wish: SavepointRequest | None = None  # for one to stop with
+        self._stalls = StallsAtMoves(schedule, self.sim)
         self._rescales = 0  # that were asked for; replaces, too
         self._starts = next(each for each in self.checkers if isinstance(each, NewSlotsStart))
         self._hooks = {name: _hooks(self.checkers, name) for name in HOOKS}
@@ -413,10 +415,8 @@ class World(SimCluster):
             return bool(new) and self._committed_through() >= new[0].checkpoint
 
         if not self._until(progressed, HEALED_WITHIN_S) and not self.violations:
-            self._wrong(
-                "Liveness",
-                f"no checkpoint completed and was committed within {HEALED_WITHIN_S} s of calm: {self._state()}",
-            )
+            what = f"no checkpoint completed and was committed within {HEALED_WITHIN_S} s of calm: {self._state()}"
+            self._wrong("Liveness", what)
 
     def _expect_event_time(self) -> None:
         """Liveness: what happens from now on is seen before long, whatever splits are silent (or the job ends)."""
@@ -494,10 +494,8 @@ class World(SimCluster):
         """O9: a store that ignores conditions can't hold a decision log."""
         refused = [each.refused for program in self.programs for each in program.coordinators if each.refused]
         if not refused or self.facts.records:
-            self._wrong(
-                "Refusal",
-                f"a store that ignores conditions was accepted; the log has {len(self.facts.records)} records",
-            )
+            what = f"a store that ignores conditions was accepted; the log has {len(self.facts.records)} records"
+            self._wrong("Refusal", what)
 
     # ------------------------------------------------------------ programs
 
@@ -569,6 +567,8 @@ class World(SimCluster):
         if isinstance(message, EndSources) and self._strikes("told"):
             self._cut_all_but(process)
         super()._hears(process, slot, message)
+        if not self._calm and self._stalls.heard(process, message):
+            self._note("slots that stalled before the commits of a move")
         if isinstance(message, Deploy) and self._starts.is_unwell(slot.identity.program):
             slot.failed(None, "", RuntimeError("this program cannot open what it has"))
 

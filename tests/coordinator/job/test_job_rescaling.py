@@ -15,6 +15,8 @@ from barrier_runtime.coordinator.status.status import RescaleStatus
 from barrier_runtime.coordinator.wire.messages import (
     AbortCheckpoint,
     CancelGeneration,
+    CheckpointComplete,
+    Committed,
     Deploy,
     Heartbeat,
     Prefetch,
@@ -225,6 +227,39 @@ def test_sources_that_have_stopped_for_nothing_read_on_in_a_new_generation(momen
     if moment != "a new slot is lost":
         assert c.last(Shutdown).outcome == "left"
     coordinator.run_with(a, b)
+
+
+def test_a_leaving_slot_that_stands_still_between_decision_and_commit_holds_the_move():
+    """Its transactions of m are prepared, it has heard that m is decided, stands still for a minute, and commits then.
+    Until it is given up nobody else has the job; who has it afterwards restores m, whose transactions are listed there;
+    and what it says late is no word of theirs."""
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    ask(coordinator, 1)
+    number = last_checkpoint(coordinator, a, b)
+    assert b.last(CheckpointComplete).checkpoint == number
+    stalled_in = b.token
+    commit(number, a)
+    for _ in range(600):
+        coordinator.later(100)
+        coordinator.settle()
+        beat(a)
+    assert told(coordinator).state == "failed"
+    assert fences(store)[0] == (2, 0)
+    assert set(fences(store)[1:]) == {(2, number)}, "the same slots, behind m"
+    again = coordinator.slot(1, attempt=1).connect()
+    coordinator.run_with(a, again)
+    for slot in (a, again):
+        assert (slot.last(Deploy).checkpoint, slot.last(Deploy).settled) == (number, False), "they commit it first"
+    ask(coordinator, 1)
+    last = last_checkpoint(coordinator, a, again)
+    commit(last, a)
+    b.say(Committed(stalled_in, last, "out", 1))
+    coordinator.settle()
+    assert fences(store)[-1] == (2, number), "a late word is not that of the slot which is waited for"
+    commit(last, again)
+    coordinator.settle()
+    assert fences(store)[-1] == (1, last)
 
 
 def test_trouble_before_the_move_ends_the_rescale_and_not_the_job():
