@@ -127,14 +127,19 @@ def in_savepoint(key: str) -> bool:
     return key in (SAVEPOINT_FILE, CLAIM_FILE) or _OBJECT.fullmatch(key) is not None
 
 
-def object_sizes(manifest: Manifest) -> dict[str, int]:
-    """At least so many bytes each object of the manifest has."""
-    sizes: dict[str, int] = {}
+def files_by_object(manifest: Manifest) -> dict[str, set[FileRef]]:
+    """What each object of the manifest holds."""
+    found: dict[str, set[FileRef]] = {}
     for snapshot in manifest.operators:
         for ref in snapshot.files:
             if ref.key is not None:
-                sizes[ref.key] = max(sizes.get(ref.key, 0), ref.offset + ref.size)
-    return sizes
+                found.setdefault(ref.key, set()).add(ref)
+    return found
+
+
+def object_sizes(manifest: Manifest) -> dict[str, int]:
+    """At least so many bytes each object of the manifest has."""
+    return {key: max(ref.offset + ref.size for ref in refs) for key, refs in files_by_object(manifest).items()}
 
 
 def _settled(snapshot: OperatorSnapshot) -> OperatorSnapshot:

@@ -4,7 +4,7 @@ Files go first, then savepoint.json, by one put that must create it. Who dies in
 another attempt has other names. Objects are copied by the store itself where both ends are of one kind.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -16,10 +16,13 @@ from barrier_runtime.coordinator.log.savepoint import (
     SavepointCopy,
     decode_savepoint,
     encode_savepoint,
+    files_by_object,
     in_savepoint,
     object_sizes,
 )
 from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.snapshots.snapshot import FileRef
+from barrier_runtime.state.snapshots.verified import verify_parts
 from barrier_runtime.state.store.copying import copy_object
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none
 from barrier_runtime.state.store.open import open_existing_store, open_store
@@ -45,8 +48,9 @@ def make_savepoint(url: str, wanted: Savepoint, parts: Sequence[tuple[ObjectStor
         delete_savepoint(url)  # an earlier attempt to stop with it; the job went on
         known = None
     if known is None:
+        files = files_by_object(wanted.taken)
         for store, objects in parts:
-            copy_objects(store, target, objects)
+            copy_objects(store, target, objects, {key: files.get(to, ()) for key, to in objects.items()})
         _create(target, url, wanted)
     return sum(object_sizes(wanted.taken).values()) + len(encode_savepoint(wanted))
 
@@ -126,14 +130,24 @@ def delete_savepoint(url: str, *, keep_claim: bool = False) -> int:
     return len(keys)
 
 
-def copy_objects(source: ObjectStore, target: ObjectStore, objects: Mapping[str, str]) -> None:
-    """`objects`: key of `source` -> key of `target`."""
+def copy_objects(
+    source: ObjectStore,
+    target: ObjectStore,
+    objects: Mapping[str, str],
+    files: Mapping[str, Collection[FileRef]],
+) -> None:
+    """`objects`: key of `source` -> key of `target`. `files`: what an object of `source` must hold, which is looked at
+    where its bytes come through this process; raises `Corrupt` for what is damaged, and writes none of it."""
+
+    def copy(key: str) -> None:
+        copy_object(source, key, target, objects[key], partial(verify_parts, source, files.get(key, ())))
+
     if COPIES_AT_ONCE == 1:
-        for key, to in objects.items():
-            copy_object(source, key, target, to)
+        for key in objects:
+            copy(key)
         return
     with ThreadPoolExecutor(COPIES_AT_ONCE, thread_name_prefix="savepoint-copy") as pool:
-        copies = [pool.submit(partial(copy_object, source, key, target, to)) for key, to in objects.items()]
+        copies = [pool.submit(copy, key) for key in objects]
         try:
             for each in copies:
                 each.result()

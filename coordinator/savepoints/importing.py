@@ -33,7 +33,7 @@ from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
 from barrier_runtime.coordinator.log.records import Record
 from barrier_runtime.coordinator.log.restore_choice import Lineage, RestoreFrom, check_fits
-from barrier_runtime.coordinator.log.savepoint import Savepoint, imported, object_sizes
+from barrier_runtime.coordinator.log.savepoint import Savepoint, files_by_object, imported, object_sizes
 from barrier_runtime.coordinator.log.savepoint_choice import GoOn, Import, import_run_id, savepoint_choice
 from barrier_runtime.coordinator.savepoints.files import (
     check_whole,
@@ -78,9 +78,8 @@ def begin_with_savepoint(
     check_whole(url, savepoint)
     if mode == "claim":
         claim(url, spec.job)
-    done = import_savepoint(
-        store, spec, savepoint, partial(copy_objects, open_existing_store(url), store), now_ms=now_ms, sleep=sleep
-    )
+    bring = partial(copy_objects, open_existing_store(url), store, files=files_by_object(savepoint.taken))
+    done = import_savepoint(store, spec, savepoint, bring, now_ms=now_ms, sleep=sleep)
     if mode == "claim":
         delete_savepoint(url, keep_claim=True)
     return f"{what}: {done}"

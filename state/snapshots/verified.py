@@ -4,6 +4,7 @@ What is not what was written raises `Corrupt` with the object, the expected and 
 """
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 from barrier_runtime.state.errors import Corrupt
@@ -43,6 +44,19 @@ def download_verified(store: ObjectStore, ref: FileRef, path: Path) -> None:
     except Corrupt:
         path.unlink()
         raise
+
+
+def verify_parts(store: ObjectStore, refs: Iterable[FileRef], path: Path) -> None:
+    """`path` has the bytes of an object of `store`. Raises `Corrupt` unless each of `refs`, which are in that object,
+    is what was written."""
+    with path.open("rb") as file:
+        for ref in refs:
+            file.seek(ref.offset)
+            digest, left = hashlib.sha256(), ref.size
+            while left and (chunk := file.read(min(left, _CHUNK))):
+                digest.update(chunk)
+                left -= len(chunk)
+            check(store, ref, ref.size - left, digest.hexdigest())
 
 
 def sha256_of(path: Path) -> str:

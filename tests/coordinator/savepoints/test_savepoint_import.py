@@ -3,6 +3,7 @@ to the next start."""
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from barrier_runtime.coordinator.savepoints.files import delete_savepoint, missi
 from barrier_runtime.coordinator.savepoints.importing import begin_with_savepoint
 from barrier_runtime.coordinator.wire.messages import Deploy, JobSpec
 from barrier_runtime.state.errors import Corrupt, InvalidJob
+from barrier_runtime.state.store.local import LocalStore
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectInfo, PutOutcome
 from barrier_runtime.state.store.open import open_store
@@ -170,6 +172,22 @@ def test_a_file_that_is_missing_is_found_before_the_job_has_a_checkpoint():
     with pytest.raises(InvalidJob, match=r"lacks 1 of its \d files, e\.g\. data/"):
         begin(store, url)
     assert store.keys() == ()
+
+
+@pytest.mark.parametrize("mode", ["no_claim", "claim"])
+def test_a_file_that_is_damaged_is_not_taken_over_and_the_savepoint_stays(mode: str, tmp_path: Path):
+    """Its bytes come through this process, and are looked at: with "claim" the savepoint would be deleted for it."""
+    url, _, _ = taken()
+    target = open_store(url)
+    damaged = next(info.key for info in target.list("data/"))
+    target.put(damaged, target.get(damaged)[:-1] + b"?")
+    store = LocalStore(tmp_path)
+    with pytest.raises(Corrupt, match=f"{damaged} is not what was written"):
+        begin(store, url, mode=mode)
+    assert not [info for info in store.list("") if info.key.endswith("manifest.json")], "it has no checkpoint"
+    assert target.get(damaged)
+    target.put(damaged, FILE)
+    assert "departures" in begin(store, url, mode=mode)
 
 
 # ---------------------------------------------------------------- whose it is
