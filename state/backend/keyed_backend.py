@@ -32,11 +32,10 @@ from barrier_runtime.state.errors import InvalidJob, ProtocolViolation, Unavaila
 from barrier_runtime.state.keys.key_groups import check_max_parallelism
 from barrier_runtime.state.kv.rocksdb import HeldMemory, SlotMemory
 from barrier_runtime.state.kv.shard import Shard
-from barrier_runtime.state.kv.store import KvStore
 from barrier_runtime.state.snapshots.continued_state import check_kind
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.snapshots.plan import Thresholds, is_immutable, plan_snapshot
-from barrier_runtime.state.snapshots.restore_plan import plan_restore
+from barrier_runtime.state.snapshots.restore_plan import RestorePlan, plan_restore
 from barrier_runtime.state.snapshots.snapshot import (
     ONE_VALUE,
     FileRef,
@@ -80,8 +79,8 @@ class KeyedBackend:
     def __init__(
         self,
         shard: Shard,
-        states: Mapping[str, int],
-        described: Mapping[str, StateDescription],
+        plan: RestorePlan,
+        reusable: Sequence[FileRef],
         segments: SegmentLog,
         target: UploadTo,
         directory: Path,
@@ -96,6 +95,7 @@ class KeyedBackend:
         self.key_group_last = shard.key_group_last
         self._shard = shard
         shard.may_write = self._may_write
+        states, described = plan.states, plan.described
         self._restored_states = frozenset(states)
         self._segments = segments  # written and linked with `_linking_lock` held
         self._states = dict(states)
@@ -119,7 +119,7 @@ class KeyedBackend:
         self._settled: int = 0  # everything up to this checkpoint is completed, aborted or subsumed
         self._aborted: set[int] = set()
         self._closed = False
-        self._confirmed: dict[str, FileRef] = {}  # SSTs of the last completed checkpoint of this incarnation
+        self._confirmed = {ref.name: ref for ref in reusable}  # of the last completed checkpoint; first, the restored
 
     # ---- tables
 
@@ -606,15 +606,13 @@ def open_keyed_backend(
     plan = plan_restore(operator, subtask, parallelism, max_parallelism, restored)
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        kv: KvStore = restore(kind, plan, RestoreSite(operator, store, copies, directory, memory, transfers_at_once))
+        opened = restore(kind, plan, RestoreSite(operator, store, copies, directory, memory, transfers_at_once))
         segments = SegmentLog(directory / SEGMENTS, max_parallelism)
     except OSError as error:
         raise Unavailable(
             f"the state of {operator}, subtask {subtask}, could not be put on this machine's disk: {error}; "
             "it is tried again, look at free space and permissions if that does not help"
         ) from error
-    shard = Shard(kv, operator, subtask, max_parallelism, plan.key_group_first, plan.key_group_last)
+    shard = Shard(opened.kv, operator, subtask, max_parallelism, plan.key_group_first, plan.key_group_last)
     target = UploadTo(store, lambda: paths.data_file(token, slot_uuid, new_uuid()), transfers_at_once, thresholds)
-    return KeyedBackend(
-        shard, plan.states, plan.described, segments, target, directory, copies, cache_bytes, watched, memory
-    )
+    return KeyedBackend(shard, plan, opened.reusable, segments, target, directory, copies, cache_bytes, watched, memory)

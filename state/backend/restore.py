@@ -5,6 +5,17 @@ anything opens it. A snapshot that fits as it is gets linked into a fresh folder
 one of which most is wanted, at least half, is opened, too, and foreign key groups are deleted from it by two range
 tombstones, whatever their size; entries of other snapshots are copied into it. Where no snapshot is wanted so much, all
 are copied into a fresh database.
+
+What is linked, and never changes, is a file of the incarnation from then on, under the name that it had. So its first
+checkpoint names the stored files again and uploads what is new alone (`Opened.reusable`), in each of these cases:
+
+| the snapshot is …            | files of the database | segments        |
+|------------------------------|-----------------------|-----------------|
+| opened as it is              | linked: reusable      | linked: reusable |
+| opened, and narrowed         | linked: reusable      | written anew under the same names: not |
+| one whose entries are copied | not linked            | written anew    |
+
+A narrowed one is reusable whole: what it has of foreign key groups is hidden by tombstones in a file that is new.
 """
 
 import os
@@ -15,13 +26,15 @@ from typing import Literal, Protocol
 
 from barrier_runtime.state.columns.segment_set import SegmentsOf, copy_segments, link_segments
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.file_links import segment_number
 from barrier_runtime.state.kv.memory import RECORDS_FILE, MemoryKv, read_records
 from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory, link_database
 from barrier_runtime.state.kv.shard import range_end, range_start
 from barrier_runtime.state.kv.store import Entry, KvStore
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
+from barrier_runtime.state.snapshots.plan import is_immutable
 from barrier_runtime.state.snapshots.restore_plan import RestorePart, RestorePlan
-from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot
+from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot
 from barrier_runtime.state.snapshots.transfer import download
 from barrier_runtime.state.store.object_store import ObjectStore
 
@@ -55,7 +68,13 @@ class RestoreSite:
     downloads_at_once: int = 4
 
 
-def restore(kind: str, plan: RestorePlan, source: RestoreSite) -> KvStore:
+@dataclass(frozen=True)
+class Opened:
+    kv: KvStore
+    reusable: tuple[FileRef, ...] = ()  # stored files that the incarnation has, under the same names
+
+
+def restore(kind: str, plan: RestorePlan, source: RestoreSite) -> Opened:
     """Raises `Corrupt` when stored bytes are wrong, `Unavailable` when they cannot be had now."""
     if kind not in BACKENDS:
         raise InvalidJob(f"there is no state backend {kind!r}: use 'rocksdb' or 'memory'")
@@ -66,8 +85,9 @@ def restore(kind: str, plan: RestorePlan, source: RestoreSite) -> KvStore:
         if adopted is not None:
             files = _files_of(plan.parts[0], source, fetched)
             link_segments(files, [ref.name for ref in adopted.files], source.directory / SEGMENTS)
-            return BACKENDS[kind].adopt(adopted, files, database, source.memory)
+            return Opened(BACKENDS[kind].adopt(adopted, files, database, source.memory), _never_change(adopted))
         narrowed = plan.narrows(kind)
+        reusable: tuple[FileRef, ...] = ()
         found = [(part, _files_of(part, source, fetched)) for part in plan.parts]
         if narrowed is None:
             kv = BACKENDS[kind].fresh(database, source.memory)
@@ -75,6 +95,7 @@ def restore(kind: str, plan: RestorePlan, source: RestoreSite) -> KvStore:
             files = next(files for part, files in found if part is narrowed)
             kv = BACKENDS[kind].adopt(narrowed.keyed, files, database, source.memory)
             _narrow(kv, narrowed)
+            reusable = tuple(ref for ref in _never_change(narrowed.keyed) if segment_number(ref.name) is None)
         for number, (part, files) in enumerate(found):
             if part is not narrowed:
                 _copy_part(part, files, kv, source, fetched / f"open-{number}")
@@ -82,9 +103,13 @@ def restore(kind: str, plan: RestorePlan, source: RestoreSite) -> KvStore:
             SegmentsOf(files, [ref.name for ref in part.keyed.files], part.first, part.last) for part, files in found
         ]
         copy_segments(segments, source.directory / SEGMENTS, plan.max_parallelism)
-        return kv
+        return Opened(kv, reusable)
     finally:
         shutil.rmtree(fetched, ignore_errors=True)
+
+
+def _never_change(keyed: KeyedSnapshot) -> tuple[FileRef, ...]:
+    return tuple(ref for ref in keyed.files if is_immutable(ref.name))
 
 
 def _narrow(kv: KvStore, part: RestorePart) -> None:

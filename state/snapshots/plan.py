@@ -1,8 +1,9 @@
 """Which files of a local checkpoint are uploaded, and how. Pure: file names and sizes in, a plan out.
 
 Rules
-- An SST or a segment is reused only if a *completed* checkpoint of this very incarnation holds it; the map of those
-  (local name → where it is) starts empty at every open and restore, because old names are then given to new bytes.
+- An SST or a segment is reused only if a *completed* checkpoint of this very incarnation holds it, or the restored one
+  does and the very file was linked at the restore. The map of those (local name → where it is) is made anew at every
+  open: an incarnation that goes on from an older state gives names of a former one to other bytes.
   What an aborted or unfinished checkpoint uploaded is uploaded again.
 - MANIFEST and CURRENT always go anew: same name, other bytes. So does OPTIONS, where there is one: earlier releases had
   it in their snapshots, as large as the rest of a small one.
@@ -79,7 +80,7 @@ def plan_snapshot(
     files: Sequence[LocalFile], confirmed: Mapping[str, FileRef], thresholds: Thresholds | None = None
 ) -> SnapshotPlan:
     """`files`: all of the local checkpoint's folder. `confirmed`: what never changes of a completed one of this
-    incarnation."""
+    incarnation, or of the one that it restored."""
     limits = thresholds or Thresholds()
     for file in files:
         if _WRITE_AHEAD_LOG.fullmatch(file.name) and file.size:

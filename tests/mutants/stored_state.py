@@ -156,6 +156,22 @@ MUTANTS = (
         ("tests/state/backend/test_narrowed_restore.py",),
     ),
     Mutant(
+        "segments-of-others-are-taken-for-stored",
+        "segments that a restore wrote anew are uploaded, whatever their names",
+        "state/backend/restore.py",
+        "for ref in _never_change(narrowed.keyed) if segment_number(ref.name) is None)",
+        "for ref in _never_change(narrowed.keyed))",
+        ("tests/state/backend/test_checkpoint_after_a_restore.py",),
+    ),
+    Mutant(
+        "copied-state-is-taken-for-stored",
+        "files whose entries were copied are uploaded, whatever their names",
+        "state/backend/restore.py",
+        "        reusable: tuple[FileRef, ...] = ()\n",
+        "        reusable = tuple(ref for part in plan.parts for ref in _never_change(part.keyed))\n",
+        ("tests/state/backend/test_checkpoint_after_a_restore.py",),
+    ),
+    Mutant(
         "merge-while-writing",
         "segments are not merged while another one is being written",
         "state/columns/segment_set.py",

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path[:0] = [str(ROOT), str(ROOT.parent.parent)]
 
 import move_canaries  # noqa: E402, F401
+import restore_canaries  # noqa: E402, F401
 import text_canaries  # noqa: E402, F401
 from canaries import CANARIES  # noqa: E402
 from schedule import Schedule, draw, shrink  # noqa: E402

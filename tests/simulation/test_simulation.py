@@ -10,6 +10,7 @@ from pathlib import Path
 
 import move_canaries  # noqa: F401 - planted bugs of their own
 import pytest
+import restore_canaries  # noqa: F401 - planted bugs of their own
 import text_canaries  # noqa: F401 - planted bugs of their own
 from canaries import CANARIES
 from schedule import ACTIONS, AIMED, draw, shrink

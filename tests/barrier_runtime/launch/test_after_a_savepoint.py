@@ -14,10 +14,12 @@ from barrier_runtime import Dataflow, DeltaSink, JsonlSink
 from barrier_runtime.bootstrap import write_savepoint
 from barrier_runtime.connectors.files.sink.commit_log import committed_files
 from barrier_runtime.coordinator.log.manifest import Manifest
+from barrier_runtime.coordinator.maintenance.fsck_store import check_store, report_of
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state_tables import open_checkpoint
 from barrier_runtime.state_tables.finding import find_checkpoint
-from tests.barrier_runtime.running_job import RunningJob, Target, numbers_flow, without_gaps
+from tests.barrier_runtime.running_job import RunningJob, Target, check_each_once, numbers_flow, without_gaps
 
 MANY = 20_000  # keys that no row comes for
 
@@ -27,7 +29,7 @@ MANY = 20_000  # keys that no row comes for
 async def test_the_first_checkpoints_behind_a_savepoint_need_nothing_of_it_and_restore(
     tmp_path: Path, mode: str
 ) -> None:
-    """1.7 (FLINK-39964): the first one is whole, as after every restore, the second one names files of the first; each
+    """1.7 (FLINK-39964): the first one names files of the job's own copy, the second one those of the first; each
     restores when the savepoint is gone, whoever was to own it."""
     url, folder = str(tmp_path / "savepoint"), tmp_path / "jobs"
     known = pa.table({"key": range(MANY), "value": [0] * MANY})
@@ -41,11 +43,10 @@ async def test_the_first_checkpoints_behind_a_savepoint_need_nothing_of_it_and_r
     await job.until(lambda status: status.checkpoints.completed >= 3)
     await job.stop()
     imported, first, second = _manifests(folder)[:3]
-    copied, whole, changed = _objects(imported), _objects(first), _objects(second)
-    assert not whole.keys() & copied.keys()
-    assert sum(whole.values()) >= 0.9 * sum(copied.values())
-    shared = sum(size for key, size in changed.items() if key in whole)
-    assert shared > 0.9 * sum(copied.values()), "what has not changed is not uploaded again"
+    copied = _objects(imported)
+    for taken in (_objects(first), _objects(second)):
+        shared = sum(size for key, size in taken.items() if key in copied)
+        assert shared > 0.9 * sum(copied.values()), "what has not changed is not uploaded again"
 
     for number in (first.checkpoint, second.checkpoint):
         shutil.copytree(folder, tmp_path / f"from-{number}")
@@ -66,6 +67,43 @@ async def test_the_first_checkpoints_behind_a_savepoint_need_nothing_of_it_and_r
         assert all(without_gaps(sorted(of_key)) for of_key in numbers.values())
         with open_checkpoint(str(tmp_path / f"from-{number}"), "next") as stored:
             assert stored.count("own", "seen") == MANY
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallelism", [2, 3, 4])
+async def test_a_restart_uploads_what_is_new_and_files_stay_while_anything_names_them(
+    tmp_path: Path, parallelism: int
+) -> None:
+    """A job that keeps one checkpoint is started again and again: the large state is written once, fsck finds nothing
+    missing and nothing left over that is needed, and each successor has all of it."""
+    url, folder = str(tmp_path / "savepoint"), tmp_path / "jobs"
+    known = pa.table({"key": range(MANY), "value": [0] * MANY})
+    write_savepoint(url, flow=numbers_flow(Target(), "next"), states={("own", "seen"): known}, parallelism=2)
+    target = Target()
+    of_base: list[set[str]] = []
+    for number in range(3):
+        job = RunningJob(
+            numbers_flow(target, "next"),
+            folder,
+            restore=url if number == 0 else "latest",
+            retained=1,
+            parallelism=2 if number == 0 else parallelism,
+        )
+        before = job.runner.status().checkpoints.completed
+        await job.until(lambda status, before=before: status.checkpoints.completed >= before + 4)
+        await job.more_in(target, 400)
+        await job.stop()
+        newest = find_checkpoint(str(folder), "next", None).manifest
+        sizes = _objects(newest)
+        of_base.append({key for key, size in sizes.items() if size > 10_000})
+        if number == 1 and parallelism != 3:
+            assert of_base[0] & of_base[1], "files of the run before are named"
+        store = open_store(str(folder))
+        (report,) = report_of(store, check_store(store, None, 0, 2**60)).jobs
+        assert (report.damage, report.unreadable) == ((), "")
+        with open_checkpoint(str(folder), "next") as stored:
+            assert stored.count("own", "seen") == MANY
+    check_each_once(target)
 
 
 def _manifests(folder: Path) -> list[Manifest]:

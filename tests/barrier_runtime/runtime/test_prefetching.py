@@ -51,7 +51,7 @@ def test_files_are_fetched_once_and_a_restore_has_them(tmp_path: Path, order: Pr
     plan = plan_restore("lists", 1, 3, MAX_PARALLELISM, snapshots)
     site = RestoreSite("lists", store, copies, tmp_path / "incarnation", SlotMemory(1 << 24))
     site.directory.mkdir()
-    restore("rocksdb", plan, site).close()
+    restore("rocksdb", plan, site).kv.close()
     copies.keep_fetched()
     copies.delete_unwanted()
     assert list(folder.iterdir()) == []

@@ -1,0 +1,47 @@
+"""Planted bugs of what a restore takes over from the checkpoint that it restores."""
+
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+from canaries import _replaced, canary
+
+from barrier_runtime.coordinator.checkpoints import retention
+from barrier_runtime.state.backend import keyed_backend, restore
+from barrier_runtime.state.snapshots import plan as snapshot_plan
+from barrier_runtime.state.store.paths import Paths
+
+
+@canary("copied-files-are-taken-for-stored", "files of a fresh database are named as those whose entries it was given")
+def _copied_files_are_taken_for_stored() -> Iterator[None]:
+    """By name alone, as sizes that meet are rare."""
+
+    def make(original: Any) -> Any:
+        def restored(kind: str, plan: Any, site: Any) -> Any:
+            opened = original(kind, plan, site)
+            return restore.Opened(opened.kv, tuple(ref for part in plan.parts for ref in part.keyed.files))
+
+        return restored
+
+    def confirmed(file: Any, known: Any) -> bool:
+        return file.name.endswith(".sst") and file.name in known
+
+    with _replaced(keyed_backend, "restore", make), patch.object(snapshot_plan, "_is_confirmed", confirmed):
+        yield
+
+
+@canary("restored-files-go-with-their-generation", "once a generation has decided, files of earlier ones are deleted")
+def _restored_files_go() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def resolved(self: Any, open_ids: Any, held: Any = ()) -> Any:
+            dropped = {key for each in self._dropped for key in each.kept.files}
+            made = original(self, open_ids, held)
+            token = Paths("bank").data_token
+            newest = max((token(key) or 0 for each in self.kept for key in each.files), default=0)
+            earlier = {key for key in dropped if (token(key) or 0) < newest}
+            return retention.SweepPlan(made.manifests, tuple(sorted({*made.files, *earlier})))
+
+        return resolved
+
+    with _replaced(retention.Retention, "resolved", make):
+        yield
