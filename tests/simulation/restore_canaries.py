@@ -12,9 +12,11 @@ from barrier_runtime.state.snapshots import plan as snapshot_plan
 from barrier_runtime.state.store.paths import Paths
 
 
-@canary("copied-files-are-taken-for-stored", "files of a fresh database are named as those whose entries it was given")
-def _copied_files_are_taken_for_stored() -> Iterator[None]:
-    """By name alone, as sizes that meet are rare."""
+@canary(
+    "new-files-are-taken-for-restored", "what a restore has written anew is named as the stored files of these names"
+)
+def _new_files_are_taken_for_restored() -> Iterator[None]:
+    """Entries that were copied, and segments of which a part is wanted. By name alone, as sizes that meet are rare."""
 
     def make(original: Any) -> Any:
         def restored(kind: str, plan: Any, site: Any) -> Any:
@@ -24,7 +26,7 @@ def _copied_files_are_taken_for_stored() -> Iterator[None]:
         return restored
 
     def confirmed(file: Any, known: Any) -> bool:
-        return file.name.endswith(".sst") and file.name in known
+        return snapshot_plan.is_immutable(file.name) and file.name in known
 
     with _replaced(keyed_backend, "restore", make), patch.object(snapshot_plan, "_is_confirmed", confirmed):
         yield
