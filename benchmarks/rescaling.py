@@ -1,6 +1,11 @@
-"""A running job goes 2 -> 4 -> 3 -> 2 slots, again and again: for how long does no row come out, and is any read twice?
+"""A running job goes 2 -> 4 -> 3 -> 2 slots, again and again, or to another program: for how long does no row come out,
+and is any read twice?
 
     python -m benchmarks.rescaling --rate 50000 --keys 100000 --rescales 12
+    python -m benchmarks.rescaling --wide --keys 20000000 --rescales 9 --replaces 5
+
+With `--wide` a key and its state are 100 bytes in RocksDB, all keys are there from the start (the job begins with a
+savepoint that has them), and each row changes those of one key; else the job is a count per key, in columns.
 
 Of each rescale: the longest time between two rows at the sinks from the request until a second after its end (*gap*),
 and the pause that the coordinator tells, by parts: the last checkpoint until it is decided, until all of it is visible,
@@ -13,30 +18,35 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
+from barrier_runtime import Dataflow
+from barrier_runtime.bootstrap import write_savepoint
 from barrier_runtime.coordinator.status.status import RescaleStatus
 from barrier_runtime.launch.on_spark import JobHandle
 from benchmarks.measuring_sink import MeasuringSink
 from benchmarks.paced_source import PacedSource
 from benchmarks.stamps import Ints, read_stamps
-from benchmarks.workloads import KEYED_COUNT
+from benchmarks.workloads import KEYED_COUNT, WIDE_BYTES, WIDE_STATE
 
 _FOLDER = Path("build/bench/rescaling")
 _RESULT = Path("build/bench/rescaling.json")
 _ROUND = (4, 3, 2)
 _REST_S = 1.5  # between two rescales
 _TIMEOUT_S = 120.0
+_AT_ONCE = 500_000  # keys of a savepoint
 
 
 @dataclass(frozen=True)
 class RescaleFigures:
     """Milliseconds. `busy`: processes that wanted a processor when it began, as the kernel's load of a minute says."""
 
+    kind: str
     before: int
     after: int
     gap_ms: float
@@ -47,24 +57,29 @@ class RescaleFigures:
     busy: float
 
 
-def rescales(rate: float, keys: int, count: int) -> tuple[list[RescaleFigures], int]:
+def rescales(rate: float, keys: int, count: int, replaces: int, wide: bool) -> tuple[list[RescaleFigures], int]:
     """The figures of each, and how many rows were read twice."""
     shutil.rmtree(_FOLDER, ignore_errors=True)
     (_FOLDER / "rows").mkdir(parents=True)
-    flow, result = KEYED_COUNT.flow(lambda flow: flow.source("events", PacedSource(rate, keys), event_time="at"))
-    result.sink("measured", MeasuringSink(str((_FOLDER / "rows").resolve()), column="emitted", keep_s=0.05))
+    restore = str((_FOLDER / "filled").resolve()) if wide else "latest"
+    if wide:
+        write_savepoint(restore, flow=_flow(rate, keys, wide), states={("wide", "kept"): filled(keys)})
     done: list[tuple[RescaleStatus, float]] = []
-    with flow.start(
+    with _flow(rate, keys, wide).start(
         master="local[4]",
         parallelism=2,
         checkpoints=str((_FOLDER / "checkpoints").resolve()),
         checkpoint_interval=1.0,
+        restore=restore,
     ) as handle:
         _wait_for_checkpoints(handle, 3)
-        for number in range(count):
+        for number in range(count + replaces):
             time.sleep(_REST_S)
             busy = os.getloadavg()[0]
-            handle.rescale(_ROUND[number % len(_ROUND)])
+            if number < count:
+                handle.rescale(_ROUND[number % len(_ROUND)], timeout=_TIMEOUT_S)
+            else:
+                handle.replace(_flow(rate, keys, wide), timeout=_TIMEOUT_S)
             done.append((handle.status().rescales[-1], busy))
         time.sleep(_REST_S)
         handle.stop()
@@ -72,6 +87,31 @@ def rescales(rate: float, keys: int, count: int) -> tuple[list[RescaleFigures], 
     stamps = read_stamps(_FOLDER / "rows")
     twice = len(stamps.intended) - len(np.unique(stamps.intended))
     return [_figures(status, busy, stamps.arrived) for status, busy in done], twice
+
+
+def _flow(rate: float, keys: int, wide: bool) -> Dataflow:
+    workload = WIDE_STATE if wide else KEYED_COUNT
+    flow, result = workload.flow(lambda flow: flow.source("events", PacedSource(rate, keys), event_time="at"))
+    result.sink("measured", MeasuringSink(str((_FOLDER / "rows").resolve()), column="emitted", keep_s=0.05))
+    return flow
+
+
+def filled(keys: int) -> pa.RecordBatchReader:
+    """Each key with as many bytes of noise as the workload keeps; the first eight are its count."""
+    width = WIDE_BYTES - 8
+    schema = pa.schema([("key", pa.int64()), ("value", pa.binary())])
+    random = np.random.default_rng(1)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for first in range(0, keys, _AT_ONCE):
+            count = min(_AT_ONCE, keys - first)
+            noise = random.integers(0, 256, (count, width), np.uint8)
+            noise[:, :8] = 0
+            values = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), count, [None, pa.py_buffer(noise)])
+            numbers = pa.array(np.arange(first, first + count))
+            yield pa.RecordBatch.from_arrays([numbers, values.cast(pa.binary())], schema=schema)
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
 
 
 def _wait_for_checkpoints(handle: JobHandle, count: int) -> None:
@@ -89,6 +129,7 @@ def _figures(status: RescaleStatus, busy: float, arrived_ns: Ints) -> RescaleFig
     around = arrived_ns[(arrived_ns >= status.asked_ms * 1_000_000) & (arrived_ns <= (ended + 1_000) * 1_000_000)]
     gap_ms = float(np.diff(around).max(initial=0)) / 1e6
     return RescaleFigures(
+        status.kind,
         status.before,
         status.parallelism,
         round(gap_ms, 1),
@@ -105,19 +146,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rate", type=float, default=50_000.0, help="rows per second")
     parser.add_argument("--keys", type=int, default=100_000)
     parser.add_argument("--rescales", type=int, default=12)
+    parser.add_argument("--replaces", type=int, default=0, help="of the program, afterwards")
+    parser.add_argument("--wide", action="store_true", help="100 bytes per key, all of them there from the start")
     chosen = parser.parse_args(arguments)
-    found, twice = rescales(chosen.rate, chosen.keys, chosen.rescales)
-    gaps = [each.gap_ms for each in found]
-    summary = {
-        "gap_p50_ms": float(np.median(gaps)),
-        "gap_max_ms": max(gaps),
-        "read_twice": twice,
-        "rescales": [dataclasses.asdict(each) for each in found],
-    }
-    _RESULT.write_text(json.dumps(summary, indent=2) + "\n")
+    found, twice = rescales(chosen.rate, chosen.keys, chosen.rescales, chosen.replaces, chosen.wide)
     for each in found:
         print(each)
-    print(f"gap p50 {summary['gap_p50_ms']:.0f} ms, max {summary['gap_max_ms']:.0f} ms; {twice} rows read twice")
+    told = {}
+    for kind in sorted({each.kind for each in found}):
+        gaps = [each.gap_ms for each in found if each.kind == kind]
+        told[kind] = {"gap_p50_ms": float(np.median(gaps)), "gap_max_ms": max(gaps)}
+        print(f"{kind}: gap p50 {np.median(gaps):.0f} ms, max {max(gaps):.0f} ms, {len(gaps)} times")
+    print(f"{twice} rows read twice")
+    figures = {**told, "read_twice": twice, "changes": [dataclasses.asdict(each) for each in found]}
+    _RESULT.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ class RunningJob:
     """`programs`: what `replace` may name. `options`: those of `Dataflow.run`."""
 
     def __init__(
-        self, flow: Dataflow, folder: Path, programs: Mapping[str, Dataflow] | None = None, **options: Any
+        self, flow: Dataflow, folder: Path | str, programs: Mapping[str, Dataflow] | None = None, **options: Any
     ) -> None:
         self.options = JobOptions.from_keywords({"checkpoints": str(folder), "checkpoint_interval": 0.2, **options})
         job = PreparedJob(flow.plan, self.options)

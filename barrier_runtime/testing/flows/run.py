@@ -84,6 +84,7 @@ class FlowUnderTest:
     sinks: Mapping[str, Callable[[], CheckedSink]]
     parallelisms: Sequence[int]
     checkpoints: Mapping[str, Any] = field(default_factory=dict)  # options other than those of `check`
+    cluster: ClusterOptions = field(default_factory=ClusterOptions)
 
 
 @dataclass
@@ -93,6 +94,7 @@ class FlowOutcome:
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # by sink, as a reader of its target sees them
     points: Counter[str] = field(default_factory=Counter)  # how often the run came to each phase
     crashed: bool = False
+    restored_in_flight: int = 0  # inputs with rows that were on their way in a checkpoint that was restored
     trouble: str = ""
     virtual_s: float = 0.0
     trace: str = ""
@@ -129,7 +131,7 @@ class _FlowRun(SimCluster):
         self._flow = flow
         self._scenario = scenario
         self._plan = flow.make().plan
-        super().__init__(self._plan.name, Simulation(scenario.seed, max_steps=_MAX_STEPS), ClusterOptions())
+        super().__init__(self._plan.name, Simulation(scenario.seed, max_steps=_MAX_STEPS), flow.cluster)
         self._outcome = FlowOutcome()
         self._by_name: dict[str, SimProcess] = {}
         drawn = random.Random(f"{scenario.seed} {scenario.parallelism}")
@@ -282,6 +284,8 @@ class _FlowRun(SimCluster):
         phase = _HEARD.get(type(message))
         if phase is not None:
             self._reached(phase, process)
+        if isinstance(message, Deploy):
+            self._outcome.restored_in_flight += sum(len(each.in_flight) for each in message.operators)
         if process.alive:
             slot.handle(message)
 
