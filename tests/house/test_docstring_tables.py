@@ -58,6 +58,7 @@ PROSE = {  # tables that no code holds as data
     "coordinator/server/web/pages.py": "requests: tests/coordinator/server/web/test_pages.py",
     "coordinator/server/web/ticker.py": "readers: tests/coordinator/server/web/test_ticker.py",
     "coordinator/server/web/used_links.py": "notes: tests/coordinator/server/web/test_used_links.py",
+    "state/backend/restore.py": "cases: tests/state/backend/test_checkpoint_after_a_restore.py",
     "coordinator/server/telemetry/sending.py": "collectors: tests/coordinator/server/test_telemetry_sending.py",
 }
 
