@@ -10,6 +10,7 @@ from backend_bench import Bench, checkpoint, drain, of_operator, values
 
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend, SnapshotDropped
 from barrier_runtime.state.errors import Corrupt, InvalidJob, ProtocolViolation, Unavailable
+from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot
 from barrier_runtime.state.store.local import LocalStore
@@ -105,6 +106,7 @@ def test_files_above_the_parts_of_a_transfer_are_byte_identical_after_a_restore(
 ) -> None:
     """S12"""
     rocksdb_bench.store = LocalStore(tmp_path / "objects")
+    rocksdb_bench.memory = SlotMemory(64 << 20)  # one flush for all
     random_bytes = random.Random(1)
     backend = rocksdb_bench.open()
     table = values(backend)
