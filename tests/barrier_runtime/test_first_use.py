@@ -255,6 +255,12 @@ MISTAKES: list[tuple[str, Callable[[], Any], list[str]]] = [
         ["nothing calls Misspelt.on_timr(): is on_timer() meant?"],
     ),
     ("a window without event time", windowed, [NO_TIME]),
+    (
+        "a key by a function",
+        lambda: stream().key_by(lambda row: row["k"]),
+        ["the names of columns", "select() or map()"],
+    ),  # type: ignore[arg-type]
+    ("a list of keys", lambda: stream().key_by(["k", "x"]), ["key_by('user', 'day')"]),  # type: ignore[arg-type]
     ("a wrong column", lambda: stream().key_by("kk"), ["no column 'kk'", "did you mean 'k'", "use one of k, x"]),
     (
         "a wrong column in an expression",
