@@ -4,15 +4,15 @@ import datetime
 from collections import defaultdict
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, Kind, Slots, World, entries_left, held_in_memory
+from window_models import Rows, actions_of, driven_beside, plain
 
 from barrier_runtime import CollectSink, Dataflow, Session, Sliding, Tumbling, count, first, mean, sum_
-from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
+from barrier_runtime.data.elements import WATERMARK_MIN
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.base import LATE
 from barrier_runtime.operators.windows.session_updates import SessionUpdatesOperator
@@ -22,7 +22,6 @@ from tests.drawn import examples
 MS = datetime.timedelta(milliseconds=1)
 SIZE, SLIDE, LATENESS = 20, 10, 15
 SCHEMA = pa.schema([("k", pa.string()), ("t", pa.int64()), ("v", pa.int64()), ("x", pa.float64())])
-Rows = list[dict[str, Any]]
 
 
 def operator(slide: int = SIZE) -> WindowAggregateOperator:
@@ -31,8 +30,8 @@ def operator(slide: int = SIZE) -> WindowAggregateOperator:
     return WindowAggregateOperator("w", ["k"], window, "t", aggregates, SCHEMA, late=True, lateness_ms=LATENESS)
 
 
-def driven(slide: int = SIZE, world: World | None = None, restored: Any = ()) -> Driven:
-    return Driven(operator(slide), world, restored, name="w", tags=[LATE])
+def driven(slide: int = SIZE) -> Driven:
+    return Driven(operator(slide), name="w", tags=[LATE])
 
 
 def row(k: str | None, t: int, v: int | None = 1, x: float = 0.5) -> dict[str, Any]:
@@ -96,14 +95,6 @@ class Model:
         self.updates[start, k] += 1
 
 
-def plain(rows: Rows) -> Rows:
-    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
-    for each in rows:
-        for name in ("window_start", "window_end"):
-            each[name] = (each[name] - epoch) // MS
-    return rows
-
-
 ROW = st.builds(
     row,
     st.sampled_from(["a", "b", None]),
@@ -111,12 +102,7 @@ ROW = st.builds(
     st.one_of(st.none(), st.integers(-9, 9)),
     st.sampled_from([0.1, 0.7, 1e17, -1e17]),
 )
-ACTION = st.one_of(
-    st.tuples(st.just("rows"), st.lists(st.tuples(ROW, st.just(0)), min_size=1, max_size=15)),
-    st.tuples(st.just("told rows"), st.lists(st.tuples(ROW, st.integers(0, 12)), min_size=1, max_size=25)),
-    st.tuples(st.just("watermark"), st.integers(-60, 90)),
-    st.tuples(st.just("restart"), st.none()),
-)
+ACTION = actions_of(ROW)
 
 
 def test_state_is_kept_until_the_end_and_the_lateness_are_over_and_not_a_millisecond_longer() -> None:
@@ -262,39 +248,22 @@ def test_another_lateness_is_another_definition_and_none_is_that_of_older_releas
 def test_windows_fire_once_and_again_for_each_late_row_as_a_row_by_row_model(
     slide: int, actions: list[tuple[str, Any]], held: int | None
 ) -> None:
-    """R1: wherever batches end, and over restarts; rows in time and late rows are all rows. So it is where most
-    entries are not in memory, but for the order of keys in a window."""
+    """R1: wherever batches end, and over restarts at any parallelism; rows in time and late rows are all rows. So it is
+    where most entries are not in memory, but for the order of keys in a window."""
     with held_in_memory(held):
         run_beside_model(slide, actions, held is None)
 
 
 def run_beside_model(slide: int, actions: list[tuple[str, Any]], ordered: bool) -> None:
-    world, model = World(), Model(slide)
-    it, got, late = driven(slide, world), [], []
-    for checkpoint, (action, argument) in enumerate([*actions, ("watermark", WATERMARK_MAX)], 1):
-        if action == "restart":
-            snapshot = it.snapshot(checkpoint)
-            got += it.take()
-            late += late_rows(it)
-            it.operator.close()
-            it = driven(slide, world, (snapshot,))
-        elif action == "watermark":
-            it.watermark(argument)
-            model.advance(argument)
-        else:
-            steps = np.cumsum([step for _, step in argument]) + max(model.watermark, -60)
-            reached = steps if action == "told rows" else None
-            it.feed([each for each, _ in argument], SCHEMA, reached=reached)
-            for (each, _), at in zip(argument, steps.tolist(), strict=True):
-                model.feed(each, at if reached is not None else WATERMARK_MIN)
-            if reached is not None:
-                it.watermark(int(reached[-1]))
-                model.advance(int(reached[-1]))
-    got = plain(got + it.rows)
-    if not ordered:
-        got.sort(key=repr)
-        model.out.sort(key=repr)
+    model = Model(slide)
+    slots = Slots(lambda: operator(slide), 1, tags=[LATE])
+    slots, got, late, alone = driven_beside(model, slots, actions, SCHEMA)
+    if not (ordered and alone):
+        got, model.out = (sorted(rows, key=repr) for rows in (got, model.out))
+    if not alone:
+        late, model.late = (sorted(rows, key=repr) for rows in (late, model.late))
     assert got == model.out
-    assert late + late_rows(it) == model.late
-    it.snapshot(len(actions) + 2)
-    assert entries_left(it.operator) == 0
+    assert late == model.late
+    for it in slots.driven:
+        it.snapshot(len(actions) + 2)
+        assert entries_left(it.operator) == 0

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, Slots, World, entries_left, held_in_memory
+from window_models import Rows, actions_of, driven_beside, plain
 
 from barrier_runtime import (
     CollectSink,
@@ -38,8 +39,6 @@ MS = datetime.timedelta(milliseconds=1)
 SIZE, SLIDE, LATENESS, INTERVAL = 20, 10, 15, 7
 SCHEMA = pa.schema([("k", pa.string()), ("t", pa.int64()), ("v", pa.int64()), ("x", pa.float64())])
 AGGREGATES = {"n": count(), "total": sum_("v"), "sum_x": sum_("x"), "mean_v": mean("v"), "first_v": first("v")}
-EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
-Rows = list[dict[str, Any]]
 
 
 def window(slide: int) -> WindowAssigner:
@@ -132,22 +131,8 @@ class Model:
         self.since[key] = 0
 
 
-def plain(rows: Rows) -> Rows:
-    for each in rows:
-        for name in {"window_start", "window_end"} & each.keys():
-            each[name] = (each[name] - EPOCH) // MS
-    return rows
-
-
 def of_window(each: dict[str, Any]) -> tuple[str, int]:
     return str(each["k"]), each["window_start"]
-
-
-def late_rows(slots: Slots) -> Rows:
-    rows = [row for driven in slots.driven for batch in driven.side[LATE] for row in batch.rows.to_pylist()]
-    for driven in slots.driven:
-        driven.side[LATE].clear()
-    return rows
 
 
 ROW = st.builds(
@@ -157,12 +142,7 @@ ROW = st.builds(
     st.one_of(st.none(), st.integers(-9, 9)),
     st.sampled_from([0.1, 0.7, 1e17, -1e17]),
 )
-ACTION = st.one_of(
-    st.tuples(st.just("rows"), st.lists(st.tuples(ROW, st.just(0)), min_size=1, max_size=15)),
-    st.tuples(st.just("told rows"), st.lists(st.tuples(ROW, st.integers(0, 12)), min_size=1, max_size=25)),
-    st.tuples(st.just("watermark"), st.integers(-60, 90)),
-    st.tuples(st.just("restart"), st.integers(1, 3)),
-)
+ACTION = actions_of(ROW)
 WHEN = st.one_of(
     st.sampled_from([1, 3, INTERVAL, SIZE, 50]).map(lambda interval: {"interval": interval * MS}),
     st.sampled_from([1, 2, 3, 7]).map(lambda rows: {"rows": rows}),
@@ -185,27 +165,8 @@ def test_windows_tell_early_what_a_row_by_row_model_does_over_restarts_at_any_pa
 def run_beside_model(slide: int, lateness: int, early: Every, actions: list[tuple[str, Any]], ordered: bool) -> None:
     model = Model(early, slide, lateness)
     slots = Slots(lambda: operator(early, slide, lateness), 1, tags=[LATE])
-    got, late, parallelism = [], [], {1}
-    for checkpoint, (action, argument) in enumerate([*actions, ("watermark", WATERMARK_MAX)], 1):
-        if action == "restart":
-            got += slots.take()
-            late += late_rows(slots)
-            slots = slots.rescaled(checkpoint, argument)
-            parallelism.add(argument)
-        elif action == "watermark":
-            slots.watermarks(*[argument] * slots.parallelism)
-            model.advance(argument)
-        else:
-            steps = np.cumsum([step for _, step in argument]) + max(model.watermark, -60)
-            reached = steps if action == "told rows" else None
-            slots.feed([each for each, _ in argument], SCHEMA, reached)
-            for (each, _), at in zip(argument, steps.tolist(), strict=True):
-                model.feed(each, at if reached is not None else WATERMARK_MIN)
-            if reached is not None:
-                slots.watermarks(*[int(reached[-1])] * slots.parallelism)
-                model.advance(int(reached[-1]))
-    got, late = plain(got + slots.take()), late + late_rows(slots)
-    ordered = ordered and parallelism == {1}
+    slots, got, late, alone = driven_beside(model, slots, actions, SCHEMA)
+    ordered = ordered and alone
     if not ordered:
         got, late, model.late = (sorted(rows, key=repr) for rows in (got, late, model.late))
     if not ordered or (early.rows and lateness):  # the order of the results of a window

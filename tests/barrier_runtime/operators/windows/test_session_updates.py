@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, Slots, entries_left
+from window_models import Rows, actions_of, driven_beside, plain
 
 from barrier_runtime import CollectSink, Dataflow, Every, Session, count, first, last, max_, sum_
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
@@ -25,9 +26,7 @@ MS = datetime.timedelta(milliseconds=1)
 GAP, LATENESS = 10, 15
 SCHEMA = pa.schema([("k", pa.string()), ("t", pa.int64()), ("v", pa.int64())])
 AGGREGATES = {"n": count(), "total": sum_("v"), "first_v": first("v"), "last_v": last("v"), "newest": max_("t")}
-EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 Row = dict[str, Any]
-Rows = list[Row]
 
 
 def operator(early: Every | None, lateness: int, gap: int = GAP) -> SessionUpdatesOperator:
@@ -131,27 +130,8 @@ class Model:
         s.updates, s.told, s.told_last, s.over = s.updates + 1, len(s.rows), s.last, not early
 
 
-def plain(rows: Rows) -> Rows:
-    for each in rows:
-        for name in ("window_start", "window_end"):
-            each[name] = (each[name] - EPOCH) // MS
-    return rows
-
-
-def late_of(slots: Slots) -> Rows:
-    rows = [row for driven in slots.driven for batch in driven.side[LATE] for row in batch.rows.to_pylist()]
-    for driven in slots.driven:
-        driven.side[LATE].clear()
-    return rows
-
-
 ROW = st.builds(row, st.sampled_from(["a", "b", None]), st.integers(-60, 60), st.one_of(st.none(), st.integers(-9, 9)))
-ACTION = st.one_of(
-    st.tuples(st.just("rows"), st.lists(st.tuples(ROW, st.just(0)), min_size=1, max_size=15)),
-    st.tuples(st.just("told rows"), st.lists(st.tuples(ROW, st.integers(0, 12)), min_size=1, max_size=25)),
-    st.tuples(st.just("watermark"), st.integers(-60, 90)),
-    st.tuples(st.just("restart"), st.integers(1, 3)),
-)
+ACTION = actions_of(ROW)
 EARLY = st.one_of(
     st.none(),
     st.sampled_from([1, 3, 7, 50]).map(lambda interval: Every(interval * MS)),
@@ -171,27 +151,8 @@ def test_sessions_tell_what_a_row_by_row_model_does_over_restarts_at_any_paralle
 def beside_model(early: Every | None, lateness: int, actions: list[tuple[str, Any]], gap: int = GAP) -> None:
     model = Model(early, lateness, gap)
     slots = Slots(lambda: operator(early, lateness, gap), 1, tags=[LATE])
-    got, late, parallelism = [], [], {1}
-    for checkpoint, (action, argument) in enumerate([*actions, ("watermark", WATERMARK_MAX)], 1):
-        if action == "restart":
-            got += slots.take()
-            late += late_of(slots)
-            slots = slots.rescaled(checkpoint, argument)
-            parallelism.add(argument)
-        elif action == "watermark":
-            slots.watermarks(*[argument] * slots.parallelism)
-            model.advance(argument)
-        else:
-            steps = np.cumsum([step for _, step in argument]) + max(model.watermark, -60)
-            reached = steps if action == "told rows" else None
-            slots.feed([each for each, _ in argument], SCHEMA, reached)
-            for (each, _), at in zip(argument, steps.tolist(), strict=True):
-                model.feed(each, at if reached is not None else WATERMARK_MIN)
-            if reached is not None:
-                slots.watermarks(*[int(reached[-1])] * slots.parallelism)
-                model.advance(int(reached[-1]))
-    got, late = plain(got + slots.take()), late + late_of(slots)
-    if parallelism != {1}:  # then the order of each key
+    slots, got, late, alone = driven_beside(model, slots, actions, SCHEMA)
+    if not alone:  # then the order of each key
         late, model.late = (sorted(rows, key=repr) for rows in (late, model.late))
         got, model.out = (sorted(rows, key=lambda each: str(each["k"])) for rows in (got, model.out))
     assert got == model.out
