@@ -87,7 +87,3 @@ def check_free(names: Iterable[str], taken: Sequence[str], where: str) -> None:
 
 def aggregates_said(aggregates: Mapping[str, AnyAggregate]) -> str:
     return ", ".join(f"{name}={aggregate}" for name, aggregate in aggregates.items())
-
-
-def listed(columns: str | Sequence[str]) -> list[str]:
-    return [columns] if isinstance(columns, str) else list(columns)

@@ -7,12 +7,12 @@ from typing import Any, Literal, overload
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from barrier_runtime.api.arguments import check_callable, listed, retried, with_errors
+from barrier_runtime.api.arguments import check_callable, retried, with_errors
 from barrier_runtime.api.expressions import literal_or, names_a_column, ready
 from barrier_runtime.api.steps import S, UnkeyedSteps, one_or_all
 from barrier_runtime.connectors.files.source.small_table import small_table
 from barrier_runtime.data.rows import Row
-from barrier_runtime.data.schemas import SchemaLike, as_schema, require_columns
+from barrier_runtime.data.schemas import SchemaLike, as_schema, column_names, require_columns
 from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.operators.functions.batch_functions import MapBatchesOperator, SelectColumnsOperator
 from barrier_runtime.operators.functions.row_functions import FilterOperator, FlatMapOperator, MapOperator
@@ -259,7 +259,11 @@ class RowSteps(UnkeyedSteps[S]):
         >>> orders.select({"id": "id", "eur": "price * 0.908", "version": 2, "shop": "'berlin'"})
         """
         where = f"select {name or ''}".strip()
-        given_columns = columns if isinstance(columns, Mapping) else {column: column for column in listed(columns)}
+        given_columns = (
+            columns
+            if isinstance(columns, Mapping)
+            else {column: column for column in column_names(columns, f"{where}: columns")}
+        )
         chosen = {column: literal_or(value) for column, value in given_columns.items()}
         if not chosen:
             raise InvalidJob(f"{where}: no columns: name at least one")
@@ -308,7 +312,7 @@ class RowSteps(UnkeyedSteps[S]):
         where = f"broadcast_join {name!r}"
         if how not in ("left", "inner"):
             raise InvalidJob(f'{where}: how={how!r}: use "left" or "inner"')
-        keys = listed(on)
+        keys = list(column_names(on, f"{where}: on"))
         small = small_table(table, where)
         check_small_table(small, keys, where)
         output = enriched_schema(self.schema, small.schema, keys, where) if self.schema is not None else None

@@ -114,10 +114,10 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         """Rows of this and the other streams, which have the same columns."""
         if not others:
             raise InvalidJob("union() without other streams: pass at least one")
-        known = [stream.schema for stream in (self, *others) if stream.schema is not None]
         for stream in others:
             if not isinstance(stream, Stream) or stream._plan is not self._plan:
                 raise InvalidJob(f"union: {stream!r} is not a stream of flow {self._plan.name!r}: pass its streams")
+        known = [stream.schema for stream in (self, *others) if stream.schema is not None]
         for schema in known[1:]:
             if not schema.equals(known[0]):
                 raise InvalidJob(
@@ -327,8 +327,8 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         """
         where = f"for_each_batch {name!r}"
         check_callable(function, where)
-        if attempts < 1:
-            raise InvalidJob(f"{where}: attempts is {attempts}: give 1 or more")
+        if not isinstance(attempts, int) or attempts < 1:
+            raise InvalidJob(f"{where}: attempts is {attempts!r}: give 1 or more")
         if on_error != "fail":
             raise InvalidJob(
                 f"{where}: on_error={on_error!r}: the rows it gets are those of a decided checkpoint, all together, so "

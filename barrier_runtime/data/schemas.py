@@ -62,6 +62,14 @@ def require_columns(schema: pa.Schema | None, columns: tuple[str, ...], where: s
             raise no_column(column, schema.names, where)
 
 
+def column_names(given: Any, what: str) -> tuple[str, ...]:
+    """Of columns, given as one name or several. Raises `InvalidJob`."""
+    names = (given,) if isinstance(given, str) else given
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise InvalidJob(f"{what}={given!r}: give the name of a column, or a list of names")
+    return tuple(names)
+
+
 def no_column(column: object, there: Sequence[str], where: str, what: str = "") -> InvalidJob:
     """`what`: what the column was wanted for, behind a space or a comma."""
     names = ", ".join(there)

@@ -259,7 +259,13 @@ def _client(cloud: Cloud, bucket: str, account: str, endpoint: str | None) -> An
     if cloud == "gs":
         more: dict[str, Any] = {}
         if endpoint is not None:
-            emulator = {"gcs_base_url": endpoint, "disable_oauth": True, "client_email": "", "private_key": ""}
+            emulator = {
+                "gcs_base_url": endpoint,
+                "disable_oauth": True,
+                "client_email": "",
+                "private_key": "",
+                "private_key_id": "",
+            }
             more = {"service_account_key": json.dumps(emulator)}
         return GCSStore(bucket, client_options=options, retry_config=retry, **more)
     more = {"endpoint": endpoint} if endpoint else {}

@@ -1,5 +1,6 @@
 """From a URL to an object store: the one place where a scheme means an implementation."""
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -40,6 +41,10 @@ def open_as_found(url: str) -> ObjectStore:
 
 
 def _opened(url: str, open_folder: Callable[[Path], ObjectStore]) -> ObjectStore:
+    if isinstance(url, os.PathLike):
+        url = os.fspath(url)
+    if not isinstance(url, str):
+        raise InvalidJob(f"the storage URL is {url!r}: {_FORMS}")
     if not url.strip():
         raise InvalidJob(f"the storage URL is empty: {_FORMS}")
     if "://" not in url:

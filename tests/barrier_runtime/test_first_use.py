@@ -25,10 +25,12 @@ from barrier_runtime import (
     IcebergSink,
     IcebergSource,
     JsonlSink,
+    ParquetSink,
     Stream,
     Tumbling,
     TwoPhaseCommitSink,
     ValueState,
+    committed_files,
     count,
     sum_,
 )
@@ -261,6 +263,21 @@ MISTAKES: list[tuple[str, Callable[[], Any], list[str]]] = [
         ["the names of columns", "select() or map()"],
     ),  # type: ignore[arg-type]
     ("a list of keys", lambda: stream().key_by(["k", "x"]), ["key_by('user', 'day')"]),  # type: ignore[arg-type]
+    ("a number for columns", lambda: stream().select(5), ["columns=5: give the name of a column"]),  # type: ignore[arg-type]
+    ("None in a union", lambda: stream().union(None), ["None is not a stream of flow"]),  # type: ignore[arg-type]
+    (
+        "a number for a column",
+        lambda: stream().key_by("k").aggregate("t", s=sum_(5)),
+        ["needs a column 5: the rows have k, x"],
+    ),  # type: ignore[arg-type]
+    (
+        "a number for partitions",
+        lambda: ParquetSink("out", partition_by=5),  # type: ignore[arg-type]
+        ["ParquetSink: partition_by=5: give the name of a column, or a list of names"],
+    ),
+    ("no path", lambda: flow().read_parquet("s", None), ["None is no path"]),  # type: ignore[arg-type]
+    ("text for a rate", lambda: flow().rate("s", "5"), ["rows_per_second='5': give a number"]),  # type: ignore[arg-type]
+    ("no store", lambda: committed_files(None), ["the storage URL is None"]),  # type: ignore[arg-type]
     ("a wrong column", lambda: stream().key_by("kk"), ["no column 'kk'", "did you mean 'k'", "use one of k, x"]),
     (
         "a wrong column in an expression",

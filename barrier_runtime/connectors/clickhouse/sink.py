@@ -17,7 +17,7 @@ from barrier_runtime.connectors.clickhouse.session import ClickHouseSession, add
 from barrier_runtime.connectors.decisions import log_id
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.upsert import UpsertSink
-from barrier_runtime.data.schemas import no_column
+from barrier_runtime.data.schemas import column_names, no_column
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 _ROW_BITS = 40  # of a version: a generation may write 10^12 rows per subtask
@@ -51,7 +51,7 @@ class ClickHouseSink(UpsertSink):
         address(url)
         self.url = url
         self.table = table
-        self.key = (key,) if isinstance(key, str) else tuple(key)
+        self.key = column_names(key, "ClickHouseSink: key")
         self.version = version
         if not self.key:
             raise InvalidJob("ClickHouseSink: key= names no column: name at least one")

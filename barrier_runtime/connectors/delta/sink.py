@@ -33,6 +33,7 @@ from barrier_runtime.connectors.sink_bases import encoders
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
 from barrier_runtime.connectors.sink_bases.staging import Staging, names_of
 from barrier_runtime.data.few_rows import FewRows
+from barrier_runtime.data.schemas import column_names
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome
 from barrier_runtime.state.store.urls import shown, without_credentials
@@ -59,8 +60,7 @@ class DeltaSink(TwoPhaseCommitSink):
         self.url = without_credentials(str(url), "the location of DeltaSink")
         if "://" in self.url and not self.url.startswith(("file://", "s3://", "s3a://")):
             raise InvalidJob(f"DeltaSink cannot write to {shown(self.url)}: use a folder, file:// or s3://")
-        columns = (partition_by,) if isinstance(partition_by, str) else partition_by
-        self.partition_by = None if columns is None else tuple(columns)
+        self.partition_by = None if partition_by is None else column_names(partition_by, "DeltaSink: partition_by")
         self.max_bytes_in_memory = max_bytes_in_memory
 
     def __repr__(self) -> str:

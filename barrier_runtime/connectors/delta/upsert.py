@@ -31,7 +31,7 @@ from barrier_runtime.connectors.delta.table import DeltaLog
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
 from barrier_runtime.data.rows import preview
-from barrier_runtime.data.schemas import require_columns
+from barrier_runtime.data.schemas import column_names, require_columns
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound
 from barrier_runtime.state.store.urls import shown, without_credentials
@@ -67,15 +67,16 @@ class DeltaUpsertSink(BatchingSink):
         self.url = without_credentials(str(url), "the location of DeltaUpsertSink")
         if "://" in self.url and not self.url.startswith(("file://", "s3://", "s3a://")):
             raise InvalidJob(f"DeltaUpsertSink cannot write to {shown(self.url)}: use a folder, file:// or s3://")
-        if isinstance(key, str) or not key or deletes in key:
+        self.key = () if isinstance(key, str) else column_names(key, "DeltaUpsertSink: key")
+        if not self.key or deletes in self.key:
             raise InvalidJob(
                 f"DeltaUpsertSink: key={key!r}, deletes={deletes!r}: give the list of the key's columns, "
                 "key=['id'], and another column for deletes"
             )
-        self.key = tuple(key)
         self.deletes = deletes
-        columns = (partition_by,) if isinstance(partition_by, str) else partition_by
-        self.partition_by = None if columns is None else tuple(columns)
+        self.partition_by = (
+            None if partition_by is None else column_names(partition_by, "DeltaUpsertSink: partition_by")
+        )
 
     def __repr__(self) -> str:
         return f"DeltaUpsertSink({shown(self.url)!r}, by {', '.join(self.key)})"

@@ -61,7 +61,8 @@ class GeneratedRows:
         self, name: str, rows_per_second: float, rows: int | None, keys: int | None, splits: int | None
     ) -> None:
         for what, number in (("rows_per_second", rows_per_second), ("rows", rows), ("keys", keys), ("splits", splits)):
-            if number is not None and not number > 0:
+            missing = number is None and what == "rows_per_second"
+            if missing or (number is not None and not (isinstance(number, int | float) and number > 0)):
                 raise InvalidJob(f"source {name!r}: {what}={number!r}: give a number above 0")
         self._rows_per_second = float(rows_per_second)
         self._rows = rows

@@ -36,6 +36,7 @@ from barrier_runtime.connectors.mysql.target import (
 )
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
+from barrier_runtime.data.schemas import column_names
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound
 
@@ -84,7 +85,7 @@ class MySQLSink(BatchingSink):
         self._server = server_of(url)
         self.table = table
         self.mode = mode
-        self.key = tuple(key)
+        self.key = column_names(key, "MySQLSink: key")
         self.call_s = call_s
 
     def __repr__(self) -> str:

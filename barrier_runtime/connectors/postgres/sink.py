@@ -30,6 +30,7 @@ from barrier_runtime.connectors.postgres.staged import StagedTransactions
 from barrier_runtime.connectors.postgres.target import PostgresTarget, make_layout, read_target
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
+from barrier_runtime.data.schemas import column_names
 from barrier_runtime.state.errors import Fenced, InvalidJob
 
 _RAISE_FENCE = """
@@ -113,7 +114,7 @@ class PostgresSink(TwoPhaseCommitSink):
         self.table = table
         self.schema = schema
         self.mode = mode
-        self.key = tuple(key)
+        self.key = column_names(key, "PostgresSink: key")
         self.transactions: Transactions = transactions
         self.max_bytes_in_memory = max_bytes_in_memory
         self.statement_timeout = statement_timeout

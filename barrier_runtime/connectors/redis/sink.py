@@ -29,7 +29,7 @@ from barrier_runtime.connectors.redis.text import check_key, json_of, keys_of, t
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.upsert import UpsertSink
 from barrier_runtime.data.rows import each_row
-from barrier_runtime.data.schemas import no_column
+from barrier_runtime.data.schemas import column_names, no_column
 from barrier_runtime.state.errors import Fenced, InvalidJob, ProtocolViolation, Unavailable, missing_extra
 
 _ROWS_AT_ONCE = 256
@@ -94,7 +94,7 @@ class RedisUpsertSink(UpsertSink):
     ) -> None:
         super().__init__(deterministic=deterministic)
         self.url, in_url = _apart(url)
-        self.key = (key,) if isinstance(key, str) else tuple(key)
+        self.key = column_names(key, "RedisUpsertSink: key")
         if not self.key:
             raise InvalidJob("RedisUpsertSink: key= names no column: name at least one")
         self.value = value

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from barrier_runtime.data.schemas import require_columns
+from barrier_runtime.data.schemas import column_names, require_columns
 from barrier_runtime.state.errors import InvalidJob
 
 _ADDED = pa.schema([("deleted", pa.bool_()), ("changed_at", pa.timestamp("us", "UTC"))])
@@ -21,8 +21,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 def checked_key(key: str | Sequence[str], where: str) -> tuple[str, ...]:
     """Empty: none. Raises `InvalidJob`."""
-    names = (key,) if isinstance(key, str) else tuple(key)
-    if len(set(names)) < len(names) or not all(isinstance(name, str) and name for name in names):
+    names = column_names(key, f"{where}: key")
+    if len(set(names)) < len(names):
         raise InvalidJob(f"{where}: key={key!r}: give the names of the columns that tell rows apart, each once")
     return names
 

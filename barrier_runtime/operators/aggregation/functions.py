@@ -59,7 +59,7 @@ class Aggregate:
         return [column for column in (self.column, self.by) if column is not None]
 
     def __str__(self) -> str:
-        given = [self.column or "*"]
+        given = ["*" if self.column is None else str(self.column)]
         given += [f"by={self.by}"] if self.by is not None else []
         given += [f"{name}=True" for name in ("widen", "ignore_nulls", "approximate") if getattr(self, name)]
         given += [str(rank) for rank in self.ranks]

@@ -91,6 +91,8 @@ class ProcessContext:
 def declared_states(function: Any, extra: Mapping[str, KeyedState] | None = None) -> dict[str, KeyedState]:
     """States declared as attributes of a class (or of its instance), and those given beside it."""
     states = {name: value for name in dir(function) if isinstance(value := getattr(function, name, None), KeyedState)}
+    if extra is not None and not isinstance(extra, Mapping):
+        raise InvalidJob(f"state={extra!r}: give a dict, as in state={{'total': ValueState(int)}}")
     for name, value in (extra or {}).items():
         if name in states:
             raise InvalidJob(f"state {name!r} is declared in {function_name(function)} and in state=: keep one")

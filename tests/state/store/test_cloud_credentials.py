@@ -1,6 +1,8 @@
 """What a person is told who has no credentials, or lost them for a moment."""
 
+import http.server
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store import clouds
-from barrier_runtime.state.store.object_store import PutOutcome
+from barrier_runtime.state.store.object_store import ObjectNotFound, PutOutcome
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.probe import probe_conditional_put
 
@@ -68,3 +70,27 @@ def test_without_aws_credentials_the_variables_are_named(monkeypatch: pytest.Mon
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     with pytest.raises(InvalidJob, match=r"s3://lake/jobs/a found no AWS credentials: set AWS_ACCESS_KEY_ID and"):
         open_store("s3://lake/jobs?endpoint=http://127.0.0.1:1").get("a")
+
+
+def test_a_gateway_of_google_cloud_storage_is_asked_without_credentials() -> None:
+    """`endpoint=`, which the client takes from the file of a service account."""
+    asked = []
+
+    class Nothing(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Nothing) as gateway:
+        thread = threading.Thread(target=gateway.serve_forever)
+        thread.start()
+        try:
+            with pytest.raises(ObjectNotFound, match="no object gs://lake/jobs/a"):
+                open_store(f"gs://lake/jobs?endpoint=http://127.0.0.1:{gateway.server_port}").get("a")
+        finally:
+            gateway.shutdown()
+            thread.join()
+    assert asked == ["/lake/jobs%2Fa"]

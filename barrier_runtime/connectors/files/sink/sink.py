@@ -35,7 +35,7 @@ from barrier_runtime.connectors.sink_bases.file_committable import (
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
 from barrier_runtime.connectors.sink_bases.staging import StagingKind, check_staging, make_staging, names_of
 from barrier_runtime.data.few_rows import FewRows
-from barrier_runtime.data.schemas import milliseconds
+from barrier_runtime.data.schemas import column_names, milliseconds
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_existing_store
@@ -87,7 +87,7 @@ class FileSink(TwoPhaseCommitSink):
         self.url = without_credentials(str(url), f"the location of {name}")
         self.max_bytes_in_memory = max_bytes_in_memory or self.default_bytes_in_memory
         self.staging = check_staging(staging, self.url)
-        self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        self.partition_by = column_names(partition_by, f"{name}: partition_by")
         if len(set(self.partition_by)) != len(self.partition_by):
             raise InvalidJob(f"{name}: partition_by={partition_by!r} names a column twice: leave one out")
         if roll_bytes is not None and not roll_bytes > 0:
