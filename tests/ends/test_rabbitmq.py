@@ -49,7 +49,7 @@ def reading(url: str, queue: str, **options: Any) -> Iterator[RabbitReader]:
     finally:
         reader.close()
         assert reader._consumer is not None
-        assert reader._consumer.join(20), "the consumer's thread did not end"
+        assert reader._consumer.join(60), "the consumer's thread did not end"
 
 
 def rows_from(reader: RabbitReader, count: int) -> list[dict[str, Any]]:

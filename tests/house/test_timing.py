@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _WRITTEN_AT = ("st_mtime", "st_mtime_ns", "modified_ms")
 _MENTIONED = re.compile("|".join(_WRITTEN_AT))
 _DEADLINE = re.compile(r"\bdeadline = time\.monotonic\(\) \+ (\d+(?:\.\d+)?)$", re.MULTILINE)
+_WAIT = re.compile(r"(?:\bwait_for\([\w.]+(?:\(\))?, |\bassert \S+\.(?:wait|join|drain)\()(\d+(?:\.\d+)?)\)")
 _TIMEOUT_S = 30  # at least, until a test gives up waiting for a condition
 
 
@@ -28,7 +29,8 @@ def orders_by_time_of_writing(text: str) -> Iterator[int]:
 
 
 def early_deadlines(text: str) -> list[str]:
-    return [found[0] for found in _DEADLINE.finditer(text) if float(found[1]) < _TIMEOUT_S]
+    waits = (found for each in (_DEADLINE, _WAIT) for found in each.finditer(text))
+    return [found[0] for found in waits if float(found[1]) < _TIMEOUT_S]
 
 
 def test_no_test_takes_the_file_written_last_for_the_newest_one() -> None:
@@ -46,3 +48,6 @@ def test_both_are_seen_where_they_are() -> None:
     early = "deadline = time.monotonic() + " + "20"
     assert early_deadlines(early) == [early]
     assert early_deadlines("deadline = time.monotonic() + " + "120") == []
+    for early in ("wait_for(running, " + "20)", "assert ready.wait(" + "5)"):
+        assert early_deadlines(early) == [early]
+    assert early_deadlines("wait_for(running, 60)\nassert ready.wait(30)\nassert not ready.wait(" + "0.1)") == []

@@ -120,7 +120,7 @@ class Waiting(Runs):
     def snapshot(self, checkpoint):
         def blocking():
             self.begun.set()
-            self.let_go.wait(20)
+            self.let_go.wait(60)
             return {"large": LARGE}
 
         return Capture(blocking=blocking)

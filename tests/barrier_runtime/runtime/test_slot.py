@@ -233,7 +233,7 @@ class Gated(Totals):
 
     def open(self, context):
         self.opening.set()
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(60)
         super().open(context)
 
 
@@ -523,7 +523,7 @@ async def test_a_commit_that_still_runs_in_a_dropped_generation_meets_its_repeti
     def held(*arguments):
         if not entered.is_set():
             entered.set()
-            assert go_on.wait(20)
+            assert go_on.wait(60)
         publish(*arguments)
 
     bench.output.publish = held
@@ -665,7 +665,7 @@ class Held(Totals):
 
     def snapshot(self, checkpoint):
         values = super().snapshot(checkpoint).values
-        return Capture(values=values, blocking=lambda: {"held": b"%d" % self.let_go.wait(20)})
+        return Capture(values=values, blocking=lambda: {"held": b"%d" % self.let_go.wait(60)})
 
     def on_abort(self, checkpoint):
         super().on_abort(checkpoint)

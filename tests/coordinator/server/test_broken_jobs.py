@@ -51,7 +51,7 @@ def test_a_job_that_breaks_inside_says_so_in_its_log_and_no_other_daemon_leads_i
 
     async def adopted():
         runner = JobRunner(JOB, store, leader="b", host="h", origin=Origin.ADOPTED)
-        return await asyncio.wait_for(runner.run(), 20)
+        return await asyncio.wait_for(runner.run(), 60)
 
     position = head(store).position
     again = asyncio.run(adopted())

@@ -76,7 +76,7 @@ def lead(store, check=None, job=JOB, checkpoints=3):
         slot = LocalSlot(runner, checkpoints)
         if check is not None:
             await check(runner, slot)
-        return await asyncio.wait_for(running, 20), slot, runner
+        return await asyncio.wait_for(running, 60), slot, runner
 
     return asyncio.run(whole())
 
@@ -162,7 +162,7 @@ def test_a_job_that_is_stopped_before_it_begins_ends():
         runner = JobRunner(JOB, MemoryStore(), leader="a", host="h")
         running = asyncio.create_task(runner.run())
         runner.stop("now")
-        return await asyncio.wait_for(running, 20)
+        return await asyncio.wait_for(running, 60)
 
     assert asyncio.run(whole()).outcome == "cancelled"
 
@@ -226,7 +226,7 @@ def test_a_runner_is_quiet_when_its_last_store_call_has_ended():
 
         def put_if_absent(self, key, data):
             self.entered.set()
-            assert self.leave.wait(20)
+            assert self.leave.wait(60)
             outcome = super().put_if_absent(key, data)
             self.left.set()
             return outcome
@@ -243,7 +243,7 @@ def test_a_runner_is_quiet_when_its_last_store_call_has_ended():
             await asyncio.sleep(0)
         assert not quiet.done()
         store.leave.set()
-        await asyncio.wait_for(quiet, 20)
+        await asyncio.wait_for(quiet, 60)
         assert store.left.is_set()
 
     asyncio.run(whole())
@@ -260,7 +260,7 @@ def test_a_bug_in_one_job_ends_that_job_visibly():
         runner = JobRunner(JOB, MemoryStore(), leader="a", host="h")
         running = asyncio.create_task(runner.run())
         BadLink(runner)
-        outcome = await asyncio.wait_for(running, 20)
+        outcome = await asyncio.wait_for(running, 60)
         return outcome, runner.status()
 
     outcome, status = asyncio.run(whole())

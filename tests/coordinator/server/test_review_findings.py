@@ -27,7 +27,7 @@ class HeldStore(MemoryStore):
 
     def get(self, key, offset=0, size=None):
         self.reading.set()
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(60)
         return super().get(key, offset, size)
 
 
@@ -126,7 +126,7 @@ async def test_a_run_that_is_submitted_while_one_of_its_slots_has_it_adopted_is_
 
 async def test_whatever_a_store_raises_ends_the_job_instead_of_leaving_it_without_an_answer():
     runner = JobRunner(spec(), StrangeStore(), leader="a", host="h")
-    outcome = await asyncio.wait_for(runner.run(), 20)
+    outcome = await asyncio.wait_for(runner.run(), 60)
     assert outcome.outcome == "failed"
     assert "a bug in a store" in outcome.reason
     assert "a bug in a store" in runner.status().error

@@ -139,7 +139,7 @@ def test_a_coordinator_that_was_replaced_does_not_write_over_its_successors_hist
             task.cancel()
         await asyncio.gather(running, following, return_exceptions=True)
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 # ---------------------------------------------------------------- how a run ended
