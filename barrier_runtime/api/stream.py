@@ -139,10 +139,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
             raise InvalidJob("key_by() without columns: name at least one")
         where = f"key_by({', '.join(map(repr, columns))})"
         if not all(isinstance(column, str) for column in columns):
-            raise InvalidJob(
-                f"{where}: give the names of columns, as in key_by('user', 'day'); a key that is computed is a column "
-                "first, as of select() or map()"
-            )
+            raise InvalidJob(f"{where}: give the names of columns (select() or map() add some): key_by('user', 'day')")
         if len(set(columns)) != len(columns):
             raise InvalidJob(f"{where}: a column is named twice: name each once")
         require_columns(self.schema, columns, where)
