@@ -9,8 +9,26 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import pytest
+from events import EventTimes
 
 Reports = list[tuple[str, str]]  # (judge, what is wrong)
+
+IN_ORDER = EventTimes(
+    splits=2,
+    count=24,
+    start_ms=1_000_000,
+    period_ms=100,
+    bounded=True,
+    window_ms=400,
+    bound_ms=0,
+    disorder_ms=0,
+    idle_ms=None,
+    pause_at=None,
+    pause_ms=0,
+    gap_ms=250,
+    within_ms=None,
+    text_keys=False,
+)
 
 
 class History(Protocol):

@@ -25,7 +25,7 @@ from events import (
 )
 from facts import Decision, Facts
 from histories import Bank, History
-from judged import Case, Table, Told, check, each_case, untold
+from judged import IN_ORDER, Case, Table, Told, check, each_case, untold
 from workload import Workload
 
 from barrier_runtime.connectors.files.sink.sink import JsonlSink
@@ -33,22 +33,6 @@ from barrier_runtime.coordinator.log.records import Finish
 from barrier_runtime.coordinator.wire.messages import CheckpointOptions, JobSpec
 from barrier_runtime.state.store.paths import Paths
 
-IN_ORDER = EventTimes(
-    splits=2,
-    count=24,
-    start_ms=1_000_000,
-    period_ms=100,
-    bounded=True,
-    window_ms=400,
-    bound_ms=0,
-    disorder_ms=0,
-    idle_ms=None,
-    pause_at=None,
-    pause_ms=0,
-    gap_ms=250,
-    within_ms=None,
-    text_keys=False,
-)
 LATE = replace(IN_ORDER, disorder_ms=500)  # more than the source says: some events are late
 WAITING = replace(LATE, lateness_ms=1_000)
 TOLD_AGAIN = replace(LATE, gap_lateness_ms=1_000)

@@ -11,28 +11,14 @@ from events import EventTimes
 from facts import Facts
 from join_checkers import JOIN_CHECKERS
 from joins import JOINED, Event, Joined, JoinRow, JoinWorkload, id_of
+from judged import IN_ORDER as ALL_IN_ORDER
 from judged import Case, Table, check, each_case, untold
 
 from barrier_runtime.connectors.files.sink.sink import JsonlSink
 from barrier_runtime.coordinator.log.records import Finish
 from barrier_runtime.state.store.paths import Paths
 
-IN_ORDER = EventTimes(
-    splits=2,
-    count=16,
-    start_ms=1_000_000,
-    period_ms=100,
-    bounded=True,
-    window_ms=400,
-    bound_ms=0,
-    disorder_ms=0,
-    idle_ms=None,
-    pause_at=None,
-    pause_ms=0,
-    gap_ms=250,
-    within_ms=None,
-    text_keys=False,
-)
+IN_ORDER = replace(ALL_IN_ORDER, count=16)
 LATE = replace(IN_ORDER, count=40, disorder_ms=500)  # more than the source says: some events are late
 FULL = Joined("interval", "full", -200, 300)
 INNER, LEFT, SEMI, ANTI = (replace(FULL, how=how) for how in ("inner", "left", "semi", "anti"))
