@@ -33,12 +33,12 @@ def look(port: int) -> dict[int, tuple[int, int]]:
 
 def fences(port: int) -> int:
     """Tables by which generations claim their versions: those of one are left."""
-    with _client(port) as database:
+    with _client(port, answer_s=120) as database:
         ((number,),) = database.execute(
             "SELECT count() FROM system.tables WHERE startsWith(name, 'barrier_runtime_fence_')"
         )
     return int(number)
 
 
-def _client(port: int) -> Client:
-    return Client("127.0.0.1", port=port, connect_timeout=15, send_receive_timeout=15)
+def _client(port: int, answer_s: float = 15) -> Client:
+    return Client("127.0.0.1", port=port, connect_timeout=answer_s, send_receive_timeout=answer_s)
