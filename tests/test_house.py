@@ -36,7 +36,7 @@ DOORWAYS = {  # library -> the only places that may import it
     "starlette": ("coordinator/",),
     "uvicorn": ("coordinator/",),
     "opentelemetry": ("coordinator/server/telemetry/tracing.py", "coordinator/server/telemetry/otel_metrics.py"),
-    "prometheus_client": (),  # tests only: it says what our text of `/metrics` has to be
+    "prometheus_client": ("coordinator/server/telemetry/prometheus.py",),
     "typer": ("barrier_runtime/tools/", "coordinator/"),
 }
 PICKLE_BY_WISH = {"barrier_runtime/operators/state/stored_type.py"}  # codec="pickle", which the user asks for by name

@@ -129,7 +129,7 @@ class Api:
     async def metrics(self, request: Request) -> Response:
         statuses = [runner.status() for _, runner in sorted(self._directory.jobs.items())]
         now_ms = max((status.at_ms for status in statuses), default=0)
-        text = await asyncio.to_thread(exposition, statuses, now_ms)  # of a large job it takes some 20 ms
+        text = await asyncio.to_thread(exposition, statuses, now_ms)  # of a large job it takes some 50 ms
         return Response(text, headers={**_HEADERS, "Content-Type": CONTENT_TYPE})
 
     async def jobs(self, request: Request) -> Response:

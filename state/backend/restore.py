@@ -154,11 +154,14 @@ def _copy_part(part: RestorePart, files: Path, kv: KvStore, source: RestoreSite,
     old = backend.adopt(part.keyed, files, directory, source.memory)
     try:
         entries: list[Entry] = []
-        for key, value in old.scan(range_start(part.first), range_end(part.last)):
-            state_id = part.state_ids.get(int.from_bytes(key[2:4], "big"))
-            if state_id is None:
+        ids = {before.to_bytes(2, "big"): now.to_bytes(2, "big") for before, now in part.state_ids.items()}
+        for entry in old.scan(range_start(part.first), range_end(part.last)):
+            key = entry[0]
+            before = key[2:4]
+            now = ids.get(before)
+            if now is None:
                 continue
-            entries.append((key[:2] + state_id.to_bytes(2, "big") + key[4:], value))
+            entries.append(entry if now == before else (key[:2] + now + key[4:], entry[1]))
             if len(entries) >= _COPY_SLICE:
                 kv.write(entries)
                 entries = []

@@ -3,7 +3,6 @@
 import json
 import re
 from collections import Counter as Tally
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -11,21 +10,16 @@ import msgspec
 import pytest
 import yaml
 from coordinator_world import options, spec, started
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
 from test_rest import GOOD, body, served
 
 from barrier_runtime.coordinator.server.telemetry.prometheus import exposition
 from barrier_runtime.coordinator.status.exposed import (
-    DURATION,
     FAMILIES,
     FORGOTTEN_MS,
     PER_JOB,
     PER_OPERATOR,
     PER_SLOT,
-    durations,
     is_told,
     samples,
 )
@@ -149,44 +143,6 @@ def test_series_are_bounded_by_operators_and_slots(operators: int, slots: int) -
     assert len(series) == len(set(series))
     assert len(series) <= PER_JOB + PER_OPERATOR * operators + PER_SLOT * slots
     assert (PER_JOB, PER_OPERATOR, PER_SLOT) == (40, 12, 6)
-
-
-class ByTheLibrary(Collector):
-    """What `/metrics` tells, written by Prometheus' own library."""
-
-    def __init__(self, jobs: list[JobStatus]) -> None:
-        self._jobs = jobs
-
-    def collect(self) -> Iterator[Metric]:
-        made = {family: Metric(family.name.removesuffix("_total"), family.help, family.kind) for family in FAMILIES}
-        for job in self._jobs:
-            for family, labels, figure in samples(job):
-                values = dict(zip(("job", *family.labels), (job.job, *labels), strict=True))
-                made[family].add_sample(family.name, values, figure)
-            counted = durations(job)
-            for bound, count in [*((str(bound), count) for bound, count in counted.counts), ("+Inf", counted.total)]:
-                made[DURATION].add_sample(f"{DURATION.name}_bucket", {"job": job.job, "le": bound}, count)
-            made[DURATION].add_sample(f"{DURATION.name}_count", {"job": job.job}, counted.total)
-            made[DURATION].add_sample(f"{DURATION.name}_sum", {"job": job.job}, counted.sum_s)
-        return (metric for metric in made.values() if metric.samples)
-
-
-@pytest.mark.parametrize("name", ["plain", 'a"b\\c\nd{}=, µ', "\\n"])
-def test_the_text_is_read_as_that_of_prometheus_own_library(name: str) -> None:
-    """Names of jobs and operators are the user's, and figures are what a function counts."""
-    own = large(3, 2)
-    slots = [
-        msgspec.structs.replace(slot, metrics={f"{name}.user_x": figure, f"{name}.late_rows": 12_345_678.0})
-        for slot, figure in zip(own.slots, (1e300, 1e308 * 10), strict=True)
-    ]
-    jobs = [msgspec.structs.replace(own, job=name, slots=tuple(slots)), lived()]
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(ByTheLibrary(jobs))
-    ours, theirs = exposition(jobs, own.at_ms).decode(), generate_latest(registry).decode()
-    assert [line for line in ours.splitlines() if line.startswith("#")] == [
-        line for line in theirs.splitlines() if line.startswith("#")
-    ]
-    assert list(text_string_to_metric_families(ours)) == list(text_string_to_metric_families(theirs))
 
 
 def test_a_thousand_operators_in_64_slots_fit_into_a_megabyte() -> None:
