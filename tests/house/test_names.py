@@ -86,3 +86,13 @@ def test_words_are_told_apart_in_identifiers() -> None:
     assert words("slot_of_lots") == {"slot", "of", "lot"}
     assert words("TcpDataPlane") == {"tcp", "data", "plane"}
     assert words("_GRANT_BYTES") == {"grant", "byte"}
+
+
+def test_test_files_that_run_together_have_different_names() -> None:
+    """pytest imports them by their names alone: of two it takes one, and refuses the other."""
+    apart = ("ends", "integration", "browser", "simulation")  # steps of their own in `make test`
+    places: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        folder = file.relative_to(ROOT / "tests").parts[0]
+        places[folder if folder in apart else "", file.name].append(str(file.relative_to(ROOT)))
+    assert [files for files in places.values() if len(files) > 1] == []
