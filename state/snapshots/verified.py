@@ -4,8 +4,10 @@ What is not what was written raises `Corrupt` with the object, the expected and 
 """
 
 import hashlib
+import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.snapshots.snapshot import FileRef
@@ -52,19 +54,21 @@ def verify_parts(store: ObjectStore, refs: Iterable[FileRef], path: Path) -> Non
     with path.open("rb") as file:
         for ref in refs:
             file.seek(ref.offset)
-            digest, left = hashlib.sha256(), ref.size
-            while left and (chunk := file.read(min(left, _CHUNK))):
-                digest.update(chunk)
-                left -= len(chunk)
-            check(store, ref, ref.size - left, digest.hexdigest())
+            check(store, ref, *_hashed(file, ref.size))
 
 
 def sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return _hashed(file)[1]
+
+
+def _hashed(file: BinaryIO, most: int = sys.maxsize) -> tuple[int, str]:
+    """How many bytes there are from here on, up to `most`, and their sha256."""
+    digest, left = hashlib.sha256(), most
+    while left and (chunk := file.read(min(left, _CHUNK))):
+        digest.update(chunk)
+        left -= len(chunk)
+    return most - left, digest.hexdigest()
 
 
 def describe(store: ObjectStore, ref: FileRef) -> str:

@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, ObjectStore, PutOutcome
@@ -41,6 +41,9 @@ _PERSON_MUST_FIX = {
     errno.ELOOP,
 }
 _NO_HARD_LINKS = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EMLINK}
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class LocalStore:
@@ -80,14 +83,14 @@ class LocalStore:
 
     def put(self, key: str, data: bytes) -> None:
         target = self._target(key)
-        with self._named_trouble("put", key), self._moved_file() as temporary:
+        with self._named_trouble("put", key), self._temporary_file() as temporary:
             _write_durably(temporary, data)
             self._rename(temporary, target)
         self._wrote(len(data))
 
     def put_file(self, key: str, path: Path) -> None:
         target = self._target(key)
-        with self._named_trouble("put", key), self._moved_file() as temporary:
+        with self._named_trouble("put", key), self._temporary_file() as temporary:
             _copy_durably(path, temporary)
             self._rename(temporary, target)
         self._wrote(path.stat().st_size)
@@ -105,6 +108,7 @@ class LocalStore:
                 except FileExistsError:
                     outcome = PutOutcome.EXISTS
                 self._sync_name(target)
+                temporary.unlink(missing_ok=True)  # it was linked, not moved
         except OSError as error:
             trouble = self._trouble("put_if_absent", key, error)
             if isinstance(trouble, InvalidJob) and not linked:
@@ -200,9 +204,7 @@ class LocalStore:
             if parent != str(self._root) and not parent.startswith(str(self._root) + os.sep):
                 raise InvalidJob(f"object key {key!r} leads out of {self.url} through a link: remove that link")
             if identity is not None and identity == _identity(parent):
-                if len(self._inside) >= _REMEMBERED_FOLDERS:
-                    self._inside.clear()
-                self._inside[folder] = identity
+                _remember(self._inside, folder, identity)
         return target
 
     def _check_published(self, final: str, target: Path, sha256: str) -> None:
@@ -251,9 +253,7 @@ class LocalStore:
             inode = folder.stat().st_ino
             if self._durable.get(folder) != inode:
                 _sync_directory(folder.parent)
-                if len(self._durable) >= _REMEMBERED_FOLDERS:
-                    self._durable.clear()
-                self._durable[folder] = inode
+                _remember(self._durable, folder, inode)
             folder = folder.parent
 
     def _prune(self, folder: Path) -> None:
@@ -283,15 +283,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def _temporary_file(self) -> Iterator[Path]:
-        path = self._temporary / uuid.uuid4().hex
-        try:
-            yield path
-        finally:
-            path.unlink(missing_ok=True)
-
-    @contextlib.contextmanager
-    def _moved_file(self) -> Iterator[Path]:
-        """A temporary file that gets another name."""
+        """It is moved by whoever asks for it; removed when that fails."""
         path = self._temporary / uuid.uuid4().hex
         try:
             yield path
@@ -348,6 +340,12 @@ def _copy_durably(source: Path, target: Path) -> None:
             writer.write(chunk)
         writer.flush()
         os.fsync(writer.fileno())
+
+
+def _remember(folders: dict[K, V], folder: K, identity: V) -> None:
+    if len(folders) >= _REMEMBERED_FOLDERS:
+        folders.clear()
+    folders[folder] = identity
 
 
 def _identity(folder: str) -> tuple[int, int] | None:

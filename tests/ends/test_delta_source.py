@@ -17,7 +17,7 @@ from barrier_runtime.connectors.source_bases.table_reader import TableReader, Ta
 from barrier_runtime.state.errors import InvalidJob
 from examples.servers import S3Server
 from tests.ends.changes_world import wait_until
-from tests.ends.test_iceberg_source import reading, taken
+from tests.ends.test_iceberg_source import keep, reading, taken
 
 SOON = datetime.timedelta(milliseconds=50)
 
@@ -178,10 +178,7 @@ def test_by_a_key_a_table_that_is_kept_by_the_rows_is_the_same_at_each_version(f
     def took(reader: TableReader) -> bool:
         polled = reader.poll(draw.choice([1, 3, 100]), time.time_ns())
         for row in polled.rows.to_pylist() if polled is not None else ():
-            if row["deleted"]:
-                kept.pop(row["k"], None)
-            else:
-                kept[row["k"]] = row["v"]
+            keep(kept, row)
         return polled is not None
 
     for number in range(1, 25):

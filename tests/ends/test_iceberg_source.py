@@ -59,6 +59,14 @@ def reading(rows: TableRows, position: bytes | None = None) -> Iterator[TableRea
         assert reader.join(60), "the reader's thread did not end"
 
 
+def keep(kept: dict[int, str], row: dict[str, Any]) -> None:
+    """`kept`: a table as its upserts make it, column `v` by `k`."""
+    if row["deleted"]:
+        kept.pop(row["k"], None)
+    else:
+        kept[row["k"]] = row["v"]
+
+
 def taken(reader: TableReader, count: int, most: int = 100) -> list[int]:
     found: list[int] = []
 
@@ -206,10 +214,7 @@ def test_by_a_key_a_table_that_is_kept_by_the_rows_is_the_same_at_each_snapshot(
         for row in polled.rows.to_pylist() if polled is not None else ():
             seen.add(row["deleted"])
             assert datetime.datetime.now(datetime.timezone.utc) - row["changed_at"] < datetime.timedelta(hours=1)
-            if row["deleted"]:
-                kept.pop(row["k"], None)
-            else:
-                kept[row["k"]] = row["v"]
+            keep(kept, row)
         return polled is not None
 
     for number in range(1, 15):

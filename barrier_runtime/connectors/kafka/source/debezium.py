@@ -115,6 +115,7 @@ class DebeziumRows:
         self._form = form
         self._absent = absent
         self._columns = columns
+        self._names = frozenset(columns.names)
         self._deserialise = deserialise
         self._types: dict[bytes, dict[str, _ConnectType]] = {}  # of a row's fields, by the schema as it came
 
@@ -133,7 +134,7 @@ class DebeziumRows:
         event, types = self._event(payload, message)
         if event.op not in ("r", "c", "u", "d", "t"):
             raise ValueError(f"its op is {event.op!r}: not a change of a row as Debezium tells it")
-        if event.after is not None and self._absent == "fail":
+        if event.after is not None and self._absent == "fail" and not self._names <= event.after.keys():
             self._check_columns([*event.after, *types])
         unchanged: list[str] = []
         before = self._values(event.before, types, [])
@@ -162,7 +163,7 @@ class DebeziumRows:
         for name in self._columns.names:
             if name not in there:
                 names = list(dict.fromkeys(there))
-                others = [each for each in names if each not in self._columns.names]
+                others = [each for each in names if each not in self._names]
                 raise ValueError(
                     f"it has no column {name!r} of schema={meant(name, others)}. Correct schema=, or pass "
                     "absent='null' if the table got or lost the column in the course of the topic. It has "

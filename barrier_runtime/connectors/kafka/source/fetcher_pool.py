@@ -28,7 +28,7 @@ class FetcherPool:
         self._used: set[Partition] = set()  # by readers of the current fetcher, also those that left
         self._readers: dict[Fetcher, int] = {}
 
-    def join(self, queue: PartitionQueue, rest_s: float = 0.0) -> Fetcher:
+    def join(self, queue: PartitionQueue) -> Fetcher:
         with self._lock:
             partition = (queue.topic, queue.partition)
             if self._current is None or self._current.failed or partition in self._used:
@@ -36,7 +36,6 @@ class FetcherPool:
                 self._readers[self._current] = 0
             self._used.add(partition)
             self._readers[self._current] += 1
-            self._current.rest_s = rest_s  # of one job, so the same for all
             self._current.add(queue)
             return self._current
 

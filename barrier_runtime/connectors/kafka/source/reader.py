@@ -63,7 +63,8 @@ class KafkaReader:
         if self._queue is None and not self.finished:
             split = self._split
             queue = PartitionQueue(split.topic, split.partition, self._position, self._where, self._wake)
-            self._fetcher = self._pool.join(queue, self._rest_s)
+            self._fetcher = self._pool.join(queue)
+            self._fetcher.rest_s = self._rest_s  # of the job, so the same for all who share it
             self._queue = queue
 
     def poll(self, max_rows: int, now_ns: int) -> Polled | None:

@@ -89,23 +89,23 @@ def test_a_reader_of_kafka_is_not_asked_meanwhile_but_wakes_its_slot() -> None:
     joined: list[PartitionQueue] = []
     woken = threading.Event()
 
-    rests: list[float] = []
-
     class Pool:
-        def join(self, queue: PartitionQueue, rest_s: float) -> Any:
+        rest_s = 0.0
+
+        def join(self, queue: PartitionQueue) -> Any:
             joined.append(queue)
-            rests.append(rest_s)
             return self
 
         def poll(self, now_ns: int) -> None:
             """Its thread is well."""
 
-    reader = KafkaReader("src", KafkaSplit("t", 0, 0), Pool())  # type: ignore[arg-type]
+    pool = Pool()
+    reader = KafkaReader("src", KafkaSplit("t", 0, 0), pool)  # type: ignore[arg-type]
     assert isinstance(reader, Waking)
     reader.wake_by(woken.set)
     reader.gather_for(0.005)
     assert reader.poll(10, HOUR_NS) is None
-    assert rests == [0.005]
+    assert pool.rest_s == 0.005
     due_ns = reader.next_due_ns()
     assert due_ns is not None
     assert due_ns >= HOUR_NS + 100_000_000
