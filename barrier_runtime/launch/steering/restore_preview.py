@@ -4,8 +4,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 
-import msgspec
-
 from barrier_runtime.connectors.source import MeasuringSource
 from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.manifest import Manifest, verified_manifest
@@ -23,8 +21,6 @@ from barrier_runtime.runtime.sources.progress import (
     NO_POSITION,
     SPLITS_VALUE,
     RestoredSource,
-    SourceProgress,
-    SplitProgress,
 )
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
@@ -35,7 +31,6 @@ from barrier_runtime.state.store.paths import Paths
 
 _READS_AT_ONCE = 8
 _SHOWN = 3  # splits of a source, those of which the fewest rows were read
-_PROGRESS = msgspec.json.Decoder(SourceProgress)
 
 
 def restore_preview(spec: JobSpec, options: JobOptions, sources: Sequence[SourceSpec]) -> tuple[str, bool]:
@@ -91,31 +86,23 @@ def _sources(store: ObjectStore, manifest: Manifest, specs: Mapping[str, SourceS
     for snapshot in _having(store, manifest, SPLITS_VALUE):
         having.setdefault(snapshot.operator, []).append(snapshot)
     for source, snapshots in sorted(having.items()):
-        known: dict[str, SplitProgress] = {}
-        ended = rows = 0
-        for snapshot in snapshots:
-            progress = _PROGRESS.decode(snapshot.values[SPLITS_VALUE])
-            known.update(progress.splits)
-            ended += progress.finished + len(progress.done)
-            rows += progress.done_rows
-        finished = ended + sum(each.finished for each in known.values())
-        read = rows + sum(each.rows for each in known.values())
-        reached = max((each.greatest_ms for each in known.values() if each.rows), default=0)
+        restored = RestoredSource(tuple(snapshots), 0, 1, f"source {source!r}")  # as one subtask would go on with all
+        read = restored.done_rows + sum(each.rows for each in restored.splits.values())
+        reached = max([restored.done_ms, *(each.greatest_ms for each in restored.splits.values() if each.rows)])
         at = f", event time {_time(reached)}" if reached > 0 else ""
-        left = _left(specs.get(source), tuple(snapshots))
-        going = sorted((each.rows, split) for split, each in known.items() if not each.finished)
-        yield f"source {source}: {read:,} rows read, splits that go on: {len(going)}, that ended: {finished}{at}{left}"
-        for _, split in going[:_SHOWN]:
-            yield f"  {split}: {known[split].rows:,} rows, position {bytes(known[split].position).decode()}"
+        ended, left = len(restored.finished), _left(specs.get(source), restored)
+        going = sorted((each.rows, split) for split, each in restored.splits.items())
+        yield f"source {source}: {read:,} rows read, splits that go on: {len(going)}, that ended: {ended}{at}{left}"
+        for rows, split in going[:_SHOWN]:
+            yield f"  {split}: {rows:,} rows, position {bytes(restored.splits[split].position).decode()}"
         if len(going) > _SHOWN:
             yield f"  and {len(going) - _SHOWN} more, each with as many rows or more"
 
 
-def _left(spec: SourceSpec | None, snapshots: tuple[OperatorSnapshot, ...]) -> str:
+def _left(spec: SourceSpec | None, restored: RestoredSource) -> str:
     """How much has come since, or was not read then."""
     if spec is None or not isinstance(spec.source, MeasuringSource):
         return ""
-    restored = RestoredSource(snapshots, 0, 1, f"source {spec.name!r}")
     going = [split for split in spec.splits if split.id not in restored.finished]
     positions = {id: bytes(at.position) for id, at in restored.splits.items() if at.position != NO_POSITION}
     try:
