@@ -102,7 +102,7 @@ def main() -> int:
     if options.canaries:
         return _all_canaries(options.jobs)
     if options.seed is not None:
-        return _one(options.seed, options.canary, options.shrink)
+        return max([_one(seed, options.canary, options.shrink) for seed in options.seed])
     if options.canary is not None:
         return _one_canary(options.canary, options.jobs)
     seeds = range(options.first, options.first + options.seeds)
@@ -113,7 +113,7 @@ def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The deterministic simulation of barrier-runtime.")
     parser.add_argument("--seeds", type=int, default=500)
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--seed", type=int)
+    parser.add_argument("--seed", type=int, nargs="+", help="replay these")
     parser.add_argument("--story", help="of the seeds, those that are about this alone: bank, events, …")
     parser.add_argument("--shrink", action="store_true", help="leave out what the failure does not need")
     parser.add_argument("--canary", choices=sorted(CANARIES), metavar="NAME", help="plant this bug; it has to be found")
