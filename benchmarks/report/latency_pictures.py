@@ -88,7 +88,7 @@ def _cdf(
     axes.set_xscale("log")
     milliseconds(axes.xaxis)
     axes.set_yticks(_nines(np.array(_QUANTILES)), [f"{share * 100:g}%" for share in _QUANTILES])
-    axes.set_ylim(0, _nines(np.array([0.99995]))[0])
+    axes.set_ylim(-0.5, _nines(np.array([0.99995]))[0])  # room for values below the medians
     mark(axes, curves)
     axes.set_xlabel(label)
     axes.set_ylabel("share of rows at or below")
