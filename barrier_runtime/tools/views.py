@@ -156,9 +156,10 @@ def _events(status: JobStatus) -> RenderableType | None:
 def _commits(status: JobStatus) -> RenderableType | None:
     if not status.commits.troubles:
         return None
-    table = _table("sink that cannot commit", "checkpoint", "attempts", "error")
+    table = _table("sink that cannot commit", "for", "checkpoint", "attempts", "error")
     for trouble in status.commits.troubles:
-        _add(table, plain(trouble.sink), str(trouble.checkpoint), str(trouble.attempts), _line(trouble.error))
+        lasts = in_seconds(max(0, status.at_ms - trouble.since_ms)) if status.at_ms and trouble.since_ms else ""
+        _add(table, plain(trouble.sink), lasts, str(trouble.checkpoint), str(trouble.attempts), _line(trouble.error))
     return table
 
 

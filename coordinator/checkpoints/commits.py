@@ -8,10 +8,25 @@ the committables of n's manifest; once that is done everybody is told, and only 
 
 A job is finished only when all are through (I10). All of it follows from the log, the manifest and what slots say, so a
 successor finds its place again by itself.
+
+A commit that fails is a *trouble* of its sink's subtask, for people. A successor hears of it with the next attempt,
+half a minute later at worst, so troubles are in the job's history, too:
+
+| what is said of a checkpoint of a sink's subtask | no trouble is known | a trouble is known |
+|---|---|---|
+| an attempt failed, and it is not visible yet | known, since now | known since then, with the newest reason |
+| a predecessor stored that, and it is not visible yet | known, since then | as it is |
+| it is visible (also if a slot says so when it comes back) | none | gone |
+| one before it is visible | none | as it is |
+| another number of slots, another program | none | gone: all was visible before that |
+
+`noted` says when the history is worth writing: a trouble began or ended, or has another reason, but not twice in
+`NOTE_AGAIN_MS` (reasons may contain times and numbers of requests). Attempts alone are not worth it.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from barrier_runtime.coordinator.wire.carried import MAX_CARRIED_BYTES, encoded_size
 from barrier_runtime.coordinator.wire.messages import (
@@ -26,6 +41,7 @@ from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, without_o
 
 _DECIDED_KEPT = 16  # decided manifests' lists of committables
 MAX_BEHIND = 64  # completed checkpoints that a sink may be behind before no more are taken: pending sets would outgrow
+NOTE_AGAIN_MS = 10_000
 MAX_PENDING_BYTES = 32 << 20  # the same in bytes: what sinks list as pending is stored with every checkpoint
 
 
@@ -35,6 +51,8 @@ class FailingCommit:
     checkpoint: int
     attempts: int
     error: str
+    since_ms: int = 0  # its first attempt failed; 0: not known
+    noted_ms: int = 0  # it began, or its reason became another one that the history is to have
 
 
 @dataclass(frozen=True)
@@ -86,10 +104,22 @@ class CommitTracker:
         for sink in self._through:
             self._advance(sink, checkpoint)
 
-    def failing(self, message: CommitFailing) -> None:
+    def failing(self, message: CommitFailing, now_ms: int) -> None:
         sink = sink_key(message.operator, message.subtask)
-        if sink in self._through and message.checkpoint > self._through[sink]:
-            self._failing[sink] = FailingCommit(sink, message.checkpoint, message.attempts, message.error)
+        if sink not in self._through or message.checkpoint <= self._through[sink]:
+            return
+        new = FailingCommit(sink, message.checkpoint, message.attempts, message.error, now_ms, now_ms)
+        known = self._failing.get(sink)
+        if known is not None:
+            again = new.error != known.error and now_ms - known.noted_ms >= NOTE_AGAIN_MS
+            new = replace(new, since_ms=known.since_ms, noted_ms=now_ms if again else known.noted_ms)
+        self._failing[sink] = new
+
+    def remember(self, troubles: Iterable[FailingCommit]) -> None:
+        """What a predecessor stored of this run."""
+        for trouble in troubles:
+            if trouble.checkpoint > self._through.get(trouble.sink, trouble.checkpoint):
+                self._failing.setdefault(trouble.sink, trouble)
 
     def all_through(self, checkpoint: int) -> bool:
         return all(through >= checkpoint for through in self._through.values())
@@ -123,6 +153,11 @@ class CommitTracker:
     @property
     def troubles(self) -> tuple[FailingCommit, ...]:
         return tuple(self._failing[sink] for sink in sorted(self._failing))
+
+    @property
+    def noted(self) -> frozenset[tuple[str, int, int]]:
+        """Another value whenever a trouble is worth writing down."""
+        return frozenset((each.sink, each.since_ms, each.noted_ms) for each in self._failing.values())
 
     # ------------------------------------------------------------ global committers
 

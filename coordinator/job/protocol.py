@@ -11,6 +11,7 @@ that lost its place, of an old link.
 
 import msgspec
 
+from barrier_runtime.coordinator.checkpoints.commits import FailingCommit
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.decisions import Attempts, Decision, EndJob
 from barrier_runtime.coordinator.job.effects import CloseLink, Effect, Outcome, ReadRecord, SendTo
@@ -184,9 +185,9 @@ class JobProtocol:
         return len(self._job.slots.connected)
 
     @property
-    def history_revision(self) -> int:
-        """Rises when something happened that a successor should know of."""
-        return self._job.record.revision
+    def history_revision(self) -> object:
+        """Another value whenever something happened that a successor should know of."""
+        return self._job.record.revision, self._job.commits.noted
 
     @property
     def known_slots(self) -> tuple[KnownSlot, ...]:
@@ -378,7 +379,11 @@ class JobProtocol:
         if head is not None and isinstance(head.record, Finish):
             others = with_last_savepoint(others, head.record)
         job.record.savepoints = others
-        if known is not None and known.run_id == job.spec.run_id:
+        if known is not None and same_run:
+            job.commits.remember(
+                FailingCommit(each.sink, each.checkpoint, each.attempts, each.error, each.since_ms, each.since_ms)
+                for each in known.commits.troubles
+            )
             for slot in known.slots:
                 job.slots.expect(slot, now_ms + job.spec.slot_timeout_ms)
 

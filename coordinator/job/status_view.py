@@ -97,7 +97,9 @@ def commits_status(job: Job) -> CommitsStatus:
     return CommitsStatus(
         through=job.commits.through,
         troubles=tuple(
-            CommitTrouble(each.sink, each.checkpoint, each.attempts, shortened(each.error, LONGEST_ERROR))
+            CommitTrouble(
+                each.sink, each.checkpoint, each.attempts, shortened(each.error, LONGEST_ERROR), each.since_ms
+            )
             for each in job.commits.troubles
         ),
     )

@@ -19,6 +19,7 @@ from barrier_runtime.coordinator.client.rest_types import JobSummary
 from barrier_runtime.coordinator.page import checkpoint_chart, figures, graph_chart, job_view, latency_charts
 from barrier_runtime.coordinator.page.masking import masked, masked_reason
 from barrier_runtime.coordinator.page.timeline import timeline
+from barrier_runtime.coordinator.status.phases import all_subtasks
 from barrier_runtime.coordinator.status.statistics import shortened
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus
 from barrier_runtime.coordinator.status.transactions import of_sinks
@@ -30,6 +31,7 @@ HERE = Path(__file__).parent
 _CODE = re.compile("`([^`\n]+)`")
 _ROWS = 50  # of slots and of sinks' subtasks that a page has, the noteworthy ones; a report has all
 _FAILURES = 3  # likewise, the newest
+SUBTASKS_LISTED = 200  # of a checkpoint, at once
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 
 
@@ -160,15 +162,22 @@ def checkpoints_page(facts: JobFacts) -> str:
     return _page("checkpoints.html", status=facts.status, reasons=facts.reasons)
 
 
-def checkpoint_page(facts: JobFacts, checkpoint: int) -> str | None:
-    """None: the history of the job does not have this checkpoint (any more)."""
+def checkpoint_page(facts: JobFacts, checkpoint: int, first: int = 0) -> str | None:
+    """`first`: the subtask that its table of all subtasks begins with, counted from the slowest. None: the history of
+    the job does not have this checkpoint (any more)."""
     history = facts.status.checkpoints.history
     index = next((at for at, each in enumerate(history) if each.checkpoint == checkpoint), None)
     if index is None:
         return None
+    subtasks = all_subtasks(history[index])
+    first = first if first < len(subtasks) else 0
     return _page(
         "checkpoint.html",
         **_of_checkpoint(facts, history[index]),
+        known=len(subtasks),
+        first=first,
+        listed=subtasks[first : first + SUBTASKS_LISTED],
+        most=SUBTASKS_LISTED,
         status=facts.status,
         before=history[index - 1].checkpoint if index else None,
         after=history[index + 1].checkpoint if index + 1 < len(history) else None,

@@ -50,7 +50,7 @@ class HistoryWriter:
         self._spawn = spawn
         self._clock = clock
         self._saving: asyncio.Task[None] | None = None
-        self._saved_revision = 0
+        self._saved_revision: object = None
         self._saved_slots: tuple[KnownSlot, ...] = ()
         self._rest: asyncio.Future[None] | None = None  # until the next put may begin
 

@@ -175,7 +175,9 @@ class Api:
         return _json(without_subtasks(status))
 
     async def checkpoints(self, request: Request) -> Response:
-        return _json((await self.status(*_job_and_run(request))).checkpoints)
+        checkpoints = (await self.status(*_job_and_run(request))).checkpoints
+        history = tuple(msgspec.structs.replace(each, phases=b"") for each in checkpoints.history)
+        return _json(msgspec.structs.replace(checkpoints, history=history))
 
     async def report(self, request: Request) -> Response:
         from barrier_runtime.coordinator.server.web.pages import report_of

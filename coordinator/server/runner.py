@@ -99,7 +99,7 @@ class JobRunner:
         self._protocol = JobProtocol(spec, self._identity, origin)
         self._log = JobLog(log, spec.job, lambda: self._protocol.token)
         self._ends = NewEnds()
-        self._ends_of = 0  # the history's revision that was looked at
+        self._ends_of: object = None  # the history's revision that was looked at
         store = with_own_use(store)  # a daemon has one store for all of its jobs
         self._store = store
         self._clock = clock or SteadyClock()
@@ -144,7 +144,7 @@ class JobRunner:
         return self._protocol.has_led
 
     @property
-    def history_revision(self) -> int:
+    def history_revision(self) -> object:
         """Rises with what `history` tells."""
         return self._protocol.history_revision
 

@@ -37,7 +37,11 @@ def past_status(view: LogView, history: History | None, run_id: str | None) -> J
     if isinstance(head, Finish):
         reason = head.reason or f"job {fence.spec.job} had ended: {head.outcome}"
         ended_as = _status(fence.spec, fence.token, head.outcome, reason, history)
-        return msgspec.structs.replace(ended_as, savepoints=with_last_savepoint(ended_as.savepoints, head))
+        commits = ended_as.commits
+        if head.outcome == "finished":  # so all is visible, whatever the figures of half a second before say
+            commits = msgspec.structs.replace(commits, troubles=())
+        savepoints = with_last_savepoint(ended_as.savepoints, head)
+        return msgspec.structs.replace(ended_as, savepoints=savepoints, commits=commits)
     ended = None if history is None else history.outcome
     if ended is None or ended.run_id != fence.spec.run_id or view.head.position > ended.position:
         return None

@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from barrier_runtime.coordinator.status.history import History
+from barrier_runtime.coordinator.status.phases import all_subtasks
+from barrier_runtime.coordinator.status.statistics import SUBTASKS
 from barrier_runtime.coordinator.status.status import CheckpointStatus, RecoveryStatus, RescaleStatus, SubtaskPhases
 
 Attribute = str | int | float
+MOST_SUBTASKS = 160  # whose spans one look makes: five each, 25 µs a span, on the loop that decides checkpoints
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,8 @@ class _Trace:
         return Span(path[-1], self.id, self.span_id(*path), parent_id, start_ms, max(start_ms, end_ms), own, error)
 
 
-def checkpoint_spans(job: str, record: CheckpointStatus) -> list[Span]:
-    """From the trigger to the decision, with a span per subtask (the slowest ones) and phase; without the commit."""
+def checkpoint_spans(job: str, record: CheckpointStatus, most: int = MOST_SUBTASKS) -> list[Span]:
+    """From the trigger to the decision, with a span per subtask (the `most` slowest) and phase; without the commit."""
     trace, start_ms = _trace_of(job, record), record.triggered_ms
     root = _root(record)
     attributes: dict[str, Attribute] = {
@@ -71,7 +74,7 @@ def checkpoint_spans(job: str, record: CheckpointStatus) -> list[Span]:
     }
     error = "" if record.outcome in ("complete", "subsumed") else record.reason
     spans = [trace.span((root,), start_ms, start_ms + record.duration_ms, attributes, error)]
-    for subtask in record.subtasks:
+    for subtask in all_subtasks(record, most):
         spans += _subtask_spans(trace, root, record, subtask)
     at_ms = start_ms + (record.ack_duration_ms or 0)
     for name, took_ms in (("manifest", record.persist_duration_ms), ("log record", record.decide_duration_ms)):
@@ -166,8 +169,11 @@ class NewSpans:
     def look(self, history: History) -> list[Span]:
         job = history.job
         found: dict[tuple[str, int, int], Callable[[], list[Span]]] = {}  # made for those that are new alone
+        known = self._told or set()
+        new = sum(("checkpoint", record.token, record.checkpoint) not in known for record in history.history)
+        most = max(SUBTASKS, MOST_SUBTASKS // max(1, new))
         for record in history.history:
-            found[("checkpoint", record.token, record.checkpoint)] = partial(checkpoint_spans, job, record)
+            found[("checkpoint", record.token, record.checkpoint)] = partial(checkpoint_spans, job, record, most)
             if record.commit_duration_ms is not None:
                 found[("commit", record.token, record.checkpoint)] = partial(commit_spans, job, record)
         for recovery in history.recoveries:

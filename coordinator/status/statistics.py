@@ -15,6 +15,7 @@ from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint, Check
 from barrier_runtime.coordinator.checkpoints.commits import CommitTracker
 from barrier_runtime.coordinator.log.decision_log import LogEntry, complete_of
 from barrier_runtime.coordinator.log.record_builder import Identity
+from barrier_runtime.coordinator.status import phases
 from barrier_runtime.coordinator.status.health import StoreRetry
 from barrier_runtime.coordinator.status.history import History, KnownSlot, RunOutcome
 from barrier_runtime.coordinator.status.latency_hour import LatencyHour
@@ -35,7 +36,7 @@ from barrier_runtime.state.store.use import StoreCounts
 
 HISTORY = 100
 SAVEPOINTS = 50
-SUBTASKS = 16  # per checkpoint: a history is rewritten after each one
+SUBTASKS = 16  # per checkpoint, in full; of the others `phases` has the times
 _MISSING = 64
 _FAILURES = 20
 _FAILURES_OF_A_GENERATION = 3  # the first is the cause; what follows is mostly connections that break with it
@@ -134,14 +135,27 @@ class JobRecord:
             _entry(checkpoint, reason, now_ms, self._slots_during(checkpoint.triggered_ms, now_ms)),
             store=self._store_use.since_last(),
         )
+        last = msgspec.structs.replace(entry, phases=b"")  # once is enough
         self.history.append(entry)
+        self.forget_phases()
         self.revision += 1
         if checkpoint.phase is CheckpointPhase.COMPLETE:
             self.completed += 1
             self.durations = self.durations.with_one(entry.duration_ms)
-            self.last_completed = entry
+            self.last_completed = last
         elif checkpoint.phase is not CheckpointPhase.SUBSUMED:
             self.failed += 1
+
+    def forget_phases(self) -> None:
+        """Of the oldest: those of all checkpoints together have a bound."""
+        together = 0
+        for index in range(len(self.history) - 1, -1, -1):
+            entry = self.history[index]
+            if not entry.phases:
+                continue
+            together += min(entry.parts, phases.MOST)
+            if together > phases.MOST_TOGETHER:
+                self.history[index] = msgspec.structs.replace(entry, phases=b"")
 
     def store_used(self, counts: StoreCounts) -> None:
         """By this coordinator for this job, so far."""
@@ -166,7 +180,7 @@ class JobRecord:
                 done = msgspec.structs.replace(entry, commit_duration_ms=took_ms, slowest_commit=commits.last_through)
                 self.history[index] = done
                 if self.last_completed is not None and self.last_completed.checkpoint == done.checkpoint:
-                    self.last_completed = done
+                    self.last_completed = msgspec.structs.replace(done, phases=b"")
 
     def recovery_began(self, token: int, reason: str, started_ms: int) -> None:
         self.generations += 1
@@ -244,6 +258,7 @@ def _entry(checkpoint: Checkpoint, reason: str, now_ms: int, slots: tuple[SlotDu
         in_flight_bytes=in_flight_bytes,
         parts=len(acks),
         subtasks=_slowest(checkpoint),
+        phases=phases.packed(checkpoint.acks, checkpoint.acked_ms, checkpoint.triggered_ms),
         missing=tuple(map(str, checkpoint.missing[:_MISSING])),
         slots=slots,
         state_bytes=_state_bytes(snapshots),
@@ -272,7 +287,7 @@ def _phases(ack: Ack, ack_ms: int) -> SubtaskPhases:
         precommit_ms=times.precommit_ms,
         upload_ms=times.upload_ms,
         slowest=times.slowest,
-        new_bytes=sum(each.new_bytes for each in keyed) + in_flight_bytes,
+        new_bytes=phases.new_bytes(ack),
         full_bytes=sum(each.full_bytes for each in keyed),
         in_flight_bytes=in_flight_bytes,
         rows=times.rows,

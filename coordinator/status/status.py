@@ -94,6 +94,7 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     in_flight_bytes: int = 0  # rows on their way between subtasks; only of an unaligned checkpoint
     parts: int = 0  # subtask snapshots
     subtasks: tuple[SubtaskPhases, ...] = ()  # the slowest to acknowledge, slowest first; see `statistics.SUBTASKS`
+    phases: bytes = b""  # times of all subtasks, packed by `status.phases`; empty: older than its bounds
     missing: tuple[str, ...] = ()  # subtasks ("chain/index") without an ack when it ended; the first 64
     slots: tuple[SlotDuring, ...] = ()  # those that were silent or stood still for long
     state_bytes: dict[str, int] = {}  # operator -> its state in all slots
@@ -290,8 +291,9 @@ class ProgramWanted(msgspec.Struct, frozen=True):
 class CommitTrouble(msgspec.Struct, frozen=True):
     sink: str  # "<operator>/<subtask>"
     checkpoint: int
-    attempts: int
+    attempts: int  # at least: of a predecessor's, as was stored last
     error: str
+    since_ms: int = 0  # the first attempt failed; 0: not known (stored by an older version)
 
 
 class CommitsStatus(msgspec.Struct, frozen=True):
@@ -359,5 +361,5 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 def without_subtasks(status: JobStatus) -> JobStatus:
     """`status` with past checkpoints as a whole, without those of their subtasks."""
     checkpoints = status.checkpoints
-    history = tuple(msgspec.structs.replace(each, subtasks=()) for each in checkpoints.history)
+    history = tuple(msgspec.structs.replace(each, subtasks=(), phases=b"") for each in checkpoints.history)
     return msgspec.structs.replace(status, checkpoints=msgspec.structs.replace(checkpoints, history=history))

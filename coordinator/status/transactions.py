@@ -37,6 +37,7 @@ class SinkTransactions:
     safe_until_ms: int | None  # when it may forget the oldest; None: never, or there is none
     attempts: int = 0  # of a commit that fails
     error: str = ""
+    failing_since_ms: int = 0  # 0: not known
 
     @property
     def spent(self) -> float:
@@ -80,6 +81,7 @@ def of_sinks(status: JobStatus, now_ms: int) -> list[SinkTransactions]:
                 None if oldest_ms is None or not timeout_ms else oldest_ms + timeout_ms,
                 0 if trouble is None else trouble.attempts,
                 "" if trouble is None else trouble.error,
+                0 if trouble is None else trouble.since_ms,
             )
         )
     return found

@@ -13,9 +13,11 @@ from tcp_slot import TcpSlot, wait_for
 
 from barrier_runtime.coordinator.client.client import UnknownJob
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
+from barrier_runtime.coordinator.status.history import History, decode_history
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import (
     CheckpointComplete,
+    CommitFailing,
     Decline,
     Heartbeat,
     HeldBack,
@@ -25,6 +27,8 @@ from barrier_runtime.coordinator.wire.messages import (
     ToCoordinator,
     Trigger,
 )
+from barrier_runtime.state.store.local import LocalStore
+from barrier_runtime.state.store.paths import Paths
 
 JOB = spec(
     checkpoints=options(interval_ms=400, tolerable_failures=1_000),
@@ -50,12 +54,15 @@ class _Slot(TcpSlot):
 
 
 class LivingJob:
-    def __init__(self, coordinator: EmbeddedCoordinator, job: JobSpec = JOB) -> None:
+    def __init__(self, coordinator: EmbeddedCoordinator, folder: Path, job: JobSpec = JOB) -> None:
+        self._folder = folder
         self.coordinator = coordinator
         self.spec = job
         secret = bytes.fromhex(coordinator.submit(job).secret)
         self.decline = ""  # why slot 1 refuses checkpoints
         self.hold_commits = False
+        self.commit_error = ""  # of slot 0, which tells of it once and commits nothing any more
+        self._told_commit_error = False
         self.records = 1_000
         self.sources: dict[str, HeldBack] = {}  # what slots tell of event time
         self.ended = threading.Event()
@@ -68,6 +75,10 @@ class LivingJob:
     @property
     def status(self) -> JobStatus:
         return self.coordinator.client.status(JOB.job)
+
+    def stored_history(self) -> History:
+        data = LocalStore.existing(self._folder / "store").get(Paths(JOB.job).history)
+        return decode_history("history", data)
 
     def until_completed(self, count: int) -> JobStatus:
         def completed() -> JobStatus | None:
@@ -100,14 +111,22 @@ class LivingJob:
                     return
                 if isinstance(message, Trigger):
                     self._on_trigger(slot, message.checkpoint)
-                elif isinstance(message, CheckpointComplete) and not self.hold_commits:
-                    slot.commit(message.checkpoint)
+                elif isinstance(message, CheckpointComplete):
+                    self._on_complete(slot, message.checkpoint)
 
     def _on_trigger(self, slot: _Slot, checkpoint: int) -> None:
         if self.decline and slot.index == 1:
             slot.say(Decline(slot.token, checkpoint, SubtaskId(1, 1), self.decline))
         else:
             slot.ack(checkpoint)
+
+    def _on_complete(self, slot: _Slot, checkpoint: int) -> None:
+        if self.commit_error and slot.index == 0:
+            if not self._told_commit_error:
+                slot.say(CommitFailing(slot.token, checkpoint, "out", 0, 1, self.commit_error))
+            self._told_commit_error = True
+        elif not self.hold_commits:
+            slot.commit(checkpoint)
 
     def _tell(self) -> None:
         while not self.ended.wait(0.1):
@@ -121,7 +140,7 @@ class LivingJob:
 @contextlib.contextmanager
 def living_job(folder: Path, job: JobSpec = JOB) -> Iterator[LivingJob]:
     with EmbeddedCoordinator(str(folder / "store")) as coordinator:
-        running = LivingJob(coordinator, job)
+        running = LivingJob(coordinator, folder, job)
         try:
             running.until_completed(3)
             yield running

@@ -110,8 +110,8 @@ _NOTE_WHAT_IS_SAID = """() => {
 def test_a_killed_coordinator_takes_nothing_from_an_open_page_nor_from_a_link(
     own_job: LivingJob, opened: Opened, context: Callable[..., BrowserContext], watched: Watched
 ) -> None:
-    """Session, checkpoints and generations are there again, and the figures go on without a reload. A link that was
-    not used opens the page of the process that came after, once."""
+    """Session, checkpoints, generations and a commit that fails are there again, and the figures go on without a
+    reload. A link that was not used opens the page of the process that came after, once."""
     unused = own_job.coordinator.client.page_link("flights")
     watched.expected = [
         "401",
@@ -125,10 +125,14 @@ def test_a_killed_coordinator_takes_nothing_from_an_open_page_nor_from_a_link(
     page.evaluate("window.planted = 'the same page'")
     page.evaluate(_NOTE_WHAT_IS_SAID)
     expect(page.locator("#away")).to_be_hidden()
+    own_job.commit_error = "the disk of slot 0 is full"
+    wait_for("it to be written down", lambda: own_job.stored_history().commits.troubles)
     before = own_job.status
     os.kill(own_job.coordinator.pid, signal.SIGKILL)
     wait_for("another process", lambda: own_job.coordinator.restarts)
     own_job.until_completed(before.checkpoints.completed + 2)
+    assert own_job.status.commits.troubles == before.commits.troubles, "its slot has not said it again"
+    expect(page.locator("#transactions")).to_contain_text("the disk of slot 0 is full (1 attempt since ")
     own_job.records += 777
     expect(page.locator("[data-live=records]")).to_have_text(f"{2 * own_job.records:,}")
     assert page.evaluate("window.planted") == "the same page"

@@ -8,7 +8,10 @@ from playwright.sync_api import BrowserContext, Page
 from tcp_slot import wait_for
 from test_daemon import JOB, Daemon, one_checkpoint, running_slots
 
-from barrier_runtime.state.errors import Unavailable
+from barrier_runtime.coordinator.status.history import decode_history
+from barrier_runtime.coordinator.wire.messages import CommitFailing, Trigger
+from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
+from barrier_runtime.state.store.local import LocalStore
 from tests.browser.conftest import Watched
 
 
@@ -48,7 +51,9 @@ def test_a_standby_shows_the_same_history_and_changes_nothing(
     try:
         for _ in range(3):
             one_checkpoint(slots)
-        wait_for("history", lambda: _stored(standby) >= 3)
+        number = slots[0].until(Trigger).checkpoint
+        slots[0].say(CommitFailing(slots[0].token, number, "out", 0, 3, "the disk is full"))
+        wait_for("history", lambda: _stored(standby))
         page = context().new_page()
         watched.watch(page)
         logged_in(page, standby)
@@ -57,6 +62,7 @@ def test_a_standby_shows_the_same_history_and_changes_nothing(
         page.wait_for_url(f"**/jobs/{JOB.job}")
         assert "Nothing can be changed here: this daemon stands by" in page.inner_text(".notice")
         assert page.locator("button[data-dialog]").count() == 0
+        assert "the disk is full (3 attempts since " in page.inner_text("#transactions")
         shown = bars(page)
         # The leader's page is of another port: the cookie of the same token holds there, too.
         assert page.locator(".notice a").get_attribute("href") == f"{leader.client.url}/jobs/{JOB.job}"
@@ -71,13 +77,10 @@ def test_a_standby_shows_the_same_history_and_changes_nothing(
             slot.close()
 
 
-def _stored(standby: Daemon) -> int:
-    from barrier_runtime.coordinator.status.history import decode_history
-    from barrier_runtime.state.errors import BarrierRuntimeError
-    from barrier_runtime.state.store.local import LocalStore
-
+def _stored(standby: Daemon) -> bool:
     store = LocalStore.existing(Path(standby.token_file.parent) / "store")
     try:
-        return decode_history("history", store.get(f"{JOB.job}/history.json")).completed
+        history = decode_history("history", store.get(f"{JOB.job}/history.json"))
     except BarrierRuntimeError:
-        return 0
+        return False
+    return history.completed >= 3 and bool(history.commits.troubles)

@@ -164,7 +164,7 @@ class Running(Phase):
             self._committed(job, now_ms)
             return end_if_done(job) or self._rescale(job, now_ms)
         if isinstance(message, CommitFailing):
-            job.commits.failing(message)
+            job.commits.failing(message, now_ms)
         elif isinstance(message, Decline):
             return self._on_decline(job, slot, message, now_ms)
         elif isinstance(message, SubtaskEnded):

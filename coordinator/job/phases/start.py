@@ -34,6 +34,7 @@ from barrier_runtime.coordinator.log.restore_choice import (
 )
 from barrier_runtime.coordinator.wire.messages import (
     AbortCheckpoint,
+    CommitFailing,
     Committed,
     JobSpec,
     SubtaskEnded,
@@ -139,6 +140,8 @@ class Resuming(Phase):
         """Facts are facts, whoever leads; acks are not: their checkpoints will be aborted."""
         if isinstance(message, Committed):
             job.mark_committed(slot, message)
+        elif isinstance(message, CommitFailing):
+            job.commits.failing(message, now_ms)
         elif isinstance(message, SubtaskEnded):
             job.mark_ended(slot, (message.subtask,))
         elif isinstance(message, SubtaskFailed):

@@ -122,7 +122,7 @@ class Tracing:
     def __init__(self, directory: JobDirectory, sender: SpanSender) -> None:
         self._directory = directory
         self._sender = sender
-        self._jobs: dict[tuple[str, str], tuple[int, NewSpans]] = {}  # (job, run) -> revision that was looked at
+        self._jobs: dict[tuple[str, str], tuple[object, NewSpans]] = {}  # (job, run) -> revision that was looked at
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -137,7 +137,7 @@ class Tracing:
         known, self._jobs = self._jobs, {}
         for name, runner in self._directory.jobs.items():
             key = (name, runner.spec.run_id)
-            seen, spans = known.get(key, (0, NewSpans()))
+            seen, spans = known.get(key, (None, NewSpans()))
             revision = runner.history_revision
             if revision != seen and runner.has_led:  # before, the history is not read
                 found += spans.look(runner.history)

@@ -189,7 +189,11 @@ class Pages:
     async def checkpoint(self, request: Request) -> Response:
         facts = await self._facts(request)
         number = request.path_params["checkpoint"]
-        html = render.checkpoint_page(facts, int(number)) if _NUMBER.fullmatch(number) else None
+        first = request.query_params.get("from", "0")
+        html = None
+        if _NUMBER.fullmatch(number):
+            rows_from = int(first) if _NUMBER.fullmatch(first) else 0
+            html = await asyncio.to_thread(render.checkpoint_page, facts, int(number), rows_from)
         if html is None:
             text = f"Job {facts.status.job} remembers its last 100 checkpoints; {number[:20]} is not one of them."
             return _html(render.message_page(f"No checkpoint {number[:20]}", text), 404)

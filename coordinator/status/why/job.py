@@ -136,7 +136,10 @@ def why_nothing_is_visible(status: JobStatus, now_ms: int) -> Reason | None:
             "commit",
             f"Nothing new becomes visible in {trouble.sink.rpartition('/')[0]}, because its commit fails: "
             f"{line_of(trouble.error)}.",
-            (f"checkpoint {trouble.checkpoint} was tried {trouble.attempts} times in {trouble.sink}",),
+            (
+                f"checkpoint {trouble.checkpoint} was tried {trouble.attempts} times in {trouble.sink}"
+                + (f", for {in_seconds(max(0, now_ms - trouble.since_ms))}" if trouble.since_ms else ""),
+            ),
             "cure what the target says; it is tried again until it succeeds, and nothing is lost meanwhile",
         )
     if status.condition in TROUBLED:

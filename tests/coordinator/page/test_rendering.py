@@ -24,6 +24,7 @@ from barrier_runtime.coordinator.page.render import (
     static_file,
 )
 from barrier_runtime.coordinator.page.timeline import timeline
+from barrier_runtime.coordinator.status.phases import packed, unpacked
 from barrier_runtime.coordinator.status.status import (
     ChainStatus,
     CheckpointsStatus,
@@ -34,6 +35,8 @@ from barrier_runtime.coordinator.status.status import (
 )
 from barrier_runtime.coordinator.status.transactions import of_sinks
 from barrier_runtime.coordinator.status.why.reason import Reason
+from barrier_runtime.coordinator.wire.messages import Ack, SubtaskId
+from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
 REASON = Reason("store", "Checkpoint 120 failed: the disk is full.", ("df says 100 %",), "free some")
 EVIL = "<script>alert(1)</script>\"'><b>&amp; \u202edlrow\u2066"
@@ -221,6 +224,27 @@ def test_the_page_of_a_checkpoint_says_why_and_shows_its_subtasks():
     assert 'href="/jobs/flights/checkpoints/148"' in other
     assert svgs(other)[0].get("aria-label") == "phases of 2 subtasks, the slowest first"
     assert render.checkpoint_page(facts(), 12) is None
+
+
+def test_all_subtasks_of_a_checkpoint_are_listed_page_by_page():
+    ids = [SubtaskId(0, index) for index in range(500)]
+    acks = {each: Ack(1, 7, each, (), SnapshotTimes(1.0, 2.0, 3.0, 4.0, rows=5)) for each in ids}
+    known = packed(acks, {each: NOW_MS + each.index for each in ids}, NOW_MS)
+    one = replace(checkpoint(7), phases=known, subtasks=tuple(unpacked(known)[:16]), parts=500)
+    of = facts(status(checkpoints=CheckpointsStatus(history=(one,))))
+
+    def listed(html: str) -> tuple[list[int], list[str]]:
+        section = html[html.index('id="subtasks"') :]
+        return [int(each) for each in re.findall(r"<td><bdi>0/(\d+) ", section)], re.findall(r"from=(\d+)#", section)
+
+    first = render.checkpoint_page(of, 7)
+    assert listed(first) == (list(range(499, 299, -1)), ["200"])
+    assert listed(render.checkpoint_page(of, 7, 200)) == (list(range(299, 99, -1)), ["0", "400"])
+    assert listed(render.checkpoint_page(of, 7, 400)) == (list(range(99, -1, -1)), ["200"])
+    assert render.checkpoint_page(of, 7, 10**18) == first
+    assert len(first.encode()) + len(static_file("page.css")) + len(static_file("page.js")) <= 150_000
+    older = facts(status(checkpoints=CheckpointsStatus(history=(replace(one, phases=b""),))))
+    assert "kept for newer checkpoints only" in render.checkpoint_page(older, 7)
 
 
 @pytest.mark.parametrize("where", ["job", "report", "checkpoint"])

@@ -12,6 +12,7 @@ from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.facts import Origin
 from barrier_runtime.coordinator.log.record_builder import Predecessor
 from barrier_runtime.coordinator.status.history import decode_history, encode_history
+from barrier_runtime.coordinator.status.phases import all_subtasks
 from barrier_runtime.coordinator.status.statistics import SUBTASKS, JobRecord
 from barrier_runtime.coordinator.status.status import LATENCY_BOUNDS_MS, FailureStatus, TakeoverStatus
 from barrier_runtime.coordinator.wire.messages import Ack, Heartbeat, HeldBack, SubtaskId, Trigger
@@ -66,6 +67,8 @@ def test_of_many_subtasks_the_slowest_are_kept(store) -> None:
     assert (last.parts, len(last.subtasks)) == (40, SUBTASKS)
     assert last.subtasks[0].subtask == 19
     assert min(each.subtask for each in last.subtasks) == 12
+    found = all_subtasks(coordinator.status.checkpoints.history[-1])
+    assert [each.ack_ms for each in found] == [ms for ms in range(200, 0, -10) for _ in range(2)]
 
 
 def test_a_checkpoint_that_expired_names_who_was_missing_and_which_slot_was_silent(store) -> None:

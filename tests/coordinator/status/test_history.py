@@ -7,6 +7,7 @@ import pytest
 from coordinator_world import Coordinator, kinds, options, spec, started
 from test_job_runner import JOB, LocalSlot, lead, until
 
+from barrier_runtime.coordinator.checkpoints.commits import NOTE_AGAIN_MS
 from barrier_runtime.coordinator.job.effects import ReadLog
 from barrier_runtime.coordinator.job.events import LogRead
 from barrier_runtime.coordinator.job.facts import Origin
@@ -16,6 +17,7 @@ from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.status.history import History, RunOutcome, decode_history, encode_history
 from barrier_runtime.coordinator.status.past_run import led_elsewhere, past_status
+from barrier_runtime.coordinator.status.status import CommitsStatus, CommitTrouble
 from barrier_runtime.coordinator.wire.messages import CommitFailing, Heartbeat, Trigger
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.memory import Fault, MemoryStore
@@ -208,6 +210,140 @@ def test_what_sinks_have_made_visible_and_commits_that_fail_are_told_by_a_standb
     assert coordinator.status.commits.through == {"out/0": 0, "out/1": 1}
 
 
+def failing(slot, attempts, error="the disk is full", checkpoint=1):
+    slot.say(CommitFailing(slot.token, checkpoint, "out", slot.index, attempts, error))
+
+
+def in_trouble(store):
+    """Two slots have a checkpoint that slot 0 cannot commit, and slot 1 has. Returns what is shown of it, too."""
+    coordinator, a, b = started(store)
+    coordinator.trigger()
+    for slot in (a, b):
+        slot.ack(slot.last(Trigger).checkpoint)
+    coordinator.settle()
+    b.commit(1)
+    failing(a, 1)
+    began_ms = coordinator.now_ms
+    coordinator.later(700)
+    failing(a, 2)
+    (trouble,) = coordinator.status.commits.troubles
+    assert (trouble.sink, trouble.checkpoint, trouble.attempts, trouble.since_ms) == ("out/0", 1, 2, began_ms)
+    return coordinator, a, b, trouble
+
+
+def reads(first, history):
+    """A second coordinator that has read log and history, and has heard of no slot yet."""
+    second = Coordinator(first.store, first.protocol.spec, "leader-b", Origin.ADOPTED, first.now_ms).begin()
+    assert isinstance(second.todo.popleft(), ReadLog)
+    second.post(LogRead(view(first.store), encode_history(history)))
+    return second
+
+
+def come_to(second, *slots):
+    for slot in slots:
+        slot.coordinator = second
+        slot.connect()
+    second.settle()
+
+
+def test_a_commit_that_fails_is_known_to_a_successor_before_any_slot_has_come(store):
+    first, a, b, trouble = in_trouble(store)
+    second = reads(first, first.protocol.history())
+    assert second.status.commits.troubles == (trouble,)
+    a.coordinator = second
+    a.connect()
+    failing(a, 3, "still full")  # heard while it takes over
+    come_to(second, b)
+    assert second.phase == "running"
+    (later,) = second.status.commits.troubles
+    assert later == msgspec.structs.replace(trouble, attempts=3, error="still full"), "since the same time"
+    a.commit(1)
+    assert second.status.commits.troubles == ()
+    assert second.protocol.history().commits.troubles == ()
+
+
+@pytest.mark.parametrize("hears_of_it", ["after", "before"])
+def test_a_trouble_that_ended_while_nobody_led_is_gone_when_its_slot_comes_back(store, hears_of_it):
+    first, a, b, trouble = in_trouble(store)
+    history = first.protocol.history()
+    a.committed["out/0"] = 1  # said to nobody
+    second = Coordinator(first.store, first.protocol.spec, "leader-b", Origin.ADOPTED, first.now_ms).begin()
+    second.todo.popleft()
+    if hears_of_it == "before":
+        a.coordinator = second
+        a.connect()
+    second.post(LogRead(view(first.store), encode_history(history)))
+    if hears_of_it == "after":
+        come_to(second, b)
+        assert second.status.commits.troubles == (trouble,)
+        come_to(second, a)
+    assert second.status.commits.troubles == ()
+
+
+def test_a_trouble_stays_when_its_slot_died_with_the_coordinator_until_another_has_committed(store):
+    first, _, b, trouble = in_trouble(store)
+    second = reads(first, first.protocol.history())
+    a = second.slot(0, attempt=1)
+    come_to(second, b, a)
+    second.run_with(a, b)
+    assert second.phase == "running"
+    assert second.status.commits.troubles == (trouble,)
+    a.commit(1)
+    assert second.status.commits.troubles == ()
+
+
+def test_troubles_of_another_run_or_of_a_sink_that_is_gone_are_forgotten(store):
+    first, *_ = in_trouble(store)
+    history = first.protocol.history()
+    assert reads(first, msgspec.structs.replace(history, run_id="run-0")).status.commits.troubles == ()
+    (known,) = history.commits.troubles
+    gone = msgspec.structs.replace(history.commits, troubles=(msgspec.structs.replace(known, sink="gone/0"),))
+    assert reads(first, msgspec.structs.replace(history, commits=gone)).status.commits.troubles == ()
+
+
+def test_a_commit_that_fails_is_written_down_when_it_begins_changes_and_ends_and_not_with_each_attempt(store):
+    """Without a checkpoint in between: none is taken while sinks are too far behind."""
+    coordinator, a, _, _ = in_trouble(store)
+    revisions = [coordinator.protocol.history_revision]
+
+    def is_news():
+        revisions.append(coordinator.protocol.history_revision)
+        return revisions[-1] != revisions[-2]
+
+    for attempts in range(3, 50):
+        failing(a, attempts)
+        assert not is_news()
+    failing(a, 50, "request 7: full")
+    assert not is_news(), "soon after it began"
+    coordinator.now_ms += NOTE_AGAIN_MS
+    failing(a, 51, "request 8: full")
+    assert is_news()
+    failing(a, 52, "request 9: full")
+    assert not is_news()
+    a.commit(1)
+    assert is_news()
+    failing(a, 53)  # an old word, which came late
+    assert coordinator.status.commits.troubles == ()
+    failing(a, 1, checkpoint=2)
+    assert is_news()
+
+
+def test_figures_of_an_older_version_have_troubles_without_their_beginning(store):
+    first, *_ = in_trouble(store)
+    older = encode_history(first.protocol.history()).replace(b',"since_ms":', b',"unknown":')
+    assert older.count(b',"unknown":') == 1
+    (trouble,) = decode_history(PATHS.history, older).commits.troubles
+    assert (trouble.attempts, trouble.since_ms) == (2, 0)
+
+
+def test_a_run_that_has_finished_has_no_trouble_whatever_was_stored_before(store):
+    _, _, runner = lead(store)
+    history = stored(store)
+    assert runner.status().outcome == "finished"
+    behind = msgspec.structs.replace(history, commits=CommitsStatus({}, (CommitTrouble("out/0", 1, 3, "full"),)))
+    assert past_status(view(store), behind, None).commits.troubles == ()
+
+
 # ---------------------------------------------------------------- slots that a predecessor knew
 
 
@@ -251,12 +387,8 @@ def test_a_slot_that_a_predecessor_knew_and_that_comes_is_an_ordinary_survivor(s
 
 def successor_of(first, survivor, history):
     """A second coordinator that has read log and history, and to which one slot has come."""
-    second = Coordinator(first.store, first.protocol.spec, "leader-b", Origin.ADOPTED, first.now_ms).begin()
-    assert isinstance(second.todo.popleft(), ReadLog)
-    second.post(LogRead(view(first.store), encode_history(history)))
-    survivor.coordinator = second
-    survivor.connect()
-    second.settle()
+    second = reads(first, history)
+    come_to(second, survivor)
     return second
 
 

@@ -1,0 +1,87 @@
+"""The phase times of every subtask of a checkpoint, packed, as they stay in the history. Pure.
+
+The history has the slowest subtasks in full (`statistics.SUBTASKS`); a record per subtask would make it megabytes, and
+it is written anew after each checkpoint. Packed, a subtask takes 10 to 30 bytes:
+
+    version (1 byte), then zlib of: count, and a column per field of `_FIELDS`, subtasks in the order of their ids
+
+Bounds: of a checkpoint the `MOST` slowest to acknowledge; of all checkpoints of a job together `MOST_TOGETHER`
+subtasks, those of the newest ones. So a job of up to 160 subtasks has all of them of its last 100 checkpoints.
+"""
+
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from heapq import nlargest
+from itertools import chain
+from operator import attrgetter
+
+from barrier_runtime.coordinator.status.status import CheckpointStatus, SubtaskPhases
+from barrier_runtime.coordinator.wire.messages import Ack, SubtaskId
+from barrier_runtime.state.errors import Corrupt
+
+MOST = 4_096
+MOST_TOGETHER = 16_384
+_VERSION = 1
+_TENTHS = ("start_delay_ms", "alignment_ms", "sync_ms", "async_ms", "precommit_ms", "upload_ms")  # of a millisecond
+_FIELDS = ("chain", "subtask", "ack_ms", *_TENTHS, "rows", "new_bytes")
+_COUNT = struct.Struct("<I")
+_TOP = 2.0**32 - 1
+
+
+def packed(acks: Mapping[SubtaskId, Ack], acked_ms: Mapping[SubtaskId, int], triggered_ms: int) -> bytes:
+    """Of one checkpoint; empty when nothing has acknowledged it."""
+    if not acks:
+        return b""
+    ids: Sequence[SubtaskId] = list(acks)
+    if len(ids) > MOST:
+        ids = nlargest(MOST, ids, key=acked_ms.__getitem__)
+    ids = sorted(ids, key=lambda each: (each.chain, each.index))
+    times = [acks[each].times for each in ids]
+    columns: list[list[int]] = [
+        [each.chain for each in ids],
+        [each.index for each in ids],
+        [max(0, acked_ms[each] - triggered_ms) for each in ids],
+        *([round(min(_TOP, max(0.0, 10 * value))) for value in map(attrgetter(name), times)] for name in _TENTHS),
+        [each.rows for each in times],
+        [new_bytes(acks[each]) for each in ids],
+    ]
+    flat = chain.from_iterable(columns)
+    return bytes((_VERSION,)) + zlib.compress(_COUNT.pack(len(ids)) + _layout(len(ids)).pack(*flat), 1)
+
+
+def unpacked(data: bytes, most: int = MOST) -> list[SubtaskPhases]:
+    """The `most` slowest, the slowest first. Raises `Corrupt` for what is not of this version."""
+    if not data:
+        return []
+    try:
+        if data[0] != _VERSION:
+            raise Corrupt(f"phase times of subtasks of version {data[0]}: a newer release wrote them")
+        raw = zlib.decompress(data[1:])
+        (count,) = _COUNT.unpack_from(raw)
+        flat = _layout(count).unpack_from(raw, _COUNT.size)
+    except (zlib.error, struct.error) as error:
+        raise Corrupt(f"phase times of subtasks are damaged ({error}): nothing else depends on them") from error
+    columns = {name: flat[at * count : (at + 1) * count] for at, name in enumerate(_FIELDS)}
+    slowest = nlargest(most, range(count), key=columns["ack_ms"].__getitem__)
+    return [
+        SubtaskPhases(**{name: column[at] / 10 if name in _TENTHS else column[at] for name, column in columns.items()})
+        for at in slowest
+    ]
+
+
+def all_subtasks(record: CheckpointStatus, most: int = MOST) -> list[SubtaskPhases]:
+    """The `most` slowest of them, the slowest first: those that are known in full, and of the others their times."""
+    full = {(each.chain, each.subtask) for each in record.subtasks}
+    others = (each for each in unpacked(record.phases, most) if (each.chain, each.subtask) not in full)
+    return [*record.subtasks, *others][:most]
+
+
+def new_bytes(ack: Ack) -> int:
+    """Uploaded, with rows in flight."""
+    keyed = sum(each.keyed.new_bytes for each in ack.operators if each.keyed is not None)
+    return keyed + sum(each.file.size for snapshot in ack.operators for each in snapshot.in_flight)
+
+
+def _layout(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count * (len(_FIELDS) - 2)}I{count * 2}Q")
