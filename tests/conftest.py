@@ -15,7 +15,7 @@ from hypothesis import settings
 
 from barrier_runtime.state.store.memory import MemoryStore
 from tests import cloud_emulators, scratch, spark_jvm
-from tests.cloud_emulators import Emulator
+from tests.cloud_emulators import Cloud, Emulator, GoogleEmulator
 
 settings.register_profile("patient", deadline=None)  # an example that takes long on a busy machine is no failure
 settings.load_profile("patient")
@@ -103,6 +103,23 @@ def azure_emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulato
     emulator = cloud_emulators.azure(tmp_path_factory.mktemp("azure"))
     yield emulator
     emulator.stop()
+
+
+@pytest.fixture(scope="session")
+def google_emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoogleEmulator]:
+    emulator = GoogleEmulator(tmp_path_factory.mktemp("google"))
+    yield emulator
+    emulator.close()
+
+
+@pytest.fixture(params=["abfss", "gs"])
+def cloud(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    if request.param == "gs":
+        google: GoogleEmulator = request.getfixturevalue("google_emulator")
+        return Cloud(google, google.bucket)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", cloud_emulators.AZURITE_KEY)
+    azure: Emulator = request.getfixturevalue("azure_emulator")
+    return Cloud(azure, lambda: cloud_emulators.azure_container(azure))
 
 
 @pytest.fixture(scope="session")

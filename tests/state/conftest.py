@@ -25,7 +25,10 @@ def rocksdb_bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-@pytest.fixture(params=["memory", "local", "s3", pytest.param("abfss", marks=pytest.mark.slow)])
+_SLOW = [pytest.param(cloud, marks=pytest.mark.slow) for cloud in ("abfss", "gs")]
+
+
+@pytest.fixture(params=["memory", "local", "s3", *_SLOW])
 def any_store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     from barrier_runtime.state.store.local import LocalStore
     from barrier_runtime.state.store.memory import MemoryStore
@@ -38,5 +41,7 @@ def any_store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
     if request.param == "abfss":
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", cloud_emulators.AZURITE_KEY)
         return open_store(cloud_emulators.azure_container(request.getfixturevalue("azure_emulator")))
+    if request.param == "gs":
+        return open_store(request.getfixturevalue("google_emulator").bucket())
     s3_url: Callable[[str], str] = request.getfixturevalue("s3_url")
     return open_store(s3_url("some/prefix"))

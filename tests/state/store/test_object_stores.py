@@ -13,8 +13,7 @@ from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, PutOutcome, folders_in
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.probe import probe_conditional_put
-from tests import cloud_emulators
-from tests.cloud_emulators import Emulator
+from tests.cloud_emulators import Cloud
 
 
 def test_what_was_put_can_be_read_whole_and_in_parts(any_store: ObjectStore) -> None:
@@ -141,7 +140,7 @@ def test_no_operation_takes_an_unsafe_key(any_store: ObjectStore, key: str, tmp_
 def test_the_url_of_a_store_opens_the_same_objects_and_carries_no_secret(any_store: ObjectStore) -> None:
     any_store.put("a", b"x")
     assert "test" not in any_store.url.split("/")[0]
-    assert any_store.url.startswith(("memory://", "file:///", "s3://", "abfss://"))
+    assert any_store.url.startswith(("memory://", "file:///", "s3://", "abfss://", "gs://"))
     assert "?" not in any_store.url
 
 
@@ -159,21 +158,16 @@ def test_an_object_is_copied_from_another_store_whole(any_store: ObjectStore, tm
 
 
 @pytest.mark.slow
-def test_the_probe_finds_that_azure_creates_exclusively(
-    azure_emulator: Emulator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", cloud_emulators.AZURITE_KEY)
-    store = open_store(cloud_emulators.azure_container(azure_emulator))
+def test_the_probe_finds_that_clouds_create_exclusively(cloud: Cloud) -> None:
+    store = open_store(cloud.new_url())
     probe_conditional_put(store, "probe")
     assert list(store.list("")) == []
 
 
 @pytest.mark.slow
-def test_a_container_that_is_not_there_is_named(azure_emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", cloud_emulators.AZURITE_KEY)
-    url = cloud_emulators.azure_container(azure_emulator).replace("abfss://", "abfss://no")
-    with pytest.raises(InvalidJob, match="does not exist: create it, or correct the URL abfss://no"):
-        open_store(url).put("a", b"")
+def test_a_container_or_bucket_that_is_not_there_is_named(cloud: Cloud) -> None:
+    with pytest.raises(InvalidJob, match=r"does not exist: create it, or correct the URL (abfss|gs)://no"):
+        open_store(cloud.new_url().replace("://", "://no", 1)).put("a", b"")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Files of other clouds as sources, on Azurite: listed, read from any place, watched; and what is no URL of files."""
+"""Files of other clouds as sources, on emulators: listed, read from any place, watched; and what is no URL of files."""
 
 import io
 from pathlib import Path
@@ -10,15 +10,13 @@ import pytest
 from barrier_runtime import CollectSink, Dataflow, InvalidJob
 from barrier_runtime.connectors.files.source.listing import find_arrivals, find_files, open_file
 from barrier_runtime.state.store.open import open_store
-from tests import cloud_emulators
-from tests.cloud_emulators import Emulator
+from tests.cloud_emulators import Cloud
 
 
 @pytest.fixture
-def container(azure_emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> str:
+def container(cloud: Cloud) -> str:
     """URL of a folder in a new container."""
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", cloud_emulators.AZURITE_KEY)
-    return cloud_emulators.azure_container(azure_emulator)
+    return cloud.new_url()
 
 
 def within(url: str, key: str) -> str:
@@ -51,7 +49,7 @@ def test_parquet_csv_lines_and_whole_files_are_read(container: str) -> None:
         "a.csv": b"n;m\n1;2\n3;4\n",
         "b.txt": b"one\ntwo",
     }
-    assert all(row["path"].startswith("abfss://") and "?" not in row["path"] for row in whole.rows())
+    assert all(row["path"].startswith(("abfss://", "gs://")) and "?" not in row["path"] for row in whole.rows())
 
 
 @pytest.mark.slow

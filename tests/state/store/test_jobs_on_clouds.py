@@ -1,0 +1,108 @@
+"""Whole jobs whose checkpoints and files are in Azure Blob and Google Cloud Storage (emulators of them)."""
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from barrier_runtime import Dataflow, JsonlSink, compact_files, count
+from barrier_runtime.connectors.files.sink.commit_log import read_commit_log
+from barrier_runtime.connectors.files.sink.commit_record import live_files
+from barrier_runtime.state.store.open import open_store
+from tests.cloud_emulators import Cloud
+
+
+@pytest.mark.slow
+def test_a_job_keeps_its_checkpoints_and_files_there(cloud: Cloud) -> None:
+    checkpoints, target = cloud.new_url(), cloud.new_url()
+
+    def run() -> None:
+        flow = Dataflow("clouds")
+        rows = flow.rate("numbers", 1_000, 600, keys=7)
+        rows.key_by("key").aggregate("counts", n=count()).sink("out", JsonlSink(target, partition_by="key"))
+        flow.run_local(parallelism=2, checkpoints=checkpoints, checkpoint_interval=0.1)
+
+    run()
+    run()  # nothing is left to read: it goes on from the last checkpoint, and writes nothing again
+    store = open_store(target)
+
+    def rows_seen() -> int:
+        files = live_files(read_commit_log(store, "clouds", "out"))
+        return sum(len(store.get(file.name).splitlines()) for file in files)
+
+    assert rows_seen() == 600
+    for _ in range(3):
+        compact_files(target, keep_s=0)
+        assert rows_seen() == 600
+    assert len(live_files(read_commit_log(store, "clouds", "out"))) == 7
+
+
+@pytest.mark.slow
+def test_a_job_outlives_stops_of_the_server(cloud: Cloud) -> None:
+    """Its checkpoints and its files are there. Twice while rows come: requests are cut off and refused."""
+    checkpoints, target = cloud.new_url(), cloud.new_url()
+    store, rows = open_store(target), 2_000
+    flow = Dataflow("clouds-away")
+    flow.rate("numbers", 500, rows).select(["value"]).sink("out", JsonlSink(target))
+
+    def seen() -> list[int]:
+        files = live_files(read_commit_log(store, "clouds-away", "out"))
+        return sorted(json.loads(line)["value"] for file in files for line in store.get(file.name).splitlines())
+
+    def until(condition: Any) -> None:
+        deadline = time.monotonic() + 120
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    options: dict[str, Any] = {"restart": "fixed_delay", "restart_attempts": 100, "restart_delay": 0.2}
+    with flow.start_local(parallelism=2, checkpoints=checkpoints, checkpoint_interval=0.1, **options) as job:
+        for least in (200, 800):
+            until(lambda least=least: len(seen()) >= least)
+            cloud.emulator.stop()
+            try:
+                time.sleep(0.5)  # a request or more fails
+            finally:
+                cloud.emulator.start()
+        job.wait(300)
+    assert seen() == list(range(rows))
+
+
+_PROGRAM = """
+import sys
+from barrier_runtime import Dataflow, JsonlSink, count
+flow = Dataflow("killed")
+rows = flow.rate("numbers", 500, 1_500, keys=7)
+rows.key_by("key").aggregate("counts", n=count()).sink("out", JsonlSink(sys.argv[2]))
+flow.run_local(parallelism=2, checkpoints=sys.argv[1], checkpoint_interval=0.1)
+"""
+
+
+@pytest.mark.slow
+def test_a_job_that_is_killed_goes_on_from_its_checkpoint_there(cloud: Cloud) -> None:
+    """With SIGKILL, after rows have become visible: each row once, and counts go on from the state."""
+    checkpoints, target = cloud.new_url(), cloud.new_url()
+    store, command = open_store(target), [sys.executable, "-c", _PROGRAM, checkpoints, target]
+
+    def rows() -> list[dict[str, int]]:
+        files = live_files(read_commit_log(store, "killed", "out"))
+        return [json.loads(line) for file in files for line in store.get(file.name).splitlines()]
+
+    for least in (100, 500):
+        job = subprocess.Popen(command)
+        try:
+            deadline = time.monotonic() + 120
+            while len(rows()) < least:
+                assert job.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        finally:
+            job.kill()
+            job.wait()
+    subprocess.run(command, check=True, timeout=300)
+    assert sorted((row["key"], row["n"]) for row in rows()) == [
+        (key, n) for key in range(7) for n in range(1, 1 + len(range(key, 1_500, 7)))
+    ]
