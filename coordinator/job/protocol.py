@@ -11,7 +11,6 @@ that lost its place, of an old link.
 
 import msgspec
 
-from barrier_runtime.coordinator.checkpoints.commits import FailingCommit
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.decisions import Attempts, Decision, EndJob
 from barrier_runtime.coordinator.job.effects import CloseLink, Effect, Outcome, ReadRecord, SendTo
@@ -53,6 +52,7 @@ from barrier_runtime.coordinator.job.rescaling import RescaleRequest, RescaleSta
 from barrier_runtime.coordinator.job.slots import Reconnected, Refused
 from barrier_runtime.coordinator.job.status_view import (
     commits_status,
+    failing_commits,
     job_status,
     program_wanted,
     savepoint_statuses,
@@ -380,10 +380,7 @@ class JobProtocol:
             others = with_last_savepoint(others, head.record)
         job.record.savepoints = others
         if known is not None and same_run:
-            job.commits.remember(
-                FailingCommit(each.sink, each.checkpoint, each.attempts, each.error, each.since_ms, each.since_ms)
-                for each in known.commits.troubles
-            )
+            job.commits.remember(failing_commits(known.commits))
             for slot in known.slots:
                 job.slots.expect(slot, now_ms + job.spec.slot_timeout_ms)
 

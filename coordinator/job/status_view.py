@@ -1,5 +1,6 @@
 """Builds the `JobStatus` of a job from its facts. Reads only."""
 
+from barrier_runtime.coordinator.checkpoints.commits import FailingCommit
 from barrier_runtime.coordinator.job.effects import Outcome
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.rescaling import RescaleState
@@ -102,6 +103,13 @@ def commits_status(job: Job) -> CommitsStatus:
             )
             for each in job.commits.troubles
         ),
+    )
+
+
+def failing_commits(stored: CommitsStatus) -> tuple[FailingCommit, ...]:
+    return tuple(
+        FailingCommit(each.sink, each.checkpoint, each.attempts, each.error, each.since_ms, each.since_ms)
+        for each in stored.troubles
     )
 
 

@@ -18,13 +18,14 @@ from operator import attrgetter
 
 from barrier_runtime.coordinator.status.status import CheckpointStatus, SubtaskPhases
 from barrier_runtime.coordinator.wire.messages import Ack, SubtaskId
-from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.versioned import Format
 
 MOST = 4_096
 MOST_TOGETHER = 16_384
 _VERSION = 1
 _TENTHS = ("start_delay_ms", "alignment_ms", "sync_ms", "async_ms", "precommit_ms", "upload_ms")  # of a millisecond
 _FIELDS = ("chain", "subtask", "ack_ms", *_TENTHS, "rows", "new_bytes")
+_FORMAT = Format("phase times of subtasks", _VERSION, damaged="they are shown to people; nothing else depends on them")
 _COUNT = struct.Struct("<I")
 _TOP = 2.0**32 - 1
 
@@ -51,17 +52,16 @@ def packed(acks: Mapping[SubtaskId, Ack], acked_ms: Mapping[SubtaskId, int], tri
 
 
 def unpacked(data: bytes, most: int = MOST) -> list[SubtaskPhases]:
-    """The `most` slowest, the slowest first. Raises `Corrupt` for what is not of this version."""
+    """The `most` slowest, the slowest first. Raises `InvalidJob` for another version, `Corrupt` for damage."""
     if not data:
         return []
     try:
-        if data[0] != _VERSION:
-            raise Corrupt(f"phase times of subtasks of version {data[0]}: a newer release wrote them")
+        _FORMAT.check(data[0])
         raw = zlib.decompress(data[1:])
         (count,) = _COUNT.unpack_from(raw)
         flat = _layout(count).unpack_from(raw, _COUNT.size)
     except (zlib.error, struct.error) as error:
-        raise Corrupt(f"phase times of subtasks are damaged ({error}): nothing else depends on them") from error
+        raise _FORMAT.unreadable(error) from error
     columns = {name: flat[at * count : (at + 1) * count] for at, name in enumerate(_FIELDS)}
     slowest = nlargest(most, range(count), key=columns["ack_ms"].__getitem__)
     return [

@@ -11,7 +11,7 @@ from barrier_runtime.coordinator.status.spans import MOST_SUBTASKS, NewSpans, ch
 from barrier_runtime.coordinator.status.statistics import SUBTASKS, JobRecord
 from barrier_runtime.coordinator.status.status import CheckpointStatus, SubtaskPhases
 from barrier_runtime.coordinator.wire.messages import Ack, SubtaskId
-from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
 TRIGGERED_MS = 1_795_000_000_000
@@ -99,7 +99,7 @@ def test_what_is_known_in_full_comes_first_and_once() -> None:
 
 @pytest.mark.parametrize("wrong", [b"\x02abc", b"\x01abc", record(3).phases[:-4]])
 def test_damage_is_told_as_such(wrong: bytes) -> None:
-    with pytest.raises(Corrupt, match="phase times of subtasks"):
+    with pytest.raises((Corrupt, InvalidJob), match="phase times of subtasks"):
         unpacked(wrong)
 
 
