@@ -33,7 +33,8 @@ class KafkaToKafka(Stage):
         self._kafka.create_topic("departures", partitions=_PARTITIONS)
         self.servers = [self._kafka]
         self.flow = kafka_to_kafka.build(self._kafka.bootstrap)
-        self._flights = load_flights()
+        flights = load_flights()
+        self._flights = flights.slice(0, round(flights.num_rows * min(1.0, seconds / self.seconds)))
         self.records = self._flights.num_rows
         self.feed = _kafka_feed(self._kafka.bootstrap, self._flights, seconds)
         self._visible = 0

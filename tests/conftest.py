@@ -19,7 +19,8 @@ from tests.cloud_emulators import Cloud, Emulator, GoogleEmulator
 
 settings.register_profile("patient", deadline=None)  # an example that takes long on a busy machine is no failure
 settings.load_profile("patient")
-settings.register_profile("check", settings.default, max_examples=10)  # of 100: tests/drawn.py
+for profile, of_hundred in {"check": 10, "test": 40, "oracle": 1_000}.items():  # tests/drawn.py
+    settings.register_profile(profile, settings.default, max_examples=of_hundred)
 
 os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_jvm.submit_options())  # those that programs under test start, too
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", spark_jvm.LIGHT)

@@ -1,5 +1,6 @@
-"""How many examples or seeds a test tries. It names what `make test` draws; `make check` draws a tenth of the
-examples, by the profile `check` of tests/conftest.py, and a fifth of the seeds, because the others are marked slow."""
+"""How many examples or seeds a test tries, by the profiles of tests/conftest.py. A test names what it draws by itself;
+`make test` draws four tenths of the examples, `make check` a tenth, `make oracle` ten times as many. Of the seeds
+`make check` has a fifth, because the others are marked slow."""
 
 from typing import Any
 

@@ -54,7 +54,7 @@ def test_the_sink_holds_what_it_declares_wherever_it_crashes(
         lambda: [
             dict(zip(("id", "key", "value"), row, strict=True)) for row in final(database, table, "id, key, value")
         ],
-        scenarios=20,
+        scenarios=8,
         seeds=range(2),
         shows_early=True,
         kill=lambda sink: sink.close(),

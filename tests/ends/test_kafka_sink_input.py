@@ -283,8 +283,8 @@ def test_at_least_once_is_certified_as_such(kafka: KafkaServer, topic: Topic) ->
     certificate = certify(
         lambda: kafka_sink(kafka, topic, guarantee="at_least_once"),
         topic.read,
-        scenarios=10,
-        seeds=range(2),
+        scenarios=4,
+        seeds=range(1),
         kill=lambda sink: sink.close(),
     )
     assert certificate.guarantee == "at least once"

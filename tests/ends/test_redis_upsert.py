@@ -49,8 +49,8 @@ def test_the_sink_holds_what_it_declares_wherever_it_crashes(
     certify(
         lambda: RedisUpsertSink(redis.url, key="id", prefix=prefix, deterministic=True),
         read,
-        scenarios=40,
-        seeds=range(5),
+        scenarios=20,
+        seeds=range(3),
         shows_early=True,
         kill=lambda sink: sink.close(),
         reset=lambda: [database.delete(key) for key in database.scan_iter(f"{prefix}*")],

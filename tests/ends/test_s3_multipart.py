@@ -82,8 +82,8 @@ def test_the_sink_is_certified(store: S3Store) -> None:
         certify(
             lambda: ParquetSink(store.url, staging="multipart"),
             reader.look,
-            scenarios=15,
-            seeds=range(2),
+            scenarios=6,
+            seeds=range(1),
             make_store=lambda url: store,
             reset=reader.empty,
             leftovers=lambda: uploads_in(store),

@@ -190,13 +190,34 @@ def gone(pid: int) -> bool:
 
 @dataclass(frozen=True)
 class Fault:
-    """SIGKILL `victim` once, at `point`, from within the sink of whichever slot gets there first."""
+    """SIGKILL `victim` once at each point for which a test asks, from within the sink of whichever slot gets there
+    first. Points are "sync", "async", "before commit" and "after commit"."""
 
-    point: str  # "sync", "async", "before commit", "after commit"
     victim: str  # "slot" or "coordinator"
-    marker: str  # file that is created when it happened, so that it happens once
-    coordinator_pid_file: str
+    folder: str  # whose files tell of each point that it is asked for, and that it happened
     from_checkpoint: int = 3
+
+    def order(self, point: str, coordinator_pid: int) -> None:
+        draft = self._file(point, "draft")
+        draft.write_text(str(coordinator_pid))
+        draft.rename(self._file(point, "ordered"))
+
+    def happened(self, point: str) -> bool:
+        return self._file(point, "happened").exists()
+
+    def strike(self, point: str) -> None:
+        """If it is asked for, and for the first time."""
+        if not self._file(point, "ordered").exists():
+            return
+        try:
+            self._file(point, "happened").touch(exist_ok=False)
+        except FileExistsError:
+            return
+        pid = os.getpid() if self.victim == "slot" else int(self._file(point, "ordered").read_text())
+        os.kill(pid, signal.SIGKILL)
+
+    def _file(self, point: str, what: str) -> Path:
+        return Path(self.folder, f"{point} {what}")
 
 
 class FaultySink(JsonlSink):
@@ -210,29 +231,17 @@ class FaultySink(JsonlSink):
     def begin_transaction(self):
         self._begun += 1  # called in the synchronous part of every snapshot
         if self._begun > self.fault.from_checkpoint:
-            self._maybe("sync")
+            self.fault.strike("sync")
         return super().begin_transaction()
 
     def pre_commit(self, transaction, checkpoint):
         if checkpoint >= self.fault.from_checkpoint:
-            self._maybe("async")
+            self.fault.strike("async")
         return super().pre_commit(transaction, checkpoint)
 
     def commit(self, committable):
         if self._begun > self.fault.from_checkpoint:
-            self._maybe("before commit")
+            self.fault.strike("before commit")
         super().commit(committable)
         if self._begun > self.fault.from_checkpoint:
-            self._maybe("after commit")
-
-    def _maybe(self, point: str) -> None:
-        if point != self.fault.point:
-            return
-        try:
-            os.close(os.open(self.fault.marker, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return
-        if self.fault.victim == "slot":
-            os.kill(os.getpid(), signal.SIGKILL)
-        else:
-            os.kill(int(Path(self.fault.coordinator_pid_file).read_text()), signal.SIGKILL)
+            self.fault.strike("after commit")

@@ -72,7 +72,6 @@ def test_a_program_killed_while_it_moves_its_job_goes_on_when_it_is_started_agai
     refused, the newer one goes on; what it asks for at once, before its slots are there, is done."""
     seen = 0
     for move, moment in (
-        ("rescale", "starting"),
         ("rescale", "stopping"),
         ("rescale", "decided"),
         ("replace", "starting"),

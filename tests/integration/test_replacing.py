@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from harness import counting_flow, enough, until, verdict, visible_files
-from test_rescaling import RATE, check_a_kill_in_the_middle, runs, start, tasks_of
+from test_rescaling import KILLS, RATE, check_a_kill_in_the_middle, runs, start, tasks_of
 
 from barrier_runtime.launch.steering.replacing import ReplaceFailed
 from barrier_runtime.spark.closure import ship_by_value
@@ -46,8 +46,7 @@ def test_programs_take_over_from_each_other_and_leave_their_cores(spark, tmp_pat
     assert status.generations == 4, "one for each change, and none by trouble"
 
 
-@pytest.mark.parametrize("victim", ["old slot", "new slot", "coordinator"])
-@pytest.mark.parametrize("state", ["starting", "stopping", "moving"])
+@pytest.mark.parametrize(("state", "victim"), KILLS[1::2])
 def test_a_kill_in_the_middle_leaves_the_old_program_or_the_new_one(spark, tmp_path, victim, state):
     def change(handle, out, rows):
         try:

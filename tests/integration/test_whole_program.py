@@ -32,46 +32,62 @@ def launch(tmp_path, rows, rate, master="local[2]"):
     )
 
 
-def test_a_program_killed_whole_leaves_no_process_and_goes_on_from_the_latest_checkpoint(tmp_path):
-    """R3, Z9: SIGKILL of the driver alone; JVM, workers and coordinator must leave by themselves. Then run it again."""
-    rows = 60_000
-    first = launch(tmp_path, rows, 6_000)
-    family = []
-    try:
-        until(
-            lambda: first.poll() is None and len(visible_files(tmp_path / "out")) >= 4,
-            "some checkpoints were committed",
-        )
-        family = psutil.Process(first.pid).children(recursive=True)
-        assert len(family) >= 4  # JVM, daemon, two workers, coordinator
-    finally:
-        first.kill()
-        first.wait()
-    until(lambda: all(gone(process.pid) for process in family), "every process of the killed program left")
-    visible_before = {path.name for path in visible_files(tmp_path / "out")}
-    second = launch(tmp_path, rows, 60_000)
-    assert second.wait(180) == 0, (tmp_path / "program.log").read_text()[-3000:]
-    assert visible_before <= {path.name for path in visible_files(tmp_path / "out")}
-    assert verdict(tmp_path / "out", rows).right, verdict(tmp_path / "out", rows)
+class Runs:
+    """Of one program in one folder, one after the other; a start costs more than all that is done to it."""
+
+    ROWS = 120_000
+    RATE = 300  # seven minutes for what is done to the job; what is left then comes at once
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._out = folder, folder / "out"
+
+    def broken(self, break_off) -> str:
+        """Starts it, calls `break_off(program, its processes)` once this run has committed checkpoints, and waits until
+        all of it has left. What was visible is visible still. Returns what the program said."""
+        before = self.visible
+        (self._folder / "program.log").unlink(missing_ok=True)
+        program, family = launch(self._folder, self.ROWS, self.RATE), []
+        try:
+            until(lambda: program.poll() is not None or len(self.visible) >= len(before) + 4, "checkpoints committed")
+            assert program.poll() is None, self.said
+            family = psutil.Process(program.pid).children(recursive=True)
+            assert len(family) >= 4  # JVM, daemon, two workers, coordinator
+            break_off(program, family)
+        finally:
+            program.kill()
+            program.wait()
+        until(lambda: all(gone(process.pid) for process in family), "every process of the program left")
+        assert before <= self.visible
+        return self.said
+
+    def to_the_end(self) -> None:
+        before = self.visible
+        enough(self._out)
+        assert launch(self._folder, self.ROWS, self.RATE).wait(180) == 0, self.said[-3000:]
+        assert before <= self.visible
+        assert verdict(self._out, self.ROWS).right, verdict(self._out, self.ROWS)
+
+    @property
+    def visible(self) -> set[Path]:
+        return set(visible_files(self._out))
+
+    @property
+    def said(self) -> str:
+        return (self._folder / "program.log").read_text()
 
 
-def test_ctrl_c_ends_a_program_with_a_line_leaves_no_process_and_the_next_run_goes_on(tmp_path):
-    """As a terminal sends it: to the program, its JVM, the workers. The coordinator is in a session of its own."""
-    rows = 60_000
-    first = launch(tmp_path, rows, 6_000)
-    family = []
-    try:
-        until(
-            lambda: first.poll() is None and len(visible_files(tmp_path / "out")) >= 4,
-            "some checkpoints were committed",
-        )
-        family = psutil.Process(first.pid).children(recursive=True)
-        os.killpg(first.pid, signal.SIGINT)
-        assert first.wait(120) == -signal.SIGINT
-    finally:
-        first.kill()
-        first.wait()
-    said = (tmp_path / "program.log").read_text()
+def test_a_program_that_is_killed_interrupted_or_without_its_jvm_leaves_no_process_and_goes_on(tmp_path):
+    """R3, Z9: SIGKILL of the driver alone; Ctrl-C as a terminal sends it, to the program, its JVM and the workers (the
+    coordinator is in a session of its own); SIGKILL of the JVM, whose driver must not wait for slots that can never
+    come. JVM, workers and coordinator leave by themselves. Started again after its end, it adds nothing."""
+    runs = Runs(tmp_path)
+    runs.broken(lambda program, family: program.kill())
+
+    def interrupt(program, family):
+        os.killpg(program.pid, signal.SIGINT)
+        assert program.wait(120) == -signal.SIGINT
+
+    said = runs.broken(interrupt)
     assert said.strip().splitlines()[-1] == (
         "KeyboardInterrupt: job whole-program was stopped; what its last checkpoint covers is committed; "
         "the next run goes on from there"
@@ -82,44 +98,20 @@ def test_ctrl_c_ends_a_program_with_a_line_leaves_no_process_and_the_next_run_go
         "main",
         "called",
     ], said
-    until(lambda: all(gone(process.pid) for process in family), "every process of the program left")
-    visible_before = {path.name for path in visible_files(tmp_path / "out")}
-    assert launch(tmp_path, rows, 60_000).wait(180) == 0, (tmp_path / "program.log").read_text()[-3000:]
-    assert visible_before <= {path.name for path in visible_files(tmp_path / "out")}
-    assert verdict(tmp_path / "out", rows).right, verdict(tmp_path / "out", rows)
 
+    jvms = []
 
-def test_a_program_whose_jvm_dies_says_so_leaves_nothing_and_goes_on_when_it_is_run_again(tmp_path):
-    """R3, Z9: the driver lives on without Spark; it must not wait for slots that can never come."""
-    rows = 60_000
-    first = launch(tmp_path, rows, 6_000)
-    family = []
-    try:
-        until(
-            lambda: first.poll() is None and len(visible_files(tmp_path / "out")) >= 4,
-            "some checkpoints were committed",
-        )
-        family = psutil.Process(first.pid).children(recursive=True)
-        (jvm,) = [process for process in psutil.Process(first.pid).children() if process.name() == "java"]
-        jvm.kill()
-        assert first.wait(120) == 1
-    finally:
-        first.kill()
-        first.wait()
-    said = (tmp_path / "program.log").read_text().strip().splitlines()[-1]
-    assert f"Spark's JVM, process {jvm.pid}, ended with exit code -9" in said, said
-    until(lambda: all(gone(process.pid) for process in family), "every process of the program left")
-    assert launch(tmp_path, rows, 60_000).wait(180) == 0, (tmp_path / "program.log").read_text()[-3000:]
-    assert verdict(tmp_path / "out", rows).right, verdict(tmp_path / "out", rows)
+    def kill_jvm(program, family):
+        jvms.extend(process for process in psutil.Process(program.pid).children() if process.name() == "java")
+        jvms[0].kill()
+        assert program.wait(120) == 1
 
-
-def test_a_finished_job_started_again_adds_nothing(tmp_path):
-    rows = 5_000
-    assert launch(tmp_path, rows, 50_000).wait(180) == 0
-    before = sorted(visible_files(tmp_path / "out"))
-    assert launch(tmp_path, rows, 50_000).wait(180) == 0
-    assert sorted(visible_files(tmp_path / "out")) == before
-    assert verdict(tmp_path / "out", rows).right
+    said = runs.broken(kill_jvm).strip().splitlines()[-1]
+    assert f"Spark's JVM, process {jvms[0].pid}, ended with exit code -9" in said, said
+    runs.to_the_end()
+    written = runs.visible
+    runs.to_the_end()
+    assert runs.visible == written
 
 
 def test_a_killed_executor_is_replaced_and_the_output_is_the_truth(tmp_path):

@@ -385,8 +385,8 @@ def test_processes_and_their_sockets_are_found_by_their_mark_and_only_the_same_p
 @pytest.mark.spark
 @pytest.mark.timeout(1_200)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_two_minutes_of_chaos_lose_double_tear_and_leave_nothing(tmp_path, seed):
+def test_a_minute_of_chaos_loses_doubles_tears_and_leaves_nothing(tmp_path, seed):
     """T3, Z3, Z8, Z9, F1, F3, F4, F6, F9, F11, R3: every process, the store, the disk; in bursts and in recoveries."""
-    result = chaos(Chosen(minutes=2.0, kills=5, seed=seed), tmp_path / "chaos", print)
+    result = chaos(Chosen(minutes=1.0, kills=4, seed=seed), tmp_path / "chaos", print)
     assert result.clean, result.why_not
-    assert result.kills_in_all >= 5
+    assert result.kills_in_all >= 4

@@ -107,7 +107,7 @@ def test_the_sink_is_exactly_once_wherever_it_crashes(kind: type[MailboxSink]) -
     certify(
         lambda: kind(mailbox, max_bytes_in_memory=3_000),
         mailbox.read,
-        scenarios=300,
+        scenarios=150,
         ordered=True,
         job_store=store,
         reset=mailbox.letters.clear,
@@ -124,7 +124,7 @@ def test_the_sink_is_exactly_once_where_no_list_shows_anything(monkeypatch: pyte
     certify(
         lambda: MailboxSink(mailbox, max_bytes_in_memory=3_000),
         mailbox.read,
-        scenarios=300,
+        scenarios=150,
         ordered=True,
         job_store=store,
         reset=mailbox.letters.clear,

@@ -145,7 +145,7 @@ def test_the_work_for_a_finished_split_does_not_depend_on_how_many_there_are(
 
 @pytest.mark.slow
 def test_splits_of_a_fixed_list_that_were_not_begun_cost_nothing_in_a_snapshot() -> None:
-    source = Many(20_000)
+    source = Many(5_000)
     driver = opened(spec_of(source), World())
     capture = driver.snapshot(1)
     assert sum(map(len, capture.values.values())) < 200
@@ -156,7 +156,7 @@ def test_splits_of_a_fixed_list_that_were_not_begun_cost_nothing_in_a_snapshot()
 @pytest.mark.slow
 @pytest.mark.parametrize("source_class", [Many, Appearing])
 def test_a_checkpoint_of_many_finished_splits_writes_what_is_new(source_class: type[Many]) -> None:
-    count = 20_000
+    count = 6_000
     source, world = source_class(count), World()
     driver = opened(SourceSpec("src", source, tuple(source.splits(1))), world)
     done, written, checkpoint = 0, 0, 0
