@@ -5,9 +5,9 @@ from typing import Any
 
 from barrier_runtime.api.handlers import refuse_coroutines
 from barrier_runtime.operators.aggregation.own import AnyAggregate, OwnAggregate
-from barrier_runtime.operators.functions.retried_calls import RetriedCall, check_pauses
+from barrier_runtime.operators.functions.retried_calls import RetriedCall
 from barrier_runtime.operators.outputs.failures import OnError
-from barrier_runtime.operators.retry import Retry
+from barrier_runtime.operators.retry import Retry, check_pauses
 from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.watermark_generator import WatermarkGenerator
@@ -34,7 +34,7 @@ def retried(
     return RetriedCall(function, on_error, all_rows, what=what), "fail"
 
 
-def with_errors(function: str, on_error: OnError, what: str = "rows") -> str:
+def with_errors(function: str, on_error: OnError | Retry, what: str = "rows") -> str:
     return f"{function}, skips {what} for which it raises" if on_error == "skip" else function
 
 

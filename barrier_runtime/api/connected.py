@@ -22,6 +22,7 @@ from barrier_runtime.operators.functions.sequencing import SequenceOperator, seq
 from barrier_runtime.operators.keyed.progress import keys_said
 from barrier_runtime.operators.outputs.declared_outputs import side_schemas
 from barrier_runtime.operators.outputs.failures import OnError
+from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.state.errors import InvalidJob
 
@@ -79,7 +80,7 @@ class ConnectedStreams:
         schema: SchemaLike | None = None,
         event_time: str | Mapping[str, str] | None = None,
         side: None = None,
-        on_error: Literal["fail", "skip"] = "fail",
+        on_error: Literal["fail", "skip"] | Retry = "fail",
     ) -> Stream: ...
 
     @overload
@@ -103,7 +104,7 @@ class ConnectedStreams:
         schema: SchemaLike | None = None,
         event_time: str | Mapping[str, str] | None = None,
         side: Mapping[str, SchemaLike],
-        on_error: OnError = "fail",
+        on_error: OnError | Retry = "fail",
     ) -> tuple[Stream, ...]: ...
 
     def process(
@@ -114,7 +115,7 @@ class ConnectedStreams:
         schema: SchemaLike | None = None,
         event_time: str | Mapping[str, str] | None = None,
         side: Mapping[str, SchemaLike] | None = None,
-        on_error: OnError = "fail",
+        on_error: OnError | Retry = "fail",
     ) -> Stream | tuple[Stream, ...]:
         """A function with a handler for each input, and state and timers per key that all of them share.
 

@@ -23,6 +23,7 @@ from barrier_runtime.operators.functions.process_groups import (
 )
 from barrier_runtime.operators.outputs.declared_outputs import side_schemas
 from barrier_runtime.operators.outputs.failures import OnError
+from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.state.broadcast import refuse_broadcast_state
 from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.operators.user_code import function_name
@@ -124,7 +125,7 @@ class StatefulSteps(KeyedSteps[S]):
         *,
         schema: SchemaLike | None = None,
         state: Mapping[str, Any] | None = None,
-        on_error: Literal["fail", "skip"] = "fail",
+        on_error: Literal["fail", "skip"] | Retry = "fail",
     ) -> S: ...
 
     @overload
@@ -145,7 +146,7 @@ class StatefulSteps(KeyedSteps[S]):
         *,
         schema: SchemaLike | None = None,
         state: Mapping[str, Any] | None = None,
-        on_error: OnError = "fail",
+        on_error: OnError | Retry = "fail",
     ) -> S | tuple[S, S]:
         """A function of whole batches, with state per key as numpy columns: for Arrow, numpy and pandas
         (docs/process-groups.md).
@@ -201,7 +202,7 @@ class StatefulSteps(KeyedSteps[S]):
         state: Mapping[str, KeyedState] | None = None,
         event_time: str | None = None,
         side: None = None,
-        on_error: Literal["fail", "skip"] = "fail",
+        on_error: Literal["fail", "skip"] | Retry = "fail",
     ) -> S: ...
 
     @overload
@@ -227,7 +228,7 @@ class StatefulSteps(KeyedSteps[S]):
         state: Mapping[str, KeyedState] | None = None,
         event_time: str | None = None,
         side: Mapping[str, SchemaLike],
-        on_error: OnError = "fail",
+        on_error: OnError | Retry = "fail",
     ) -> tuple[S, ...]: ...
 
     def process(
@@ -239,7 +240,7 @@ class StatefulSteps(KeyedSteps[S]):
         state: Mapping[str, KeyedState] | None = None,
         event_time: str | None = None,
         side: Mapping[str, SchemaLike] | None = None,
-        on_error: OnError = "fail",
+        on_error: OnError | Retry = "fail",
     ) -> S | tuple[S, ...]:
         """A row-wise function with state and timers per key.
 
@@ -256,7 +257,8 @@ class StatefulSteps(KeyedSteps[S]):
         `side`: schemas of side outputs by name, which `ctx.emit(name, row)` gives rows to. Then a tuple is returned:
         the main stream, and one for each side output in that order. `on_error` as in `map`, with the errors as the last
         stream: of a row (or timer) at which the function raises, nothing goes out that it yielded or emitted before;
-        what it had written to state, and its timers, stay as they are (docs/side-outputs.md).
+        what it had written to state, and its timers, stay as they are (docs/side-outputs.md). With `Retry` all of it is
+        put back, and the call repeated.
 
         >>> out, hot = readings.key_by("sensor").process("alarm", Alarm, schema=OUT, side={"hot": HOT})
         """

@@ -40,6 +40,7 @@ from barrier_runtime.operators.functions.process_rows import ProcessRowsOperator
 from barrier_runtime.operators.outputs.dead_letters import DEAD_LETTERS, DeadLetterOperator
 from barrier_runtime.operators.outputs.declared_outputs import side_schemas
 from barrier_runtime.operators.outputs.failures import OnError
+from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.watermark_generator import GeneratedWatermarkOperator, WatermarkGenerator
 from barrier_runtime.operators.watermarks import WatermarkOperator
@@ -189,7 +190,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         *,
         schema: SchemaLike | None = None,
         side: None = None,
-        on_error: Literal["fail", "skip"] = "fail",
+        on_error: Literal["fail", "skip"] | Retry = "fail",
     ) -> "Stream": ...
 
     @overload
@@ -211,7 +212,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         *,
         schema: SchemaLike | None = None,
         side: Mapping[str, SchemaLike],
-        on_error: OnError = "fail",
+        on_error: OnError | Retry = "fail",
     ) -> tuple["Stream", ...]: ...
 
     def process(
@@ -221,12 +222,11 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         *,
         schema: SchemaLike | None = None,
         side: Mapping[str, SchemaLike] | None = None,
-        on_error: OnError = "fail",
+        on_error: OnError | Retry = "fail",
     ) -> "Stream | tuple[Stream, ...]":
-        """A row-wise function without key: a class with `process(self, row, ctx)`, which yields rows, or returns a row,
-        a list or None, or a plain function of (row, ctx). The class may have `open(self, ctx)`, called once in each
-        subtask before the first row, and `close(self)`. There is no state: that belongs to a key (`key_by`). See
-        `RowContext` for `ctx`; `schema`, `side` and `on_error` are as in `KeyedStream.process`."""
+        """A row-wise function without key and state: a class with `process(self, row, ctx)`, which yields rows, or gives
+        a row, a list or None, or a function of (row, ctx). The class may have `open(self, ctx)`, called in each subtask
+        before the first row, and `close(self)`. See `RowContext` for `ctx`; the others as in `KeyedStream.process`."""
         where = f"process {name!r}"
         if not isinstance(name, str):
             raise InvalidJob(f"process: its name is {name!r}: the first argument is the step's name, a string")

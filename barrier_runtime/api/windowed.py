@@ -16,6 +16,7 @@ from barrier_runtime.operators.aggregation.described import described_aggregates
 from barrier_runtime.operators.aggregation.own import AnyAggregate, require_merge
 from barrier_runtime.operators.outputs.declared_outputs import side_schemas
 from barrier_runtime.operators.outputs.failures import OnError
+from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.assigners import Count, Global, Session, WindowAssigner, lateness_definition
@@ -174,7 +175,7 @@ class WindowedStream(Generic[S]):
         schema: SchemaLike,
         batches: bool = False,
         late: Literal[False] = False,
-        on_error: Literal["fail", "skip"] = "fail",
+        on_error: Literal["fail", "skip"] | Retry = "fail",
         **aggregates: AnyAggregate,
     ) -> S: ...
 
@@ -186,7 +187,7 @@ class WindowedStream(Generic[S]):
         schema: SchemaLike,
         batches: bool = False,
         late: Literal[True],
-        on_error: OnError = "fail",
+        on_error: OnError | Retry = "fail",
         **aggregates: AnyAggregate,
     ) -> tuple[S, ...]: ...
 
@@ -209,7 +210,7 @@ class WindowedStream(Generic[S]):
         schema: SchemaLike,
         batches: bool = False,
         late: Any = False,
-        on_error: OnError = "fail",
+        on_error: OnError | Retry = "fail",
         **aggregates: AnyAggregate,
     ) -> S | tuple[S, ...]:
         """A function of each whole window once it is over: `function(key, window, table)`, with the key (a tuple of
@@ -322,7 +323,7 @@ class WindowedStream(Generic[S]):
         schema: pa.Schema,
         batches: bool,
         late: bool,
-        on_error: OnError,
+        on_error: OnError | Retry,
         aggregates: dict[str, AnyAggregate],
     ) -> S | tuple[S, ...]:
         if batches:

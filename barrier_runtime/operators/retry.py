@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from barrier_runtime.state.errors import InvalidJob
 
-_LONGEST_S = 60.0
+_LONGEST_S = 60.0  # a pause
+LONGEST_S = 1.0  # of all pauses of one row for which its slot stands still
 
 
 @dataclass(frozen=True)
@@ -42,3 +43,15 @@ class Retry:
 
 def _is_exception(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, Exception)
+
+
+def check_pauses(retry: Retry, where: str) -> None:
+    """Raises `InvalidJob` where a row might hold up its slot for too long."""
+    pauses_s = 0.0
+    for failed in range(1, retry.times + 1):
+        pauses_s += retry.pause_s(failed)
+        if pauses_s > LONGEST_S:
+            raise InvalidJob(
+                f"{where}: the pauses of {retry!r} are {pauses_s:g} s and more for one row, in which its slot stands "
+                f"still: keep them within {LONGEST_S:g} s, or take lookup(…, retry=…), where rows wait beside others"
+            )

@@ -15,6 +15,7 @@ from barrier_runtime.operators.functions.connected import ConnectedInput, Connec
 from barrier_runtime.operators.functions.process import ProcessOperator
 from barrier_runtime.operators.functions.sequencing import SequenceOperator
 from barrier_runtime.operators.outputs.failures import OnError
+from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.testing.keyed_harness import HarnessSnapshot, KeyedHarness
@@ -54,7 +55,7 @@ class ConnectedHarness:
         schema: SchemaLike | None = None,
         event_time: str | Mapping[str, str] | None = None,
         side: Mapping[str, SchemaLike] | None = None,
-        on_error: OnError = "fail",
+        on_error: OnError | Retry = "fail",
         parallelism: int = 1,
         max_parallelism: int = 128,
         restore: ConnectedHarnessSnapshot | None = None,
@@ -165,7 +166,7 @@ class _Inner(KeyedHarness):
         state: Mapping[str, KeyedState] | None,
         output: pa.Schema | None,
         side: Mapping[str, pa.Schema],
-        on_error: OnError,
+        on_error: OnError | Retry,
     ) -> ProcessOperator:
         made = ConnectedOperator("function", tuple(self._inputs.values()), function, output, side, on_error)
         self._operators.append(made)

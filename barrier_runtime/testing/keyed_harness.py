@@ -26,6 +26,7 @@ from barrier_runtime.operators.functions.user_metrics import PREFIX
 from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.operators.outputs.declared_outputs import side_schemas
 from barrier_runtime.operators.outputs.failures import OnError
+from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.state.broadcast import BroadcastState
 from barrier_runtime.operators.state.folded import AggregatingState, ReducingState
 from barrier_runtime.operators.state.handle import KeyedState
@@ -86,7 +87,7 @@ class KeyedHarness:
         state: Mapping[str, KeyedState] | None = None,
         event_time: str | None = None,
         side: Mapping[str, SchemaLike] | None = None,
-        on_error: OnError = "fail",
+        on_error: OnError | Retry = "fail",
         parallelism: int = 1,
         max_parallelism: int = 128,
         restore: HarnessSnapshot | None = None,
@@ -233,7 +234,7 @@ class KeyedHarness:
         state: Mapping[str, KeyedState] | None,
         output: pa.Schema | None,
         side: Mapping[str, pa.Schema],
-        on_error: OnError,
+        on_error: OnError | Retry,
     ) -> ProcessOperator:
         times = self._event_time
         return ProcessOperator(_NAME, self._keys, function, state, times, output, self._rows, side, on_error)

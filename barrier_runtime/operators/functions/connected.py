@@ -23,6 +23,7 @@ from barrier_runtime.operators.functions.process import ProcessOperator, no_key
 from barrier_runtime.operators.functions.sequencing import by_input
 from barrier_runtime.operators.keyed.progress import check_same, columns_of, schema_bytes
 from barrier_runtime.operators.outputs.failures import OnError, guarded
+from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.state.broadcast import ConnectedKey
 from barrier_runtime.operators.state.broadcast_copy import BroadcastCopies
 from barrier_runtime.operators.state.handle import CurrentKey
@@ -67,7 +68,7 @@ class ConnectedOperator(ProcessOperator):
         function: Any,
         output: pa.Schema | None = None,
         side: Mapping[str, pa.Schema] | None = None,
-        on_error: OnError = "fail",
+        on_error: OnError | Retry = "fail",
     ) -> None:
         """`function`: a class (or object) with a handler for each input."""
         self._keyed = [_Port(input) for input in inputs if input.keys]
@@ -115,6 +116,10 @@ class ConnectedOperator(ProcessOperator):
             for port in self._keyed:
                 assert port.call is not None
                 port.call = guarded(port.call, self._writer.take, self._sides, self._failures, of_rows=True)
+        if self._undo is not None:
+            self._undo.add(self._copies)
+            for port in (*self._keyed, *self._broadcast):
+                port.call = self._repeated(port.call)
 
     def snapshot(self, checkpoint: int) -> Capture:
         self._key_columns = self._columns  # of the state, whatever input came last

@@ -5,7 +5,6 @@ The cost beside the user's own call is kept to a few attribute writes: state han
 """
 
 import itertools
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from operator import length_hint
 from sys import getrefcount
@@ -19,21 +18,23 @@ from barrier_runtime.data.elements import WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import check_event_time_type, event_times_ms
 from barrier_runtime.data.rows import Row, RowWriter, each_row_of
 from barrier_runtime.operators.base import Capture, Emit, OperatorContext
+from barrier_runtime.operators.functions.attributes import WatchedAttributes
 from barrier_runtime.operators.functions.context_hints import no_attribute
+from barrier_runtime.operators.functions.retried_calls import RetriedCall
 from barrier_runtime.operators.functions.user_metrics import UserMetrics
 from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.operators.keyed.reclaiming import Reclaiming
 from barrier_runtime.operators.keyed.timers import TABLE, Slice, Timers
+from barrier_runtime.operators.keyed.undoable_timers import watch_timers
 from barrier_runtime.operators.keyed.wall_timers import WALL_TABLE, WallTimers
 from barrier_runtime.operators.outputs.failures import Failures, OnError, guarded
-from barrier_runtime.operators.outputs.side_outputs import SideOutputs
+from barrier_runtime.operators.outputs.side_outputs import EmittedByCall, SideOutputs
+from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.state.handle import CurrentKey, KeyedState, NoKey, States
 from barrier_runtime.operators.state.ttl import Timing
 from barrier_runtime.operators.user_code import close_function, function_name, open_function, own_function, user_error
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
-
-_SIMPLE = (bool, int, float, str, bytes)
-_ABSENT = object()
+from barrier_runtime.state.values.undo import Undo
 
 
 class ProcessContext:
@@ -141,16 +142,6 @@ class _Given:
         return Batch(writer.made(self.rows, like), emit_ns, reached)
 
 
-def _plain_attributes(target: Any) -> dict[str, Any]:
-    """Attributes of an object that could be meant as state: numbers and text by value, containers by size."""
-    attributes = vars(target).items() if hasattr(target, "__dict__") else ()
-    return {
-        name: repr(value) if type(value) is float else value if type(value) in _SIMPLE else len(value)
-        for name, value in attributes
-        if type(value) in (*_SIMPLE, list, dict, set)
-    }
-
-
 class ProcessOperator(KeyedOperator):
     kind = "process"
 
@@ -164,7 +155,7 @@ class ProcessOperator(KeyedOperator):
         output: pa.Schema | None = None,
         schema: pa.Schema | None = None,
         side: Mapping[str, pa.Schema] | None = None,
-        on_error: OnError = "fail",
+        on_error: OnError | Retry = "fail",
     ) -> None:
         """`function`: a class (or object) with `process(self, key, row, ctx)`, or a function of (key, row, ctx).
         `side`: the schemas of its side outputs."""
@@ -177,9 +168,9 @@ class ProcessOperator(KeyedOperator):
         self._on_error = on_error
         self._failures: Failures | None = None
         self._current = self._made_current()
+        self._undo = self._current.undo = Undo() if isinstance(on_error, Retry) else None
         self._by_row = False  # event time is told row by row
-        self._attributes: dict[str, Any] = {}
-        self._warned = False
+        self._attributes: WatchedAttributes | None = None  # once open() has ended
         self._reclaiming: Reclaiming | None = None  # of states with a TTL
         self._rest: Batch | None = None  # of a batch within which a slice ended
         self._came_by_timer_ms: int | None = None  # event time, while a timer of that time has brought it there
@@ -199,7 +190,9 @@ class ProcessOperator(KeyedOperator):
         self._on_timer = getattr(target, "on_timer", None)
         self._on_wall_timer = getattr(target, "on_wall_timer", None)
         self._writer = RowWriter(f"{function_name(self._call)} of operator {self.name!r}", self._output)
-        if self._on_error != "fail":
+        if isinstance(self._on_error, Retry):
+            self._repeat()
+        elif self._on_error != "fail":
             self._guard(Failures(self._on_error, self.name, function_name(self._call)))
         self._target = target
         self._replaceable: dict[str, KeyedState] = {}  # made in __init__: nothing refuses to assign to them
@@ -226,6 +219,10 @@ class ProcessOperator(KeyedOperator):
         self._wall_timers = WallTimers(
             wall_table, self._current, self.context, None if self._on_wall_timer else name, wall_from_ms
         )
+        if self._undo is not None:
+            self._undo.add(EmittedByCall(self._sides))
+            for each in (timers, self._wall_timers):
+                watch_timers(self._undo, each)
         self._context = ProcessContext(
             self.name,
             self.context.subtask,
@@ -242,7 +239,7 @@ class ProcessOperator(KeyedOperator):
         self._current.key = no_key(self.where, "open()")
         open_function(target, self._context, self._failed)
         self._sides.check_none("open()")
-        self._attributes = _plain_attributes(target)
+        self._attributes = WatchedAttributes(target, self.where)
         self._to_close = target
 
     def _guard(self, failures: Failures) -> None:
@@ -255,6 +252,18 @@ class ProcessOperator(KeyedOperator):
             self._on_timer = guarded(self._on_timer, take, sides, failures, of_rows=False)
         if self._on_wall_timer is not None:
             self._on_wall_timer = guarded(self._on_wall_timer, take, sides, failures, of_rows=False)
+
+    def _repeat(self) -> None:
+        """What the functions raise is tried again."""
+        self._call = self._repeated(self._call)
+        if self._on_timer is not None:
+            self._on_timer = self._repeated(self._on_timer, "timer")
+        if self._on_wall_timer is not None:
+            self._on_wall_timer = self._repeated(self._on_wall_timer, "timer")
+
+    def _repeated(self, call: Any, what: str = "row") -> Any:
+        assert isinstance(self._on_error, Retry)
+        return RetriedCall(call, self._on_error, True, what=what, undo=self._undo)
 
     def _nothing_given(self) -> _Given:
         return _Given(self._by_row)
@@ -292,8 +301,8 @@ class ProcessOperator(KeyedOperator):
         return self._wall_timers
 
     def snapshot(self, checkpoint: int) -> Capture:
-        if self._bound is not None and self.backend.watched and not self._warned:
-            self._look_at_attributes()
+        if self._attributes is not None and self.backend.watched:
+            self._attributes.look()
         if self._reclaiming is not None:
             self._reclaiming.snapshot(checkpoint)
         if self._bound is not None:
@@ -531,19 +540,6 @@ class ProcessOperator(KeyedOperator):
             found = vars(self._target).get(name)
             if found is not handle:
                 raise handle.assigned(found)
-
-    def _look_at_attributes(self) -> None:
-        """An attribute that changes is rarely meant to be shared by keys and forgotten by restarts: say it once."""
-        now = _plain_attributes(self._target)
-        changed = [name for name, seen in now.items() if self._attributes.get(name, _ABSENT) != seen]
-        if changed:
-            self._warned = True
-            warnings.warn(
-                f"{self.where}: {changed[0]!r} of {type(self._target).__name__} changed while rows were processed, and "
-                "is no state: all keys of a subtask share it, and no checkpoint has it. Make it a "
-                "ValueState if it must last",
-                stacklevel=2,
-            )
 
     def _timestamps(self, batch: Batch) -> Iterable[int | None]:
         if self._event_time is None:

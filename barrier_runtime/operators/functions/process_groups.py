@@ -5,7 +5,7 @@ of what the batch's keys have; it is written back when the function has returned
 nothing. Only keys whose columns it has changed go into the next snapshot.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,10 @@ from barrier_runtime.data.grouping import group_rows
 from barrier_runtime.data.schemas import described
 from barrier_runtime.operators.aggregation.own import columns_of_numbers
 from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.functions.retried_calls import RetriedCall
 from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.operators.outputs.failures import Failures, OnError, in_parts
+from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name, own_function, user_error
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.continued_aggregates import COLUMN, described_name
@@ -129,17 +131,26 @@ class ProcessGroupsOperator(KeyedOperator):
         state: Declared | None = None,
         output: pa.Schema | None = None,
         schema: pa.Schema | None = None,
-        on_error: OnError = "fail",
+        on_error: OnError | Retry = "fail",
     ) -> None:
         """`function`: a class (or object) with `process_groups(self, keys, batch, state)`, or a function of these."""
         super().__init__(name, keys, keys, schema)
         self._function = function
         self._declared_columns = declared_columns(function, state, self.where)
         self._output = output
-        self._failures = None if on_error == "fail" else Failures(on_error, name, function_name(function))
+        self._retry = on_error if isinstance(on_error, Retry) else None
+        self._failures = (
+            None
+            if on_error == "fail" or isinstance(on_error, Retry)
+            else Failures(on_error, name, function_name(function))
+        )
 
     def bind(self, columns: pa.Schema) -> None:
         _, self._call = own_function(self._function, "process_groups", lambda error, _: self._failed(error, None))
+        self._give: Callable[[Batch], _Given] = self._given
+        if self._retry is not None:  # nothing is written before it has returned, so there is nothing to put back
+            said = function_name(self._call)
+            self._give = RetriedCall(self._given, self._retry, False, what="batch", said=said)
         self._table = self._column_table("groups", self._declared_columns, (), evictable=True)
         for name, what in described_columns(self._declared_columns).items():
             self.backend.describe(name, what)
@@ -157,7 +168,7 @@ class ProcessGroupsOperator(KeyedOperator):
             failures.flush(emit, batch.emit_ns)
             return
         try:
-            given = self._given(batch)
+            given = self._give(batch)
         except Exception as error:
             raise self._failed(error, rows) from error
         self._take(given, batch, emit)

@@ -11,9 +11,11 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.rows import Row, RowWriter, each_row_of
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
 from barrier_runtime.operators.functions.context_hints import KEYED, no_attribute
+from barrier_runtime.operators.functions.retried_calls import RetriedCall
 from barrier_runtime.operators.functions.user_metrics import UserMetrics
 from barrier_runtime.operators.outputs.failures import Failures, OnError
-from barrier_runtime.operators.outputs.side_outputs import SideOutputs
+from barrier_runtime.operators.outputs.side_outputs import EmittedByCall, SideOutputs
+from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import close_function, function_name, open_function, own_function, user_error
 
 
@@ -47,7 +49,7 @@ class ProcessRowsOperator(Operator):
         function: Any,
         schema: pa.Schema | None = None,
         side: Mapping[str, pa.Schema] | None = None,
-        on_error: OnError = "fail",
+        on_error: OnError | Retry = "fail",
     ) -> None:
         """`function`: a class (or object) with `process(self, row, ctx)`, or a function of (row, ctx)."""
         self._name = name
@@ -65,7 +67,9 @@ class ProcessRowsOperator(Operator):
         target, self._call = own_function(self._function, "process", self._failed)
         name = function_name(self._call)
         self._writer = RowWriter(f"{name} of operator {self._name!r}", self._schema)
-        if self._on_error != "fail":
+        if isinstance(self._on_error, Retry):
+            self._call = RetriedCall(self._call, self._on_error, True, undo=EmittedByCall(self._sides))
+        elif self._on_error != "fail":
             self._failures = Failures(self._on_error, self._name, name)
             self._failures.opened(context)
         metrics = UserMetrics(self._where, context.metrics)

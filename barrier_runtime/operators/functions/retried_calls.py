@@ -1,9 +1,9 @@
-"""`on_error=Retry(…)` of functions of one row, or of a batch: the call is repeated at once, in the slot's own time, and
-what still fails then is trouble of the outside world, which the job's `restart=` deals with.
+"""`on_error=Retry(…)`: a call that fails is repeated at once, in the slot's own time, and what still fails then is
+trouble of the outside world, which the job's `restart=` deals with.
 
-The slot stands still for the pauses, so they are short (`LONGEST_S`); what waits longer belongs into a `lookup`, whose
-rows wait without holding up others. Functions with state are not repeated: what the call had written would be written
-twice.
+The slot stands still for the pauses, so they are short (`check_pauses`); what waits longer belongs into a `lookup`,
+whose rows wait without holding up others. What a call has written to state, its timers and what it has emitted are put
+back before the next one (`state/values/undo`); attributes of the user's object and what it counts are not.
 """
 
 import time
@@ -13,49 +13,43 @@ from typing import Any
 from barrier_runtime.data.rows import taken_value
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name, said
-from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
-
-LONGEST_S = 1.0  # of all pauses of one row
-
-
-def check_pauses(retry: Retry, where: str) -> None:
-    """Raises `InvalidJob` where a row might hold up its slot for too long."""
-    pauses_s = 0.0
-    for failed in range(1, retry.times + 1):
-        pauses_s += retry.pause_s(failed)
-        if pauses_s > LONGEST_S:
-            raise InvalidJob(
-                f"{where}: the pauses of {retry!r} are {pauses_s:g} s and more for one row, in which its slot stands "
-                f"still: keep them within {LONGEST_S:g} s, or take lookup(…, retry=…), where rows wait beside others"
-            )
+from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
+from barrier_runtime.state.values.undo import Undoable
 
 
 class RetriedCall:
     """A user's function of a row (or a batch: `what` it is), called again for what `retry` names, with the row as it
-    came. `all_rows`: it gives rows one by one, which are taken together, so that none goes out of a call that fails."""
+    came. `all_rows`: it may give rows one by one, which are taken together, so that none goes out of a call that fails.
+    `undo`: of what the function can change."""
 
     def __init__(
         self,
-        function: Callable[[Any], Any],
+        function: Callable[..., Any],
         retry: Retry,
         all_rows: bool,
         sleep: Callable[[float], None] = time.sleep,
         what: str = "row",
+        undo: Undoable | None = None,
+        said: str | None = None,
     ) -> None:
-        self.__qualname__ = function_name(function)[:-2]
+        """`said`: how the function is called in messages."""
+        self.__qualname__ = (said or function_name(function))[:-2]
         self._function = function
         self._retry = retry
         self._all_rows = all_rows
         self._sleep = sleep
         self._what = what
+        self._undo = undo
 
-    def __call__(self, row: Any) -> Any:
+    def __call__(self, *given: Any) -> Any:
         """Raises `Unavailable` when the last repetition has failed, and at once what `retry` does not name."""
-        failed, as_it_came = 0, taken_value(row) if type(row) is dict else row
+        failed, as_it_came, undo = 0, _as_it_is(given), self._undo
         while True:
+            if undo is not None:
+                undo.begin()
             try:
-                result = self._function(row)
-                return list(result) if self._all_rows and type(result) is not list else result
+                result = self._function(*given)
+                return _taken(result) if self._all_rows else result
             except BarrierRuntimeError:
                 raise
             except Exception as error:
@@ -68,6 +62,19 @@ class RetriedCall:
                         f"one {self._what}: the job goes on from its last checkpoint, as restart= says; look at what "
                         "it asks"
                     ) from error
-            if type(row) is dict:
-                row = taken_value(as_it_came)
+            if undo is not None:
+                undo.put_back()
+            given = _as_it_is(as_it_came)
             self._sleep(self._retry.pause_s(failed))
+
+
+def _as_it_is(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments of a call, of which a row may be changed by it."""
+    return tuple([taken_value(each) if type(each) is dict else each for each in given])
+
+
+def _taken(result: Any) -> Any:
+    """All rows of a generator, each as it was when it was given."""
+    if result is None or type(result) in (dict, list):
+        return result
+    return [taken_value(row) if type(row) is dict else row for row in result]

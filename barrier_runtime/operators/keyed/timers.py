@@ -133,7 +133,7 @@ class Timers:
                 f"use a class with process() and {self._handler}"
             )
         if type(timestamp_ms) is not int:
-            timestamp_ms = _whole(timestamp_ms)
+            timestamp_ms = whole_ms(timestamp_ms)
         if not WATERMARK_MIN <= timestamp_ms <= WATERMARK_MAX:
             raise InvalidJob(f"timer at {timestamp_ms} is out of range: use milliseconds since the epoch (64 bits)")
         key = self._current.key
@@ -161,12 +161,18 @@ class Timers:
 
     def delete(self, timestamp_ms: int) -> None:
         """Forget the current key's timer at `timestamp_ms`; it is not an error if there is none."""
-        timer = (_whole(timestamp_ms), self._current.key)
+        timer = (whole_ms(timestamp_ms), self._current.key)
         held = self._held.get(timer)
         if held:
             self._kill(timer)
         elif held is None and self._marks and WATERMARK_MIN <= timer[0] <= WATERMARK_MAX:
             self._table.delete(timer)
+
+    def is_set(self, timestamp_ms: int) -> bool:
+        """Whether the current key has a timer then. May read the store."""
+        timer = (timestamp_ms, self._current.key)
+        held = self._held.get(timer)
+        return bool(self._marks and self._table.get(timer) is not None) if held is None else held
 
     def of_key(self) -> list[int]:
         """When the current key's timers are due, the earliest first. Reads those of all keys of its key group."""
@@ -315,7 +321,7 @@ class Timers:
         self.next_ms = self._heap[0][0] if self._heap else _NEVER
 
 
-def _whole(timestamp_ms: Any) -> int:
+def whole_ms(timestamp_ms: Any) -> int:
     try:
         whole = int(timestamp_ms)
     except (TypeError, ValueError, OverflowError):

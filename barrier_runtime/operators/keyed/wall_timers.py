@@ -70,7 +70,7 @@ class WallTimers(Timers):
         if not isinstance(delay, timedelta):
             raise InvalidJob(f"wall-clock timer after {delay!r}: pass a timedelta, as in after(timedelta(seconds=5))")
         due_ms = self._clock.now_ms() + max(1, math.ceil(delay / _MILLISECOND))
-        super().register(due_ms)
+        self.register(due_ms)
         return due_ms
 
     # ---- for the operator

@@ -61,6 +61,8 @@ def lookup_settings(
         raise InvalidJob(f'{where}: how={how!r}: use "left", "inner" or "side"')
     if not isinstance(ordered, bool):
         raise InvalidJob(f"{where}: ordered={ordered!r}: use True or False")
+    if isinstance(on_error, Retry):
+        raise InvalidJob(f"{where}: on_error={on_error!r}: pass it as retry=, so that other rows go on meanwhile")
     if retry is not None and not isinstance(retry, Retry):
         raise InvalidJob(f"{where}: retry={retry!r}: give a Retry, such as Retry(3)")
     if cache is not None and not isinstance(cache, Cache):

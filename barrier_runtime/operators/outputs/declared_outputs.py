@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.schemas import SchemaLike, as_schema
 from barrier_runtime.operators.outputs.failures import ERROR_SCHEMA, ERRORS, OnError
-from barrier_runtime.operators.retry import Retry
+from barrier_runtime.operators.retry import Retry, check_pauses
 from barrier_runtime.state.errors import InvalidJob
 
 
@@ -26,14 +26,10 @@ def side_schemas(side: Mapping[str, SchemaLike] | None, on_error: OnError | Retr
                 )
             found[name] = as_schema(schema, f"side output {name!r} of {where}")
     if isinstance(on_error, Retry):
-        raise InvalidJob(
-            f"{where}: on_error={on_error!r} is for functions of a row or batch alone, in map, flat_map, filter, "
-            "split and map_batches: what this step had written to state, or emitted, would be there twice. Raise "
-            "Unavailable(…) where a repetition may help: then the job goes on from its last checkpoint, as restart= "
-            "says"
-        )
+        check_pauses(on_error, where)
+        return found
     if on_error not in ("fail", "skip", "side"):
-        raise InvalidJob(f'{where}: on_error={on_error!r}: use "fail", "skip" or "side"')
+        raise InvalidJob(f'{where}: on_error={on_error!r}: use "fail", "skip", "side" or a Retry, such as Retry(3)')
     if on_error == "side":
         if ERRORS in found:
             raise InvalidJob(

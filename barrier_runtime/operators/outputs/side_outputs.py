@@ -132,6 +132,19 @@ class SideOutputs:
         )
 
 
+class EmittedByCall:
+    """What the call at hand emits, to be dropped if it is repeated (`state/values/undo`)."""
+
+    def __init__(self, sides: SideOutputs) -> None:
+        self._sides = sides
+
+    def begin(self) -> None:
+        self._before = self._sides.counts()
+
+    def put_back(self) -> None:
+        self._sides.back_to(self._before)
+
+
 def send(emit: Emit, name: str, batch: Batch, metrics: MetricGroup) -> None:
     """Into the side output `name`. Rows that nobody reads are dropped and counted."""
     if not emit.to(name, batch):

@@ -110,6 +110,17 @@ class BroadcastCopy:
         self._entries, self._captured = entries, False
         self._read = {}
 
+    def begin(self) -> None:
+        """See `state/values/undo`."""
+        self._captured = True
+        self._before = self.version, self._entries
+
+    def put_back(self) -> None:
+        version, entries = self._before
+        if version != self.version:
+            self.load(entries)
+            self._captured = True  # a snapshot may read it still
+
     def capture(self) -> "CapturedCopy":
         """As it is now; what changes from now on is changed elsewhere."""
         self._captured = True
@@ -179,6 +190,17 @@ class BroadcastCopies:
     def opened(self) -> None:
         """All states are open: those of the checkpoint that are not used any more are forgotten."""
         self._restored = {}
+
+    def begin(self) -> None:
+        """See `state/values/undo`. Only what may write now can have changed anything."""
+        if self.changes:
+            for copy in self._copies.values():
+                copy.begin()
+
+    def put_back(self) -> None:
+        if self.changes:
+            for copy in self._copies.values():
+                copy.put_back()
 
     def add_to(self, capture: Capture) -> None:
         """What a snapshot has of them, at this moment."""

@@ -19,6 +19,7 @@ from barrier_runtime.state.values.entry_table import EntryTable, WatchedEntryTab
 from barrier_runtime.state.values.expiry import Expiry
 from barrier_runtime.state.values.table import StateTable
 from barrier_runtime.state.values.timed_table import TimedEntries, TimedTable
+from barrier_runtime.state.values.undo import Undo
 from barrier_runtime.state.values.watched_table import WatchedTable
 
 Self = TypeVar("Self", bound="KeyedState")
@@ -29,11 +30,12 @@ StateKey = tuple[Any, ...]
 class CurrentKey:
     """The state key of the row (or timer) being processed. One per operator, set before every call."""
 
-    __slots__ = ("key", "timing")
+    __slots__ = ("key", "timing", "undo")
 
     def __init__(self) -> None:
         self.key: StateKey = ()
         self.timing: Timing | None = None  # of an operator whose states may have a TTL
+        self.undo: Undo | None = None  # of one that repeats calls which fail
 
 
 class NoKey:
@@ -203,6 +205,8 @@ def value_table(
     """The table of a state of one value per key."""
     expiry, what, encode, decode = _continued(handle, of, backend, name, where, current)
     table = backend.table(name, encode, decode, key_width, of.immutable, of.comparable, what)
+    if current.undo is not None:
+        current.undo.watch(table)
     return table if expiry is None else _registered(TimedTable(table, expiry), current)
 
 
@@ -218,6 +222,8 @@ def entries_table(
     """The table of a state of many entries per key."""
     expiry, what, encode, decode = _continued(handle, of, backend, name, where, current)
     table = backend.entry_table(name, encode, decode, key_width, what, of.immutable, of.comparable)
+    if current.undo is not None:
+        current.undo.watch(table)
     return table if expiry is None else _registered(TimedEntries(table, expiry, what.kind == "list"), current)
 
 

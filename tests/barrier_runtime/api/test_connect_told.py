@@ -152,7 +152,7 @@ OPTIONS: list[tuple[Row, str]] = [
         {"function": with_(last=ValueState(int, ttl=TTL(timedelta(1)))), "event_time": "at"},
         "state 'last' has a TTL in event time, which the watermark drives, but source 'o' of its rows has none",
     ),
-    ({"on_error": "ignore"}, 'on_error=\'ignore\': use "fail", "skip" or "side"'),
+    ({"on_error": "ignore"}, 'on_error=\'ignore\': use "fail", "skip", "side" or a Retry'),
 ]
 
 

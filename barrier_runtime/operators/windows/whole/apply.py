@@ -5,7 +5,7 @@ few at a time, so that barriers come in between; a window that was given is remo
 """
 
 import datetime
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,9 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.rows import RowWriter
 from barrier_runtime.data.schemas import described, fit
 from barrier_runtime.operators.base import Emit, OperatorContext
+from barrier_runtime.operators.functions.retried_calls import RetriedCall
 from barrier_runtime.operators.outputs.failures import NO_KEY, Failures, OnError
+from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.assigners import WindowAssigner
@@ -136,7 +138,7 @@ class ApplyOperator(HeldWindowOperator):
         output: pa.Schema,
         late: bool = False,
         batches: bool = False,
-        on_error: OnError = "fail",
+        on_error: OnError | Retry = "fail",
     ) -> None:
         """`output`: of what the function gives. `batches`: it is called with an iterator of record batches in place of
         a table. `on_error`: what becomes of a window for which it raises."""
@@ -147,7 +149,13 @@ class ApplyOperator(HeldWindowOperator):
         self._batches = batches
         self._said = f"{function_name(function)} of operator {name!r}"
         self._writer = RowWriter(self._said, output)
-        self._failures = None if on_error == "fail" else Failures(on_error, name, function_name(function))
+        self._results: Callable[..., Iterable[pa.RecordBatch]] = self._results_for
+        self._failures = None
+        if isinstance(on_error, Retry):
+            said = function_name(function)
+            self._results = RetriedCall(self._all_results_for, on_error, False, what="window", said=said)
+        elif on_error != "fail":
+            self._failures = Failures(on_error, name, function_name(function))
 
     def open(self, context: OperatorContext) -> None:
         super().open(context)
@@ -167,9 +175,8 @@ class ApplyOperator(HeldWindowOperator):
         key = self.codec.user_key(state_key[:-1]) if state_key[:-1] else None
         start_ms = state_key[-1]
         span = (start_ms, start_ms + self._window.size_ms) if self._window.bounded else (None, None)
-        rows = self._held_rows.batches_of(row_id) if self._batches else self._held_rows.all_of(row_id)
         try:
-            results = self._as_batches(self._function(key, TimeWindow(*span), rows))
+            results = self._results(key, TimeWindow(*span), row_id)
             yield from results if self._failures is None else list(results)
         except Exception as error:
             if self._failures is not None and self._failures.takes(error):
@@ -182,6 +189,13 @@ class ApplyOperator(HeldWindowOperator):
                 subtask=self.context.subtask,
                 key=key,
             ) from error
+
+    def _results_for(self, key: Any, window: TimeWindow, row_id: int) -> Iterator[pa.RecordBatch]:
+        rows = self._held_rows.batches_of(row_id) if self._batches else self._held_rows.all_of(row_id)
+        return self._as_batches(self._function(key, window, rows))
+
+    def _all_results_for(self, key: Any, window: TimeWindow, row_id: int) -> list[pa.RecordBatch]:
+        return list(self._results_for(key, window, row_id))
 
     def _failed_window(self, failures: Failures, error: Exception, row_id: int, state_key: tuple[Any, ...]) -> None:
         """Nothing goes out for this window, whose rows may be more than memory has room for: they are only counted."""

@@ -207,7 +207,7 @@ def test_an_undeclared_side_output_is_refused_with_the_declared_ones() -> None:
         ({"side": {"hot": {}}}, "side output 'hot' of process 'p': the schema has no columns"),
         ({"side": {"hot": {"v": "nonsense"}}}, "side output 'hot' of process 'p': column 'v' has the unknown type"),
         ({"side": {"errors": HOT}, "on_error": "side"}, "the side output 'errors' is that of on_error="),
-        ({"on_error": "ignore"}, 'process \'p\': on_error=\'ignore\': use "fail", "skip" or "side"'),
+        ({"on_error": "ignore"}, 'process \'p\': on_error=\'ignore\': use "fail", "skip", "side" or a Retry'),
     ],
 )
 def test_wrong_declarations_are_refused_when_the_flow_is_written(options: Any, said: str) -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from barrier_runtime import CollectSink, Dataflow, InvalidJob, Retry, Unavailable, UserCodeError, ValueState
 from barrier_runtime.launch.result import JobFailed
-from barrier_runtime.operators.functions.retried_calls import LONGEST_S, RetriedCall, check_pauses
+from barrier_runtime.operators.functions.retried_calls import RetriedCall
+from barrier_runtime.operators.retry import LONGEST_S, check_pauses
 from tests.drawn import examples
 
 SHORT = timedelta(milliseconds=1)
@@ -63,6 +64,15 @@ def test_a_repetition_gets_the_row_as_it_came() -> None:
 
     call = RetriedCall(asks, Retry(2, SHORT), False, lambda s: None)
     assert call({"id": 1, "cents": 5, "of": [0]}) == {"cents": 500, "of": [0, 1]}
+
+
+def test_rows_of_a_generator_are_as_they_were_when_they_were_given() -> None:
+    def twice(row: dict[str, int]) -> Any:
+        yield row
+        row["n"] += 10
+        yield row
+
+    assert RetriedCall(twice, Retry(1), True)({"n": 1}) == [{"n": 1}, {"n": 11}]
 
 
 def test_functions_that_choose_a_branch_and_functions_of_batches_are_repeated_too() -> None:
@@ -156,8 +166,6 @@ def test_a_keyed_function_says_unavailable_and_is_restarted_with_its_state(tmp_p
 
 def test_wrong_use_is_refused_with_the_remedy() -> None:
     numbers = Dataflow("refused").from_iterator("in", lambda i, of: iter(()), schema={"k": int}, splits=1)
-    with pytest.raises(InvalidJob, match=r"Raise Unavailable.* where a repetition may help"):
-        numbers.key_by("k").process("p", lambda key, row, ctx: None, on_error=Retry(1))  # type: ignore[call-overload]
     with pytest.raises(InvalidJob, match=r"its slot stands still: keep them within 1 s, or take lookup"):
         numbers.map(lambda row: row, on_error=Retry(5, timedelta(seconds=0.2)))
     check_pauses(Retry(3, timedelta(seconds=LONGEST_S / 7)), "here")
