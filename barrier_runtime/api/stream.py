@@ -224,7 +224,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         side: Mapping[str, SchemaLike] | None = None,
         on_error: OnError | Retry = "fail",
     ) -> "Stream | tuple[Stream, ...]":
-        """A row-wise function without key and state: a class with `process(self, row, ctx)`, which yields rows, or gives
+        """A row-wise function without key and state: a class with `process(self, row, ctx)`, which yields rows or gives
         a row, a list or None, or a function of (row, ctx). The class may have `open(self, ctx)`, called in each subtask
         before the first row, and `close(self)`. See `RowContext` for `ctx`; the others as in `KeyedStream.process`."""
         where = f"process {name!r}"
