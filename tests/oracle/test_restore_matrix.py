@@ -224,8 +224,8 @@ def judge(name: str, mode: str, before: int, after: int) -> int:
     return outcome.restored_in_flight
 
 
-def judged(mode: str, cases: Iterable[tuple[str, int, int]]) -> None:
-    """Cases: a flow, its parallelism, and the one at which it goes on."""
+def judged(mode: str, cases: Iterable[tuple[str, int, int]]) -> int:
+    """Cases: a flow, its parallelism, and the one at which it goes on. How many inputs had rows in flight."""
     in_flight = 0
     with contextlib.ExitStack() as patched:
         if mode == "unaligned":  # rows are left in queues, and barriers overtake them
@@ -233,19 +233,23 @@ def judged(mode: str, cases: Iterable[tuple[str, int, int]]) -> None:
             patched.enter_context(patch.object(scheduler, "_MOST_ROUNDS", 1))
         for name, before, after in cases:
             in_flight += judge(name if after < MAX_PARALLELISM else "one of each", mode, before, after)
-    assert mode == "aligned" or in_flight, "some of these restored rows in flight"
+    return in_flight
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_job_goes_on_at_any_other_parallelism(mode: str) -> None:
+@pytest.mark.parametrize(
+    "before", [each if each == 2 else pytest.param(each, marks=pytest.mark.slow) for each in BEFORE]
+)
+def test_a_job_goes_on_at_any_other_parallelism(mode: str, before: int) -> None:
     """1.6. Each pair in one of the modes with one of the flows, in turn: each flow meets each P and both modes, each P'
     meets both modes. `make oracle` runs every flow with each pair in both."""
-    flows, shift = list(FLOWS), int(mode == "unaligned")
-    turns = [(b + a + shift, before, after) for b, before in enumerate(BEFORE) for a, after in enumerate(AFTER)]
-    judged(mode, [(flows[turn % len(flows)], before, after) for turn, before, after in turns if turn % 2])
+    flows, first = list(FLOWS), BEFORE.index(before) + (mode == "unaligned")
+    in_flight = judged(
+        mode, [(flows[turn % len(flows)], before, to) for turn, to in enumerate(AFTER, first) if turn % 2]
+    )
+    assert mode == "aligned" or before not in (2, 3) or in_flight, "some of these restored rows in flight"
 
 
 if __name__ == "__main__":
     for mode in MODES:
-        judged(mode, itertools.product(FLOWS, BEFORE, AFTER))
-        print(f"{mode}: every flow restored from {BEFORE} at {AFTER}", flush=True)
+        print(f"{mode}: {judged(mode, itertools.product(FLOWS, BEFORE, AFTER))} inputs with rows in flight", flush=True)
