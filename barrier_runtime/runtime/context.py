@@ -122,7 +122,7 @@ class OperatorContexts:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
         def open_keyed() -> KeyedBackend:
-            return open_keyed_backend(
+            backend = open_keyed_backend(
                 kind=settings.backend,
                 operator=operator,
                 subtask=res.slot,
@@ -142,6 +142,8 @@ class OperatorContexts:
                 thresholds=settings.thresholds,
                 watched=settings.watched,
             )
+            backend.merge(res.clock.monotonic_s, self._call_later)
+            return backend
 
         executor, snapshot_executor = self._executors.add_operator(chain, operator)
         return OperatorContext(

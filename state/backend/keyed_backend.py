@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from barrier_runtime.state.backend.restore import DATABASE, SEGMENTS, RestoreSite, restore
+from barrier_runtime.state.backend.merging import MergingDatabases
+from barrier_runtime.state.backend.restore import BESIDE, DATABASE, SEGMENTS, RestoreSite, restore
 from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.columns.frozen_rows import FrozenSegment
 from barrier_runtime.state.columns.segment_set import SegmentLog
@@ -119,6 +120,7 @@ class KeyedBackend:
         self._settled: int = 0  # everything up to this checkpoint is completed, aborted or subsumed
         self._aborted: set[int] = set()
         self._closed = False
+        self._merging: MergingDatabases | None = None  # has not begun
         self._confirmed = {ref.name: ref for ref in reusable}  # of the last completed checkpoint; first, the restored
 
     # ---- tables
@@ -272,6 +274,10 @@ class KeyedBackend:
         """More is known of the state `name`; snapshots say it from now on."""
         self._described[name] = what
 
+    def merge(self, now_s: Callable[[], float], call_later: Callable[[float, Callable[[], None]], None]) -> None:
+        """From the first barrier on, databases that a restore left side by side become one (`merging`)."""
+        self._merging = MergingDatabases(self._shard, now_s, call_later, lambda: self._closed)
+
     def compact(self) -> None:
         """Blocking: give back the room of what was deleted. May run beside snapshots; not beside `close`."""
         if not self._closed:
@@ -291,6 +297,9 @@ class KeyedBackend:
         for table in self._tables.values():
             table.freeze()
         self._frozen = checkpoint
+        if self._merging is not None:
+            self._merging.begin()
+            self._merging = None
 
     def drain(self, max_entries: int = 256) -> bool:
         """Write one slice of what is frozen; True when nothing frozen is left. Does nothing (and says False) while
@@ -421,7 +430,7 @@ class KeyedBackend:
             with self._linking_lock:
                 self._shard.kv.close()
         finally:
-            for name in (DATABASE, SEGMENTS):
+            for name in (DATABASE, BESIDE, SEGMENTS):
                 shutil.rmtree(self._directory / name, ignore_errors=True)
 
     # ---- inside

@@ -2,36 +2,52 @@
 
 Files come from a local copy when the slot still has exactly them, else from the object store, every byte hashed before
 anything opens it. A snapshot that fits as it is gets linked into a fresh folder and opened. At another parallelism the
-one of which most is wanted, at least half, is opened, too, and foreign key groups are deleted from it by two range
-tombstones, whatever their size; entries of other snapshots are copied into it. Where no snapshot is wanted so much, all
-are copied into a fresh database.
+databases of all snapshots that are wanted in part are opened side by side (`snapshots/opened_databases`), and foreign
+key groups are deleted from each by few range tombstones, whatever their size. What is small, or does not fit, is copied
+into the first of them, entry by entry. So a restore takes about as long for much state as for little.
 
-What is linked, and never changes, is a file of the incarnation from then on, under the name that it had. So its first
-checkpoint names the stored files again and uploads what is new alone (`Opened.reusable`), in each of these cases:
+A database's foreign keys are deleted, not only hidden: else they would be met again when its snapshot is opened by one
+that owns them, after their owner has deleted them.
 
-| the snapshot is …            | files of the database | segments        |
-|------------------------------|-----------------------|-----------------|
-| opened as it is              | linked: reusable      | linked: reusable |
-| opened, and narrowed         | linked: reusable      | written anew under the same names: not |
-| one whose entries are copied | not linked            | written anew    |
+What is linked, and never changes, is a file of the incarnation from then on, under the name that it has there. So its
+first checkpoint names the stored files again and uploads what is new alone (`Opened.reusable`), in each of these cases:
+
+| the database is …    | its files                                        | segments        |
+|----------------------|--------------------------------------------------|-----------------|
+| opened as it is      | linked: reusable                                 | linked: reusable |
+| opened, and narrowed | linked: reusable, with the name of its number now | written anew under the same names: not |
+| copied               | not linked                                       | written anew    |
 
 A narrowed one is reusable whole: what it has of foreign key groups is hidden by tombstones in a file that is new.
 """
 
 import os
 import shutil
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal, Protocol
 
+from msgspec.structs import replace
+
 from barrier_runtime.state.columns.segment_set import SegmentsOf, copy_segments, link_segments
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.file_links import segment_number
+from barrier_runtime.state.file_links import beside_name, database_of, segment_number
+from barrier_runtime.state.kv.key_ranges import RANGES_FILE, KeyRanges, read_ranges
 from barrier_runtime.state.kv.memory import RECORDS_FILE, MemoryKv, read_records
 from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory, link_database
-from barrier_runtime.state.kv.shard import range_end, range_start
+from barrier_runtime.state.kv.side_by_side import Database, SideBySide
 from barrier_runtime.state.kv.store import Entry, KvStore
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
+from barrier_runtime.state.snapshots.opened_databases import (
+    OpenedDatabases,
+    StoredDatabase,
+    opened_databases,
+    stored_databases,
+)
 from barrier_runtime.state.snapshots.plan import is_immutable
 from barrier_runtime.state.snapshots.restore_plan import RestorePart, RestorePlan
 from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot
@@ -39,20 +55,26 @@ from barrier_runtime.state.snapshots.transfer import download
 from barrier_runtime.state.store.object_store import ObjectStore
 
 BackendKind = Literal["rocksdb", "memory"]  # those for users
-DATABASE, SEGMENTS = "db", "segments"  # folders of an incarnation
+DATABASE, BESIDE, SEGMENTS = "db", "beside", "segments"  # folders of an incarnation
 _COPY_SLICE = 2_000
 
 
 class KvBackend(Protocol):
-    """One kind of key-value store: how it begins, with nothing or with the files of a snapshot."""
+    """One kind of key-value store: how it begins, with nothing or with the files of a snapshot. `copied_bytes`: of a
+    database beside another, so many are copied rather than opened."""
+
+    @property
+    def copied_bytes(self) -> int: ...
 
     def fresh(self, directory: Path, memory: SlotMemory) -> KvStore:
         """An empty store, in `directory` if it needs one."""
         ...
 
-    def adopt(self, keyed: KeyedSnapshot, files: Path, directory: Path, memory: SlotMemory) -> KvStore:
+    def adopt(
+        self, keyed: KeyedSnapshot, files: Path, directory: Path, memory: SlotMemory, database: int = 0
+    ) -> KvStore:
         """A store in `directory` (which must not exist yet) with what the snapshot's files in `files` hold; these may
-        be linked and must stay as they are."""
+        be linked and must stay as they are. `database`: which of those that are side by side in the snapshot."""
         ...
 
 
@@ -78,47 +100,73 @@ def restore(kind: str, plan: RestorePlan, source: RestoreSite) -> Opened:
     """Raises `Corrupt` when stored bytes are wrong, `Unavailable` when they cannot be had now."""
     if kind not in BACKENDS:
         raise InvalidJob(f"there is no state backend {kind!r}: use 'rocksdb' or 'memory'")
-    database = source.directory / DATABASE
+    backend = BACKENDS[kind]
     fetched = source.directory / "fetched"
     try:
-        adopted = plan.adopts(kind)
-        if adopted is not None:
-            files = _files_of(plan.parts[0], source, fetched)
-            link_segments(files, [ref.name for ref in adopted.files], source.directory / SEGMENTS)
-            return Opened(BACKENDS[kind].adopt(adopted, files, database, source.memory), _never_change(adopted))
-        narrowed = plan.narrows(kind)
-        reusable: tuple[FileRef, ...] = ()
-        found = [(part, _files_of(part, source, fetched)) for part in plan.parts]
-        if narrowed is None:
-            kv = BACKENDS[kind].fresh(database, source.memory)
-        else:
-            files = next(files for part, files in found if part is narrowed)
-            kv = BACKENDS[kind].adopt(narrowed.keyed, files, database, source.memory)
-            _narrow(kv, narrowed)
-            reusable = tuple(ref for ref in _never_change(narrowed.keyed) if segment_number(ref.name) is None)
-        for number, (part, files) in enumerate(found):
-            if part is not narrowed:
-                _copy_part(part, files, kv, source, fetched / f"open-{number}")
-        segments = [
-            SegmentsOf(files, [ref.name for ref in part.keyed.files], part.first, part.last) for part, files in found
+        found = {part.subtask: _files_of(part, source, fetched) for part in plan.parts}
+        databases = [
+            database
+            for part in plan.parts
+            for database in stored_databases(part, ranges_in(found[part.subtask], part.keyed))
         ]
-        copy_segments(segments, source.directory / SEGMENTS, plan.max_parallelism)
-        return Opened(kv, reusable)
+        chosen = opened_databases(plan, kind, databases, backend.copied_bytes)
+        with ExitStack() as undone:
+            stores: dict[int, KvStore] = {}
+            for number, database in chosen.opened.items():
+                files = found[database.part.subtask]
+                stores[number] = backend.adopt(
+                    database.part.keyed, files, _folder(source, number), source.memory, database.number
+                )
+                undone.callback(stores[number].close)
+                for start, end in database.foreign:
+                    stores[number].delete_range(start, end)
+            if 0 not in stores:
+                stores[0] = backend.fresh(_folder(source, 0), source.memory)
+                undone.callback(stores[0].close)
+            for at, database in enumerate(chosen.copied):
+                _copy(database, found[database.part.subtask], stores[0], source, fetched / f"open-{at}")
+            _take_segments(plan, kind, found, source)
+            undone.pop_all()
+        others = [Database(number, store, _folder(source, number)) for number, store in stores.items() if number]
+        kv = SideBySide(stores[0], others, chosen.ranges) if others else stores[0]
+        return Opened(kv, _reusable(chosen, plan.adopts(kind)))
     finally:
         shutil.rmtree(fetched, ignore_errors=True)
 
 
-def _never_change(keyed: KeyedSnapshot) -> tuple[FileRef, ...]:
-    return tuple(ref for ref in keyed.files if is_immutable(ref.name))
+def ranges_in(files: Path, keyed: KeyedSnapshot) -> KeyRanges:
+    """Which keys are in which database of a snapshot whose files are in `files`."""
+    if all(ref.name != RANGES_FILE for ref in keyed.files):
+        return KeyRanges()
+    return read_ranges((files / RANGES_FILE).read_bytes(), str(files / RANGES_FILE))
 
 
-def _narrow(kv: KvStore, part: RestorePart) -> None:
-    """Of an opened snapshot, only the part's key groups stay. What is beyond would be met again when this subtask's
-    snapshot is opened by one that owns it, after its owner has deleted it."""
-    if part.first > part.keyed.key_group_first:
-        kv.delete_range(range_start(part.keyed.key_group_first), range_start(part.first))
-    if part.last < part.keyed.key_group_last:
-        kv.delete_range(range_end(part.last), range_end(part.keyed.key_group_last))
+def _folder(source: RestoreSite, database: int) -> Path:
+    return source.directory / DATABASE if database == 0 else source.directory / BESIDE / str(database)
+
+
+def _take_segments(plan: RestorePlan, kind: str, found: Mapping[int, Path], source: RestoreSite) -> None:
+    target = source.directory / SEGMENTS
+    adopted = plan.adopts(kind)
+    if adopted is not None:
+        link_segments(found[plan.parts[0].subtask], [ref.name for ref in adopted.files], target)
+        return
+    segments = [
+        SegmentsOf(found[part.subtask], [ref.name for ref in part.keyed.files], part.first, part.last)
+        for part in plan.parts
+    ]
+    copy_segments(segments, target, plan.max_parallelism)
+
+
+def _reusable(chosen: OpenedDatabases, adopted: KeyedSnapshot | None) -> tuple[FileRef, ...]:
+    """The stored files that this incarnation has, under the names that they have in it."""
+    refs = [ref for ref in adopted.files if segment_number(ref.name) is not None] if adopted is not None else []
+    for number, database in chosen.opened.items():
+        names = set(database.names)
+        for ref in database.part.keyed.files:
+            if ref.name in names and is_immutable(ref.name):
+                refs.append(replace(ref, name=beside_name(number, database_of(ref.name)[1])))
+    return tuple(refs)
 
 
 def _files_of(part: RestorePart, source: RestoreSite, fetched: Path) -> Path:
@@ -143,19 +191,20 @@ def _linked(place: Path | None, target: Path) -> bool:
     return True
 
 
-def _copy_part(part: RestorePart, files: Path, kv: KvStore, source: RestoreSite, directory: Path) -> None:
-    """Entries of the part's key groups into `kv`, foreign ones left out, state ids translated."""
+def _copy(database: StoredDatabase, files: Path, kv: KvStore, source: RestoreSite, directory: Path) -> None:
+    """Entries of the wanted ranges into `kv`, state ids translated."""
+    part = database.part
     backend = BACKENDS.get(part.keyed.backend)
     if backend is None:
         raise InvalidJob(
             f"the state of {source.operator} was written by a backend {part.keyed.backend!r} that this version does "
             "not know: restore it with the version that wrote it"
         )
-    old = backend.adopt(part.keyed, files, directory, source.memory)
+    old = backend.adopt(part.keyed, files, directory, source.memory, database.number)
     try:
         entries: list[Entry] = []
         ids = {before.to_bytes(2, "big"): now.to_bytes(2, "big") for before, now in part.state_ids.items()}
-        for entry in old.scan(range_start(part.first), range_end(part.last)):
+        for entry in chain.from_iterable(old.scan(start, end) for start, end in database.wanted):
             key = entry[0]
             before = key[2:4]
             now = ids.get(before)
@@ -172,20 +221,40 @@ def _copy_part(part: RestorePart, files: Path, kv: KvStore, source: RestoreSite,
 
 
 class _RocksDbBackend:
+    copied_bytes = 1 << 20  # about 10 ms
+
     def fresh(self, directory: Path, memory: SlotMemory) -> KvStore:
         return RocksDbKv(directory, memory)
 
-    def adopt(self, keyed: KeyedSnapshot, files: Path, directory: Path, memory: SlotMemory) -> KvStore:
-        link_database(files, [ref.name for ref in keyed.files], directory)
+    def adopt(
+        self, keyed: KeyedSnapshot, files: Path, directory: Path, memory: SlotMemory, database: int = 0
+    ) -> KvStore:
+        link_database(files, [ref.name for ref in keyed.files], directory, database)
         return RocksDbKv(directory, memory)
 
 
 class _MemoryBackend:
+    """One file, which is read whole: nothing is gained by stores beside each other."""
+
+    copied_bytes = sys.maxsize
+
     def fresh(self, directory: Path, memory: SlotMemory) -> KvStore:
         return MemoryKv()
 
-    def adopt(self, keyed: KeyedSnapshot, files: Path, directory: Path, memory: SlotMemory) -> KvStore:
+    def adopt(
+        self, keyed: KeyedSnapshot, files: Path, directory: Path, memory: SlotMemory, database: int = 0
+    ) -> KvStore:
         return read_records(files / RECORDS_FILE)
 
 
 BACKENDS: dict[str, KvBackend] = {"rocksdb": _RocksDbBackend(), "memory": _MemoryBackend()}
+
+
+def opened_whole(
+    keyed: KeyedSnapshot, files: Path, directory: Path, open_one: Callable[[int, Path], KvStore]
+) -> KvStore:
+    """All that a snapshot has, to be read. `open_one`: opens its database with that number in that folder."""
+    ranges = ranges_in(files, keyed)
+    stores = {number: open_one(number, directory / str(number)) for number in {0, *ranges.numbers()}}
+    others = [Database(number, store, directory / str(number)) for number, store in stores.items() if number]
+    return SideBySide(stores[0], others, ranges) if others else stores[0]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from barrier_runtime.state.backend.restore import BACKENDS
+from barrier_runtime.state.backend.restore import BACKENDS, opened_whole
 from barrier_runtime.state.columns.segment import FIXED_BYTES, Header, Segment, decode_header, header_bytes
 from barrier_runtime.state.columns.segment_set import rows_by_headers, segments_in
 from barrier_runtime.state.errors import Corrupt, InvalidJob
@@ -86,7 +86,13 @@ class StoredPart:
             self._kv.close()
         self._only, self._kv, self._files = None, None, self._directory / "whole"
         download(self._store, self._keyed.files, self._files, _DOWNLOADS_AT_ONCE)
-        self._kv = backend.adopt(self._keyed, self._files, self._directory / "db", SlotMemory(_CACHE_BYTES))
+        memory = SlotMemory(_CACHE_BYTES)
+        self._kv = opened_whole(
+            self._keyed,
+            self._files,
+            self._directory / "db",
+            lambda number, folder: backend.adopt(self._keyed, self._files, folder, memory, number),
+        )
 
     def _of_groups(self, only: KeyGroups) -> KvStore:
         files = [ref for ref in self._keyed.files if only.columns or segment_number(ref.name) is None]
@@ -95,9 +101,13 @@ class StoredPart:
         if only.key:
             end = start + _BEHIND_KEY
         download_range(self._store, files, self._files, start, end, _DOWNLOADS_AT_ONCE)
-        directory = self._directory / "db-with-holes"
-        link_database(self._files, [ref.name for ref in files], directory)
-        return RocksDbKv(directory, SlotMemory(_CACHE_BYTES), with_holes=True)
+        memory = SlotMemory(_CACHE_BYTES)
+
+        def with_holes(database: int, folder: Path) -> KvStore:
+            link_database(self._files, [ref.name for ref in files], folder, database)
+            return RocksDbKv(folder, memory, with_holes=True)
+
+        return opened_whole(self._keyed, self._files, self._directory / "db-with-holes", with_holes)
 
     def entries(self, state: str, first: int = 0, last: int = 0xFFFF) -> Iterator[tuple[bytes, bytes]]:
         """(whole key, data) of the state's entries in key groups `first` to `last`, both inclusive, in their order."""

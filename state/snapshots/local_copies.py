@@ -62,8 +62,7 @@ class LocalCopies:
         with self._lock:
             places = [self._fetched[ref.size, ref.sha256]] if (ref.size, ref.sha256) in self._fetched else []
             for copy in self._copies.values():
-                if (ref.name, ref.size, ref.sha256) in copy.content:
-                    places.append(copy.directory / ref.name)
+                places += [copy.directory / name for name, *bytes_ in copy.content if bytes_ == [ref.size, ref.sha256]]
         return next((place for place in places if place.is_file()), None)
 
     def fetched(self, ref: FileRef, path: Path) -> None:

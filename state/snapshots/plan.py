@@ -5,8 +5,8 @@ Rules
   does and the very file was linked at the restore. The map of those (local name → where it is) is made anew at every
   open: an incarnation that goes on from an older state gives names of a former one to other bytes.
   What an aborted or unfinished checkpoint uploaded is uploaded again.
-- MANIFEST and CURRENT always go anew: same name, other bytes. So does OPTIONS, where there is one: earlier releases had
-  it in their snapshots, as large as the rest of a small one.
+- MANIFEST, CURRENT and the table of databases side by side always go anew: same name, other bytes. So does OPTIONS,
+  where there is one: earlier releases had it in their snapshots, as large as the rest of a small one.
 - Large files become objects of their own. Small ones are packed into one object per snapshot, or, when all of them
   together are tiny, travel inside the manifest.
 - Nothing else of a database's folder is ever uploaded; least of all `rocksdict-config.json`.
@@ -17,16 +17,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from barrier_runtime.state.errors import ProtocolViolation
-from barrier_runtime.state.file_links import SEGMENT_FILE
+from barrier_runtime.state.file_links import BESIDE, SEGMENT_FILE, database_of
+from barrier_runtime.state.kv.key_ranges import RANGES_FILE
 from barrier_runtime.state.snapshots.snapshot import FileRef
 
+_DATABASE_FILE = r"[0-9]{1,20}\.sst|CURRENT|MANIFEST-[0-9]{1,20}|OPTIONS-[0-9]{1,20}"
 _SNAPSHOT_FILE = re.compile(
-    rf"[0-9]{{1,20}}\.sst|CURRENT|MANIFEST-[0-9]{{1,20}}|OPTIONS-[0-9]{{1,20}}|records\.kv|{SEGMENT_FILE.pattern}"
+    rf"(?:{BESIDE})?(?:{_DATABASE_FILE})|{re.escape(RANGES_FILE)}|records\.kv|{SEGMENT_FILE.pattern}"
 )
 _WRITE_AHEAD_LOG = re.compile(r"\d{1,20}\.log")
 _VALUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _IN_FLIGHT_FILE = re.compile(r"in-flight-[0-9]{1,9}\.frames")
-_NEVER_CHANGES = re.compile(rf"[0-9]{{1,20}}\.sst|{SEGMENT_FILE.pattern}")
+_NEVER_CHANGES = re.compile(rf"(?:{BESIDE})?[0-9]{{1,20}}\.sst|{SEGMENT_FILE.pattern}")
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def plan_snapshot(
     incarnation, or of the one that it restored."""
     limits = thresholds or Thresholds()
     for file in files:
-        if _WRITE_AHEAD_LOG.fullmatch(file.name) and file.size:
+        if _WRITE_AHEAD_LOG.fullmatch(database_of(file.name)[1]) and file.size:
             raise ProtocolViolation(
                 f"the checkpoint holds {file.size} bytes of write-ahead log {file.name}, but state is written without "
                 "one: entries would be missing; please report this"

@@ -36,25 +36,14 @@ class RestorePlan:
     described: Mapping[str, StateDescription] = field(default_factory=dict)  # those that the snapshots describe
 
     def adopts(self, kind: str) -> KeyedSnapshot | None:
-        """The one snapshot that can be opened as it is by a backend of this kind; None if entries must be copied."""
+        """The one snapshot that can be opened as it is by a backend of this kind; None: see
+        `opened_databases`."""
         if len(self.parts) != 1:
             return None
         part = self.parts[0]
         same_range = (part.keyed.key_group_first, part.keyed.key_group_last) == (part.first, part.last)
         same_ids = all(old == new for old, new in part.state_ids.items())
         return part.keyed if same_range and same_ids and part.keyed.backend == kind else None
-
-    def narrows(self, kind: str) -> RestorePart | None:
-        """The part whose snapshot is best opened by a backend of this kind and freed of foreign key groups, instead of
-        being copied: at least half of it stays. None: entries of all parts are to be copied."""
-        best: RestorePart | None = None
-        for part in self.parts:
-            had, kept = part.keyed.key_group_last - part.keyed.key_group_first + 1, part.last - part.first + 1
-            same_ids = all(old == new for old, new in part.state_ids.items())
-            fits = part.keyed.backend == kind and same_ids and 2 * kept >= had
-            if fits and (best is None or kept > best.last - best.first + 1):
-                best = part
-        return best
 
 
 def plan_restore(

@@ -59,6 +59,9 @@ PROSE = {  # tables that no code holds as data
     "coordinator/server/web/pages.py": "requests: tests/coordinator/server/web/test_pages.py",
     "coordinator/server/web/ticker.py": "readers: tests/coordinator/server/web/test_ticker.py",
     "coordinator/server/web/used_links.py": "notes: tests/coordinator/server/web/test_used_links.py",
+    "state/backend/merging.py": "moments: tests/state/backend/test_side_by_side.py",
+    "state/kv/side_by_side.py": "states: tests/state/backend/test_side_by_side.py",
+    "state/snapshots/opened_databases.py": "cases: tests/state/backend/test_narrowed_restore.py, test_side_by_side.py",
     "state/backend/restore.py": "cases: tests/state/backend/test_checkpoint_after_a_restore.py",
     "coordinator/server/telemetry/sending.py": "collectors: tests/coordinator/server/test_telemetry_sending.py",
 }

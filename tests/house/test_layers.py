@@ -103,6 +103,8 @@ PURE_FILES = (  # of folders that are not pure as a whole
     "state/ids.py",
     "state/keys/key_codec.py",
     "state/keys/key_groups.py",
+    "state/kv/key_ranges.py",
+    "state/snapshots/opened_databases.py",
     "state/snapshots/plan.py",
     "state/snapshots/restore_plan.py",
     "state/snapshots/snapshot.py",

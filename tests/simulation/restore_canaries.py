@@ -8,6 +8,8 @@ from canaries import _replaced, canary
 
 from barrier_runtime.coordinator.checkpoints import retention
 from barrier_runtime.state.backend import keyed_backend, restore
+from barrier_runtime.state.kv.key_ranges import RANGES_FILE, KeyRanges
+from barrier_runtime.state.kv.side_by_side import SideBySide
 from barrier_runtime.state.snapshots import plan as snapshot_plan
 from barrier_runtime.state.store.paths import Paths
 
@@ -46,4 +48,43 @@ def _restored_files_go() -> Iterator[None]:
         return resolved
 
     with _replaced(retention.Retention, "resolved", make):
+        yield
+
+
+@canary("boundary-is-not-in-the-snapshot", "where databases side by side meet is stored as it was at the restore")
+def _boundary_is_not_stored() -> Iterator[None]:
+    opened: dict[int, KeyRanges] = {}
+
+    def make_init(original: Any) -> Any:
+        def init(self: Any, first: Any, others: Any, ranges: Any) -> None:
+            original(self, first, others, ranges)
+            opened[id(self)] = ranges
+
+        return init
+
+    def make(original: Any) -> Any:
+        def checkpoint(self: Any, directory: Any) -> None:
+            original(self, directory)
+            if (directory / RANGES_FILE).exists():
+                (directory / RANGES_FILE).write_bytes(opened[id(self)].stored())
+
+        return checkpoint
+
+    with _replaced(SideBySide, "__init__", make_init), _replaced(SideBySide, "checkpoint", make):
+        yield
+
+
+@canary("moved-entries-are-only-hidden", "what moved to another database stays where it was, unseen")
+def _moved_entries_are_only_hidden() -> Iterator[None]:
+    """It is seen again once that database has the range again: after two more rescales."""
+
+    def make(original: Any) -> Any:
+        def flush(self: Any) -> None:
+            for each in self._others:
+                each.moved = []
+            original(self)
+
+        return flush
+
+    with _replaced(SideBySide, "flush", make):
         yield

@@ -76,6 +76,7 @@ from barrier_runtime.runtime.in_flight import storage as in_flight
 from barrier_runtime.runtime.network import frames
 from barrier_runtime.runtime.network.control_link import ControlLink, TcpControlLink
 from barrier_runtime.runtime.slot import Slot
+from barrier_runtime.state.backend import merging
 from barrier_runtime.state.backend.restore import BACKENDS
 from barrier_runtime.state.columns import column_table, entries_by_last
 from barrier_runtime.state.columns.column_table import ColumnTable
@@ -258,6 +259,7 @@ class World(SimCluster):
             slices,
             self._few_timers(),
             self._few_entries(),
+            self._slow_merging(),
             rounds,
             in_one_thread(),
             chunks,
@@ -326,6 +328,17 @@ class World(SimCluster):
             patch.object(firing_module, "FEW", 1),
             patch.object(firing_module, "FEW_TUPLES", 1),
             patch.object(firing_module, "PART", 1),
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def _slow_merging(self) -> Iterator[None]:
+        """Databases side by side become one entry by entry, so that checkpoints meet them in the middle of it."""
+        pause_s = random.Random(f"merging {self.schedule.seed}").choice([0.01, 0.1, 0.3])
+        with (
+            patch.object(merging, "_AT_ONCE", 1),
+            patch.object(merging, "_MOST_AT_ONCE", 1),
+            patch.object(merging, "_PAUSE_S", pause_s),
         ):
             yield
 

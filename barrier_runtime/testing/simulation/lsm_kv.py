@@ -102,7 +102,9 @@ class LsmKv:
 
 
 class LsmBackend:
-    """For the registry in `state.backend.restore`."""
+    """For the registry in `state.backend.restore`. Databases with anything in them are opened side by side."""
+
+    copied_bytes = 0
 
     def __init__(self, compact: Callable[[], bool]) -> None:
         self._compact = compact
@@ -111,8 +113,10 @@ class LsmBackend:
         directory.mkdir(mode=0o700, parents=True)
         return LsmKv(directory, self._compact, MemoryKv(), [], _FIRST_SST, _FIRST_MANIFEST)
 
-    def adopt(self, keyed: KeyedSnapshot, files: Path, directory: Path, memory: SlotMemory) -> KvStore:
-        link_database(files, [ref.name for ref in keyed.files], directory)
+    def adopt(
+        self, keyed: KeyedSnapshot, files: Path, directory: Path, memory: SlotMemory, database: int = 0
+    ) -> KvStore:
+        link_database(files, [ref.name for ref in keyed.files], directory, database)
         current = directory / "CURRENT"
         next_number, _, listed = (directory / current.read_text()).read_text().partition(";")
         current.unlink()

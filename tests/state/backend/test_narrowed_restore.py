@@ -1,5 +1,6 @@
 """Restores at another parallelism open the snapshot of which at least half stays, and free it of foreign key groups."""
 
+import sys
 from functools import cache
 from typing import Any
 
@@ -10,7 +11,9 @@ from backend_bench import Bench, checkpoint, of_operator, values
 from barrier_runtime.state.backend import restore as restoring
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.keys.key_groups import key_group, key_group_range
-from barrier_runtime.state.snapshots.restore_plan import plan_restore
+from barrier_runtime.state.kv.key_ranges import KeyRanges
+from barrier_runtime.state.snapshots.opened_databases import opened_databases, stored_databases
+from barrier_runtime.state.snapshots.restore_plan import RestorePlan, plan_restore
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
 MAX = 128
@@ -53,13 +56,20 @@ def test_which_snapshot_is_opened_is_that_of_which_most_stays_and_at_least_half(
             OperatorSnapshot("counts", each.subtask, before, keyed=each.keyed) for each in snapshots(bench, before, 1)
         ]
         plans = [plan_restore("counts", subtask, after, MAX, taken) for subtask in range(after)]
-        return [None if (part := plan.narrows(kind)) is None else part.subtask for plan in plans]
+        return [first_of(plan, kind) for plan in plans]
 
     assert opened(2, 4) == [0, 0, 1, 1]
     assert opened(1, 4) == [None] * 4, "a quarter stays"
     assert opened(3, 2) == [0, 2]
     assert opened(4, 3) == [0, 2, 3]
-    assert plan_restore("counts", 0, 2, MAX, snapshots(bench, 4, 9)).narrows("another") is None
+    assert first_of(plan_restore("counts", 0, 2, MAX, snapshots(bench, 4, 9)), "another") is None
+
+
+def first_of(plan: RestorePlan, kind: str) -> int | None:
+    """Whose database is opened as the first."""
+    databases = [each for part in plan.parts for each in stored_databases(part, KeyRanges())]
+    first = opened_databases(plan, kind, databases, sys.maxsize).opened.get(0)
+    return None if first is None else first.part.subtask
 
 
 def test_no_entry_is_copied_where_one_snapshot_has_all(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +78,7 @@ def test_no_entry_is_copied_where_one_snapshot_has_all(bench: Bench, monkeypatch
     def never(*arguments: object) -> None:
         raise AssertionError("entries were copied")
 
-    monkeypatch.setattr(restoring, "_copy_part", never)
+    monkeypatch.setattr(restoring, "_copy", never)
     for subtask in range(4):
         backend = bench.open(taken, subtask, 4)
         assert content(backend) == dict.fromkeys(owned(subtask, 4), "of 2")

@@ -1,0 +1,82 @@
+"""Which of several databases holds which keys: a table of ranges, and how a snapshot stores it. Pure.
+
+A boundary is a key, so it may lie within a key group. Databases have numbers, which an incarnation never gives again.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import msgspec
+
+from barrier_runtime.state.versioned import Format, VersionedDecoder
+
+RANGES_FILE = "beside.json"
+KeyRange = tuple[bytes, bytes]  # from the first on, below the second
+_BEHIND_ALL = b"\xff\xff"  # key groups, and so keys, end before
+_FORMAT = Format("ranges of keys {}", 1, damaged="restore from another checkpoint")
+
+
+class _StoredRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    start: bytes
+    database: int
+
+
+class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    ranges: tuple[_StoredRange, ...]
+
+
+_decoder = VersionedDecoder(_FORMAT, msgspec.json.Decoder(_Stored))
+
+
+@dataclass(frozen=True)
+class KeyRanges:
+    """Every key belongs to one database: that of the last start which is not behind it. The first start is empty."""
+
+    starts: tuple[bytes, ...] = (b"",)
+    databases: tuple[int, ...] = (0,)
+
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(sorted(set(self.databases)))
+
+    def between(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes, int]]:
+        """The ranges from `start` on and below `end`, cut there: start, end, database."""
+        at = bisect_right(self.starts, start) - 1
+        while start < end:
+            stop = min(end, self.starts[at + 1]) if at + 1 < len(self.starts) else end
+            yield start, stop, self.databases[at]
+            start, at = stop, at + 1
+
+    def of(self, database: int, start: bytes = b"", end: bytes = _BEHIND_ALL) -> tuple[KeyRange, ...]:
+        """What `database` has of the keys from `start` on and below `end`."""
+        return tuple((first, stop) for first, stop, number in self.between(start, end) if number == database)
+
+    def given(self, start: bytes, end: bytes, database: int) -> "KeyRanges":
+        """The same, but the keys from `start` on and below `end` belong to `database`."""
+        each = list(zip(self.starts, self.databases, strict=True))
+        behind = self.databases[bisect_right(self.starts, end) - 1]
+        changed = [
+            *[pair for pair in each if pair[0] < start],
+            (start, database),
+            (end, behind),
+            *[pair for pair in each if pair[0] > end],
+        ]
+        kept = [pair for at, pair in enumerate(changed) if at == 0 or changed[at - 1][1] != pair[1]]
+        return KeyRanges(tuple(pair[0] for pair in kept), tuple(pair[1] for pair in kept))
+
+    def stored(self) -> bytes:
+        pairs = zip(self.starts, self.databases, strict=True)
+        return msgspec.json.encode(_Stored(_FORMAT.version, tuple(_StoredRange(*pair) for pair in pairs)))
+
+
+def read_ranges(data: bytes, where: str) -> KeyRanges:
+    """What `KeyRanges.stored` made; raises `Corrupt` for anything else."""
+    ranges = _decoder.decode(data, where).ranges
+    starts, databases = tuple(each.start for each in ranges), tuple(each.database for each in ranges)
+    if starts[:1] != (b"",) or any(one >= other for one, other in pairwise(starts)):
+        raise _FORMAT.unreadable("its ranges are in no order", where)
+    if min(databases) < 0:
+        raise _FORMAT.unreadable("a database has a number below 0", where)
+    return KeyRanges(starts, databases)

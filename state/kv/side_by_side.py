@@ -1,0 +1,182 @@
+"""Several databases side by side as one key-value store: each holds the keys of its own ranges (`key_ranges`).
+
+At a restore to fewer slots a subtask's keys come from several snapshots. Their databases are opened beside each other,
+which takes as long however large they are; when the job runs on, the entries of all others move into the first, in
+slices (`backend/merging`). Then there is one database again, and snapshots are what they always were.
+
+| state   | databases            | files of a checkpoint                      | ends with                  |
+|---------|----------------------|--------------------------------------------|----------------------------|
+| beside  | the first and others | the first's, others' as `beside-<number>-…`, and `beside.json` | a `move` |
+| moving  | the same             | the same                                   | the last entry of the last |
+| emptied | the first; of others nothing is wanted | the first's              | `flush`, which closes them |
+| alone   | the first            | the first's                                | its owner takes `first`    |
+
+- A move writes entries into the first, then the boundary goes over them; the other still has them, unseen.
+- A flush deletes in the other what has moved from it, by one range. So a database in a snapshot holds nothing that is
+  another's: when the next restore draws other boundaries, nothing comes back.
+- A checkpoint between two moves has the boundary where it is then, as a key.
+- A kill loses nothing at any time: without a log of writes only checkpoints count, and each says which keys are where.
+- A scan that goes on after a move asks anew who has the keys behind the last one that it gave.
+- What is emptied while it is compacted is closed by a later flush.
+
+All methods are for one thread, as `store` says; `move` is a write.
+"""
+
+import shutil
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from barrier_runtime.state.file_links import beside_name
+from barrier_runtime.state.kv.key_ranges import RANGES_FILE, KeyRange, KeyRanges
+from barrier_runtime.state.kv.store import Entry, KvStore
+
+_MOVED_BYTES = 256 << 10  # of one `move`, and one entry
+
+
+@dataclass
+class Database:
+    """`number`: 0 is the first. `folder`: removed when it has been emptied."""
+
+    number: int
+    kv: KvStore
+    folder: Path
+    moved: list[KeyRange] = field(default_factory=list)  # to the first; it still has them
+
+
+class SideBySide:
+    def __init__(self, first: KvStore, others: Sequence[Database], ranges: KeyRanges) -> None:
+        """`others`: the last is emptied first. Each holds entries of its own ranges only."""
+        self.first = first
+        self._others = list(others)
+        self._emptied: list[Database] = []
+        self._compacting = False
+        self._closing = threading.Lock()  # guards the two above
+        self._take(ranges)
+
+    @property
+    def kind(self) -> str:
+        return self.first.kind
+
+    @property
+    def alone(self) -> bool:
+        """There is nothing beside the first any more, and will not be again."""
+        return not self._others and not self._emptied
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._stores[bisect_right(self._inner, key)].get(key)
+
+    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
+        found: list[bytes | None] = [None] * len(keys)
+        for store, positions in self._by_store(keys):
+            for position, value in zip(positions, store.get_many([keys[at] for at in positions]), strict=True):
+                found[position] = value
+        return found
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        for store, positions in self._by_store([key for key, _ in entries]):
+            store.write([entries[at] for at in positions])
+
+    def delete_range(self, start: bytes, end: bytes) -> None:
+        for first, stop, number in self._ranges.between(start, end):
+            self._store(number).delete_range(first, stop)
+
+    def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        while start < end:
+            ranges = self._ranges
+            first, stop, number = next(ranges.between(start, end))
+            for entry in self._store(number).scan(first, stop):
+                yield entry
+                if self._ranges is not ranges:
+                    start = entry[0] + b"\0"
+                    break
+            else:
+                start = stop
+
+    def move(self, most: int) -> bool:
+        """Up to `most` entries go to the first database. False: all of them are there."""
+        if not self._others:
+            return False
+        donor = self._others[-1]
+        start, end = self._ranges.of(donor.number)[0]
+        taken: list[Entry] = []
+        size = 0
+        for entry in donor.kv.scan(start, end):
+            taken.append(entry)
+            size += len(entry[1])
+            if len(taken) == most or size >= _MOVED_BYTES:
+                end = entry[0] + b"\0"
+                break
+        if taken:
+            self.first.write(taken)
+        if donor.moved and donor.moved[-1][1] == start:
+            start = donor.moved.pop()[0]
+        donor.moved.append((start, end))
+        self._take(self._ranges.given(start, end, 0))
+        return bool(self._others)
+
+    def flush(self) -> None:
+        with self._closing:
+            while self._emptied and not self._compacting:
+                emptied = self._emptied.pop()
+                emptied.kv.close()
+                shutil.rmtree(emptied.folder, ignore_errors=True)
+        for each in self._others:
+            for start, end in each.moved:
+                each.kv.delete_range(start, end)
+            each.moved = []
+            each.kv.flush()
+        self.first.flush()
+
+    def checkpoint(self, directory: Path) -> None:
+        self.first.checkpoint(directory)
+        for each in self._others:
+            apart = directory.with_name(f"{directory.name}-{each.number}")
+            each.kv.checkpoint(apart)
+            for path in apart.iterdir():
+                path.rename(directory / beside_name(each.number, path.name))
+            apart.rmdir()
+        if self._others:
+            (directory / RANGES_FILE).write_bytes(self._ranges.stored())
+
+    def compact(self) -> None:
+        with self._closing:
+            self._compacting = True
+            stores = [self.first, *(each.kv for each in self._others)]
+        try:
+            for store in stores:
+                store.compact()
+        finally:
+            self._compacting = False
+
+    def memory_bytes(self) -> int:
+        return sum(store.memory_bytes() for store in (self.first, *(each.kv for each in self._others)))
+
+    def close(self) -> None:
+        with ExitStack() as closing:
+            for each in (*self._others, *self._emptied):
+                closing.callback(each.kv.close)
+            closing.callback(self.first.close)
+
+    def _take(self, ranges: KeyRanges) -> None:
+        """These hold from now on. Databases without a range are of no use any more."""
+        numbers = set(ranges.databases)
+        self._emptied += [each for each in self._others if each.number not in numbers]
+        self._others = [each for each in self._others if each.number in numbers]
+        self._ranges = ranges
+        self._inner = list(ranges.starts[1:])
+        self._stores = [self._store(number) for number in ranges.databases]
+
+    def _store(self, number: int) -> KvStore:
+        return self.first if number == 0 else next(each.kv for each in self._others if each.number == number)
+
+    def _by_store(self, keys: list[bytes]) -> list[tuple[KvStore, list[int]]]:
+        """Each store with the positions of its keys, in their order."""
+        positions: dict[int, list[int]] = {}
+        inner, databases = self._inner, self._ranges.databases
+        for position, key in enumerate(keys):
+            positions.setdefault(databases[bisect_right(inner, key)], []).append(position)
+        return [(self._store(number), found) for number, found in positions.items()]
