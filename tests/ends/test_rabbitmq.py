@@ -172,7 +172,11 @@ def test_after_a_lost_connection_what_was_not_acknowledged_comes_again_and_old_t
     assert "guest" not in caplog.text
 
 
-def test_it_connects_again_when_the_broker_is_back_and_reads_on(rabbitmq: RabbitServer, queue: Queue) -> None:
+def test_a_reader_and_a_job_read_on_when_the_broker_is_back(
+    rabbitmq: RabbitServer, queue: Queue, tmp_path: Path
+) -> None:
+    """After a stop, and in a job after a kill: no slot fails for that. The stop comes first: definitions reach the
+    broker's disk seconds later, and a SIGKILL would lose the queue itself."""
     queue.publish_numbers(0, 10)
     with reading(address(rabbitmq), queue.name, until_idle=SECOND) as reader:
         rows_from(reader, 5)
@@ -192,6 +196,33 @@ def test_it_connects_again_when_the_broker_is_back_and_reads_on(rabbitmq: Rabbit
             rows += polled.rows.to_pylist() if polled is not None else []
         assert sorted(set(values(rows))) == list(range(5, 12))
         complete(reader, 2)
+    assert queue.left() == 0
+
+    queue.publish_numbers(0, 300)
+    struck = []
+
+    def strike(row: dict[str, Any]) -> dict[str, Any]:
+        if not struck and row["value"] > 100:
+            struck.append(os.getpid())
+            rabbitmq.kill()
+            rabbitmq.start()
+        return row
+
+    flow = Dataflow("messages")
+    stream = flow.read_rabbitmq(
+        "messages",
+        address(rabbitmq),
+        queue.name,
+        deduplicate="forever",
+        value="json",
+        schema={"value": int},
+        prefetch=30,
+        until_idle=2 * SECOND,
+    )
+    stream.map(strike, schema=stream.schema).sink("out", JsonlSink(str(tmp_path / "out")))
+    flow.run_local(parallelism=2, checkpoint_interval=0.1, restart_attempts=0, slot_timeout=120.0)
+    assert struck
+    assert visible(tmp_path / "out") == list(range(300))
     assert queue.left() == 0
 
 
@@ -488,35 +519,3 @@ def test_a_job_that_ended_when_its_queue_was_idle_reads_what_came_since_and_know
         flow.run_local(parallelism=2, checkpoints=url, checkpoint_interval=0.1)
         assert visible(out) == list(range(last))
         assert queue.left() == 0
-
-
-def test_a_job_reads_on_through_a_restart_of_the_broker(rabbitmq: RabbitServer, queue: Queue, tmp_path: Path) -> None:
-    """No slot fails for that."""
-    rabbitmq.stop()  # definitions reach its disk seconds later: a SIGKILL would lose the queue itself
-    rabbitmq.start()
-    queue.publish_numbers(0, 300)
-    struck = []
-
-    def strike(row: dict[str, Any]) -> dict[str, Any]:
-        if not struck and row["value"] > 100:
-            struck.append(os.getpid())
-            rabbitmq.kill()
-            rabbitmq.start()
-        return row
-
-    flow = Dataflow("messages")
-    stream = flow.read_rabbitmq(
-        "messages",
-        address(rabbitmq),
-        queue.name,
-        deduplicate="forever",
-        value="json",
-        schema={"value": int},
-        prefetch=30,
-        until_idle=2 * SECOND,
-    )
-    stream.map(strike, schema=stream.schema).sink("out", JsonlSink(str(tmp_path / "out")))
-    flow.run_local(parallelism=2, checkpoint_interval=0.1, restart_attempts=0, slot_timeout=120.0)
-    assert struck
-    assert visible(tmp_path / "out") == list(range(300))
-    assert queue.left() == 0
