@@ -12,11 +12,12 @@ such thing. A freeze copies the dirty rows. Where they go:
 
 A column of dtype "O" holds bytes of any length (see `wide_columns`).
 
-The first eviction makes everything dirty, so that the next snapshot has all entries, and no segment of this table.
+The first eviction makes everything dirty, so that the next snapshot has all entries, and no segment of this table. A
+`last_first` table goes back to segments with the first freeze at which all that was evicted is gone and less than half
+of what may be in memory is there: that freeze gives a segment of everything, and the removal of what the store has.
 """
 
 import sys
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -26,11 +27,12 @@ import numpy.typing as npt
 
 from barrier_runtime.state.columns.entries_by_last import Lasts, entries_under, rekeyed
 from barrier_runtime.state.columns.entry_keys import EntryKeys, int_fields
-from barrier_runtime.state.columns.entry_writes import IntRun, Removals, TupleRun
+from barrier_runtime.state.columns.entry_writes import FrozenRuns, IntRun, TupleRun
 from barrier_runtime.state.columns.eviction import GONE, Victims
 from barrier_runtime.state.columns.frozen_rows import FrozenSegment, tuples_of
+from barrier_runtime.state.columns.removed_keys import RemovedKeys
 from barrier_runtime.state.columns.segment import Keys, Segment, count
-from barrier_runtime.state.columns.stored_rows import StoredRows, little
+from barrier_runtime.state.columns.stored_rows import StoredRows
 from barrier_runtime.state.columns.wide_columns import EMPTY, CellBytes, tails
 from barrier_runtime.state.keys.row_index import IntKeys, Ints, Key, RowIds, TupleKeys, int_key_batch, tuple_keys
 from barrier_runtime.state.kv.shard import Shard
@@ -91,14 +93,14 @@ class ColumnTable:
         self._added = frozenset(added)
         self._changed = before is not None
         self._complete = not stored  # every entry there is has a row id
+        self._came_back = False  # it has become so again
         self._keys: IntKeys | TupleKeys = IntKeys(key_width)
-        self._removed: IntKeys | TupleKeys = IntKeys(key_width)  # keys to delete from the store
+        self._removed = RemovedKeys(IntKeys(key_width))  # to delete from what is stored
         self._recent: dict[int, int] = {}  # key of a single int -> row id, of those asked for in small batches
         self._in_segments = True
         self._segments: list[FrozenSegment] = []  # frozen, not yet written
-        self._segments_end = False  # there are none in the next snapshot
-        self._frozen: deque[IntRun | TupleRun] = deque()
-        self._removals = Removals()  # of those
+        self._segments_end = False  # none of those written before is in the next snapshot
+        self._frozen = FrozenRuns()
         self._capacity = 0
         self.columns = {column: np.empty(0, kind) for column, (kind, _) in columns.items()}
         self.made = _NO_ROWS
@@ -187,7 +189,11 @@ class ColumnTable:
         """Delete the entries of `row_ids` (each once). The row ids may be used for other keys from now on."""
         stored = row_ids[self._stored[row_ids]]
         if len(stored):
-            self._removed.place(self._keys.key_batch(stored))  # type: ignore[arg-type]
+            keys = self._keys.key_batch(stored)
+            if self._lasts is not None and self._in_segments and isinstance(keys, np.ndarray):
+                self._removed.add_by_last(keys)
+            else:
+                self._removed.add(keys)
         self._forget(row_ids)
         if len(self._removed) > _MOST_REMOVED and not self._complete:
             self._relieve_removed()
@@ -209,8 +215,13 @@ class ColumnTable:
 
     @property
     def is_whole(self) -> bool:
-        """Every entry there is has a row id. If not, row ids are good until the next call, and what is there is asked
-        for by `entries_of`."""
+        """Every entry there is has had a row id all the time. If not, row ids are good until the next call, and what is
+        there is asked for by `entries_of`."""
+        return self._complete and not self._came_back
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Every entry there is has a row id now: nothing is read from the store."""
         return self._complete
 
     def lasts(self, first: int) -> Ints:
@@ -242,10 +253,14 @@ class ColumnTable:
         """No entry has a key that ends with `last` any more."""
         if self._lasts is not None:
             self._lasts.discard(last)
+            if not self._complete and self._lasts.none_is_away:
+                self._complete = self._came_back = True
 
     # ---- what the backend uses
 
     def freeze(self) -> None:
+        if self._lasts is not None and not self._in_segments and self._complete and not self._frozen:
+            self._may_enter_segments(self._lasts)
         if self._in_segments:
             self._freeze_segment()
             return
@@ -258,20 +273,14 @@ class ColumnTable:
 
     @property
     def frozen_entries(self) -> int:
-        return sum(map(len, self._frozen)) + sum(segment.left for segment in self._segments)
+        return len(self._frozen) + sum(segment.left for segment in self._segments)
 
     def take(self, max_entries: int) -> list[Entry]:
         """Up to `max_entries` frozen entries, to be written to the store at once, oldest freeze first. Makes that many
         keys of segments ready meanwhile."""
         for segment in self._segments:
             segment.encode_keys(max_entries)
-        entries: list[Entry] = []
-        while self._frozen and len(entries) < max_entries:
-            run = self._frozen[0]
-            entries += run.take(max_entries - len(entries))
-            if not len(run):
-                self._frozen.popleft()
-        return entries
+        return self._frozen.take(max_entries)
 
     def take_segments(self) -> list[FrozenSegment]:
         """Those of all freezes, oldest first, once nothing frozen is left. They are the caller's then."""
@@ -283,7 +292,7 @@ class ColumnTable:
 
     def memory_bytes(self) -> int:
         frozen = sum(segment.nbytes for segment in self._segments)
-        return (len(self._keys) + sum(map(len, self._frozen))) * self._entry_bytes + frozen + self._cells.total
+        return (len(self._keys) + len(self._frozen)) * self._entry_bytes + frozen + self._cells.total
 
     # ---- finding and making entries
 
@@ -321,7 +330,7 @@ class ColumnTable:
         """Whether the index takes keys of that many ints. An empty one can be made to."""
         keys = self._keys
         if isinstance(keys, IntKeys) and keys.fields != fields and not len(keys) and not len(self._removed):
-            self._keys, self._removed = IntKeys(fields), IntKeys(fields)
+            self._keys, self._removed = IntKeys(fields), RemovedKeys(IntKeys(fields))
         return isinstance(self._keys, IntKeys) and self._keys.fields == fields
 
     def _placed(self, key_batch: Any) -> RowIds:
@@ -357,11 +366,11 @@ class ColumnTable:
         self._stored[row_ids] = False
         self._used[row_ids] = self._calls
         fresh = row_ids
-        if len(self._removed):
-            key_batch = self._keys.key_batch(row_ids)
-            waiting = self._removed.find(key_batch)  # type: ignore[arg-type]
+        if self._removed.may_have(lambda: int(self._last_fields(row_ids).min())):
+            key_batch, removed = self._keys.key_batch(row_ids), self._removed.index
+            waiting = removed.find(key_batch)  # type: ignore[arg-type]
             known = waiting >= 0
-            self._removed.remove(waiting[known])
+            removed.remove(waiting[known])
             self._stored[row_ids[known]] = True
             self._dirty[row_ids[known]] = True  # the store has what was removed
             fresh = row_ids[~known]
@@ -375,7 +384,7 @@ class ColumnTable:
         if not len(fresh):
             return
         key_batch = self._keys.key_batch(fresh)
-        gone = self._removals.has(key_batch, len(fresh))
+        gone = self._frozen.removed(key_batch, len(fresh))
         if gone is not None and gone.any():
             fresh = fresh[~gone]
             key_batch = self._keys.key_batch(fresh)
@@ -400,8 +409,8 @@ class ColumnTable:
             key_batch = self._key_batch([self._stored_keys.key(data_key) for data_key in data_keys])
         unknown = self._keys.find(key_batch) < 0
         if len(self._removed):
-            unknown &= self._removed.find(key_batch) < 0
-        gone = self._removals.has(key_batch, len(data_keys))
+            unknown &= self._removed.index.find(key_batch) < 0
+        gone = self._frozen.removed(key_batch, len(data_keys))
         if gone is not None:
             unknown &= ~gone
         wanted = np.flatnonzero(unknown)
@@ -453,7 +462,7 @@ class ColumnTable:
 
     def _use_tuples(self) -> None:
         """From now on the index holds tuples. Row ids stay what they are."""
-        self._keys, self._removed = tuple_keys(self._keys), tuple_keys(self._removed)
+        self._keys, self._removed = tuple_keys(self._keys), self._removed.with_tuples()
         self._recent.clear()
 
     def _emptied(self) -> IntKeys | TupleKeys:
@@ -462,11 +471,8 @@ class ColumnTable:
     # ---- segments
 
     def _load_segment(self, segment: Segment) -> None:
-        kinds = {name: column.dtype for name, column in segment.columns.items()}
         if not self._changed:
-            now = {name: little(column.dtype.str) for name, column in self.columns.items()}
-            if kinds != now and kinds != {name: kind for name, kind in now.items() if name not in self._added}:
-                raise self._rows.other_kinds(kinds)
+            self._rows.check_written({name: column.dtype for name, column in segment.columns.items()}, self._added)
         if segment.base:
             self._forget(self._keys.all())
         if count(segment.removed):
@@ -491,15 +497,16 @@ class ColumnTable:
 
     def _freeze_segment(self) -> None:
         dirty = np.flatnonzero(self._dirty)
-        if not len(dirty) and not len(self._removed):
+        if not len(dirty) and not len(self._removed) and not self._segments_end:
             return
         changed = len(dirty) + len(self._removed) + sum(map(len, self._segments))  # with what aborted ones left
-        base = 2 * changed > len(self._keys)  # deltas would be about as large
+        base = self._segments_end or 2 * changed > len(self._keys)  # deltas would be about as large
+        self._segments_end = False
         if base:
             dirty = np.flatnonzero(self._dirty | self._stored)
             self._segments = []
-        self._segments.append(self._segment(dirty, self._emptied() if base else self._removed, base))
-        self._removed = self._emptied()
+        self._segments.append(self._segment(dirty, self._emptied() if base else self._removed.index, base))
+        self._removed = RemovedKeys(self._emptied())
         self._dirty[dirty] = False
         self._stored[dirty] = True
 
@@ -513,8 +520,23 @@ class ColumnTable:
         """From now on what is stored are entries. The store has none of what is in memory."""
         self._in_segments = False
         self._segments_end = True
-        self._removed = self._emptied()
+        self._removed = RemovedKeys(self._emptied())
         self._dirty |= self._stored
+        self._stored[:] = False
+
+    def _may_enter_segments(self, lasts: Lasts) -> None:
+        """Everything is in memory. If it is little, what is stored are segments again: all of it is dirty, and what the
+        store has is removed."""
+        if 2 * len(self._keys) > self._entry_limit:
+            return
+        stored = np.flatnonzero(self._stored)
+        if len(stored):
+            self._removed.add(self._keys.key_batch(stored))
+        if len(self._removed):
+            self._freeze_removed()
+        lasts.none()
+        self._in_segments = True
+        self._dirty[self._keys.all()] = True
         self._stored[:] = False
 
     # ---- freezing and writing
@@ -528,13 +550,12 @@ class ColumnTable:
         self._stored[row_ids] = True
         if self._lasts is not None:
             self._lasts.add(self._last_fields(row_ids))
-        self._frozen.append(self._run(self._keys, row_ids, rows))
+        self._frozen.add(self._run(self._keys, row_ids, rows))
 
     def _freeze_removed(self) -> None:
-        run = self._run(self._removed, self._removed.all(), None)
-        self._frozen.append(run)
-        self._removals.add(run, self._removed)
-        self._removed = self._emptied()
+        removed = self._removed.index
+        self._frozen.add_removal(self._run(removed, removed.all(), None), removed)
+        self._removed = RemovedKeys(self._emptied())
 
     def _run(self, keys: IntKeys | TupleKeys, row_ids: RowIds, rows: npt.NDArray[np.void] | None) -> IntRun | TupleRun:
         cells = tails(self.columns, self._wide, row_ids) if self._wide and rows is not None else None
@@ -565,11 +586,14 @@ class ColumnTable:
         if len(dirty):
             if self._shard.may_write():
                 self._pack(dirty)
-                while self._frozen:
-                    self._shard.write(self.take(_WRITTEN_AT_ONCE))
+                self._write_frozen()
             else:
                 row_ids = row_ids[~self._dirty[row_ids]]
-        self._complete = self._complete and not bool(self._stored[row_ids].any())
+        away = row_ids[self._stored[row_ids]]
+        if len(away):
+            self._complete = False
+            if self._lasts is not None:
+                self._lasts.away(self._last_fields(away))
         self._forget(row_ids)
 
     def _relieve_removed(self) -> None:
@@ -577,6 +601,9 @@ class ColumnTable:
         if len(self._removed) <= _MOST_REMOVED or self._in_segments or self._frozen or not self._shard.may_write():
             return
         self._freeze_removed()
+        self._write_frozen()
+
+    def _write_frozen(self) -> None:
         while self._frozen:
             self._shard.write(self.take(_WRITTEN_AT_ONCE))
 

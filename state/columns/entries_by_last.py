@@ -23,12 +23,26 @@ class Lasts:
     def __init__(self, stored: EntryKeys) -> None:
         self._stored = stored
         self._found: set[int] = set()
+        self._away: set[int] = set()  # of entries that may be in the store alone
         self._looked = True  # into the store, since it was opened
         self._sorted: Ints | None = None
 
     def unknown(self) -> None:
         """The store was opened with entries in it."""
         self._looked = False
+
+    def away(self, lasts: Ints) -> None:
+        """Of entries that have left memory."""
+        self._away |= set(np.unique(lasts).tolist())
+
+    @property
+    def none_is_away(self) -> bool:
+        """All entries are known to be in memory."""
+        return self._looked and not self._away
+
+    def none(self) -> None:
+        """The store has no entries any more."""
+        self._found, self._sorted = set(), None
 
     def add(self, lasts: Ints) -> None:
         unknown = lasts[~self._are_found(lasts)]
@@ -38,6 +52,7 @@ class Lasts:
 
     def discard(self, last: int) -> None:
         self._found.discard(last)
+        self._away.discard(last)
         self._sorted = None
 
     def has(self, lasts: Ints) -> npt.NDArray[np.bool_]:
@@ -60,7 +75,8 @@ class Lasts:
         """All of them, rising. Below `first` nobody needs to look: what was there may be a long row of deletions."""
         if not self._looked:
             self._looked = True
-            self._found |= set(self._in_store(first))
+            self._away |= set(self._in_store(first))
+            self._found |= self._away
             self._sorted = None
         return np.array(sorted(self._found), np.int64)
 

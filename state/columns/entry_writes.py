@@ -6,6 +6,7 @@ or encoded at the freeze: that happens step by step as entries are taken.
 """
 
 import struct
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
@@ -128,29 +129,50 @@ class TupleRun:
         return known  # type: ignore[return-value]
 
 
-class Removals:
-    """Keys whose removal is frozen: what the store has of them does not count any more. Looked up as long as the run
-    that removes them is not written."""
+class FrozenRuns:
+    """Those of all freezes that are not written yet, oldest first."""
 
     def __init__(self) -> None:
-        self._runs: list[tuple[IntRun | TupleRun, IntKeys | TupleKeys]] = []
+        self._runs: deque[IntRun | TupleRun] = deque()
+        self._removals: list[tuple[IntRun | TupleRun, IntKeys | TupleKeys]] = []
 
-    def add(self, run: IntRun | TupleRun, keys: IntKeys | TupleKeys) -> None:
-        self._runs.append((run, keys))
+    def __len__(self) -> int:
+        """Entries."""
+        return sum(map(len, self._runs))
 
-    def has(self, key_batch: Ints | Sequence[Key], count: int) -> npt.NDArray[np.bool_] | None:
-        """Which of the keys are among them; None: none can be."""
-        self._runs = [(run, keys) for run, keys in self._runs if len(run)]
-        if not self._runs:
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    def add(self, run: IntRun | TupleRun) -> None:
+        self._runs.append(run)
+
+    def add_removal(self, run: IntRun | TupleRun, keys: IntKeys | TupleKeys) -> None:
+        """Of `keys`: what the store has of them does not count any more."""
+        self._runs.append(run)
+        self._removals.append((run, keys))
+
+    def take(self, most: int) -> list[Entry]:
+        entries: list[Entry] = []
+        while self._runs and len(entries) < most:
+            run = self._runs[0]
+            entries += run.take(most - len(entries))
+            if not len(run):
+                self._runs.popleft()
+        return entries
+
+    def removed(self, key_batch: Ints | Sequence[Key], count: int) -> npt.NDArray[np.bool_] | None:
+        """Which of the keys the store may still have, and are removed by what is not written yet; None: none can be."""
+        self._removals = [(run, keys) for run, keys in self._removals if len(run)]
+        if not self._removals:
             return None
         found = np.zeros(count, np.bool_)
-        for at, (run, keys) in enumerate(self._runs):
+        for at, (run, keys) in enumerate(self._removals):
             if isinstance(key_batch, np.ndarray):
                 assert isinstance(keys, IntKeys), "a table that takes tuples does so for ever"
                 if keys.fields == len(key_batch):
                     found |= keys.find(key_batch) >= 0
             else:
                 keys = tuple_keys(keys)
-                self._runs[at] = run, keys
+                self._removals[at] = run, keys
                 found |= keys.find(key_batch) >= 0
         return found

@@ -86,7 +86,7 @@ class StoredRows:
     def check_kinds(self, before: Mapping[str, np.dtype[Any]]) -> None:
         """A column that stays has its type."""
         if any(name in self._kinds and np.dtype(self._kinds[name]) != kind for name, kind in before.items()):
-            raise self.other_kinds(before)
+            raise self._other_kinds(before)
 
     def rewrite(self, shard: Shard, state_id: int, before: Mapping[str, str], initial: Mapping[str, Any]) -> None:
         """All rows, which have the columns `before`, as they are written now; `initial`: of columns that came."""
@@ -97,7 +97,13 @@ class StoredRows:
         except OtherRow as error:
             raise self._other_columns(str(error)) from error
 
-    def other_kinds(self, written: Mapping[str, np.dtype[Any]]) -> InvalidJob:
+    def check_written(self, written: Mapping[str, np.dtype[Any]], added: Collection[str]) -> None:
+        """A segment has all columns, or all but those that were added since."""
+        now = {name: little(kind) for name, kind in self._kinds.items()}
+        if written != now and written != {name: kind for name, kind in now.items() if name not in added}:
+            raise self._other_kinds(written)
+
+    def _other_kinds(self, written: Mapping[str, np.dtype[Any]]) -> InvalidJob:
         return self._other_columns(", ".join(f"{name} {kind}" for name, kind in written.items()))
 
     def _other_columns(self, written: str) -> InvalidJob:

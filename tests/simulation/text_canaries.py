@@ -123,8 +123,8 @@ _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broke
         "what was removed after it had come back is read once more, before the removal is written",
         "events",
         "state/columns/column_table.py",
-        "            unknown &= self._removed.find(key_batch) < 0\n",
-        "            unknown &= self._removed.find(key_batch) < len(self._removed)\n",
+        "            unknown &= self._removed.index.find(key_batch) < 0\n",
+        "            unknown &= self._removed.index.find(key_batch) < len(self._removed)\n",
     ),
     (
         "rows-on-disk-have-not-matched",

@@ -91,7 +91,7 @@ class WindowAggregateOperator(WindowOperator):
         return self._table.columns[FIRINGS][row_ids] > 0 if self._lateness_ms else np.zeros(len(row_ids), np.bool_)
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
-        if self.stops and len(batch) > _ROWS_ON_DISK and self._bound is not None and not self._table.is_whole:
+        if self.stops and len(batch) > _ROWS_ON_DISK and self._bound is not None and not self._table.is_in_memory:
             self._process_slices(batch, emit)
             return
         if len(batch) * self._window.per_row > _MAX_ASSIGNED and len(batch) > 1:

@@ -170,8 +170,14 @@ class WindowOperator(KeyedOperator):
         def order(some: Ints) -> Ints:
             return self._ordered(some, None if by is None else by[some])
 
-        ints = not len(row_ids) or self._table.int_keys_of(row_ids[:1]) is not None
-        return firing.in_order(row_ids, order, firing.FEW if ints else firing.FEW_TUPLES, firing.PART)
+        if len(row_ids) and self._table.int_keys_of(row_ids[:1]) is None:
+            return firing.in_order(row_ids, order, firing.FEW_TUPLES, firing.PART_TUPLES)
+
+        def fields_of(some: Ints) -> list[Ints]:
+            *keys, starts = self._fields_of(some)
+            return [*([] if by is None else [by[some]]), starts, *keys]
+
+        return firing.ints_in_order(row_ids, fields_of, order, firing.FEW, firing.PART)
 
     # ---- rows
 

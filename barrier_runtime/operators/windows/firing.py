@@ -6,12 +6,15 @@ is ordered when its turn comes. One after the other the parts are what one sort 
 
     phase       a step                                    then
     few         all in order                              over
+    packing     keys of a chunk, with their extremes      packing; with the last chunk: parting, by numbers or by order
     parting     a chunk goes to its parts                 parting; with the last chunk: parts
     parts       the next part, in order                   parts; with the last one: over
-Nothing of this is in a snapshot: what is left is what is still in state, and is ordered anew after a restore.
+Keys of ints are packed into one number each, where 63 bits are enough, and then compared as numbers; packing is skipped
+for others. Nothing of this is in a snapshot: what is left is what is still in state, and is ordered anew after a
+restore.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -21,9 +24,12 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 FEW = 16_384  # row ids that are ordered and processed at once
 FEW_TUPLES = 4_096  # the same where keys are not all ints, which take several times as long
-PART = 2_048  # row ids of a part, about
+PART = 8_192  # row ids of a part, about
+PART_TUPLES = 2_048
 _SAMPLED = 8  # of a part
 _CHUNK = 4_096
+_PACKED_CHUNK = 16_384
+_BITS = 63
 
 
 def in_order(row_ids: Ints, order: Callable[[Ints], Ints], few: int, part: int) -> Iterator[Ints | None]:
@@ -56,3 +62,49 @@ def in_order(row_ids: Ints, order: Callable[[Ints], Ints], few: int, part: int) 
         parts[number] = []
         if its_chunks:
             yield order(np.concatenate(its_chunks))
+
+
+def ints_in_order(
+    row_ids: Ints, fields_of: Callable[[Ints], Sequence[Ints]], order: Callable[[Ints], Ints], few: int, part: int
+) -> Iterator[Ints | None]:
+    """`in_order` of row ids whose `fields_of` (no two have the same) are ints, which `order` compares in turn."""
+    if len(row_ids) <= few:
+        yield from in_order(row_ids, order, few, part)
+        return
+    chunks = [row_ids[first : first + _PACKED_CHUNK] for first in range(0, len(row_ids), _PACKED_CHUNK)]
+    fields, extremes = [], []
+    for chunk in chunks:
+        fields.append(fields_of(chunk))
+        extremes.append([(int(field.min()), int(field.max())) for field in fields[-1]])
+        yield None
+    spans = [(min(low for low, _ in of), max(high for _, high in of)) for of in zip(*extremes, strict=True)]
+    widths = [(high - low).bit_length() for low, high in spans]
+    if sum(widths) > _BITS:
+        yield from in_order(row_ids, order, few, part)
+        return
+
+    def packed(some: Sequence[Ints]) -> Ints:
+        numbers = np.zeros(len(some[0]), np.int64)
+        for field, (low, _), width in zip(some, spans, widths, strict=True):
+            numbers = (numbers << width) | (field - low)
+        return numbers
+
+    count = -(-len(row_ids) // part)
+    step = max(1, len(row_ids) // (count * _SAMPLED))
+    sample = np.sort(np.concatenate([packed([field[::step] for field in some]) for some in fields]))
+    splitters = sample[_SAMPLED // 2 :: _SAMPLED]  # each is the last one of its part
+    small = np.uint16 if len(splitters) < 1 << 16 else np.uint32  # of which the first are sorted by counting
+    parted: list[tuple[Ints, Ints, list[int]]] = []  # row ids and numbers by part, and where each part begins
+    for at, chunk in enumerate(chunks):
+        numbers = packed(fields[at])
+        fields[at] = ()
+        parts = np.searchsorted(splitters, numbers).astype(small)
+        by_part = np.argsort(parts, kind="stable")
+        begins = np.searchsorted(parts[by_part], np.arange(len(splitters) + 2)).tolist()
+        parted.append((chunk[by_part], numbers[by_part], begins))
+        yield None
+    for number in range(len(splitters) + 1):
+        its = [(ids[b[number] : b[number + 1]], of[b[number] : b[number + 1]]) for ids, of, b in parted]
+        ids = np.concatenate([ids for ids, _ in its])
+        if len(ids):
+            yield ids[np.argsort(np.concatenate([of for _, of in its]))]

@@ -300,3 +300,50 @@ def test_entries_that_an_older_release_stored_by_key_are_found_by_the_last_field
     again = by_last(bench.open([of_operator(checkpoint(restored, 2))]))  # is not made anew twice
     assert content(again) == dict.fromkeys(keys, (1, 0.5, -1))
     assert again.lasts(2).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_table_whose_windows_have_been_in_the_store_goes_back_to_segments(
+    bench: Bench, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows come and go, with too many entries for memory in the middle; some of the snapshots are restored."""
+    random, limit = np.random.default_rng(seed), [10**9]
+    monkeypatch.setattr(ColumnTable, "_entry_limit", property(lambda self: limit[0]))
+    text = seed % 2 == 1
+    backend = bench.open()
+    table = by_last(backend)
+    expected: dict[tuple[object, ...], int] = {}
+    were_entries = are_segments = 0
+    for step in range(36):
+        limit[0] = 60 if 10 <= step < 16 else 10**9
+        for _ in range(3):
+            numbers = np.unique(random.integers(0, 200, 40)).tolist()
+            last = step + int(random.integers(0, 3))
+            keys: list[tuple[object, ...]] = [(f"k{n}" if text else n, last) for n in numbers]
+            count(table, keys)
+            for key in keys:
+                expected[key] = expected.get(key, 0) + 1
+        over = {key: number for key, number in expected.items() if key[1] == step}
+        found = {}
+        for row_ids in table.entries_of(step):
+            found.update(zip(table.keys_of(row_ids), table.columns["count"][row_ids].tolist(), strict=True))
+            table.remove(row_ids)
+        table.none_of(step)
+        assert found == over
+        expected = {key: number for key, number in expected.items() if key not in over}
+        if random.random() < 0.2:
+            count(table, [("again" if text else 1_000, step)])  # as a late row of a window that is kept: its key comes
+            table.remove(table.row_ids([("again" if text else 1_000, step)]))  # below those that were removed
+            table.none_of(step)
+        snapshot = checkpoint(backend, step + 1)
+        in_store = any(True for _ in backend._shard.scan_state(backend._states["windows"]))
+        were_entries += in_store
+        are_segments += not in_store and step > 16
+        if random.random() < 0.25:
+            backend = bench.open([of_operator(snapshot)])
+            table = by_last(backend)
+            table.lasts(step + 1)
+    assert were_entries, "there were never too many"
+    assert are_segments > 10, "it stayed with entries"
+    left = by_last(bench.open([of_operator(checkpoint(backend, 100))]))
+    assert {key: row[0] for key, row in content(left).items()} == expected

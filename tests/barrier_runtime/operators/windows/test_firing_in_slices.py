@@ -83,6 +83,32 @@ def test_parts_one_behind_the_other_are_what_one_sort_gives(numbers: list[int], 
     assert all(len(part) for part in given)
 
 
+@given(
+    st.lists(st.tuples(st.integers(-3, 3), st.sampled_from([0, 1, 7, 2**40, -(2**63), 2**63 - 1])), unique=True),
+    st.sampled_from([1, 2**22]),
+    st.integers(1, 8),
+    st.integers(1, 8),
+)
+@examples(200)
+def test_keys_of_ints_are_in_order_whether_they_fit_into_one_number_or_not(
+    keys: list[tuple[int, int]], least: int, few: int, part: int
+) -> None:
+    """`least`: numbers that are small enough to be packed are left alone; larger ones are not in every example."""
+    keys = [key for key in keys if least == 1 or abs(key[1]) < least]
+    first, second = np.array([key[0] for key in keys], np.int64), np.array([key[1] for key in keys], np.int64)
+
+    def fields_of(some: firing.Ints) -> list[firing.Ints]:
+        return [first[some], second[some]]
+
+    def order(some: firing.Ints) -> firing.Ints:
+        return some[np.lexsort((second[some], first[some]))]
+
+    parts = firing.ints_in_order(np.arange(len(keys)), fields_of, order, few, part)
+    given = [part for part in parts if part is not None]
+    assert [keys[row_id] for part in given for row_id in part] == sorted(keys)
+    assert all(len(part) for part in given)
+
+
 @pytest.mark.parametrize("text", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_slices_give_what_comes_all_at_once_in_the_same_order(kind: str, text: bool) -> None:
