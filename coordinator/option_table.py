@@ -159,7 +159,8 @@ RESTARTS = (
     _seconds("restart_reset_after", 1.0, 0, YEAR_S, "a job that ran this long and completed a checkpoint begins again "
              "with the first pause", field="reset_after_ms", strategies=_GROWING),
     Option("restart_attempts", int | None, 10, "restarts before the job fails; exponential_delay: in a row without "
-           "progress; fixed_delay: in all", 0, 1_000_000, none="no limit", field="max_attempts", stored_default=None,
+           "progress, and none for what is Unavailable, which it waits for; "
+           "fixed_delay: in all", 0, 1_000_000, none="no limit", field="max_attempts", stored_default=None,
            strategies=("fixed_delay", "exponential_delay"), shown="value"),
     _number("restart_jitter", 0.0, 0, 1, "each pause is up to this part of it longer or shorter", field="jitter",
             strategies=_GROWING),

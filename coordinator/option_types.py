@@ -104,8 +104,8 @@ class LocalRunOptions(TypedDict, total=False):
     """a job that ran this long and completed a checkpoint begins again with the first pause. 0 to 1 year. Default: 1
     s."""
     restart_attempts: int | None
-    """restarts before the job fails; exponential_delay: in a row without progress; fixed_delay: in all. 0 to 1,000,000.
-    Default: 10."""
+    """restarts before the job fails; exponential_delay: in a row without progress, and none for what is Unavailable,
+    which it waits for; fixed_delay: in all. 0 to 1,000,000. Default: 10."""
     restart_jitter: float
     """each pause is up to this part of it longer or shorter. 0 to 1. Default: 0."""
     restart_failures: int

@@ -20,6 +20,12 @@ def refuse_coroutines(function: Any, where: str, methods: Iterable[str] = ()) ->
                 f"{where}: {function_name(called)} is an async def, and nobody awaits it here: write a plain function; "
                 'what asks another system belongs in lookup("name", function, key=…), which runs coroutines'
             )
+    for name in {"open", "close"}.intersection(methods):
+        if inspect.isgeneratorfunction(getattr(function, name, None)):
+            raise InvalidJob(
+                f"{where}: {function_name(getattr(function, name))} yields, but rows go out only with a row or a "
+                "timer: yield them there; when all input has ended every timer fires"
+            )
 
 
 def check_handlers(function: Any, handlers: Mapping[str, tuple[str, ...]], where: str) -> None:

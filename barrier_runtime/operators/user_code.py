@@ -6,6 +6,7 @@ through.
 """
 
 import copy
+import signal
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,8 @@ def user_error(
         isinstance(error, BarrierRuntimeError) and not isinstance(error, InvalidJob)
     ):
         return error
+    if not_awaited := _not_awaited(error):
+        error = InvalidJob(not_awaited)
     if wrong := isinstance(error, InvalidJob):  # what it says ends with the remedy
         message = f"{error}\n  in {function} of operator {operator!r}, subtask {subtask}"
     else:
@@ -63,8 +66,29 @@ def user_error(
     return found
 
 
+def _not_awaited(error: Exception) -> str:
+    """What is wrong if `error` is ours, of what a function gave in place of rows; else empty."""
+    if not isinstance(error, TypeError) or not str(error).startswith(
+        ("'coroutine' object", "'async_generator' object")
+    ):
+        return ""
+    frames = traceback.extract_tb(error.__traceback__)
+    if frames and not frames[-1].filename.startswith(_OURS):  # the user's own
+        return ""
+    return (
+        f"it gave {'a coroutine' if 'coroutine' in str(error) else 'an async generator'}, and nobody awaits it here: "
+        'give rows; what asks another system belongs in lookup("name", function, key=…), which runs coroutines'
+    )
+
+
+def came_by_signal(error: BaseException) -> bool:
+    """Whether the program's own handler of a signal has raised it, in the middle of whatever ran."""
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in (signal.SIGTERM, signal.SIGINT)}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
 def stray_error(error: BaseException) -> UserCodeError:
-    """Of what passes all `except Exception`, such as a CancelledError that a client has raised."""
+    """Of what passes all `except Exception`, such as a CancelledError that a client has raised, or a sys.exit()."""
     return UserCodeError(
         f"a function raised {type(error).__name__}: {said(error)}, which is no Exception, so nobody knows at which "
         "record\n  Catch it in the function and raise an Exception; then start the job again.",

@@ -14,7 +14,7 @@ What is late is polled at once.
 import asyncio
 from collections.abc import Callable
 
-from barrier_runtime.operators.user_code import stray_error
+from barrier_runtime.operators.user_code import came_by_signal, stray_error
 from barrier_runtime.runtime.host.clock import SYSTEM_CLOCK, Clock, SourceTime
 from barrier_runtime.runtime.load import LongSteps
 from barrier_runtime.runtime.subtask import Subtask
@@ -92,9 +92,11 @@ class Scheduler:
         self._stepping = None
         try:
             again = not self._stopped and self._work()
-        except (KeyboardInterrupt, SystemExit):
+        except KeyboardInterrupt:
             raise
         except BaseException as error:  # a loop logs one that is no Exception and goes on, and its rows would be gone
+            if isinstance(error, SystemExit) and came_by_signal(error):
+                raise
             again = self._woken
             self._on_error(self._stepping, error if isinstance(error, Exception) else stray_error(error))
         finally:

@@ -317,9 +317,12 @@ class ProcessOperator(KeyedOperator):
     def close(self) -> None:
         if self._reclaiming is not None:
             self._reclaiming.close()
+        self._current.key = no_key(self.where, "close()")
+        self._sides.begin(None)
         try:
             target, self._to_close = self._to_close, None
             close_function(target, self._failed)
+            self._sides.check_none("close()")
         finally:
             super().close()
 

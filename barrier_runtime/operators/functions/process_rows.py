@@ -80,7 +80,9 @@ class ProcessRowsOperator(Operator):
 
     def close(self) -> None:
         target, self._to_close = self._to_close, None
+        self._sides.begin(None)
         close_function(target, self._failed)
+        self._sides.check_none("close()")
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         sides, failures, reached = self._sides, self._failures, batch.reached
