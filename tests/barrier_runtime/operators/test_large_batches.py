@@ -80,6 +80,23 @@ def test_windows_of_very_many_keys_in_one_batch_each_come_out_once_over_a_restar
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["top", "apply"])
+def test_whole_windows_of_a_million_keys_in_one_batch_each_come_out_once_over_a_restart(name: str) -> None:
+    world = World("rocksdb")
+    driven = Driven(MADE[name](), world)
+    driven.feed(million(SCHEMA, 0))
+    snapshot = driven.snapshot(1)
+    driven.operator.close()
+    driven = Driven(MADE[name](), world, (snapshot,))
+    driven.watermark(WATERMARK_MAX)
+    keys = column(driven, "k")
+    assert len(keys) == KEYS
+    assert len(np.unique(keys)) == KEYS
+    assert (column(driven, "v") == keys).all()
+    driven.operator.close()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOINS)
 def test_very_many_keys_in_one_batch_of_each_side_are_joined_over_a_restart(name: str) -> None:
     world, many = World("rocksdb"), MILLION if name == "interval" else FEWER

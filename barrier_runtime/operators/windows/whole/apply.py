@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
@@ -25,11 +24,12 @@ from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.operators.windows.base import Ints
 from barrier_runtime.operators.windows.whole.one_key import ONE_KEY
-from barrier_runtime.operators.windows.whole.window_rows import CHUNKS, WindowRows
+from barrier_runtime.operators.windows.whole.window_rows import CHUNKS, TAIL, WindowRows
 from barrier_runtime.state.columns.wide_columns import EMPTY, WIDE
 from barrier_runtime.state.errors import InvalidJob
 
 _AT_ONCE = 16  # windows between two looks at the clock
+_SMALL_AT_ONCE = 128  # the same of windows that are read together
 _MAX_ROWS = 65_536  # of an emitted batch
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
@@ -68,6 +68,8 @@ def milliseconds_of(time: datetime.datetime | None) -> int | None:
 class HeldWindowOperator(WindowAggregateOperator):
     """Windows whose rows are held. A subclass says what becomes of them."""
 
+    _small_at_once = _SMALL_AT_ONCE
+
     def __init__(
         self,
         name: str,
@@ -89,7 +91,7 @@ class HeldWindowOperator(WindowAggregateOperator):
         return WindowRows(self.backend, self._table, columns, self._event_time, self.where)
 
     def _more_state(self) -> dict[str, tuple[str, Any]]:
-        return {CHUNKS: (WIDE, EMPTY)}
+        return {CHUNKS: (WIDE, EMPTY), TAIL: (WIDE, EMPTY)}
 
     def _add(self, rows: pa.RecordBatch, starts: Ints, batch: Batch, of_row: Ints | None, emit: Emit) -> Ints:
         row_ids = super()._add(rows, starts, batch, of_row, emit)
@@ -100,20 +102,39 @@ class HeldWindowOperator(WindowAggregateOperator):
     def _fire_parts(self, row_ids: Ints, emit: Emit) -> Iterator[None]:
         for part in self._parts(row_ids):
             if part is not None:
-                for few in np.split(part, range(_AT_ONCE, len(part), _AT_ONCE)):
+                for few in self._few(part):
                     self._fire(few, emit)
                     yield
             else:
                 yield
 
+    def _few(self, row_ids: Ints) -> Iterator[Ints]:
+        """`row_ids`, some at once that are all small or are not."""
+        small = self._held_rows.are_small(row_ids)
+        for run in np.split(row_ids, np.flatnonzero(np.diff(small)) + 1):
+            at_once = self._small_at_once if small[0] else _AT_ONCE
+            small = small[len(run) :]
+            yield from np.split(run, range(at_once, len(run), at_once))
+
     def _fire(self, row_ids: Ints, emit: Emit) -> None:
-        results = _Results(self, emit)
-        for row_id, state_key in zip(row_ids.tolist(), self._table.keys_of(row_ids), strict=True):
-            end_ms = state_key[-1] + self._window.size_ms
-            for rows in self._results_of(row_id, state_key):
-                results.add(rows, end_ms - 2)
+        """`row_ids`: see `_few`."""
+        results = Results(self, emit)
+        state_keys = self._table.keys_of(row_ids)
+        if self._held_rows.are_small(row_ids[:1])[0]:
+            self._add_small(row_ids, state_keys, results)
+        else:
+            for row_id, state_key in zip(row_ids.tolist(), state_keys, strict=True):
+                results.add_all(self._results_of(row_id, state_key), self._reached_ms(state_key))
         results.flush()
         self._remove(row_ids)
+
+    def _reached_ms(self, state_key: tuple[Any, ...]) -> int:
+        """Event time just before the results of a window."""
+        return int(state_key[-1]) + self._window.size_ms - 2
+
+    def _add_small(self, row_ids: Ints, state_keys: list[tuple[Any, ...]], results: "Results") -> None:
+        """The same for windows whose rows are in memory."""
+        raise NotImplementedError
 
     def _results_of(self, row_id: int, state_key: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
         """What goes out for a window. `state_key`: the keys, and its start."""
@@ -172,6 +193,19 @@ class ApplyOperator(HeldWindowOperator):
         failures.flush(emit, self._emit_ns)
 
     def _results_of(self, row_id: int, state_key: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
+        rows = self._held_rows.batches_of(row_id) if self._batches else self._held_rows.all_of(row_id)
+        return self._applied(row_id, state_key, rows)
+
+    def _add_small(self, row_ids: Ints, state_keys: list[tuple[Any, ...]], results: "Results") -> None:
+        rows, counts = self._held_rows.of_small(row_ids)
+        first = 0
+        for row_id, state_key, count in zip(row_ids.tolist(), state_keys, counts.tolist(), strict=True):
+            its = rows.slice(first, count)
+            first += count
+            given = iter((its,)) if self._batches else pa.Table.from_batches((its,), self._held_rows.schema)
+            results.add_all(self._applied(row_id, state_key, given), self._reached_ms(state_key))
+
+    def _applied(self, row_id: int, state_key: tuple[Any, ...], rows: Any) -> Iterator[pa.RecordBatch]:
         key = self.codec.user_key(state_key[:-1]) if state_key[:-1] else None
         start_ms = state_key[-1]
         span = (start_ms, start_ms + self._window.size_ms) if self._window.bounded else (None, None)
@@ -244,20 +278,25 @@ def applied_definition(window: WindowAssigner) -> str:
     return f"{window.definition}, all rows"
 
 
-class _Results:
+class Results:
     """Results of some windows, as few batches."""
 
     def __init__(self, operator: HeldWindowOperator, emit: Emit) -> None:
         self._operator = operator
         self._emit = emit
         self._rows: list[pa.RecordBatch] = []
-        self._reached: list[npt.NDArray[np.int64]] = []
+        self._reached: list[Ints] = []
         self._count = 0
 
-    def add(self, rows: pa.RecordBatch, reached_ms: int) -> None:
+    def add_all(self, parts: Iterable[pa.RecordBatch], reached_ms: int) -> None:
         """`reached_ms`: event time just before them."""
+        for rows in parts:
+            self.add(rows, np.full(len(rows), reached_ms))
+
+    def add(self, rows: pa.RecordBatch, reached: Ints) -> None:
+        """`reached`: event time just before each of them."""
         self._rows.append(rows)
-        self._reached.append(np.full(len(rows), reached_ms))
+        self._reached.append(reached)
         self._count += len(rows)
         if self._count >= _MAX_ROWS:
             self.flush()

@@ -11,13 +11,16 @@ import pyarrow.compute as pc
 from barrier_runtime.data.grouping import stable_order
 from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.operators.windows.base import SPAN, Ints
-from barrier_runtime.operators.windows.whole.apply import HeldWindowOperator
-from barrier_runtime.operators.windows.whole.window_rows import WindowRows
+from barrier_runtime.operators.windows.whole.apply import HeldWindowOperator, Results
+from barrier_runtime.operators.windows.whole.window_rows import TAIL, Bools, WindowRows
+from barrier_runtime.state.columns.wide_columns import EMPTY, lengths
 
 RANK = "rank"  # column of the output: 1, 2, …
 
 
 class TopOperator(HeldWindowOperator):
+    _small_at_once = 2_048
+
     def __init__(
         self,
         name: str,
@@ -39,20 +42,26 @@ class TopOperator(HeldWindowOperator):
         return _TopRows(self._n, self._by, self._largest, self.backend, self._table, columns, None, self.where)
 
     def _results_of(self, row_id: int, state_key: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
-        start_ms = state_key[-1]
         for rows in self._held_rows.batches_of(row_id):
-            count = len(rows)
-            span = [
-                pa.array(np.full(count, time_ms)).view(field.type)
-                for field, time_ms in zip(SPAN, (start_ms, start_ms + self._window.size_ms), strict=True)
-            ]
-            ranks = pa.array(np.arange(1, count + 1))
-            beside = [*span, ranks] if self._window.bounded else [ranks]
-            yield pa.RecordBatch.from_arrays([*rows.columns, *beside], schema=self._top_output)
+            yield self._told(rows, np.array([state_key[-1]]), np.array([len(rows)]))
+
+    def _add_small(self, row_ids: Ints, state_keys: list[tuple[Any, ...]], results: Results) -> None:
+        rows, counts = self._held_rows.of_small(row_ids)
+        reached = np.repeat(np.array([self._reached_ms(state_key) for state_key in state_keys]), counts)
+        results.add(self._told(rows, np.array([state_key[-1] for state_key in state_keys]), counts), reached)
+
+    def _told(self, rows: pa.RecordBatch, starts: Ints, counts: Ints) -> pa.RecordBatch:
+        """The rows of windows, one behind the other, as they go out."""
+        ranks = pa.array(np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts) + 1)
+        beside = [ranks]
+        if self._window.bounded:
+            times = (np.repeat(starts, counts), np.repeat(starts + self._window.size_ms, counts))
+            beside = [*(pa.array(time).view(field.type) for field, time in zip(SPAN, times, strict=True)), ranks]
+        return pa.RecordBatch.from_arrays([*rows.columns, *beside], schema=self._top_output)
 
 
 class _TopRows(WindowRows):
-    """One chunk per window, by rank."""
+    """By rank: a tail, or one chunk."""
 
     def __init__(self, n: int, by: str, largest: bool, *rest: Any) -> None:
         super().__init__(*rest)
@@ -78,10 +87,28 @@ class _TopRows(WindowRows):
         ranks = np.arange(len(ordered)) - np.repeat(firsts, np.diff(firsts, append=len(ordered)))
         return order[ranks < self._n]
 
+    def _kept(self, rows: pa.RecordBatch, row_ids: Ints) -> tuple[pa.RecordBatch, Ints]:
+        """With the rows of tails, which are made anew."""
+        rows, row_ids = super()._kept(rows, row_ids)
+        tails = self._windows.columns[TAIL]
+        entries = row_ids[np.flatnonzero(np.diff(row_ids, prepend=-1))]
+        entries = entries[lengths(tails[entries]) > 0]
+        if len(entries):
+            before, counts = self._tails(entries)
+            tails[entries] = EMPTY
+            rows, row_ids = pa.concat_batches([before, rows]), np.concatenate([np.repeat(entries, counts), row_ids])
+            rows, row_ids = super()._kept(rows, row_ids)
+        return rows, row_ids
+
+    def _may_grow_tails(self, entries: Ints) -> Bools:
+        return self.are_small(entries)
+
     def _takes_in(self, before: int, rows: pa.RecordBatch) -> bool:
         return True
 
     def _merged(self, chunks: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+        if len(chunks) == 1:
+            return chunks[0]
         rows = pa.concat_batches(chunks)
         return rows.take(pa.array(self._ranked(rows)[: self._n]))
 

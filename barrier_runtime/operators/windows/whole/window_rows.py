@@ -1,10 +1,14 @@
-"""The rows of windows, kept until they are over: chunks of Arrow rows in the key-value store, so that memory holds a
-bounded part of them.
+"""The rows of windows, kept until they are over, so that memory holds a bounded part of them.
+
+A window's last rows are its *tail*: bytes in a column of its entry, as long as there are few (see `row_bytes`). So a
+million windows of one row each are one column, written and read without a step per window. What becomes more goes into
+a *chunk* in the key-value store, with the tail before it.
 
 A chunk is the value of (keys, start of the window, its number), an Arrow record batch without its schema, ordered as
 the window's rows are to be. A column of the window's entry says of each chunk its first and last time and how many rows
 it has, so a window is read in the order of time without holding all of it. A chunk takes in the one before it while
 that has no more rows, so a window of n rows has about log2(n) small chunks, and each row is rewritten so often at most.
+Older releases wrote chunks alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,15 +20,20 @@ import pyarrow as pa
 
 from barrier_runtime.data.event_time import event_times_ms
 from barrier_runtime.data.grouping import order_of_ints
+from barrier_runtime.data.row_bytes import RowBytes
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.columns.column_table import ColumnTable
+from barrier_runtime.state.columns.wide_columns import EMPTY, lengths
 from barrier_runtime.state.errors import Corrupt
 
-CHUNKS = "chunks"  # column of state, of the window's entry
+CHUNKS = "chunks"  # columns of state, of the window's entry
+TAIL = "tail"
+TAIL_BYTES = 1 << 10  # at most
 CHUNK_BYTES = 1 << 18  # about, of what chunks become
 _FIELDS = 3  # first time, last time, rows
 
 Ints: TypeAlias = npt.NDArray[np.int64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 class WindowRows:
@@ -33,45 +42,60 @@ class WindowRows:
     def __init__(
         self, backend: KeyedBackend, table: ColumnTable, schema: pa.Schema, event_time: str | None, where: str
     ) -> None:
-        """`table`: of the windows, whose entries have a column `CHUNKS`. `event_time`: None for the order in which rows
-        come."""
+        """`table`: of the windows, whose entries have the columns `CHUNKS` and `TAIL`. `event_time`: None for the order
+        in which rows come."""
         self.schema = schema
         self._windows = table
         self._chunks = backend.table_of_bytes("rows", table.key_width)
         self._event_time = event_time
         self._where = where
+        self._bytes = RowBytes(schema)
 
     def add(self, rows: pa.RecordBatch, row_ids: Ints) -> None:
         """`row_ids`: the entry of the window of each row."""
-        order = self._order(rows, row_ids)
-        rows, row_ids = rows.take(pa.array(order)), row_ids[order]
-        times = self._times(rows)
+        rows, row_ids = self._kept(rows, row_ids)
         firsts = np.flatnonzero(np.diff(row_ids, prepend=-1))
-        ends = np.append(firsts[1:], len(row_ids))
+        counts = np.diff(firsts, append=len(row_ids))
         entries = row_ids[firsts]
-        cells = self._windows.columns[CHUNKS]
-        for row_id, key, first, end in zip(
-            entries.tolist(), self._windows.keys_of(entries), firsts.tolist(), ends.tolist(), strict=True
-        ):
-            cells[row_id] = self._appended(key, cells[row_id], rows.slice(first, end - first), times[first:end])
+        small = (counts * self._bytes.least_bytes <= TAIL_BYTES) & self._may_grow_tails(entries)
+        if small.any():
+            few = rows if small.all() else rows.filter(pa.array(np.repeat(small, counts)))
+            small[small] = self._behind_tails(entries[small], few, counts[small])
+        if not small.all():
+            self._add_chunks(rows, entries[~small], firsts[~small], counts[~small])
         self._windows.mark_dirty(entries)
+
+    def are_small(self, row_ids: Ints) -> Bools:
+        """Which of these windows have all of their rows in memory."""
+        small: Bools = lengths(self._windows.columns[CHUNKS][row_ids]) == 0
+        return small
+
+    def of_small(self, row_ids: Ints) -> tuple[pa.RecordBatch, Ints]:
+        """The rows of these windows, which are small, one window behind the other, each in order; how many each has."""
+        rows, counts = self._tails(row_ids)
+        order = order_of_ints([np.repeat(np.arange(len(counts)), counts), self._times(rows)])
+        return rows.take(pa.array(order)) if (np.diff(order) < 0).any() else rows, counts
 
     def all_of(self, row_id: int) -> pa.Table:
         """The rows of a window, in order."""
         key = self._windows.keys_of(np.array([row_id]))[0]
         chunks = [self._read(key, number) for number in range(len(self._spans(row_id)))]
-        return pa.Table.from_batches([self._merged(chunks)], self.schema)
+        tail = self._tail(row_id)
+        return pa.Table.from_batches([self._merged([*chunks, tail] if len(tail) else chunks)], self.schema)
 
     def batches_of(self, row_id: int) -> Iterator[pa.RecordBatch]:
         """The same in parts: memory holds those chunks alone whose times overlap."""
         key = self._windows.keys_of(np.array([row_id]))[0]
-        spans = self._spans(row_id)
+        spans, tail = self._spans(row_id), self._tail(row_id)
+        chunks = len(spans)
+        if len(tail):
+            spans.append([int(self._times(tail)[0]), 0, len(tail)])
         coming = sorted(range(len(spans)), key=lambda number: (spans[number][0], number))
         opened: dict[int, pa.RecordBatch] = {}
         while coming or opened:
             if coming:
                 number = coming.pop(0)
-                opened[number] = self._read(key, number)
+                opened[number] = self._read(key, number) if number < chunks else tail
             before = spans[coming[0]][0] if coming else None  # of the rows that are not read yet
             parts = []
             for number in sorted(opened):
@@ -88,10 +112,11 @@ class WindowRows:
 
     def count_of(self, row_id: int) -> int:
         """How many rows a window has."""
-        return sum(rows for _, _, rows in self._spans(row_id))
+        return sum(rows for _, _, rows in self._spans(row_id)) + len(self._tail(row_id))
 
     def remove(self, row_ids: Ints) -> None:
-        """The rows of these windows, whose entries are still there."""
+        """The rows of these windows, whose entries are still there, and go next."""
+        row_ids = row_ids[~self.are_small(row_ids)]
         for row_id, key in zip(row_ids.tolist(), self._windows.keys_of(row_ids), strict=True):
             for number in range(len(self._spans(row_id))):
                 self._chunks.delete((*key, number))
@@ -102,11 +127,18 @@ class WindowRows:
         """The rows to keep, by entry and then as they are to be."""
         return order_of_ints([row_ids, self._times(rows)])
 
+    def _kept(self, rows: pa.RecordBatch, row_ids: Ints) -> tuple[pa.RecordBatch, Ints]:
+        """The same, rows and their entries."""
+        order = self._order(rows, row_ids)
+        return rows.take(pa.array(order)), row_ids[order]
+
+    def _may_grow_tails(self, entries: Ints) -> Bools:
+        """Whether rows may stay behind the tail of an entry."""
+        return np.ones(len(entries), np.bool_)
+
     def _merged(self, chunks: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         """`chunks`, the oldest first, as one."""
-        if len(chunks) == 1:
-            return chunks[0]
-        rows = pa.concat_batches(chunks)
+        rows = pa.concat_batches(chunks) if len(chunks) > 1 else chunks[0]
         times = self._times(rows)
         return rows.take(pa.array(np.argsort(times, kind="stable"))) if (np.diff(times) < 0).any() else rows
 
@@ -115,6 +147,51 @@ class WindowRows:
         return before <= len(rows) and 2 * rows.nbytes <= CHUNK_BYTES
 
     # ---- inside
+
+    def _behind_tails(self, entries: Ints, rows: pa.RecordBatch, counts: Ints) -> Bools:
+        """Rows go to the tails of `entries`, each of which has that many, where there is room; whether there is."""
+        starts, data = self._bytes.encode(rows)
+        at = starts[np.concatenate([[0], np.cumsum(counts)])]
+        tails = self._windows.columns[TAIL]
+        fit: Bools = lengths(tails[entries]) + np.diff(at) <= TAIL_BYTES
+        chosen = np.flatnonzero(fit)
+        for entry, first, end in zip(
+            entries[chosen].tolist(), at[chosen].tolist(), at[chosen + 1].tolist(), strict=True
+        ):
+            tails[entry] += data[first:end]
+        return fit
+
+    def _add_chunks(self, rows: pa.RecordBatch, entries: Ints, firsts: Ints, counts: Ints) -> None:
+        """Rows go to chunks of `entries`, each with the tail that is there; those of an entry begin at its `firsts`."""
+        cells, tails = self._windows.columns[CHUNKS], self._windows.columns[TAIL]
+        before, lying = self._tails(entries)
+        tails[entries] = EMPTY
+        for entry, key, first, count, end, older in zip(
+            entries.tolist(),
+            self._windows.keys_of(entries),
+            firsts.tolist(),
+            counts.tolist(),
+            np.cumsum(lying).tolist(),
+            lying.tolist(),
+            strict=True,
+        ):
+            its = rows.slice(first, count)
+            if older:
+                its = self._merged([before.slice(end - older, older), its])
+            cells[entry] = self._appended(key, cells[entry], its, self._times(its))
+
+    def _tails(self, row_ids: Ints) -> tuple[pa.RecordBatch, Ints]:
+        """The rows of the tails of these entries, each as they came, and how many each has."""
+        try:
+            return self._bytes.decode(self._windows.columns[TAIL][row_ids].tolist())
+        except (ValueError, OSError) as error:
+            raise Corrupt(
+                f"{self._where}: rows of windows cannot be read ({error}): restore from another checkpoint"
+            ) from error
+
+    def _tail(self, row_id: int) -> pa.RecordBatch:
+        """The rows of one, in order."""
+        return self._merged([self._tails(np.array([row_id]))[0]])
 
     def _times(self, rows: pa.RecordBatch) -> Ints:
         return (

@@ -87,6 +87,7 @@ def plain(rows: Rows) -> list[str]:
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_rows, "CHUNK_BYTES", 400)
+    monkeypatch.setattr(window_rows, "TAIL_BYTES", 80)
 
 
 ROW = st.fixed_dictionaries(
@@ -109,14 +110,16 @@ ACTIONS = st.lists(
 
 @pytest.mark.parametrize("form", ["table", "batches", "top"])
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-@given(actions=ACTIONS)
+@given(actions=ACTIONS, tails=st.lists(st.sampled_from([0, 80, 1_024]), min_size=1, max_size=4))
 @examples(25)
 def test_windows_have_what_sorting_all_rows_gives_over_restarts_at_any_parallelism(
-    window: WindowAssigner, form: str, actions: list[tuple[str, Any]]
+    window: WindowAssigner, form: str, actions: list[tuple[str, Any]], tails: list[int]
 ) -> None:
+    """`tails`: bytes of rows that may wait in the entry of a window, of one incarnation after the other."""
     slots, model = Slots(lambda: operator(window, form), 1, tags=[LATE]), Model(window, form)
     found: Rows = []
     late: Rows = []
+    window_rows.TAIL_BYTES = tails[0]
     for number, (kind, what) in enumerate([*actions, ("watermark", WATERMARK_MAX)]):
         if kind == "rows":
             slots.feed(what, SCHEMA)
@@ -128,6 +131,7 @@ def test_windows_have_what_sorting_all_rows_gives_over_restarts_at_any_paralleli
             found += slots.take()
             late += late_rows(slots)
             slots = slots.rescaled(number + 1, what)
+            window_rows.TAIL_BYTES = tails[number % len(tails)]
     assert plain(found + slots.take()) == plain(model.results())
     assert plain(late + late_rows(slots)) == plain(model.late)
     for driven in slots.driven:
