@@ -61,7 +61,7 @@ def q0(events: Stream) -> Stream:
 
 def q1(events: Stream) -> Stream:
     plain = {name: name for name in ("auction", "bidder", "at", "extra", "emitted")}
-    return bids(events).select({**plain, "price": "price * 0.908"})
+    return bids(events, *plain, "price").select({**plain, "price": "price * 0.908"})
 
 
 def q2(events: Stream) -> Stream:
@@ -71,14 +71,15 @@ def q2(events: Stream) -> Stream:
 def q10(events: Stream) -> Stream:
     """The rows of a log that is written to folders by day and minute."""
     plain = {name: name for name in ("auction", "bidder", "price", "at", "extra", "emitted")}
-    timed = bids(events).select({**plain, "ts": pc.field("at").cast(_AT)})
+    timed = bids(events, *plain).select({**plain, "ts": pc.field("at").cast(_AT)})
     parts = {"day": "date_format(ts, 'yyyy-MM-dd')", "minute": "date_format(ts, 'HH:mm')"}
     return timed.select({**plain, **parts})
 
 
 def q14(events: Stream) -> Stream:
     columns = {name: name for name in ("auction", "bidder", "extra", "emitted")}
-    priced = bids(events).select({**columns, "price": "price * 0.908", "ts": pc.field("at").cast(_AT)})
+    made = bids(events, *columns, "price", "at")
+    priced = made.select({**columns, "price": "price * 0.908", "ts": pc.field("at").cast(_AT)})
     time_of_day = (
         "CASE WHEN hour(ts) >= 8 AND hour(ts) <= 18 THEN 'dayTime' WHEN hour(ts) <= 6 OR hour(ts) >= 20 THEN "
         "'nightTime' ELSE 'otherTime' END"
@@ -93,7 +94,8 @@ def q14(events: Stream) -> Stream:
 def q21(events: Stream) -> Stream:
     found = pc.struct_field(pc.extract_regex(pc.field("url"), pattern="[&^]channel_id=(?P<id>[^&]*)"), "id")
     known = {"id_in_url": found, "channel_name": "lower(channel)"}
-    rows = bids(events).select({**{name: name for name in _BID}, **known})
+    columns = ("auction", "bidder", "price", "channel", "url", "emitted")
+    rows = bids(events, *columns).select({**{name: name for name in columns}, **known})
     channel_id = (
         "CASE channel_name WHEN 'apple' THEN '0' WHEN 'google' THEN '1' WHEN 'facebook' THEN '2' WHEN 'baidu' THEN '3' "
         "ELSE id_in_url END"
@@ -107,7 +109,7 @@ def q22(events: Stream) -> Stream:
     parts = pc.split_pattern(pc.field("url"), pattern="/")
     dirs = {f"dir{number}": pc.list_element(parts, 2 + number) for number in (1, 2, 3)}
     plain = {name: name for name in ("auction", "bidder", "price", "channel", "emitted")}
-    return bids(events).select({**plain, **dirs})
+    return bids(events, *plain, "url").select({**plain, **dirs})
 
 
 def side_table() -> pa.Table:
@@ -119,7 +121,7 @@ def side_table() -> pa.Table:
 def q13(events: Stream) -> Stream:
     key = pc.field("auction") - pc.divide(pc.field("auction"), SIDE_ROWS) * SIDE_ROWS
     plain = {name: name for name in ("auction", "bidder", "price", "at", "emitted")}
-    keyed = bids(events).select({**plain, "key": key})
+    keyed = bids(events, *plain).select({**plain, "key": key})
     joined = keyed.broadcast_join("side", side_table(), on="key", how="inner")
     return joined.select({**plain, "value": "value"})
 
@@ -240,9 +242,8 @@ def q5(events: Stream) -> Stream:
 def q7(events: Stream) -> Stream:
     """The highest bids of a window: those whose price is the greatest of the window, found per auction first."""
     end = (pc.divide(pc.field("at"), 10_000) + 1) * 10_000
-    made = bids(events).select(
-        {"auction": "auction", "price": "price", "bidder": "bidder", "at": "at", "extra": "extra", "end_ms": end}
-    )
+    plain = {name: name for name in ("auction", "price", "bidder", "at", "extra")}
+    made = bids(events, *plain).select({**plain, "end_ms": end})
     windows = made.key_by("auction", "end_ms").window("of-auctions", Tumbling(_WINDOW), event_time="at")
     greatest = windows.aggregate(most=max_("price")).select({"end_ms": "end_ms", "most": "most", "last": "end_ms - 1"})
     most = greatest.key_by("end_ms").window("most", Tumbling(_INSTANT), event_time="last").aggregate(most=max_("most"))
@@ -250,7 +251,6 @@ def q7(events: Stream) -> Stream:
     joined = made.key_by("end_ms", "price").join(
         "q7", best.key_by("end_ms", "most"), between=(timedelta(), _WINDOW), event_time=("at", "last")
     )
-    plain = {name: name for name in ("auction", "price", "bidder", "at", "extra")}
     return joined.select({**plain, "emitted": pc.field("end_ms") * _NS_PER_MS})
 
 
@@ -278,7 +278,8 @@ def _ranked(events: Stream, *columns: str, who: tuple[str, ...] = ("bidder", "au
     are of such a bid."""
     of_rank = {f"{rank}_{each}": f"CASE WHEN {where} THEN {each} END" for rank, where in _RANKS for each in who}
     plain = {name: name for name in ("auction", "bidder", "emitted", *columns)}
-    timed = bids(events).select({**plain, "price": "price", "ts": pc.field("at").cast(_AT)})
+    made = bids(events, *dict.fromkeys((*plain, "price", "at")))
+    timed = made.select({**plain, "price": "price", "ts": pc.field("at").cast(_AT)})
     return timed.select({**plain, "day": "date_format(ts, 'yyyy-MM-dd')", **computed, **of_rank})
 
 

@@ -5,6 +5,7 @@ Arrow's expression engine and the parser take a while to import, so only flows t
 
 import datetime
 import decimal
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
@@ -35,6 +36,20 @@ def ready(given: str | pc.Expression, schema: pa.Schema | None, where: str) -> t
             return sql, None
         compiled = Compiled(sql.compiled(schema), given)
     return compiled, None if schema is None else evaluated_types(schema, [compiled.expression], where)[0]
+
+
+def read_by(
+    expressions: Sequence[Expression], schema: pa.Schema | None, columns: Iterable[str] = ()
+) -> frozenset[str] | None:
+    """The columns of `schema` that these expressions need, and `columns`; None: not known."""
+    if schema is None:
+        return None
+    if not expressions:
+        return frozenset(columns)
+    from barrier_runtime.data.expressions import Compiled, columns_used
+
+    used = columns_used(schema, [each.expression for each in expressions if isinstance(each, Compiled)])
+    return None if used is None else used.union(columns)
 
 
 def literal_or(value: Any) -> Any:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.api.arguments import check_callable, retried, with_errors
-from barrier_runtime.api.expressions import literal_or, names_a_column, ready
+from barrier_runtime.api.expressions import literal_or, names_a_column, read_by, ready
 from barrier_runtime.api.steps import S, UnkeyedSteps, one_or_all
 from barrier_runtime.connectors.files.source.small_table import small_table
 from barrier_runtime.data.rows import Row
@@ -134,16 +134,16 @@ class RowSteps(UnkeyedSteps[S]):
             expression, kind = ready(condition, self.schema, where)
             if kind is not None and not pa.types.is_boolean(kind):
                 raise InvalidJob(f"{where}: the expression {condition} gives {kind}: use one that gives true or false")
-            return self._step(
-                "filter", name, partial(FilterExpressionOperator, expression=expression), self.schema, str(condition)
-            )
+            make = partial(FilterExpressionOperator, expression=expression)
+            reads = read_by([expression], self.schema)
+            return self._step("filter", name, make, self.schema, str(condition), reads)
         check_callable(condition, where)
         condition, on_error = retried(condition, on_error, False, where)
         sides = side_schemas(None, on_error, where)
-        make = partial(FilterOperator, function=condition, on_error=on_error)
+        by_row = partial(FilterOperator, function=condition, on_error=on_error)
         describe = with_errors(function_name(condition), on_error)
         streams: S | tuple[S, S]
-        streams = one_or_all(self._step_and_sides("filter", name, make, self.schema, describe, sides))
+        streams = one_or_all(self._step_and_sides("filter", name, by_row, self.schema, describe, sides))
         return streams
 
     def split(
@@ -296,7 +296,8 @@ class RowSteps(UnkeyedSteps[S]):
                     for column in chosen
                 ]
             )
-        return self._step("select", name, make, output, ", ".join(chosen))
+        reads = read_by([expression for expression, _ in computed.values()], self.schema, names.values())
+        return self._step("select", name, make, output, ", ".join(chosen), reads)
 
     def broadcast_join(
         self,

@@ -50,9 +50,10 @@ class UnkeyedSteps(Steps[S]):
         make: Callable[..., Any],
         schema: pa.Schema | None,
         describe: str,
+        reads: frozenset[str] | None = None,
     ) -> S:
-        """The stream of a step without state that has one output."""
-        return self._step_and_sides(kind, name, make, schema, describe, {})[0]
+        """The stream of a step without state that has one output. `reads`: see `StepNode`."""
+        return self._added(StepNode(name, kind, (self._as_input(),), make, schema, describe=describe, reads=reads))[0]
 
     def _step_and_sides(
         self,

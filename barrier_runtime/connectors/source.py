@@ -6,7 +6,7 @@ far: restoring it yields the very next row.
 """
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -75,6 +75,15 @@ class Source(Protocol):
 
     def reader(self, split: Split) -> SplitReader:
         """Called in the slot, in `open` (may block)."""
+        ...
+
+
+@runtime_checkable
+class Projecting(Protocol):
+    """A source that can leave out columns, and need not read them."""
+
+    def reading(self, columns: Collection[str]) -> Source:
+        """The same rows, of which only these columns are wanted, one or more of its schema."""
         ...
 
 

@@ -24,6 +24,24 @@ class Compiled:
     text: str
 
 
+def columns_used(schema: pa.Schema, expressions: list[pc.Expression]) -> frozenset[str] | None:
+    """Names of the columns of `schema` that `expressions`, which suit it, need; None where that is not known, as of a
+    column that is given by its number. Arrow tells them one by one, of those that are missing."""
+    if any("FieldPath" in str(expression) for expression in expressions):
+        return None
+    needed: set[str] = set()
+    while True:
+        try:
+            evaluated_types(pa.schema([field for field in schema if field.name in needed]), expressions, "")
+        except InvalidJob as error:
+            missing = _UNKNOWN.match(str(error.__cause__))
+            if missing is None or missing.group(1) in needed or missing.group(1) not in schema.names:
+                return None
+            needed.add(missing.group(1))
+        else:
+            return frozenset(needed)
+
+
 def evaluate(batch: pa.RecordBatch, expressions: list[pc.Expression], where: str) -> list[pa.Array]:
     """One array per expression."""
     plan = acero.Declaration.from_sequence(

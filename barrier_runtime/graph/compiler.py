@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.source import DiscoveringSource, Source, Split
+from barrier_runtime.connectors.source import DiscoveringSource, Projecting, Source, Split
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph, OperatorSpec, SourceSpec
@@ -49,7 +49,7 @@ def compile_plan(
         )
     if mode not in _MODES:
         raise InvalidJob(f"flow {plan.name!r}: mode {mode!r}: use one of {', '.join(_MODES)}")
-    nodes = _named(plan.nodes)
+    nodes = _reading(_named(plan.nodes))
     readers = _readers(nodes)
     _check_ends(plan.name, nodes, readers)
     if mode == "exactly_once":
@@ -74,6 +74,30 @@ def _named(nodes: list[Node]) -> list[Node]:
             node = replace(node, name=name)
         named.append(node)
     return named
+
+
+def _reading(nodes: list[Node]) -> list[Node]:
+    """Sources leave out the columns that nothing behind them wants, as far as steps say what they need."""
+
+    def wanted(number: int) -> frozenset[str] | None:
+        columns = frozenset[str]()
+        for at, step in enumerate(nodes):
+            if isinstance(step, StepNode) and any(input.node == number for input in step.inputs):
+                passed_on = wanted(at) if step.kind == "filter" else frozenset[str]()
+                if step.reads is None or passed_on is None:
+                    return None
+                columns |= step.reads | passed_on
+        return columns
+
+    found: list[Node] = []
+    for number, node in enumerate(nodes):
+        if isinstance(node, SourceNode) and isinstance(node.source, Projecting):
+            columns = wanted(number)
+            if columns:
+                every = columns if node.event_time is None else columns | {node.event_time}
+                node = replace(node, source=node.source.reading(every))
+        found.append(node)
+    return found
 
 
 def _readers(nodes: list[Node]) -> dict[int, list[Input]]:

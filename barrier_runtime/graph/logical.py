@@ -61,6 +61,7 @@ class StepNode:
     keys: str = ""  # see `OperatorSpec`
     states: Mapping[str, StateDescription] = field(default_factory=dict)  # see `OperatorSpec`
     batch_call: BatchCall | None = None  # a function that the program calls for what this sink has decided
+    reads: frozenset[str] | None = None  # columns of its input that it needs itself; None: all
 
 
 Node: TypeAlias = SourceNode | StepNode

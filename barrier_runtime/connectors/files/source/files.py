@@ -1,6 +1,6 @@
 """What sources of files share: the list of files, found once, each of them a split, and a pace over all of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import pyarrow as pa
@@ -62,10 +62,17 @@ class Files:
         pace = f", {self._pace:g} rows/s" if self._pace else ""
         return f"{len(self.files)} {self.kind} files of {self.paths}{pace}"
 
+    def reading(self, columns: Collection[str]) -> "Files":
+        """See `Projecting`. All of them, where the format gives none for less."""
+        return self
+
     def schema_in(self, file: FoundFile) -> pa.Schema:
         """The columns that are in the file itself, and not in its path."""
+        return self._not_in_folders(self.schema, file)
+
+    def _not_in_folders(self, whole: pa.Schema, file: FoundFile) -> pa.Schema:
         values = values_of(file.folders) if self.in_folders else {}
-        schema = pa.schema([field for field in self.schema if field.name not in values])
+        schema = pa.schema([field for field in whole if field.name not in values])
         if values and not len(schema):
             raise InvalidJob(
                 f"{self.where}: schema= names columns of the folders alone ({', '.join(values)}): add a column that is "

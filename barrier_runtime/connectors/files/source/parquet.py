@@ -3,7 +3,8 @@
 The position is a row number; row groups before it are skipped without being read.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,9 +43,24 @@ class ParquetFiles(Files):
     kind = "Parquet"
     suffixes = (".parquet", ".pq")
 
+    _whole: pa.Schema | None = None  # of the rows, of which `schema` is a part
+
+    def reading(self, columns: Collection[str]) -> "ParquetFiles":
+        part = copy(self)
+        part._whole, part.schema = self.schema, pa.schema([field for field in self.schema if field.name in columns])
+        return part
+
+    def schema_in(self, file: FoundFile) -> pa.Schema:
+        if self._whole is None:
+            return super().schema_in(file)
+        whole = self._not_in_folders(self._whole, file)
+        part = pa.schema([field for field in whole if field.name in self.schema.names])
+        return part if len(part) else pa.schema([whole.field(0)])  # for how many rows there are
+
     def check(self) -> None:
         for file in self.files[:_CHECKED_IN_DRIVER]:
-            check_columns(_footer_schema(file, self.where), self.schema_in(file), f"{self.where}, file {file.url}")
+            wanted = self._not_in_folders(self._whole or self.schema, file)
+            check_columns(_footer_schema(file, self.where), wanted, f"{self.where}, file {file.url}")
 
     def file_reader(self, file: FoundFile, rows_per_second: float | None) -> FileReader:
         return ParquetReader(self.where, file, self.schema_in(file), rows_per_second)

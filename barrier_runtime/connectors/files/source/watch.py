@@ -15,7 +15,7 @@ memory and once in the job's storage. A checkpoint writes what is new.
 """
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -50,6 +50,9 @@ class WatchedFiles:
     @property
     def schema(self) -> pa.Schema:
         return self._inner.schema
+
+    def reading(self, columns: Collection[str]) -> "WatchedFiles":
+        return WatchedFiles(self._inner.reading(columns), self._period_s)
 
     def splits(self, parallelism: int) -> Sequence[Split]:
         return self._inner.splits(parallelism)
