@@ -27,7 +27,7 @@ from barrier_runtime.operators.windows.whole.apply import ApplyOperator
 from barrier_runtime.operators.windows.whole.top import TopOperator
 
 SECOND = timedelta(seconds=1)
-# Fewer where "tumbling" or "interval" take batches apart by the same code.
+# Fewer where "tumbling", "interval" or the test of "top" take batches apart by the same code.
 MILLION, FEWER = 1_000_000, 200_000
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.int64()), ("v", pa.int64())])
 SIDES = (
@@ -83,14 +83,14 @@ def test_windows_of_very_many_keys_in_one_batch_each_come_out_once_over_a_restar
 def test_rows_of_a_million_windows_in_one_batch_each_come_out_once_over_a_restart() -> None:
     world = World("rocksdb")
     driven = Driven(TOP(), world)
-    driven.feed(million(SCHEMA, 0))
+    driven.feed(each_once(SCHEMA, MILLION, 0))
     snapshot = driven.snapshot(1)
     driven.operator.close()
     driven = Driven(TOP(), world, (snapshot,))
     driven.watermark(WATERMARK_MAX)
     keys = column(driven, "k")
-    assert len(keys) == KEYS
-    assert len(np.unique(keys)) == KEYS
+    assert len(keys) == MILLION
+    assert len(np.unique(keys)) == MILLION
     assert (column(driven, "v") == keys).all()
     driven.operator.close()
 
