@@ -62,7 +62,7 @@ test: $(STAMP) jdk servers
 	@.ci/steps \
 		"$(BIN)/python -m pytest -q -n 4 --dist worksteal --hypothesis-profile test $(UNIT_TESTS)" \
 		"$(BIN)/python -m pytest -q -n 2 tests/simulation" \
-		"$(BIN)/python tests/simulation/simulate.py --first 20 --seeds 140" \
+		"$(BIN)/python tests/simulation/simulate.py --first 20 --seeds 100" \
 		"$(BIN)/python -m pytest -q -n 4 --dist worksteal tests/ends" \
 		"$(BIN)/python -m pytest -q -n 2 --dist worksteal tests/browser" \
 		"$(BIN)/python -m pytest -n 4 --dist worksteal --durations 15 --durations-min 10 tests/integration"

@@ -1,4 +1,4 @@
-"""Emulators of Azure Blob (Azurite, installed by npm on first use, below build/emulators) and of Google Cloud Storage
+"""Emulators of Azure Blob (Azurite, installed by npm on first use, once a machine) and of Google Cloud Storage
 (fake-gcs-server, from PyPI, behind a gateway for the uploads of obstore, which it does not take).
 """
 
@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
 
+from examples.servers.maven import machine_cache
 from tests.gcs_gateway import Gateway
 
-_FOLDER = Path(__file__).resolve().parent.parent / "build" / "emulators"
+_FOLDER = machine_cache() / "emulators"
 _ACCOUNT = "devstoreaccount1"
 # The key that every Azurite has; it is in its documentation.
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="

@@ -9,9 +9,14 @@ from pathlib import Path
 from examples.servers.base import ServerError, find_program, run_as
 
 
+def machine_cache() -> Path:
+    """For what is fetched once a machine, whatever clone asks for it."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "barrier-runtime"
+
+
 def maven_jars(pom: Path, name: str) -> Path:
     """The directory with all that `pom` depends on. `name`: of the directory, with the version."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "barrier-runtime"
+    cache = machine_cache()
     kept = cache / name
     if kept.exists():
         return kept
