@@ -17,12 +17,14 @@ from barrier_runtime.connectors.clickhouse.session import ClickHouseSession, add
 from barrier_runtime.connectors.decisions import log_id
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.upsert import UpsertSink
+from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.schemas import column_names, no_column
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 _ROW_BITS = 40  # of a version: a generation may write 10^12 rows per subtask
 
 
+@kinds_checked
 class ClickHouseSink(UpsertSink):
     """`url`: clickhouse://host:port/database, the native protocol's port (9000). User and password come from
     CLICKHOUSE_USER and CLICKHOUSE_PASSWORD in every slot.

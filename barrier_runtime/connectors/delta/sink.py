@@ -32,6 +32,7 @@ from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_bases import encoders
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
 from barrier_runtime.connectors.sink_bases.staging import Staging, names_of
+from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.schemas import column_names
 from barrier_runtime.state.errors import Corrupt, InvalidJob
@@ -41,6 +42,7 @@ from barrier_runtime.state.store.urls import shown, without_credentials
 Transaction: TypeAlias = RowBuffer[tuple[DeltaFile, ...]]
 
 
+@kinds_checked
 class DeltaSink(TwoPhaseCommitSink):
     """`url`: the table's folder, a local one, `file://…` or `s3://bucket/prefix`. The table is created with the columns
     of the first rows when there is none; an existing one must have them with the same types. Times are kept to the

@@ -9,11 +9,13 @@ from barrier_runtime.connectors.delta.changes import DeltaChanges
 from barrier_runtime.connectors.delta.history import DeltaHistory
 from barrier_runtime.connectors.source_bases.table_reader import TableRows, period_of
 from barrier_runtime.connectors.source_bases.upserts import checked_key
+from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.open import open_existing_store
 from barrier_runtime.state.store.urls import shown, without_credentials
 
 
+@kinds_checked
 @dataclass(frozen=True)
 class DeltaSource:
     """`url`: the table's folder, a local one, `file://…` or `s3://bucket/prefix`. `every`: how often to look for new

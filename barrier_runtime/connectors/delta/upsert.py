@@ -30,6 +30,7 @@ from barrier_runtime.connectors.delta.schema import DeltaType, check_partition_c
 from barrier_runtime.connectors.delta.table import DeltaLog
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
+from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.rows import preview
 from barrier_runtime.data.schemas import column_names, require_columns
 from barrier_runtime.state.errors import Corrupt, InvalidJob
@@ -40,6 +41,7 @@ _ORDER = "barrier_runtime_order"
 _KEY_TYPES = ("byte", "short", "integer", "long", "boolean", "string", "date", "timestamp", "timestamp_ntz")
 
 
+@kinds_checked
 class DeltaUpsertSink(BatchingSink):
     """`url` and the table as for `DeltaSink`. A row replaces the one with the same `key`, columns of text, whole
     numbers, booleans, dates or times, none of them null; of the rows of one checkpoint the last one of a key stays.

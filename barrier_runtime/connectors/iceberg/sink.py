@@ -21,6 +21,7 @@ from barrier_runtime.connectors.iceberg.library import need_pyiceberg
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
 from barrier_runtime.connectors.sink_bases.write_ahead_committable import StagedRows
+from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound
 from barrier_runtime.state.store.urls import without_credentials
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _SECRET = ("token", "credential", "secret", "password", "access-key")
 
 
+@kinds_checked
 class IcebergSink(BatchingSink):
     """`table`: "namespace.table", made with the columns of the first rows when there is none; an existing one, also a
     partitioned one, must have them with the same types. Times are kept to the microsecond.

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from barrier_runtime.connectors.iceberg.library import need_pyiceberg
 from barrier_runtime.connectors.source_bases.table_reader import TableRows, period_of
 from barrier_runtime.connectors.source_bases.upserts import checked_key
+from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.state.errors import InvalidJob
 
 if TYPE_CHECKING:
     from barrier_runtime.connectors.iceberg.history import IcebergHistory
 
 
+@kinds_checked
 @dataclass(frozen=True)
 class IcebergSource:
     """`table`: "namespace.table", in a catalog as `IcebergSink` takes it. `every`: how often to look for new snapshots,

@@ -29,6 +29,7 @@ from barrier_runtime.connectors.kinesis.records import (
 from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.connectors.source import Discovery, Split
 from barrier_runtime.connectors.source_bases.start import checked_start
+from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 
@@ -37,6 +38,7 @@ Start: TypeAlias = Literal["earliest", "latest"] | datetime.datetime
 _ONCE_S = 1e9  # "again after 30 years": a listing at the start and no other
 
 
+@kinds_checked
 @dataclass(frozen=True)
 class KinesisSource:
     """A stream of Amazon Kinesis; one split per shard. Sequence numbers are kept in checkpoints. Credentials, and the

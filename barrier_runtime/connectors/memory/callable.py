@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
+from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.rows import rows_of
 from barrier_runtime.operators.user_code import function_name, user_error
 
@@ -19,6 +20,7 @@ def print_rows(rows: pa.RecordBatch) -> None:
         print(row)
 
 
+@kinds_checked
 class CallableSink(TwoPhaseCommitSink):
     """Calls `function(rows)` with every `pyarrow.RecordBatch` as it arrives."""
 

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.committable import committable_format
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
+from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.rows import rows_of
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation
 from barrier_runtime.state.versioned import VersionedDecoder
@@ -92,6 +93,7 @@ def _keep(ledger: str, staged: dict[int, list[pa.RecordBatch]]) -> None:
             _recent.popitem(last=False)
 
 
+@kinds_checked
 class CollectSink(TwoPhaseCommitSink):
     """Committed rows in this process's memory, for `run_local`: `rows()`, `batches()`, `to_arrow()`, `to_pandas()`.
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.memory.rows_ahead import IteratorRaised, RowsAhead
 from barrier_runtime.connectors.source import Polled, Split, SplitReader
+from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.rows import Row, RowWriter
 from barrier_runtime.data.schemas import SchemaLike, as_schema
 from barrier_runtime.operators.user_code import function_name, user_error
@@ -42,6 +43,7 @@ class _Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _POSITION = msgspec.json.Decoder(_Position)
 
 
+@kinds_checked
 @dataclass(frozen=True)
 class IteratorSource:
     """Rows (dicts) of `make_iterator(index, of)`, called for each of the `splits` (default: one per subtask).

@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from barrier_runtime.connectors.source import Polled, Split, SplitReader
+from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.rows import Row, RowWriter
 from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
 from barrier_runtime.operators.user_code import function_name, user_error
@@ -34,6 +35,7 @@ _POSITION = msgspec.json.Decoder(_Position)
 _CURSOR = msgspec.json.Decoder()
 
 
+@kinds_checked
 @dataclass(frozen=True)
 class PollSource:
     """Rows (dicts) that `fetch(cursor)` gives, called every `every`. It returns `(rows, next_cursor)`, or None at the

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.pacing import Schedule
 from barrier_runtime.connectors.source import Polled, Split, SplitReader
+from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
 from barrier_runtime.state.errors import InvalidJob
 
@@ -32,6 +33,7 @@ class _Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _POSITION = msgspec.json.Decoder(_Position)
 
 
+@kinds_checked
 @dataclass(frozen=True)
 class RateSource:
     """Generated rows on a schedule: `value` (0, 1, 2, …; int64), `intended_at` (when the row was due; timestamp[ns,

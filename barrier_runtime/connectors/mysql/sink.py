@@ -36,6 +36,7 @@ from barrier_runtime.connectors.mysql.target import (
 )
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
+from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.schemas import column_names
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound
@@ -43,6 +44,7 @@ from barrier_runtime.state.store.object_store import ObjectNotFound
 _WRITE_ROWS = 4_096
 
 
+@kinds_checked
 class MySQLSink(BatchingSink):
     """Rows into `table`, a table of InnoDB whose columns have the names of the rows' columns (see `mysql/columns` for
     types). MySQL 5.7 and MariaDB 10.3, or newer.

@@ -30,6 +30,7 @@ from barrier_runtime.connectors.postgres.staged import StagedTransactions
 from barrier_runtime.connectors.postgres.target import PostgresTarget, make_layout, read_target
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
+from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.schemas import column_names
 from barrier_runtime.state.errors import Fenced, InvalidJob
 
@@ -58,6 +59,7 @@ class _Transaction:
         self.has_full_parts = False  # that nobody has been told to stage
 
 
+@kinds_checked
 class PostgresSink(TwoPhaseCommitSink):
     """Rows into `schema.table`, whose columns have the names of the rows' columns (see `postgres/columns` for types).
 

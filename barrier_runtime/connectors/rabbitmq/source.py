@@ -21,6 +21,7 @@ from barrier_runtime.connectors.rabbitmq.broker import Broker, check_queue, impo
 from barrier_runtime.connectors.rabbitmq.consumer import Consumer, Delivery, ReceivedMessage
 from barrier_runtime.connectors.rabbitmq.rows import MESSAGE_ID, METADATA, Columns, MessageRows, Value, columns_of
 from barrier_runtime.connectors.source import DeduplicateBy, Discovery, Polled, Split
+from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 
@@ -30,6 +31,7 @@ _MAX_PREFETCH = 65_535  # AMQP's field for it
 _PAYLOAD = b"consumer"  # a consumer of an earlier, larger parallelism is made again by it: one more does no harm
 
 
+@kinds_checked
 @dataclass(frozen=True)
 class RabbitMQSource:
     """Messages of an existing, durable queue of RabbitMQ at `amqp://host:port/vhost`; one consumer per subtask.

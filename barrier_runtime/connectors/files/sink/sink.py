@@ -34,6 +34,7 @@ from barrier_runtime.connectors.sink_bases.file_committable import (
 )
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
 from barrier_runtime.connectors.sink_bases.staging import StagingKind, check_staging, make_staging, names_of
+from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.schemas import column_names, milliseconds
 from barrier_runtime.state.errors import Corrupt, InvalidJob
@@ -49,6 +50,7 @@ _KEEP = Rolling(1 << 62, 1 << 62, 1 << 62)
 _MOST_FOLDERS = 10_000  # of the rows of one part of one transaction
 
 
+@kinds_checked
 class FileSink(TwoPhaseCommitSink):
     """Base of the file sinks. `url`: a local folder, `file://…` or `s3://bucket/prefix`; several jobs may share it.
 

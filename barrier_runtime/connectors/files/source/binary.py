@@ -11,6 +11,7 @@ from barrier_runtime.connectors.files.source.listing import ANY_NAME, FoundFile,
 from barrier_runtime.connectors.files.source.reader import FilePosition, FileReader
 from barrier_runtime.connectors.files.source.remote import is_remote
 from barrier_runtime.connectors.files.source.source import FileSource
+from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 BINARY = pa.schema(
@@ -21,6 +22,7 @@ _STEP_BYTES = 1 << 20  # of the loop's time
 _MOST_BYTES = 256 << 20
 
 
+@kinds_checked
 @dataclass(frozen=True)
 class BinarySource(FileSource):
     """Whole files, one row each: images, PDFs, messages; see `ParquetSource`. Columns are `path`, `modified` (when the

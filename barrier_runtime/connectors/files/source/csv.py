@@ -19,6 +19,7 @@ from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.reader import FileReader
 from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.connectors.files.source.text import open_text, or_compressed
+from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.schemas import lines_parser
 from barrier_runtime.state.errors import InvalidJob
 
@@ -27,6 +28,7 @@ _ASCII = "".join(map(chr, range(128)))
 _LEADING_ZERO = re.compile(rb"(?<![0-9.,])0[0-9]")
 
 
+@kinds_checked
 @dataclass(frozen=True)
 class CsvSource(FileSource):
     """CSV files with a header line, also `.gz`, `.zst` or `.bz2`; see `ParquetSource`. Without `schema` types are

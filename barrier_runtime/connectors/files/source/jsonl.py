@@ -12,12 +12,14 @@ from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.reader import FileReader
 from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.connectors.files.source.text import open_text, or_compressed
+from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.json_lines import json_parser, json_table
 from barrier_runtime.state.errors import InvalidJob
 
 _CHANGED = re.compile(r"Column\(/?(.*?)\) changed from (\w+) to (\w+) in row (\d+)")  # as Arrow says it
 
 
+@kinds_checked
 @dataclass(frozen=True)
 class JsonlSource(FileSource):
     """Files with one JSON object per line, also `.gz`, `.zst` or `.bz2`; see `ParquetSource`. Fields not in `schema`

@@ -15,12 +15,14 @@ from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.listing import FoundFile, open_file
 from barrier_runtime.connectors.files.source.reader import ROWS_PER_CHUNK, FilePosition, FileReader
 from barrier_runtime.connectors.files.source.source import FileSource
+from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.schemas import fit
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 _CHECKED_IN_DRIVER = 200  # files whose footer is read before the job starts; the others when they are opened
 
 
+@kinds_checked
 @dataclass(frozen=True)
 class ParquetSource(FileSource):
     """Parquet files: paths, folders (read recursively) or globs, local or in a cloud

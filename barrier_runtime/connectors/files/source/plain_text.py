@@ -10,11 +10,13 @@ from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.reader import FileReader
 from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.connectors.files.source.text import or_compressed
+from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.state.errors import InvalidJob
 
 LINE = pa.schema([("line", pa.string())])
 
 
+@kinds_checked
 @dataclass(frozen=True)
 class TextSource(FileSource):
     """Text files (`.txt`, `.log`), also `.gz`, `.zst` or `.bz2`; see `ParquetSource`. Each line is a row of the column

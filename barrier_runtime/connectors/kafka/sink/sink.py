@@ -19,10 +19,12 @@ from barrier_runtime.connectors.kafka.sink.exactly_once import KafkaWriteAhead
 from barrier_runtime.connectors.kafka.sink.lost_marker import LostMarkers, checked_answers
 from barrier_runtime.connectors.kafka.sink.records import RecordFormat, SerialiserFactory
 from barrier_runtime.connectors.sink import Guarantee, SinkContext, TwoPhaseCommitSink
+from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.state.errors import InvalidJob
 
 
+@kinds_checked
 class KafkaSink(TwoPhaseCommitSink):
     """`topic` must exist. Text columns are written as UTF-8, binary ones as they are, numbers and times as text.
 

@@ -35,6 +35,7 @@ from barrier_runtime.connectors.kafka.source.records import (
 from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.connectors.source import DeadLetters, Discovery, Remaining, Split
 from barrier_runtime.connectors.source_bases.start import checked_start
+from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 
@@ -73,6 +74,7 @@ def chosen_topics(topics: str | Sequence[str] | None, pattern: str | None, where
     return Topics(pattern=pattern)
 
 
+@kinds_checked
 @dataclass(frozen=True)
 class KafkaSource:
     """Kafka topics, by name or by a regular expression that matches the whole name; one split per partition. Only

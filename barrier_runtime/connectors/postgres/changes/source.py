@@ -38,6 +38,7 @@ from barrier_runtime.connectors.postgres.changes.server import (
 from barrier_runtime.connectors.postgres.committable import digest
 from barrier_runtime.connectors.postgres.session import load_psycopg, parameters_of, shown_server, translated
 from barrier_runtime.connectors.source import Polled, Split
+from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none
 from barrier_runtime.state.store.open import open_store
@@ -48,6 +49,7 @@ _BATCH_BYTES = 16 << 20
 _NAME = 63  # bytes that a name of the server has
 
 
+@kinds_checked
 @dataclass(frozen=True)
 class PostgresChangesSource:
     """Changes of `tables` ("orders" or "shop.orders"; without a schema: public) of the database at `url`, as

@@ -1,0 +1,95 @@
+"""Arguments of public constructors that are of another kind than their annotation says: an error that names the
+parameter, its value and what to give, in place of whatever Python says where the value is used first.
+
+Kinds are told apart only as far as that helps: a text from a number from a list. What a class checks itself goes
+before, and what its annotation leaves open (`Any`, a type, a choice of words) is left to it.
+"""
+
+import inspect
+import os
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import wraps
+from numbers import Integral, Real
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
+
+_T = TypeVar("_T", bound=type)
+_KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+    str: ("a text", lambda value: isinstance(value, str | os.PathLike)),
+    int: ("a whole number", lambda value: isinstance(value, Integral)),
+    float: ("a number", lambda value: isinstance(value, Real)),
+    timedelta: ("a timedelta", lambda value: isinstance(value, timedelta)),
+    datetime: ("a datetime", lambda value: isinstance(value, datetime)),
+    types.NoneType: ("None", lambda value: value is None),
+    Sequence: ("a list", lambda value: isinstance(value, Iterable) and not isinstance(value, bytes | Mapping)),
+    Mapping: ("a mapping", lambda value: isinstance(value, Mapping)),
+    Callable: ("a function", callable),
+}
+_KINDS[tuple] = _KINDS[Sequence]
+_SHOWN = (int, float, timedelta, list, tuple, dict)  # not bytes: they may be a url with a password
+_LONGEST = 60
+
+
+def kinds_checked(made: _T) -> _T:
+    """Decorates a class. Above `@dataclass`, which writes the constructor."""
+    init = made.__init__  # type: ignore[misc]
+    signature = inspect.signature(init)
+    hints: dict[str, Any] = {}
+
+    @wraps(init)
+    def checked(self: Any, *positional: Any, **named: Any) -> None:
+        try:
+            init(self, *positional, **named)
+        except BarrierRuntimeError:
+            raise
+        except Exception as error:
+            check(self, positional, named, error)
+            raise
+        check(self, positional, named, None)
+
+    def check(self: Any, positional: tuple[Any, ...], named: dict[str, Any], error: Exception | None) -> None:
+        try:
+            given = signature.bind(self, *positional, **named).arguments
+        except TypeError:
+            return  # too many or too few: Python names them
+        hints.update(hints or get_type_hints(init))
+        for name, value in given.items():
+            wanted = wrong_kind(value, hints.get(name, Any))
+            if wanted:
+                raise InvalidJob(f"{type(self).__name__}: {name}={_shown(value)}: give {wanted}") from error
+
+    made.__init__ = checked  # type: ignore[misc]
+    return made
+
+
+def wrong_kind(value: Any, hint: Any) -> str:
+    """What to give instead of `value`; "" if it is of that kind, or if the annotation does not say."""
+    origin = get_origin(hint)
+    several = get_args(hint) if origin in (Union, types.UnionType) else (hint,)
+    kinds = [_KINDS.get(get_origin(each) or each) for each in several]
+    if any(
+        kind is None or (kind[1](value) and _holds_texts(value, each))
+        for kind, each in zip(kinds, several, strict=True)
+    ):
+        return ""
+    return " or ".join(
+        kind[0] + (" of texts" if str in get_args(each) else "")
+        for kind, each in zip(kinds, several, strict=True)
+        if kind is not None
+    )
+
+
+def _holds_texts(value: Any, hint: Any) -> bool:
+    """Where its annotation wants some; what can be looked at only once is not looked at."""
+    if not get_args(hint) or get_args(hint)[-1] not in (str, ...) or str not in get_args(hint):
+        return True
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return all(isinstance(each, str) for each in inside)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if value is None or isinstance(value, _SHOWN) else f"<{type(value).__name__}>"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
