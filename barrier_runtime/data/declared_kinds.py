@@ -2,14 +2,12 @@
 parameter, its value and what to give, in place of whatever Python says where the value is used first.
 
 Kinds are told apart only as far as that helps: a text from a number from a list. What a class checks itself goes
-before, and what its annotation leaves open (`Any`, a type, a choice of words) is left to it.
+before, and what no table has (functions, durations, a choice of words, `Any`) is left to it.
 """
 
 import inspect
-import os
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
 from functools import wraps
 from numbers import Integral, Real
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -18,18 +16,15 @@ from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 
 _T = TypeVar("_T", bound=type)
 _KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
-    str: ("a text", lambda value: isinstance(value, str | os.PathLike)),
+    str: ("a text", lambda value: isinstance(value, str) or hasattr(value, "__fspath__")),
     int: ("a whole number", lambda value: isinstance(value, Integral)),
     float: ("a number", lambda value: isinstance(value, Real)),
-    timedelta: ("a timedelta", lambda value: isinstance(value, timedelta)),
-    datetime: ("a datetime", lambda value: isinstance(value, datetime)),
     types.NoneType: ("None", lambda value: value is None),
     Sequence: ("a list", lambda value: isinstance(value, Iterable) and not isinstance(value, bytes | Mapping)),
     Mapping: ("a mapping", lambda value: isinstance(value, Mapping)),
-    Callable: ("a function", callable),
 }
 _KINDS[tuple] = _KINDS[Sequence]
-_SHOWN = (int, float, timedelta, list, tuple, dict)  # not bytes: they may be a url with a password
+_SHOWN = (int, float, list, tuple, dict)  # not bytes: they may be a url with a password
 _LONGEST = 60
 
 
