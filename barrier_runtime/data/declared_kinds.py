@@ -9,7 +9,7 @@ import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
@@ -17,7 +17,7 @@ from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 _T = TypeVar("_T", bound=type)
 _KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     str: ("a text", lambda value: isinstance(value, str) or hasattr(value, "__fspath__")),
-    int: ("a whole number", lambda value: isinstance(value, Integral)),
+    int: ("a whole number", lambda value: isinstance(value, Real)),  # 1e6 is one, too
     float: ("a number", lambda value: isinstance(value, Real)),
     types.NoneType: ("None", lambda value: value is None),
     Sequence: ("a list", lambda value: isinstance(value, Iterable) and not isinstance(value, bytes | Mapping)),
