@@ -58,7 +58,8 @@ def shell(line: str, folder: Path, *codes: int) -> str:
 
 
 def test_writing_a_flow(tmp_path: Path) -> None:
-    """The program by Python, then the same file by the command, which finds all done; `explain` before both."""
+    """The program by Python, then the same file by the command, which finds all done; `explain` before both. Then the
+    lines of operating.md that meet a row of it again."""
     begin = datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc)
     at = [begin + datetime.timedelta(seconds=10 * number) for number in range(60)]
     table = pa.table({"sensor": ["s-17"] * 60, "at": pa.array(at, pa.timestamp("us", "UTC")), "ms": [150.0] * 60})
@@ -80,6 +81,11 @@ def test_writing_a_flow(tmp_path: Path) -> None:
         placed(run, {"/tmp/checkpoints": str(tmp_path / "checkpoints")}), tmp_path
     )
     assert "".join(path.read_text() for path in visible_files(tmp_path / "alarms")) == alarms
+    (replay, debugged) = commands_of("operating.md")[-1]
+    again = {"s3://jobs": str(tmp_path / "checkpoints"), "--from 41": "--from 0"}
+    assert shell(placed(replay, again), tmp_path).count("emitted: ") == 8
+    stopped = shell(f"yes continue | head -20 | {placed(debugged, again)}", tmp_path)
+    assert (stopped.count("(Pdb) "), stopped.count("emitted: ")) == (10, 8)
 
 
 def test_operating(tmp_path: Path) -> None:
