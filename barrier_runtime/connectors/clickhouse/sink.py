@@ -15,9 +15,9 @@ from barrier_runtime.connectors.clickhouse.columns import column_for, nullable, 
 from barrier_runtime.connectors.clickhouse.fence import Fences
 from barrier_runtime.connectors.clickhouse.session import ClickHouseSession, address
 from barrier_runtime.connectors.decisions import log_id
+from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.upsert import UpsertSink
-from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.schemas import column_names, no_column
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.delta import files as delta_files
 from barrier_runtime.connectors.delta.committable import (
     DELTA_COMMITTABLE_VERSION,
@@ -32,7 +33,6 @@ from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_bases import encoders
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
 from barrier_runtime.connectors.sink_bases.staging import Staging, names_of
-from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.schemas import column_names
 from barrier_runtime.state.errors import Corrupt, InvalidJob

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
+from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.delta.changes import DeltaChanges
 from barrier_runtime.connectors.delta.history import DeltaHistory
 from barrier_runtime.connectors.source_bases.table_reader import TableRows, period_of
 from barrier_runtime.connectors.source_bases.upserts import checked_key
-from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.open import open_existing_store
 from barrier_runtime.state.store.urls import shown, without_credentials

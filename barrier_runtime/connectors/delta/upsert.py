@@ -25,12 +25,12 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.delta import files as delta_files
 from barrier_runtime.connectors.delta.schema import DeltaType, check_partition_columns, delta_fields, stored_schema
 from barrier_runtime.connectors.delta.table import DeltaLog
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
-from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.rows import preview
 from barrier_runtime.data.schemas import column_names, require_columns
 from barrier_runtime.state.errors import Corrupt, InvalidJob

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.iceberg.columns import as_stored, check_fits, stored_schema
 from barrier_runtime.connectors.iceberg.library import need_pyiceberg
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
 from barrier_runtime.connectors.sink_bases.write_ahead_committable import StagedRows
-from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound
 from barrier_runtime.state.store.urls import without_credentials

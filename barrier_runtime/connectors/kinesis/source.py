@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 
 import pyarrow as pa
 
+from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.discovery import ListingThread
 from barrier_runtime.connectors.kinesis.client import KinesisClient
 from barrier_runtime.connectors.kinesis.position import POSITION, SPLIT, KinesisSplit, owner, shown_time
@@ -29,7 +30,6 @@ from barrier_runtime.connectors.kinesis.records import (
 from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.connectors.source import Discovery, Split
 from barrier_runtime.connectors.source_bases.start import checked_start
-from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 

@@ -15,9 +15,9 @@ from dataclasses import KW_ONLY, dataclass
 import msgspec
 import pyarrow as pa
 
+from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.memory.rows_ahead import IteratorRaised, RowsAhead
 from barrier_runtime.connectors.source import Polled, Split, SplitReader
-from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.rows import Row, RowWriter
 from barrier_runtime.data.schemas import SchemaLike, as_schema
 from barrier_runtime.operators.user_code import function_name, user_error

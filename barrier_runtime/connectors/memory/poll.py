@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.source import Polled, Split, SplitReader
-from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.rows import Row, RowWriter
 from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
 from barrier_runtime.operators.user_code import function_name, user_error

@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.pacing import Schedule
 from barrier_runtime.connectors.source import Polled, Split, SplitReader
-from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
 from barrier_runtime.state.errors import InvalidJob
 

@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
+from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.mysql.columns import Fitted, checked, fitted
 from barrier_runtime.connectors.mysql.session import MySQLSession, server_of
 from barrier_runtime.connectors.mysql.target import (
@@ -36,7 +37,6 @@ from barrier_runtime.connectors.mysql.target import (
 )
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
-from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.schemas import column_names
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound

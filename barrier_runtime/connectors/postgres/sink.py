@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
+from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.postgres.columns import Convert, converters, encode_csv
 from barrier_runtime.connectors.postgres.committable import (
     COMMITTABLE_VERSION,
@@ -30,7 +31,6 @@ from barrier_runtime.connectors.postgres.staged import StagedTransactions
 from barrier_runtime.connectors.postgres.target import PostgresTarget, make_layout, read_target
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
-from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.schemas import column_names
 from barrier_runtime.state.errors import Fenced, InvalidJob
 

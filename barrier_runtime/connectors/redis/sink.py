@@ -25,10 +25,10 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from barrier_runtime.connectors.decisions import log_id
+from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.redis.text import check_key, json_of, keys_of, text_of
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.upsert import UpsertSink
-from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.rows import each_row
 from barrier_runtime.data.schemas import column_names, no_column
 from barrier_runtime.state.errors import Fenced, InvalidJob, ProtocolViolation, Unavailable, missing_extra

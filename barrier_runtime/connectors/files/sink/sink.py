@@ -19,6 +19,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 
+from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.files.hive import by_folder, check_partitions
 from barrier_runtime.connectors.files.sink.commit_log import CommitLog, CommittedFile, read_commit_log
 from barrier_runtime.connectors.files.sink.open_files import OpenFiles, Rolling, restored
@@ -34,7 +35,6 @@ from barrier_runtime.connectors.sink_bases.file_committable import (
 )
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
 from barrier_runtime.connectors.sink_bases.staging import StagingKind, check_staging, make_staging, names_of
-from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.schemas import column_names, milliseconds
 from barrier_runtime.state.errors import Corrupt, InvalidJob

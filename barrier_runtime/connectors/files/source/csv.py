@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
+from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.files.source.files import Files, OnChange
 from barrier_runtime.connectors.files.source.lines import BLOCK_BYTES, LinesReader, Parse, read_header, read_lines
 from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.reader import FileReader
 from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.connectors.files.source.text import open_text, or_compressed
-from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.schemas import lines_parser
 from barrier_runtime.state.errors import InvalidJob
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.lines import BLOCK_BYTES, LinesReader, Parse, read_header, read_lines
 from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.reader import FileReader
 from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.connectors.files.source.text import open_text, or_compressed
-from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.json_lines import json_parser, json_table
 from barrier_runtime.state.errors import InvalidJob
 

@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.listing import FoundFile, open_file
 from barrier_runtime.connectors.files.source.reader import ROWS_PER_CHUNK, FilePosition, FileReader
 from barrier_runtime.connectors.files.source.source import FileSource
-from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.schemas import fit
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.lines import LinesReader, Parse
 from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.reader import FileReader
 from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.connectors.files.source.text import or_compressed
-from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.state.errors import InvalidJob
 
 LINE = pa.schema([("line", pa.string())])

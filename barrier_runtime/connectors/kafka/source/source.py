@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
+from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.discovery import ListingThread
 from barrier_runtime.connectors.kafka.source.client import EARLIEST, LATEST, Cluster, KafkaClient, Partition, Settings
 from barrier_runtime.connectors.kafka.source.debezium import Absent, Debezium
@@ -35,7 +36,6 @@ from barrier_runtime.connectors.kafka.source.records import (
 from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.connectors.source import DeadLetters, Discovery, Remaining, Split
 from barrier_runtime.connectors.source_bases.start import checked_start
-from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 
+from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.postgres.changes import snapshot
 from barrier_runtime.connectors.postgres.changes.feed import ChangeFeed, LoggedRow, Reached, SnapshotRows
 from barrier_runtime.connectors.postgres.changes.position import (
@@ -38,7 +39,6 @@ from barrier_runtime.connectors.postgres.changes.server import (
 from barrier_runtime.connectors.postgres.committable import digest
 from barrier_runtime.connectors.postgres.session import load_psycopg, parameters_of, shown_server, translated
 from barrier_runtime.connectors.source import Polled, Split
-from barrier_runtime.data.declared_kinds import kinds_checked
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none
 from barrier_runtime.state.store.open import open_store
