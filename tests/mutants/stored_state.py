@@ -215,7 +215,7 @@ MUTANTS = (
         "no-tombstones",
         "a delta lists the keys that were removed",
         "state/columns/column_table.py",
-        "self._segments.append(self._segment(dirty, self._emptied() if base else self._removed, base))",
+        "self._segments.append(self._segment(dirty, self._emptied() if base else self._removed.index, base))",
         "self._segments.append(self._segment(dirty, self._emptied(), base))",
         ("tests/state/columns/test_column_table.py",),
     ),
