@@ -1,5 +1,5 @@
-"""Windows behind windows, by event time and by the wall clock, with early results: in any chain of three each row is
-counted once, and nothing that a step gives is late for the one behind it."""
+"""Windows and joins behind windows, by event time and by the wall clock, with early results: in any chain of three each
+row is counted once, and nothing that a step gives is late for the one behind it."""
 
 import datetime
 import random
@@ -72,6 +72,50 @@ def test_each_row_is_counted_once_in_any_chain_of_windows(first: str, parallelis
         stream.select({"k": "k", "n": "n"}).sink(f"late-{number}", too_late)
     flow.run_local(parallelism=parallelism, checkpoint_interval=0.05)
     assert too_late.rows() == []
+    wanted = Counter(row["k"] for part in range(2) for row in rows(part))
+    for chain, out in ends.items():
+        found = Counter[int]()
+        for row in out.rows():
+            found[row["k"]] += row["n"]
+        assert found == wanted, chain
+
+
+ONE_OF_EACH = pa.schema([("kk", pa.int64()), ("tt", pa.timestamp("ms", "UTC"))])
+EVER = datetime.timedelta(days=36_500)
+JOINS: dict[str, Any] = {  # of rows (k, n, at) with one row per key, so that each comes out once
+    "interval": lambda left, name, right: left.join(name, right, between=(-EVER, EVER), event_time=("at", "tt")),
+    "window": lambda left, name, right: left.window_join(
+        name, right, Tumbling(10 * MS), event_time=("at", "tt"), how="left"
+    ),
+    "as of": lambda left, name, right: left.asof_join(name, right, event_time=("at", "tt")),
+    "table": lambda left, name, right: left.table_join(name, right, event_time=("at", "tt")),
+}
+
+
+@pytest.mark.parametrize(
+    "clock",
+    [step if step == "wall" else pytest.param(step, marks=pytest.mark.slow) for step in STEPS if "wall" in step],
+)
+def test_each_row_comes_out_once_of_any_joins_behind_windows_of_the_wall_clock(clock: str) -> None:
+    flow, ends, names = Dataflow("chain"), dict[str, CollectSink](), list(JOINS)
+    source = flow.from_iterator(
+        "rows", lambda part, of: rows(part), schema=SCHEMA, splits=2, event_time="at", max_out_of_orderness=BOUND * MS
+    )
+    keys = flow.from_iterator(
+        "keys",
+        lambda part, of: [{"kk": key, "tt": EPOCH - 1_000 * MS} for key in range(3)],
+        schema=ONE_OF_EACH,
+        splits=1,
+        event_time="tt",
+    ).key_by("kk")
+    behind = windowed(source, "first", clock, [])
+    for number, first in enumerate(names):
+        second = names[(number + list(STEPS).index(clock)) % len(names)]
+        joined = JOINS[first](behind.key_by("k"), f"join-{number}", keys).select(["k", "n", "at"])
+        again = windowed(joined, f"window-{number}", clock, [])
+        last = JOINS[second](again.key_by("k"), f"last-{number}", keys).select(["k", "n"])
+        last.sink(f"out-{number}", ends.setdefault(f"{clock} > {first} > {clock} > {second}", CollectSink()))
+    flow.run_local(parallelism=2, checkpoint_interval=0.05)
     wanted = Counter(row["k"] for part in range(2) for row in rows(part))
     for chain, out in ends.items():
         found = Counter[int]()
