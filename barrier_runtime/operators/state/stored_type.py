@@ -21,10 +21,12 @@ from barrier_runtime.operators.state.evolution import Renamed, check_renamed, fi
 from barrier_runtime.operators.state.migration import Migrate, check_migrate, migrating_decoder, version_encoder
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription
+from barrier_runtime.state.snapshots.value_types import ValueType
 
 CodecName = Literal["msgpack", "pickle"]
 
 _SCALARS = (bool, int, float, str, bytes)
+_TIMELESS = frozenset({type(None), *_SCALARS})
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1  # of MessagePack
 _UNCHANGEABLE = (
     type(None),
@@ -43,7 +45,10 @@ class StoredType:
     """Any type msgspec knows: int, float, str, bytes, bool, datetime, list[...], dict[...], a dataclass, a
     `msgspec.Struct`, a pydantic model; any at all with codec "pickle"."""
 
-    __slots__ = ("_codec", "_fields", "_kind", "_migrate", "_renamed", "_says", "_type", "is_time", "scalar")
+    __slots__ = (
+        *("_as_read", "_codec", "_fields", "_kind", "_migrate", "_renamed", "_says", "_type"),
+        *("holds_times", "is_time", "scalar"),
+    )
 
     def __init__(
         self,
@@ -79,6 +84,8 @@ class StoredType:
             raise InvalidJob(f"{says} migrate= with codec='pickle': only values of declared types can be migrated")
         self._type = PICKLED if codec == "pickle" else value_type(kind)
         self.is_time = kind is datetime.datetime and codec == "msgpack"
+        self.holds_times = not self.is_time and _may_hold_times(self._type)
+        self._as_read: Callable[[bytes], Any] | None = None  # once a value had to be read again
         self.scalar: Any = kind if kind in _SCALARS and codec == "msgpack" else None  # its one class, if it is plain
 
     @property
@@ -92,11 +99,13 @@ class StoredType:
         return self._codec == "msgpack"
 
     def accepted(self, name: str, value: Any) -> Any:
-        """`value` as state `name` stores it: a number of numpy as a plain one, a whole one as a float, a time with a
-        zone in UTC. Raises `InvalidJob` for a scalar of another type; what other values hold is checked when they are
-        written."""
+        """`value` as state `name` stores it: a number of numpy as a plain one, a whole one as a float, times with a
+        zone in UTC (in a copy, if they are inside). Raises `InvalidJob` for a scalar of another type; what other values
+        hold is checked when they are written."""
         scalar = self.scalar
         if scalar is None:
+            if self.holds_times and _has_other_zones(value):
+                return self._read_again(value)
             return in_utc(value) if self.is_time else value
         if type(value) is not scalar:
             value = self.as_scalar(name, value)
@@ -105,6 +114,15 @@ class StoredType:
         elif scalar is str and not value.isascii():
             check_text(name, value)
         return value
+
+    def _read_again(self, value: Any) -> Any:
+        """As it is behind a restore. One that cannot be written is refused when it is."""
+        if self._as_read is None:
+            self._as_read = decoder_of(self._kind).decode
+        try:
+            return self._as_read(msgspec.msgpack.encode(value, enc_hook=models.as_fields))
+        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError):
+            return value
 
     def as_scalar(self, name: str, value: Any) -> Any:
         return as_scalar(self.scalar, value, lambda: f"state {name!r} is declared {self.scalar.__name__}", "is stored")
@@ -166,6 +184,30 @@ def in_utc(value: Any) -> Any:
     if isinstance(value, datetime.datetime) and value.tzinfo not in (None, datetime.timezone.utc):
         return value.astimezone(datetime.timezone.utc)
     return value
+
+
+def _may_hold_times(kind: ValueType) -> bool:
+    parts = (*kind.of, *(field.type for field in kind.fields))
+    return kind.kind in ("datetime", "any") or any(map(_may_hold_times, parts))
+
+
+def _has_other_zones(value: Any) -> bool:
+    """Whether a time with a zone that is not UTC is anywhere inside."""
+    if isinstance(value, datetime.datetime):
+        return in_utc(value) is not value
+    if isinstance(value, dict):
+        parts: Any = (*value, *value.values())
+    elif isinstance(value, list | tuple | set | frozenset):
+        parts = value
+    elif isinstance(value, msgspec.Struct):
+        parts = [getattr(value, name) for name in value.__struct_fields__]
+    elif dataclasses.is_dataclass(value):
+        parts = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    elif models.is_model(type(value)):
+        parts = list(vars(value).values())
+    else:
+        return False
+    return not _TIMELESS.issuperset(map(type, parts)) and any(map(_has_other_zones, parts))
 
 
 def as_scalar(kind: Any, value: Any, declared: Callable[[], str], given: str) -> Any:

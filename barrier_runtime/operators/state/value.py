@@ -23,7 +23,6 @@ from barrier_runtime.operators.state.stored_type import (
     StoredType,
     check_int,
     check_text,
-    in_utc,
     is_unchangeable,
     short,
 )
@@ -146,7 +145,8 @@ class ValueState(KeyedState, Generic[T]):
             if self._factory is not None:
                 make = self._factory
                 bound._factory = lambda: table.lend(current.key, make())
-        bound.__class__ = _CHECKED.get(datetime.datetime if self._type.is_time else self._scalar, ValueState)
+        holds_times = self._type.is_time or self._type.holds_times
+        bound.__class__ = _CHECKED.get(datetime.datetime if holds_times else self._scalar, ValueState)
         return bound
 
     def decoder(self, where: str) -> Callable[[bytes], T]:
@@ -212,13 +212,13 @@ class _TextState(ValueState[str]):
         check_text(self._name, value)
 
 
-class _TimeState(ValueState[datetime.datetime]):
-    """The same for times: one with a zone is in UTC from the start, as it is after a restore."""
+class _TimeState(ValueState[Any]):
+    """The same for what may be or hold times: with a zone they are in UTC from the start, as after a restore."""
 
     __slots__ = ()
 
-    def update(self, value: datetime.datetime) -> None:
-        super().update(in_utc(value))
+    def update(self, value: Any) -> None:
+        super().update(self._type.accepted(self._name, value))
 
 
 _CHECKED: dict[Any, type[ValueState[Any]]] = {int: _IntState, str: _TextState, datetime.datetime: _TimeState}

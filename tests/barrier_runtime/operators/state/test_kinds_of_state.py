@@ -310,6 +310,50 @@ def test_a_time_with_a_zone_is_in_utc_before_a_restore_as_behind_it() -> None:
     assert set(before["shown"].split("+00:00")) == {"2026-06-30 23:30:00", " 2026-06-30 23:30:00", ""}
 
 
+@dataclasses.dataclass
+class Visit:
+    at: datetime.datetime | None
+    n: int = 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "made"),
+    [
+        (Visit, lambda at: Visit(at)),
+        (list[Visit], lambda at: [Visit(None), Visit(at, 2)]),
+        (dict[str, list[datetime.datetime]], lambda at: {"a": [at]}),
+        (dict[datetime.datetime, int], lambda at: {at: 1}),
+        (tuple[datetime.datetime, int], lambda at: (at, 1)),
+        (dict, lambda at: {"a": {"b": [1, at]}}),
+    ],
+)
+def test_times_inside_classes_and_containers_are_in_utc_before_a_restore_as_behind_it(kind: Any, made: Any) -> None:
+    class Times:
+        value = ValueState(kind)
+        elements = ListState(kind)
+        entries = MapState(int, kind)
+        latest = ReducingState(kind, lambda before, now: now)
+
+        def process(self, key: Any, row: Row, ctx: ProcessContext) -> Row:
+            if self.value.value is None:
+                given = made(
+                    datetime.datetime(2026, 7, 1, 1, 30, tzinfo=datetime.timezone(datetime.timedelta(hours=2)))
+                )
+                self.value.value = self.entries[1] = given
+                self.elements.append(given)
+                self.latest.add(given)
+                assert self.value.value == given
+                assert "7, 1, 1, 30" in repr(given)
+            return {"shown": repr((self.value.value, self.elements[0], self.entries[1], self.latest.value))}
+
+    with KeyedHarness(Times, key="k") as harness:
+        (before,) = harness.push({"k": "a"})
+        snapshot = harness.snapshot()
+    with KeyedHarness(Times, key="k", restore=snapshot) as harness:
+        assert harness.push({"k": "a"}) == [before]
+    assert before["shown"].count("2026, 6, 30, 23, 30, tzinfo=datetime.timezone.utc") == 4
+
+
 def test_what_msgspec_cannot_write_is_kept_with_pickle_by_name() -> None:
     with pytest.raises(InvalidJob, match=r'ListState\(.*complex.*\): msgspec cannot write .*codec="pickle"'):
         ListState(complex)
