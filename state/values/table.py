@@ -38,6 +38,7 @@ class StateTable:
     """Made by `KeyedBackend.table`; used by one thread."""
 
     most_cache_bytes = sys.maxsize
+    spilled_at_once = _SPILL_SLICE  # entries
 
     def __init__(
         self,
@@ -276,13 +277,13 @@ class StateTable:
                 self._dirty_bound = min(self._dirty_limit, 2 * len(self._dirty))
                 return
         if not self._shard.may_write():
-            self._dirty_bound = len(self._dirty) + _SPILL_SLICE
+            self._dirty_bound = len(self._dirty) + self.spilled_at_once
             return
         if not self.frozen_entries:
             self._frozen, self._dirty = self._dirty, {}
-        self._shard.write(self.take(_SPILL_SLICE))
+        self._shard.write(self.take(self.spilled_at_once))
         # While older ones are left, some more with every half as many that come.
-        some = max(1, min(_SPILL_SLICE, self._slice) // 2)
+        some = max(1, min(self.spilled_at_once, self._slice) // 2)
         self._dirty_bound = len(self._dirty) + some if self.frozen_entries else min(_FIRST_LOOK, self._dirty_limit)
 
     def _look_at_size(self) -> None:
