@@ -180,7 +180,7 @@ class EventSource:
     name: str = SOURCE
     first: int = 0  # split; it has every `step`th from there on
     step: int = 1
-    reading: Callable[[int, int, int], None] = field(default=lambda split, first, end: None, repr=False)
+    on_read: Callable[[int, int, int], None] = field(default=lambda split, first, end: None, repr=False)
     schema = EVENTS
     exactly_once = True
 
@@ -196,7 +196,7 @@ class _EventReader:
     def __init__(self, source: EventSource, split: int) -> None:
         self._name = source.name
         self._times = source.times
-        self._reading = source.reading
+        self._reading = source.on_read
         self._now_ms = source.now_ms
         self._split = split
         self._skew_ns: int | None = None  # of the clock that asks
@@ -447,7 +447,7 @@ class EventWorkload:
         flow = Dataflow(job)
         events = flow.source(
             SOURCE,
-            EventSource(times, self._now_ms, reading=self.reading),
+            EventSource(times, self._now_ms, on_read=self.reading),
             event_time="at",
             max_out_of_orderness=in_ms(times.bound_ms),
             idle_timeout=None if times.idle_ms is None else in_ms(times.idle_ms),
