@@ -93,6 +93,8 @@ class Program:
         raise ConnectionError("away")
 
     def process(self, key: int, row: dict[str, Any], ctx: Any) -> Any:
+        ctx.timers.register(ctx.timestamp + 40)
+        ctx.wall_timers.register(55)
         for name, n in zip(row["do"], row["with"], strict=True):
             self._step()
             yield from getattr(self, f"_{name}")(n, ctx)
