@@ -275,8 +275,8 @@ MISTAKES: list[tuple[str, Callable[[], Any], list[str]]] = [
         lambda: ParquetSink("out", partition_by=5),  # type: ignore[arg-type]
         ["ParquetSink: partition_by=5: give the name of a column, or a list of names"],
     ),
-    ("no path", lambda: flow().read_parquet("s", None), ["None is no path"]),  # type: ignore[arg-type]
-    ("text for a rate", lambda: flow().rate("s", "5"), ["rows_per_second='5': give a number"]),  # type: ignore[arg-type]
+    ("no path", lambda: flow().read_parquet("s", None), ["paths=None: give a text or a list of texts"]),  # type: ignore[arg-type]
+    ("text for a rate", lambda: flow().rate("s", "5"), ["rows_per_second=<str>: give a number"]),  # type: ignore[arg-type]
     ("no store", lambda: committed_files(None), ["the storage URL is None"]),  # type: ignore[arg-type]
     ("a wrong column", lambda: stream().key_by("kk"), ["no column 'kk'", "did you mean 'k'", "use one of k, x"]),
     (
