@@ -134,7 +134,10 @@ def test_a_killed_leader_is_followed_by_the_standby_in_the_same_generation(daemo
     assert status.phase == "running"
     assert status.checkpoints.completed > before.completed
     known = client.checkpoints("flights").history  # with the subtasks of each, which a job's status leaves out
-    assert known[: len(before.history)] == before.history
+    packed = tuple(
+        msgspec.structs.replace(each, phases=b"") for each in before.history
+    )  # their times are told unpacked
+    assert known[: len(before.history)] == packed
     numbers = [each.checkpoint for each in status.checkpoints.history]
     assert all(earlier < later for earlier, later in pairwise(numbers)), "each once, in order"
     assert status.generations == 1
