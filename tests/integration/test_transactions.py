@@ -53,7 +53,7 @@ def test_what_a_killed_program_had_decided_is_settled_without_it(tmp_path):
 
     try:
         until(died, "the program was killed before a commit")
-        assert (tmp_path / "killed").exists(), (tmp_path / "program.log").read_text()[-3000:]
+        assert (tmp_path / "before commit happened").exists(), (tmp_path / "program.log").read_text()[-3000:]
     finally:
         first.kill()
         first.wait()
