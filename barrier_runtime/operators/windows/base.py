@@ -177,7 +177,7 @@ class WindowOperator(KeyedOperator):
             *keys, starts = self._fields_of(some)
             return [*([] if by is None else [by[some]]), starts, *keys]
 
-        return firing.ints_in_order(row_ids, fields_of, order, firing.FEW, firing.PART)
+        return firing.ints_in_order(row_ids, fields_of, firing.FEW, firing.PART)
 
     # ---- rows
 

@@ -20,6 +20,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from barrier_runtime.data.grouping import order_of_ints
+
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 FEW = 16_384  # row ids that are ordered and processed at once
@@ -65,9 +67,14 @@ def in_order(row_ids: Ints, order: Callable[[Ints], Ints], few: int, part: int) 
 
 
 def ints_in_order(
-    row_ids: Ints, fields_of: Callable[[Ints], Sequence[Ints]], order: Callable[[Ints], Ints], few: int, part: int
+    row_ids: Ints, fields_of: Callable[[Ints], Sequence[Ints]], few: int, part: int
 ) -> Iterator[Ints | None]:
-    """`in_order` of row ids whose `fields_of` (no two have the same) are ints, which `order` compares in turn."""
+    """`in_order` by fields that are ints, the first field first. No two row ids have the same."""
+
+    def order(some: Ints) -> Ints:
+        ordered: Ints = some[order_of_ints(fields_of(some))]
+        return ordered
+
     if len(row_ids) <= few:
         yield from in_order(row_ids, order, few, part)
         return

@@ -192,13 +192,19 @@ def test_a_run_that_finished_or_was_taken_over_is_told_from_the_log_alone(store)
     assert past_status(view(MemoryStore()), None, None) is None
 
 
-def test_what_sinks_have_made_visible_and_commits_that_fail_are_told_by_a_standby_and_after_the_end(store):
+def committed_by_one(store):
+    """Two slots have a checkpoint that slot 1 has committed."""
     coordinator, a, b = started(store)
     coordinator.trigger()
     for slot in (a, b):
         slot.ack(slot.last(Trigger).checkpoint)
     coordinator.settle()
     b.commit(1)
+    return coordinator, a, b
+
+
+def test_what_sinks_have_made_visible_and_commits_that_fail_are_told_by_a_standby_and_after_the_end(store):
+    coordinator, a, _ = committed_by_one(store)
     a.say(CommitFailing(a.token, 1, "out", 0, 3, f"the disk is full {'x' * 100_000} at the end"))
     (trouble,) = coordinator.status.commits.troubles
     assert (trouble.sink, trouble.checkpoint, trouble.attempts) == ("out/0", 1, 3)
@@ -216,12 +222,7 @@ def failing(slot, attempts, error="the disk is full", checkpoint=1):
 
 def in_trouble(store):
     """Two slots have a checkpoint that slot 0 cannot commit, and slot 1 has. Returns what is shown of it, too."""
-    coordinator, a, b = started(store)
-    coordinator.trigger()
-    for slot in (a, b):
-        slot.ack(slot.last(Trigger).checkpoint)
-    coordinator.settle()
-    b.commit(1)
+    coordinator, a, b = committed_by_one(store)
     failing(a, 1)
     began_ms = coordinator.now_ms
     coordinator.later(700)

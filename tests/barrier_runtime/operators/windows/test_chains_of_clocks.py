@@ -53,6 +53,15 @@ def windowed(stream: Any, name: str, step: str, late: list[Any]) -> Any:
     return results.filter("n IS NOT NULL").select({"k": "k", "n": "n", "at": "window_end"})
 
 
+def check_each_row_once(ends: dict[str, CollectSink]) -> None:
+    wanted = Counter(row["k"] for part in range(2) for row in rows(part))
+    for chain, out in ends.items():
+        found = Counter[int]()
+        for row in out.rows():
+            found[row["k"]] += row["n"]
+        assert found == wanted, chain
+
+
 @pytest.mark.parametrize(
     "first", [step if step == "wall" else pytest.param(step, marks=pytest.mark.slow) for step in STEPS]
 )
@@ -72,12 +81,7 @@ def test_each_row_is_counted_once_in_any_chain_of_windows(first: str, parallelis
         stream.select({"k": "k", "n": "n"}).sink(f"late-{number}", too_late)
     flow.run_local(parallelism=parallelism, checkpoint_interval=0.05)
     assert too_late.rows() == []
-    wanted = Counter(row["k"] for part in range(2) for row in rows(part))
-    for chain, out in ends.items():
-        found = Counter[int]()
-        for row in out.rows():
-            found[row["k"]] += row["n"]
-        assert found == wanted, chain
+    check_each_row_once(ends)
 
 
 ONE_OF_EACH = pa.schema([("kk", pa.int64()), ("tt", pa.timestamp("ms", "UTC"))])
@@ -116,9 +120,4 @@ def test_each_row_comes_out_once_of_any_joins_behind_windows_of_the_wall_clock(c
         last = JOINS[second](again.key_by("k"), f"last-{number}", keys).select(["k", "n"])
         last.sink(f"out-{number}", ends.setdefault(f"{clock} > {first} > {clock} > {second}", CollectSink()))
     flow.run_local(parallelism=2, checkpoint_interval=0.05)
-    wanted = Counter(row["k"] for part in range(2) for row in rows(part))
-    for chain, out in ends.items():
-        found = Counter[int]()
-        for row in out.rows():
-            found[row["k"]] += row["n"]
-        assert found == wanted, chain
+    check_each_row_once(ends)

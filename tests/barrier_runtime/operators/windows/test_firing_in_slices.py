@@ -100,10 +100,7 @@ def test_keys_of_ints_are_in_order_whether_they_fit_into_one_number_or_not(
     def fields_of(some: firing.Ints) -> list[firing.Ints]:
         return [first[some], second[some]]
 
-    def order(some: firing.Ints) -> firing.Ints:
-        return some[np.lexsort((second[some], first[some]))]
-
-    parts = firing.ints_in_order(np.arange(len(keys)), fields_of, order, few, part)
+    parts = firing.ints_in_order(np.arange(len(keys)), fields_of, few, part)
     given = [part for part in parts if part is not None]
     assert [keys[row_id] for part in given for row_id in part] == sorted(keys)
     assert all(len(part) for part in given)
