@@ -130,7 +130,7 @@ class Slot:
         self._metrics = MetricRegistry(resources.clock.wall_ns)
         self._prefetching = False
         self._prefetch_next: Prefetch | None = None
-        self._prefetched = 0  # the newest checkpoint of which key groups were fetched ahead
+        self._prefetched = (0, 0)  # parallelism, and the newest checkpoint of which its key groups were fetched ahead
         self._heartbeat_s = 0.0
         self._heartbeats = 0
         self._loop_lag_ms = 0.0
@@ -238,11 +238,14 @@ class Slot:
 
     def _on_prefetch(self, message: Prefetch) -> None:
         """One at a time, and of those that wait the newest."""
+        if self._prefetched[0] != message.parallelism:
+            self._prefetched = (0, 0)
         if self._prefetching:
             self._prefetch_next = message
             return
         self._prefetching = True
         res = self._res
+        at_once = res.settings.transfers_at_once if self._execution is None else 1  # beside work, one after the other
         work = partial(
             prefetch,
             res.store,
@@ -251,7 +254,7 @@ class Slot:
             res.local_dir / "prefetched",
             self.identity.slot,
             message,
-            res.settings.transfers_at_once,
+            at_once,
         )
         res.workers.submit(work, partial(self._on_prefetched, message))
 
@@ -259,7 +262,7 @@ class Slot:
         if error is not None:
             log.warning("slot %d could not fetch ahead: %s", self.identity.slot, error)
         self._prefetching, following = False, self._prefetch_next
-        self._prefetched, self._prefetch_next = max(self._prefetched, message.checkpoint), None
+        self._prefetched, self._prefetch_next = (message.parallelism, message.checkpoint), None
         if self.left.done():
             return
         self._say({})
@@ -270,6 +273,7 @@ class Slot:
         if message.token == self.token and self._phase == "restoring" and self._execution is not None:
             self._phase = "running"
             self._res.copies.keep_fetched()
+            self._prefetched = (0, 0)
             self._execution.start()
             if self._drained:
                 self._execution.end_sources()
@@ -456,7 +460,7 @@ class Slot:
         sources = {} if execution is None else execution.source_progress()
         self._send(
             Heartbeat(
-                self.token, self._figures(), latency, self._wall_ms(), opening, blocked, sources, self._prefetched
+                self.token, self._figures(), latency, self._wall_ms(), opening, blocked, sources, self._prefetched[1]
             )
         )
 

@@ -421,7 +421,7 @@ class JobProtocol:
             if message.latency:
                 job.record.latency_hour.look([each.latency for each in (*job.slots.departed, *job.slots)], now_ms)
             job.outbox.send(slot, Heard())
-            return self._phase.on_rescale(job, now_ms) if job.slots.stands_by(slot) else None
+            return self._phase.on_rescale(job, now_ms) if job.rescales.open is not None else None
         if isinstance(message, Register):
             job.record.ignored["second Register on one link"] += 1
             return None

@@ -1,7 +1,8 @@
 """Changes of a running job's parallelism (a rescale) or program (a replace), and how far each of them is. Pure.
 
     LOADING ─ the driver has described the new program ─► STARTING
-    STARTING ─ every new slot is there ─► STOPPING ─ checkpoint m is decided ─► COMMITTING ─ all of m is visible ─►
+    STARTING ─ every new slot is there, and has fetched its key groups, as have those that get more ─► STOPPING
+    STOPPING ─ checkpoint m is decided ─► COMMITTING ─ all of m is visible ─► MOVING
     MOVING ─ FENCE with the new description is appended, its slots run ─► DONE
         └────────────────────┴──────────────────────────┴─ the job goes on as it was ─► FAILED
 
@@ -29,6 +30,9 @@ before it is in the log the old ones, after it the new ones.
     description, and its slots, which stood by until then, restore m: FAILED. A successor of the coordinator that did
     the move knows the new program alone.
 
+Slots that get key groups fetch them in STARTING, beside their work, in rounds (`fetching_ahead`); what came since the
+last round they fetch while sinks commit m, and in the restore.
+
 A replace that names a file begins in LOADING: as STARTING, but without slots, and ended by what the driver says is
 wrong with the file. It moves all slots, so the new ones stand by beside the old ones, one for each. Whether the program
 fits the state is asked of each decided checkpoint from the request on, and last of m.
@@ -40,10 +44,11 @@ leads, because the driver starts them once for each request; the rest waits for 
 import dataclasses
 import enum
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
+from barrier_runtime.coordinator.job.fetching_ahead import FetchingAhead
 from barrier_runtime.coordinator.status.status import RescaleStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
 
@@ -53,7 +58,7 @@ _OUTDATED = 20  # fingerprints of replaced programs that a description has
 
 class RescaleState(enum.Enum):
     LOADING = "loading"  # waits for the description of the new program
-    STARTING = "starting"  # waits for the new slots
+    STARTING = "starting"  # waits for the new slots, and until all that get key groups have fetched them
     STOPPING = "stopping"  # the last checkpoint of the old slots is under way
     COMMITTING = "committing"  # it is decided, and not visible yet
     MOVING = "moving"  # the new slots restore it
@@ -120,6 +125,7 @@ class Rescale:
     ended_ms: int | None = None
     error: str = ""
     checked: str = ""  # the manifest that the new program can restore
+    ahead: FetchingAhead = field(default_factory=FetchingAhead)
 
     @property
     def parallelism(self) -> int:

@@ -46,8 +46,8 @@ class RegisteredSlot:
     sources: dict[str, HeldBack] = field(default_factory=dict)  # as in the last `Heartbeat`
     blocked: str = ""  # as in the last `Heartbeat` that said so
     blocked_told_ms: int = 0
-    asked_to_prefetch: int = 0  # the checkpoint of the last `Prefetch`
-    prefetched: int = 0  # as in the last `Heartbeat`
+    asked_to_prefetch: tuple[str, int] = "", 0  # for which move, and the checkpoint; on this connection
+    prefetched: int = 0  # as in the last `Heartbeat` since it was asked first
 
     @property
     def uuid(self) -> str:
@@ -56,6 +56,13 @@ class RegisteredSlot:
     @property
     def connected(self) -> bool:
         return self.link is not None
+
+    def is_to_prefetch(self, move: str, checkpoint: int) -> bool:
+        """Whether it is to be told. What it has fetched for another move does not count."""
+        before, self.asked_to_prefetch = self.asked_to_prefetch, (move, checkpoint)
+        if before[0] != move:
+            self.prefetched = 0
+        return before != (move, checkpoint)
 
 
 @dataclass(frozen=True)
@@ -232,7 +239,7 @@ class SlotTable:
             old_link, existing.link = existing.link, link
             if old_link is not None:
                 self._by_link.pop(old_link, None)
-            existing.register, existing.lost_ms = register, None
+            existing.register, existing.lost_ms, existing.asked_to_prefetch = register, None, ("", 0)
             self.heard(existing, now_ms)
             existing.deployed_token = max(existing.deployed_token, register.token)
             self._by_link[link] = existing

@@ -135,6 +135,7 @@ class FakeSlot:
     program: str = ""
     broken: str = ""
     prefetches: bool = True  # at once
+    prefetched: int = 0
 
     def connect(self) -> "FakeSlot":
         self.link = self.coordinator.new_link(self)
@@ -184,8 +185,12 @@ class FakeSlot:
             self.coordinator.answers.append(lambda: self.fetched(message.checkpoint))
 
     def fetched(self, checkpoint: int) -> None:
+        self.prefetched = checkpoint
+        self.beat()
+
+    def beat(self) -> None:
         now_ms = self.coordinator.now_ms
-        self.say(Heartbeat(token=self.token, sent_at_ms=now_ms, metrics={}, prefetched=checkpoint))
+        self.say(Heartbeat(token=self.token, sent_at_ms=now_ms, metrics={}, prefetched=self.prefetched))
 
     def restored(self) -> None:
         self.say(Restored(self.token))
@@ -451,6 +456,10 @@ class Coordinator:
         before = self.status.checkpoints.triggered
         self.trigger()
         assert self.status.checkpoints.triggered == before + 1
+        return self.acknowledge(*slots, files=files)
+
+    def acknowledge(self, *slots: FakeSlot, files: str = "") -> int:
+        """The last one that was triggered; decided."""
         number = slots[0].last(Trigger).checkpoint
         for slot in slots:
             slot.ack(number, files=files)

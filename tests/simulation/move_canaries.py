@@ -168,10 +168,10 @@ def _drain_ends_early() -> Iterator[None]:
 def _broken_slot_is_taken() -> Iterator[None]:
     phase, slots = "coordinator/job/phases/running.py", "coordinator/job/slots.py"
     found = 'next((slot.register.broken for slot in job.slots.standbys if slot.register.broken), "")'
-    fetched = "all(slot.prefetched for slot in job.slots.standbys)"
+    fetched = "newest.checkpoint if slot.register.broken else slot.prefetched"
     with (
         planted(phase, found, '""'),
-        planted(phase, fetched, fetched.replace(" for", " or slot.register.broken for")),
+        planted(phase, "min(slot.prefetched for", f"min({fetched} for"),
         planted(slots, " and not slot.register.broken", ""),
     ):
         yield

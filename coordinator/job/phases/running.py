@@ -14,6 +14,7 @@ from barrier_runtime.coordinator.job.decisions import Cancel, Decision, Fail, Ha
 from barrier_runtime.coordinator.job.effects import CloseLink, CopySavepoint, ListForSweep, ReadRecord, WriteManifest
 from barrier_runtime.coordinator.job.events import Listed
 from barrier_runtime.coordinator.job.facts import Job
+from barrier_runtime.coordinator.job.fetching_ahead import Next
 from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.phases.stopping import end_if_done, follow_stop, needs_another, share_last
 from barrier_runtime.coordinator.job.phases.why_not_moved import (
@@ -403,15 +404,17 @@ class Running(Phase):
             broken = next((slot.register.broken for slot in job.slots.standbys if slot.register.broken), "")
             if unfit or broken:
                 job.fail_rescale(unfit or f"a new slot cannot run the program: {broken}", now_ms)
-            elif not missing and self._knows_what_moves(job, rescale) and self._fetched(job, rescale):
+            elif not missing and self._knows_what_moves(job) and self._fetched(job, rescale, late, now_ms):
                 job.rescales.stop_with(self._pending(job).request())
             elif late:
-                job.fail_rescale(why_not_started(rescale, missing), now_ms)
+                wanted = rescale.ahead.checkpoint
+                slow = sorted(slot.index for slot in self._fetching(job, rescale) if slot.prefetched < wanted)
+                job.fail_rescale(why_not_started(rescale, missing, slow), now_ms)
         elif rescale.state is RescaleState.STOPPING:
             if late and not self._decides_move(job):
                 self._give_up_move(job, rescale, now_ms)
         elif rescale.state is RescaleState.COMMITTING:
-            self._fetched(job, rescale)  # what is new in the last checkpoint, while sinks commit it
+            self._ask_to_fetch(job, rescale)  # what is new in the last checkpoint, while sinks commit it
             if job.commits.all_through(job.last_completed):
                 return self._move(job, rescale, missing, now_ms)
             if late:
@@ -433,29 +436,42 @@ class Running(Phase):
                 reason = f"it was not decided within {rescale.request.timeout_ms} ms, {undecided_because(checkpoint)}"
                 self._aborted(job, checkpoint, Cause.GIVEN_UP, f"{reason}: give a longer timeout", now_ms)
 
-    def _knows_what_moves(self, job: Job, rescale: Rescale) -> bool:
-        """Whether another program fits is said of a checkpoint. A coordinator that was started again has none at hand
-        until it decides one."""
-        if not rescale.request.replaces or job.decided is not None or job.last_completed == 0:
+    def _knows_what_moves(self, job: Job) -> bool:
+        """Whether another program fits, and what is to be fetched, is said of a checkpoint. A coordinator that was
+        started again has none at hand until it decides one."""
+        if job.decided is not None or job.last_completed == 0:
             return True
         if not self._pending(job).open:
             self._pending(job).request()
         return False
 
-    def _fetched(self, job: Job, rescale: Rescale) -> bool:
-        """Whether every new slot has fetched its key groups of a checkpoint, so that only the difference moves later.
-        Those that stay, and get more, are asked too, and not waited for: they work."""
+    def _fetched(self, job: Job, rescale: Rescale, late: bool, now_ms: int) -> bool:
+        """Whether the slots have fetched so much that the sources may stop."""
+        self._ask_to_fetch(job, rescale)
+        if job.decided is None:
+            return True
+        newest = job.decided.manifest
+        fetched = min(slot.prefetched for slot in self._fetching(job, rescale))
+        due = rescale.ahead.next(fetched, newest.checkpoint, now_ms - newest.created_wall_ms, late)
+        if due is Next.CHECKPOINT:
+            under_way = [checkpoint.id for checkpoint in self._pending(job).open]
+            rescale.ahead.taken(under_way[-1] if under_way else self._pending(job).request())
+        return due is Next.STOP
+
+    def _fetching(self, job: Job, rescale: Rescale) -> list[RegisteredSlot]:
+        """The slots of the generation to come: those that stay may get other key groups."""
+        staying = () if rescale.request.replaces else [slot for slot in job.slots if slot.index < rescale.parallelism]
+        return [*job.slots.standbys, *staying]
+
+    def _ask_to_fetch(self, job: Job, rescale: Rescale) -> None:
         decided, after = job.decided, rescale.after
         if decided is None:
-            return True
-        checkpoint = decided.manifest.checkpoint
-        staying = () if rescale.request.replaces else [slot for slot in job.slots if slot.index < after.parallelism]
-        for slot in (*job.slots.standbys, *staying):
-            if slot.connected and slot.asked_to_prefetch < checkpoint:
-                slot.asked_to_prefetch = checkpoint
+            return
+        for slot in self._fetching(job, rescale):
+            checkpoint = decided.manifest.checkpoint
+            if slot.connected and slot.is_to_prefetch(rescale.request.id, checkpoint):
                 order = Prefetch(checkpoint, decided.ref, after.parallelism, after.max_parallelism)
                 job.outbox.send(slot, order)
-        return all(slot.prefetched for slot in job.slots.standbys)
 
     def _move(self, job: Job, rescale: Rescale, missing: tuple[int, ...], now_ms: int) -> Decision:
         if missing:

@@ -1,5 +1,7 @@
 """Why a rescale or a replace does not go on, for people. Pure."""
 
+from collections.abc import Sequence
+
 from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.rescaling import Rescale
@@ -28,12 +30,13 @@ def why_not_loaded(rescale: Rescale) -> str:
     )
 
 
-def why_not_started(rescale: Rescale, missing: tuple[int, ...]) -> str:
+def why_not_started(rescale: Rescale, missing: tuple[int, ...], slow: Sequence[int]) -> str:
+    """`slow`: have not fetched their key groups."""
     within = f"within {rescale.request.timeout_ms / 1000:g} s"
     if not missing and rescale.checked == "" and rescale.request.replaces:
         return f"no checkpoint was completed {within}, so nothing tells whether the program fits its state"
     if not missing:
-        return f"the new slots did not fetch their key groups {within}: give a longer timeout"
+        return f"slots {', '.join(map(str, slow))} did not fetch their key groups {within}: give a longer timeout"
     if rescale.request.replaces:
         return (
             f"slots {', '.join(map(str, missing))} of the new program did not come {within}; the job goes on with the "

@@ -20,6 +20,8 @@ from barrier_runtime.coordinator.wire.messages import (
     Heartbeat,
     HeldBack,
     LowestEventTime,
+    ManifestRef,
+    Prefetch,
     Register,
     Registered,
     Restored,
@@ -46,6 +48,19 @@ def stored(bench):
 
 
 # ---------------------------------------------------------------- one generation
+
+
+async def test_a_slot_tells_of_what_it_has_fetched_for_the_next_move_only(tmp_path):
+    bench = Bench(tmp_path)
+    bench.tell(Prefetch(3, ManifestRef("gone", "0" * 64), 4, 128))
+    told = lambda: bench.links[0].got(Heartbeat)[-1].prefetched if bench.links[0].got(Heartbeat) else None  # noqa: E731
+    await bench.until(lambda: told() == 3)
+    bench.deploy(5)
+    await bench.until(lambda: bench.links[0].got(Restored))
+    bench.tell(Start(5))
+    assert told() == 0, "the generation that begins has taken what it needs, and the rest is let go"
+    bench.tell(Prefetch(7, ManifestRef("gone", "0" * 64), 2, 128))
+    await bench.until(lambda: told() == 7)
 
 
 async def test_a_slot_restores_starts_takes_a_checkpoint_and_hears_of_its_completion(tmp_path):

@@ -16,7 +16,6 @@ from barrier_runtime.coordinator.wire.messages import (
     CancelGeneration,
     ChainSpec,
     Deploy,
-    Heartbeat,
     JobSpec,
     Registered,
     Shutdown,
@@ -59,12 +58,14 @@ def new_slots(coordinator: Coordinator, request: RescaleRequest, *indices: int, 
 
 def beat(*slots: FakeSlot) -> None:
     for slot in slots:
-        slot.say(Heartbeat(token=slot.token, sent_at_ms=slot.coordinator.now_ms, metrics={}))
+        slot.beat()
 
 
 def paused_at(coordinator: Coordinator, *slots: FakeSlot, commit: bool = True) -> int:
     """The barrier with which sources stop, decided, and committed."""
     coordinator.later(0)
+    if not slots[0].last(Trigger).pause:  # the newest one was not fresh
+        coordinator.acknowledge(*slots)
     trigger = slots[0].last(Trigger)
     assert trigger.pause, "sources stop with it"
     for slot in slots:

@@ -18,7 +18,6 @@ from barrier_runtime.coordinator.wire.messages import (
     CheckpointComplete,
     Committed,
     Deploy,
-    Heartbeat,
     Prefetch,
     Registered,
     Shutdown,
@@ -49,6 +48,8 @@ def standbys(coordinator: Coordinator, *indices: int) -> tuple[FakeSlot, ...]:
 def last_checkpoint(coordinator: Coordinator, *slots: FakeSlot) -> int:
     """The barrier with which sources stop, acknowledged and decided; sinks have not committed it."""
     coordinator.later(0)
+    if not slots[0].last(Trigger).pause:  # the newest one was not fresh
+        coordinator.acknowledge(*slots)
     trigger = slots[0].last(Trigger)
     assert trigger.pause, "sources stop with it"
     for slot in slots:
@@ -131,7 +132,7 @@ def test_a_rescale_that_is_asked_for_while_the_job_restores_gets_its_slots():
     coordinator.later(10_000)
     coordinator.settle()
     for slot in (a, again):
-        beat(slot)
+        slot.beat()
     coordinator.later(0)
     assert coordinator.phase == "restoring"
     ask(coordinator, 3)
@@ -172,17 +173,13 @@ def test_no_slots_in_time_leave_the_job_as_it_was():
     for _ in range(60):
         coordinator.later(100)
         for slot in (a, b, c):
-            beat(slot)
+            slot.beat()
     assert told(coordinator).state == "failed"
     assert "slots 3 did not come within 5 s; the job goes on with 2" in told(coordinator).error
     assert c.last(Shutdown).outcome == "left"
     assert not [each for each in a.inbox[before:] if isinstance(each, CancelGeneration | Deploy)]
     assert not any(each.pause for each in a.got(Trigger)), "no source was stopped"
     assert (coordinator.phase, fences(store)) == ("running", [(2, 0)])
-
-
-def beat(slot: FakeSlot) -> None:
-    slot.say(Heartbeat(token=slot.token, sent_at_ms=slot.coordinator.now_ms, metrics={}))
 
 
 def test_a_failed_last_checkpoint_lets_the_sources_go_on_without_a_restart():
@@ -220,7 +217,7 @@ def test_sources_that_have_stopped_for_nothing_read_on_in_a_new_generation(momen
         for _ in range(60):
             coordinator.later(100)
             for slot in (a, b, c):
-                beat(slot)
+                slot.beat()
     coordinator.settle()
     assert told(coordinator).state == "failed"
     assert fences(store) == [(2, 0), (2, number)], "nothing is read twice"
@@ -243,7 +240,7 @@ def test_a_leaving_slot_that_stands_still_between_decision_and_commit_holds_the_
     for _ in range(600):
         coordinator.later(100)
         coordinator.settle()
-        beat(a)
+        a.beat()
     assert told(coordinator).state == "failed"
     assert fences(store)[0] == (2, 0)
     assert set(fences(store)[1:]) == {(2, number)}, "the same slots, behind m"
@@ -359,14 +356,16 @@ def test_sources_go_on_until_the_new_slots_have_fetched_a_checkpoint_and_the_res
     first = coordinator.checkpoint(a, b)
     ask(coordinator, 3)
     c = coordinator.slot(2, attempt=12)
-    c.prefetches = False
+    b.prefetches = c.prefetches = False
     c.connect()
     coordinator.later(0)
     order = c.last(Prefetch)
     assert (order.checkpoint, order.parallelism) == (first, 3)
     assert a.got(Prefetch), "those that stay fetch what they get, beside their work"
-    assert not any(each.pause for each in a.got(Trigger)), "the job has not noticed"
     c.fetched(first)
+    coordinator.later(0)
+    assert not any(each.pause for each in a.got(Trigger)), "b stays, and what it gets more is in files of a"
+    b.fetched(first)
     number = last_checkpoint(coordinator, a, b)
     assert c.last(Prefetch).checkpoint == number, "the difference, while sinks commit it"
     commit(number, a, b)
@@ -374,7 +373,68 @@ def test_sources_go_on_until_the_new_slots_have_fetched_a_checkpoint_and_the_res
     assert fences(store)[-1] == (3, number), "whether that has come or not"
 
 
-def test_new_slots_that_do_not_fetch_in_time_leave_the_job_as_it_was():
+def test_slots_that_stay_are_waited_for_where_no_new_one_comes_and_sources_stop_behind_a_fresh_checkpoint():
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    a.prefetches = b.prefetches = False
+    first = coordinator.checkpoint(a, b)
+    ask(coordinator, 1)
+    coordinator.later(400)
+    assert (a.last(Prefetch).checkpoint, b.got(Prefetch)) == (first, []), "b leaves"
+    assert a.last(Trigger).checkpoint == first
+    a.fetched(first)
+    coordinator.later(0)
+    assert (a.last(Trigger).checkpoint, a.last(Trigger).pause) == (first + 1, False), "much may have come since"
+    coordinator.acknowledge(a, b)
+    assert a.last(Prefetch).checkpoint == first + 1
+    assert not a.last(Trigger).pause
+    a.fetched(first + 1)
+    number = last_checkpoint(coordinator, a, b)
+    assert number == first + 2
+    commit(number, a, b)
+    coordinator.settle()
+    assert fences(store)[-1] == (1, number)
+
+
+def test_what_was_fetched_for_another_move_does_not_count():
+    coordinator, a, b = started(MemoryStore())
+    first = coordinator.checkpoint(a, b)
+    ask(coordinator, 3)
+    c = coordinator.slot(2, attempt=12)
+    c.prefetches = False
+    c.connect()
+    coordinator.later(0)
+    assert a.prefetched == first
+    coordinator.later(PATIENCE_MS)
+    for slot in (a, b):
+        slot.beat()
+    coordinator.settle()
+    assert told(coordinator).state == "failed"
+    a.prefetches = False
+    ask(coordinator, 1)
+    coordinator.later(0)
+    assert [(each.checkpoint, each.parallelism) for each in a.got(Prefetch)] == [(first, 3), (first, 1)]
+    coordinator.acknowledge(a, b)
+    assert not a.last(Trigger).pause
+
+
+def test_an_order_to_fetch_that_went_with_its_connection_comes_again():
+    coordinator, a, b = started(MemoryStore())
+    coordinator.checkpoint(a, b)
+    a.prefetches = False
+    ask(coordinator, 1)
+    coordinator.later(0)
+    a.cut()
+    coordinator.settle()
+    a.inbox.clear()
+    a.prefetches = True
+    a.connect()
+    coordinator.later(0)
+    assert a.got(Prefetch)
+    assert a.last(Trigger).pause
+
+
+def test_slots_that_do_not_fetch_in_time_leave_the_job_as_it_was():
     store = MemoryStore()
     coordinator, a, b = started(store)
     coordinator.checkpoint(a, b)
@@ -385,11 +445,11 @@ def test_new_slots_that_do_not_fetch_in_time_leave_the_job_as_it_was():
     for _ in range(60):
         coordinator.later(100)
         for slot in (a, b, c):
-            beat(slot)
+            slot.beat()
         trigger = a.last(Trigger)
         if trigger.checkpoint > coordinator.status.checkpoints.last_completed.checkpoint:
             coordinator.settle()
-    assert "did not fetch their key groups within 5 s" in told(coordinator).error
+    assert "slots 2 did not fetch their key groups within 5 s" in told(coordinator).error
     assert not any(each.pause for each in a.got(Trigger))
 
 

@@ -1,0 +1,50 @@
+"""What slots fetch of a running job's checkpoints before it moves to them, in rounds. Pure.
+
+A round names a checkpoint, and ends when every slot that gets key groups has fetched those of it. The job works on
+meanwhile, so the first round takes as long as it likes; each later one fetches only what came since, and is shorter. As
+a virtual machine is copied before it moves: what is left for the pause is what came since the last round.
+
+| the slots have fetched …         | then                                                                     |
+|----------------------------------|--------------------------------------------------------------------------|
+| less than the round's checkpoint | wait                                                                     |
+| less than the newest             | a round more, to the newest                                              |
+| the newest, which is not fresh   | a round more, to a checkpoint that is taken for it                       |
+| the newest, which is fresh       | the sources may stop: little came since                                  |
+| the checkpoint of the last round | the same, whatever came since: it comes quicker than it can be fetched   |
+
+Time that is over ends whatever round there is: in the first the change fails, in any later one the sources stop.
+"""
+
+import enum
+from dataclasses import dataclass
+
+_FRESH_MS = 300  # a checkpoint that was decided since then
+_MOST_ROUNDS = 5
+
+
+class Next(enum.Enum):
+    WAIT = "wait"
+    CHECKPOINT = "take a checkpoint, and tell its id to `taken`"
+    STOP = "the sources may stop"
+
+
+@dataclass
+class FetchingAhead:
+    rounds: int = 0  # begun
+    checkpoint: int = 0  # of the round
+
+    def next(self, fetched: int, newest: int, age_ms: int, late: bool = False) -> Next:
+        """`fetched`: what each slot has. `age_ms`: since the newest checkpoint was decided."""
+        if self.rounds == 0:
+            self.rounds, self.checkpoint = 1, newest
+        if fetched < self.checkpoint:
+            return Next.STOP if late and self.rounds > 1 else Next.WAIT
+        if self.rounds >= _MOST_ROUNDS or late or (fetched >= newest and age_ms <= _FRESH_MS):
+            return Next.STOP
+        if fetched >= newest:
+            return Next.CHECKPOINT
+        self.rounds, self.checkpoint = self.rounds + 1, newest
+        return Next.WAIT
+
+    def taken(self, checkpoint: int) -> None:
+        self.rounds, self.checkpoint = self.rounds + 1, checkpoint
