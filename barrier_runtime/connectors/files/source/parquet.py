@@ -15,11 +15,15 @@ from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.listing import FoundFile, open_file
 from barrier_runtime.connectors.files.source.reader import ROWS_PER_CHUNK, FilePosition, FileReader
+from barrier_runtime.connectors.files.source.remote import is_remote
 from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.data.schemas import fit
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 _CHECKED_IN_DRIVER = 200  # files whose footer is read before the job starts; the others when they are opened
+_READ_BYTES = 1 << 16  # at once, of a column of a local file; of a remote one all that a row group has of it: a request
+_CHUNK_BYTES = 8 << 20  # of wide rows a chunk has so many bytes rather than ROWS_PER_CHUNK rows
+_LOOKED_AT = 8  # row groups, for how wide rows are
 
 
 @kinds_checked
@@ -85,7 +89,8 @@ class ParquetReader(FileReader):
             return
         raw = self._raw = open_file(self.file, self.where)
         try:
-            self._opened = pq.ParquetFile(raw, pre_buffer=False)
+            buffered = 0 if is_remote(self.file.url) else _READ_BYTES
+            self._opened = pq.ParquetFile(raw, pre_buffer=False, buffer_size=buffered)
         except (pa.ArrowInvalid, OSError) as error:
             raise corrupt(self.where, "Parquet", error) from error
         check_columns(self._opened.schema_arrow, self.schema, self.where)
@@ -129,7 +134,7 @@ class ParquetReader(FileReader):
     def _from(self, groups: list[int], skip: int) -> Iterator[pa.RecordBatch]:
         assert self._opened is not None
         for chunk in self._opened.iter_batches(
-            ROWS_PER_CHUNK, row_groups=groups, columns=self.schema.names, use_threads=False
+            self._rows_per_chunk(groups), row_groups=groups, columns=self.schema.names, use_threads=False
         ):
             if skip >= chunk.num_rows:
                 skip -= chunk.num_rows
@@ -138,6 +143,16 @@ class ParquetReader(FileReader):
                 yield chunk
             else:
                 yield chunk
+
+    def _rows_per_chunk(self, groups: list[int]) -> int:
+        assert self._opened is not None
+        wanted, widest = set(self.schema.names), 1.0
+        for group in groups[:: -(-len(groups) // _LOOKED_AT) or 1]:
+            about = self._opened.metadata.row_group(group)
+            columns = (about.column(number) for number in range(about.num_columns))
+            size = sum(each.total_uncompressed_size for each in columns if each.path_in_schema.split(".")[0] in wanted)
+            widest = max(widest, size / max(1, about.num_rows))
+        return max(1, min(ROWS_PER_CHUNK, int(_CHUNK_BYTES / widest)))
 
 
 def _footer_schema(file: FoundFile, where: str) -> pa.Schema:

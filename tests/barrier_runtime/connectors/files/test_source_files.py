@@ -175,6 +175,25 @@ def test_only_wanted_columns_are_read_in_the_wanted_order_and_type(tmp_path: Pat
     assert ParquetFiles("src", str(tmp_path), None, None).schema.field("c").type == pa.string()
 
 
+@pytest.mark.parametrize(("rows", "row_bytes"), [(100_000, 100), (1_000, 20_000)], ids=["narrow", "wide"])
+def test_a_row_group_is_read_in_parts_of_bounded_size(tmp_path: Path, rows: int, row_bytes: int) -> None:
+    text = os.urandom(row_bytes // 2).hex()
+    column = [f"{n}{text[len(str(n)) :]}" for n in range(rows)]
+    pq.write_table(
+        pa.table({"s": column}), tmp_path / "a.parquet", compression="none", use_dictionary=False, write_batch_size=64
+    )
+    del column
+    driver = opened(spec_of(ParquetFiles("src", str(tmp_path), None, None)), World())
+    before, seen = pa.total_allocated_bytes(), 0
+    while not driver.finished:
+        batch = driver.poll(0)
+        assert batch is not None
+        assert pa.total_allocated_bytes() - before < rows * row_bytes * 7 // 10  # 8 MB and a page of it, of 10 or 20 MB
+        assert batch.rows.column("s")[0].as_py() == f"{seen}{text[len(str(seen)) :]}"
+        seen += len(batch)
+    assert seen == rows
+
+
 def test_without_a_schema_types_are_guessed_from_the_first_file(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("n,at,s\n1,2020-01-01 00:00:00,x\n")
     (tmp_path / "a.jsonl").write_text('{"n": 1, "at": "2020-01-01T00:00:00Z", "s": "x"}\n')
