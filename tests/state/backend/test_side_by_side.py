@@ -256,6 +256,41 @@ def test_what_was_deleted_after_it_moved_does_not_come_back_when_the_boundaries_
     again.close()
 
 
+@pytest.mark.parametrize("steps", [0, 3, 1_000])
+def test_databases_of_one_key_group_each_some_of_which_hold_nothing(beside: Bench, steps: int) -> None:
+    """4 -> 1 -> 2 -> 4 of four key groups, at any step of the merging: of one all keys were deleted again, of one there
+    never was a key."""
+    groups = {key: key_group((key,), 4) for key in range(40)}
+    state = {key: key for key, group in groups.items() if group in (0, 3)}
+    snapshots: list[OperatorSnapshot] = []
+    for subtask in range(4):
+        backend = beside.open([], subtask, 4, 4)
+        table = values_of_new(backend)
+        own = [key for key, group in groups.items() if group == subtask != 2]
+        for key in own:
+            table.put((key,), key)
+        checkpoint(backend, 1)
+        for key in own:
+            if subtask == 1:
+                table.delete((key,))
+        snapshots.append(of_operator(checkpoint(backend, 2), subtask, 4))
+        backend.close()
+    for number, parallelism in ((3, 1), (4, 2), (5, 4)):
+        before, snapshots = snapshots, []
+        for subtask in range(parallelism):
+            backend = beside.open(before, subtask, parallelism, 4)
+            table, store = values_of_new(backend), side_by_side(backend)
+            for _ in range(steps if store is not None else 0):
+                if not store.move(2):  # type: ignore[union-attr]
+                    break
+            own = range(backend.key_group_first, backend.key_group_last + 1)
+            wanted = {key: value for key, value in state.items() if groups[key] in own}
+            assert {key[0]: value for key, value in table.scan()} == wanted
+            snapshots.append(of_operator(checkpoint(backend, number), subtask, parallelism))
+            assert {key[0]: value for key, value in table.scan()} == wanted
+            backend.close()
+
+
 def test_entries_move_in_slices_when_the_store_may_be_written_until_one_database_is_left(beside: Bench) -> None:
     taken = []
     for subtask in range(2):

@@ -8,8 +8,10 @@ import pytest
 
 from barrier_runtime.state.backend.stored_part import KeyGroups, StoredPart
 from barrier_runtime.state.kv import sst_blocks
+from barrier_runtime.state.kv.key_ranges import RANGES_FILE, KeyRanges
 from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory
 from barrier_runtime.state.kv.shard import Shard
+from barrier_runtime.state.kv.side_by_side import Database, SideBySide
 from barrier_runtime.state.snapshots import partial_download
 from barrier_runtime.state.snapshots.plan import LocalFile, SnapshotPlan
 from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot
@@ -34,7 +36,7 @@ class CountedStore(MemoryStore):
         self.read += path.stat().st_size
 
 
-def stored(kv: RocksDbKv, store: MemoryStore, folder: Path, *, packed: bool = False) -> KeyedSnapshot:
+def stored(kv: RocksDbKv | SideBySide, store: MemoryStore, folder: Path, *, packed: bool = False) -> KeyedSnapshot:
     kv.flush()
     kv.checkpoint(folder)
     kv.close()
@@ -145,3 +147,33 @@ def test_files_of_a_layout_that_is_not_known_are_fetched_whole(
     monkeypatch.setattr(sst_blocks, *constants[what])
     assert len(entries(keyed, store, tmp_path / "part", KeyGroups("two", 77, 77, columns=False))) == 100
     assert store.read >= keyed.full_bytes
+
+
+@pytest.mark.parametrize("moved", [0, 3_300])
+def test_of_several_databases_only_the_blocks_are_fetched_that_have_the_key_group(moved: int, tmp_path: Path) -> None:
+    """Two side by side, of which nothing, or half of a key group and what comes before it, has moved into the first:
+    each group is in the database that has it, and what has moved is not met where it was."""
+    rng, memory = random.Random(3), SlotMemory(16 << 20)
+    stores = [RocksDbKv(tmp_path / "db", memory), RocksDbKv(tmp_path / "beside", memory)]
+    middle = Shard.prefix(GROUPS // 2, 0)
+    wanted: dict[bytes, bytes] = {}
+    for group in range(GROUPS):
+        some = {Shard.prefix(group, 1) + bytes([n]): rng.randbytes(300) for n in range(100)}
+        stores[group >= GROUPS // 2].write(list(some.items()))
+        wanted |= some
+    ranges = KeyRanges().given(middle, Shard.prefix(GROUPS, 0), 1)
+    both = SideBySide(stores[0], [Database(1, stores[1], tmp_path / "beside")], ranges)
+    for _ in range(moved // 100):
+        assert both.move(100)
+    if moved:
+        both.move(50)
+    store = CountedStore()
+    keyed = stored(both, store, tmp_path / "checkpoint")
+    assert {RANGES_FILE} < {ref.name for ref in keyed.files}
+    most = 0
+    for group in (0, 63, 64, 97, 98):
+        store.read = 0
+        found = entries(keyed, store, tmp_path / "part", KeyGroups("one", group, group, columns=False))
+        most = max(most, store.read)
+        assert found == [entry for entry in wanted.items() if entry[0][:2] == Shard.prefix(group, 1)[:2]]
+    assert most < keyed.full_bytes * 0.2
