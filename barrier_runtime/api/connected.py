@@ -16,7 +16,12 @@ from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.schemas import SchemaLike, as_schema, described, require_columns
 from barrier_runtime.graph.logical import Input, StepNode
 from barrier_runtime.launch.plain_errors import plain_errors
-from barrier_runtime.operators.functions.connected import ConnectedInput, ConnectedOperator, canonical_keys
+from barrier_runtime.operators.functions.connected import (
+    ConnectedInput,
+    ConnectedOperator,
+    canonical_keys,
+    check_switch,
+)
 from barrier_runtime.operators.functions.process import check_event_time_of_states, declared_states
 from barrier_runtime.operators.functions.sequencing import SequenceOperator, sequenced_schema
 from barrier_runtime.operators.keyed.progress import keys_said
@@ -60,6 +65,8 @@ class ConnectedStreams:
                 raise InvalidJob(
                     f"{where}: input {name!r} is {stream!r}: pass a stream with .key_by(…) or .broadcast()"
                 )
+            if isinstance(stream, BroadcastStream):
+                check_switch(stream._switch, f"{where}, input {name!r}")
         self._keyed = {name: stream for name, stream in inputs.items() if isinstance(stream, KeyedStream)}
         self._broadcast = {name: stream for name, stream in inputs.items() if isinstance(stream, BroadcastStream)}
         self._streams = {name: stream._stream for name, stream in inputs.items()}
@@ -161,7 +168,8 @@ class ConnectedStreams:
             ConnectedInput(each, stream._keys, stream._stream.schema, times.get(each))
             for each, stream in self._keyed.items()
         ] + [
-            ConnectedInput(each, (), stream._stream.schema, times.get(each)) for each, stream in self._broadcast.items()
+            ConnectedInput(each, (), stream._stream.schema, times.get(each), stream._switch)
+            for each, stream in self._broadcast.items()
         ]
         make = partial(
             ConnectedOperator,
@@ -178,7 +186,9 @@ class ConnectedStreams:
             make,
             output,
             stateful=True,
-            describe=with_errors(f"{function_name(function)[:-2]} of {', '.join(self._streams)}", on_error),
+            describe=with_errors(
+                f"{function_name(function)[:-2]} of {', '.join(map(self._said, self._streams))}", on_error
+            ),
             detail="every" if on_timer or expiring else "none",
             side_outputs=sides,
             by_wall_clock=why_by_wall_clock(function, states),
@@ -192,7 +202,10 @@ class ConnectedStreams:
 
     def _inputs(self) -> tuple[Input, ...]:
         """Of the step: those by key, then all broadcast ones in one order."""
-        keyed = [Input(each._stream._node, "hash", each._keys, each._stream._tag) for each in self._keyed.values()]
+        waits = any(each._switch == "barrier" for each in self._broadcast.values())
+        keyed = [
+            Input(each._stream._node, "hash", each._keys, each._stream._tag, waits) for each in self._keyed.values()
+        ]
         if not self._broadcast:
             return tuple(keyed)
         streams = [each._stream for each in self._broadcast.values()]
@@ -207,6 +220,10 @@ class ConnectedStreams:
             describe=", ".join(names),
         )
         return (*keyed, Input(streams[0]._plan.add(node), "broadcast"))
+
+    def _said(self, input: str) -> str:
+        waits = input in self._broadcast and self._broadcast[input]._switch == "barrier"
+        return f"{input} at barriers" if waits else input
 
     def _times(self, event_time: str | Mapping[str, str] | None, where: str) -> dict[str, str]:
         """Columns of event time by input."""

@@ -177,10 +177,10 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         windows._all_rows = True
         return windows
 
-    def broadcast(self) -> "BroadcastStream":
-        """Every subtask of the step to come gets all rows, in the same order: an input of `connect`, for rules and
-        other rows that are few and hold for all keys."""
-        return BroadcastStream(self)
+    def broadcast(self, switch: Literal["row", "barrier"] = "row") -> "BroadcastStream":
+        """All (few) rows go to every subtask of the step to come, in one order: an input of `connect`. Its handler runs
+        for each as it comes ("row"), or behind the next checkpoint barrier ("barrier"), the same in all subtasks."""
+        return BroadcastStream(self, switch)
 
     @overload
     def process(
@@ -416,8 +416,9 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
 class BroadcastStream:
     """A stream whose rows all subtasks of the next step get, which is one of `connect`."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, switch: Literal["row", "barrier"]) -> None:
         self._stream = stream
+        self._switch = switch
 
     if not TYPE_CHECKING:
 
@@ -425,7 +426,6 @@ class BroadcastStream:
             raise no_step(self, name, BEFORE_BROADCAST)
 
 
-@plain_errors
 @plain_errors
 class KeyedStream(JoiningStream[Stream], StatefulSteps[Stream]):
     """A stream partitioned by key columns; what follows may keep state per key."""

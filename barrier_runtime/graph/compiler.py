@@ -179,6 +179,7 @@ def _chained(
                     _schema(nodes[input.node], input.tag),
                     (nodes[input.node].name or "") if input.tag else "",
                     input.tag,
+                    input.aligned,
                 )
             )
     return chains, tuple(edges)

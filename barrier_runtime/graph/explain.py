@@ -30,7 +30,7 @@ def explain_graph(graph: JobGraph, settings: Mapping[str, str], *, unaligned: bo
         for operator in chain.operators:
             if operator.is_sink:
                 lines.append(f"  sink {operator.name}: {operator.guarantee.replace('_', '-')}")
-    if unaligned and any(edge.partitioning in _OVERTAKEN for edge in graph.edges):
+    if unaligned and any(edge.partitioning in _OVERTAKEN and not edge.aligned for edge in graph.edges):
         lines.append(
             "  unaligned: what is visible while the job runs may lack rows that a barrier overtook and have later "
             "ones of the same split; they follow, and at the end nothing is missing"

@@ -80,6 +80,7 @@ class Edge:
     schema: pa.Schema | None = None  # None: known at the first batch
     operator: str = ""
     tag: str = ""
+    aligned: bool = False  # its barriers overtake no rows, in unaligned checkpoints neither
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ class Input:
     partitioning: Partitioning = "forward"
     keys: tuple[str, ...] = ()
     tag: str = ""  # of a side output; empty: the main output
+    aligned: bool = False  # see `Edge`
 
 
 @dataclass(frozen=True)

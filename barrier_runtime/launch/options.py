@@ -183,6 +183,12 @@ def _check_bounds(option: Option, value: Any) -> None:
 
 def job_spec(graph: JobGraph, options: JobOptions) -> JobSpec:
     """What is submitted to the coordinator."""
+    aligned = next((graph.chains[edge.target_chain] for edge in graph.edges if edge.aligned), None)
+    if aligned is not None and options.mode != "exactly_once":
+        raise InvalidJob(
+            f'connect {aligned.operators[0].name!r}: broadcast(switch="barrier") needs barriers that are aligned, and '
+            f"with mode={options.mode!r} none is: leave out mode=, or switch="
+        )
     return JobSpec(
         job=check_job_id(graph.name),
         run_id=options.run_id,

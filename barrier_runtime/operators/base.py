@@ -227,6 +227,9 @@ class Operator:
         ended: do all that is due now, before event time ends."""
         return False
 
+    def before_barrier(self, emit: Emit) -> None:
+        """A barrier goes on now, and `snapshot` follows: emit what has to be in front of it."""
+
     def on_end(self, emit: Emit) -> None:
         """No more input. Emit what is left (a watermark of WATERMARK_MAX came before)."""
 

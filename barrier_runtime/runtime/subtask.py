@@ -153,15 +153,12 @@ class Subtask:
         if self.ended:
             self.load.looked(since_last_s, False, False)
             return False
-        blocked = held = False
+        blocked = False
         for output in self.outputs:
             if not output.writable:
                 blocked = True
                 break
-        for operator in self._bounded:
-            if not operator.has_room:
-                held = True
-                break
+        held = bool(self._bounded) and not all(operator.has_room for operator in self._bounded)
         load = self.load
         if blocked or held or load.blocked or load.held:
             load.looked(since_last_s, blocked, held)
@@ -557,6 +554,8 @@ class Subtask:
         if snapshot.recorded:
             self._in_flight.begin(barrier.id, self._replay, snapshot.recorded, self._merger.others)
         if not self.ended:
+            for at, (_, operator) in enumerate(self.operators, 1):
+                operator.before_barrier(self._emits[at])
             self._control(barrier)  # first: downstream aligns while we capture
         captures: dict[str, Capture] = {}
         if self.source is not None:

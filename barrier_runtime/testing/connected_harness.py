@@ -11,7 +11,7 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.rows import Row
 from barrier_runtime.data.schemas import SchemaLike, as_schema
 from barrier_runtime.operators.base import Emit
-from barrier_runtime.operators.functions.connected import ConnectedInput, ConnectedOperator
+from barrier_runtime.operators.functions.connected import ConnectedInput, ConnectedOperator, Switch, check_switch
 from barrier_runtime.operators.functions.process import ProcessOperator
 from barrier_runtime.operators.functions.sequencing import SequenceOperator
 from barrier_runtime.operators.outputs.failures import OnError
@@ -42,7 +42,9 @@ class ConnectedHarness:
     `keys`: the inputs by key, each with the column of its `key_by`, or several. `broadcast`: the other inputs. `rows`:
     the schemas of pushed rows by input; without it the first push into an input tells its types (with several broadcast
     inputs theirs are needed). `event_time`: a column of all inputs by key, or a dict of input to column. The others are
-    those of `KeyedHarness`. A snapshot is refused if the copies of broadcast state differ between subtasks.
+    those of `KeyedHarness`. A snapshot is refused if the copies of broadcast state differ between subtasks. With
+    `broadcast={"limits": "barrier"}`, as in `Stream.broadcast`, `snapshot()` is a barrier: what handlers give for rows
+    that become valid there comes with the next call.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class ConnectedHarness:
         function: Any,
         *,
         keys: Mapping[str, str | Sequence[str]],
-        broadcast: Sequence[str] = (),
+        broadcast: Sequence[str] | Mapping[str, Switch] = (),
         rows: Mapping[str, SchemaLike] | None = None,
         schema: SchemaLike | None = None,
         event_time: str | Mapping[str, str] | None = None,
@@ -67,7 +69,13 @@ class ConnectedHarness:
         inputs = [
             ConnectedInput(name, (key,) if isinstance(key, str) else tuple(key), known.get(name), times.get(name))
             for name, key in keys.items()
-        ] + [ConnectedInput(name, (), known.get(name), times.get(name)) for name in broadcast]
+        ]
+        switches: Mapping[str, Switch] = (
+            broadcast if isinstance(broadcast, Mapping) else dict.fromkeys(broadcast, "row")
+        )
+        for name, switch in switches.items():
+            check_switch(switch, f"{_WHERE}, input {name!r}")
+            inputs.append(ConnectedInput(name, (), known.get(name), times.get(name), switch))
         if not keys:
             raise InvalidJob(f"{_WHERE}: keys= is empty: name the inputs by key, as in keys={{'orders': 'id'}}")
         if len(broadcast) > 1 and not known.keys() >= set(broadcast):
@@ -133,7 +141,9 @@ class ConnectedHarness:
 
     def snapshot(self) -> ConnectedHarnessSnapshot:
         """A checkpoint, completed; the harness goes on."""
-        return ConnectedHarnessSnapshot(self._inner.snapshot(), dict(self._inner.rows))
+        snapshot = ConnectedHarnessSnapshot(self._inner.snapshot(), dict(self._inner.rows))
+        self._inner.switch()
+        return snapshot
 
     def close(self) -> None:
         self._inner.close()
@@ -159,6 +169,7 @@ class _Inner(KeyedHarness):
         schemas = [rows.get(name) for name in self._broadcast]
         self._sequencer = SequenceOperator("broadcast", self._broadcast, schemas) if self._broadcast else None
         super().__init__(function, key=inputs[0].keys, **others)
+        self.switch()
 
     def _made(
         self,
@@ -171,6 +182,11 @@ class _Inner(KeyedHarness):
         made = ConnectedOperator("function", tuple(self._inputs.values()), function, output, side, on_error)
         self._operators.append(made)
         return made
+
+    def switch(self) -> None:
+        """Rows that came before the last barrier become valid."""
+        for operator in self._operators:
+            operator.switch(self._emit)
 
     def turn_to(self, name: str) -> None:
         if name not in self._inputs:

@@ -6,7 +6,7 @@ have must be the same bytes; a checkpoint in which they are not is never decided
 
 from collections.abc import Iterable
 
-from barrier_runtime.state.snapshots.snapshot import SHARED, OperatorSnapshot
+from barrier_runtime.state.snapshots.snapshot import SHARED, SWITCHES, OperatorSnapshot
 
 
 def disagreement(snapshots: Iterable[OperatorSnapshot]) -> str:
@@ -19,9 +19,16 @@ def disagreement(snapshots: Iterable[OperatorSnapshot]) -> str:
                 continue
             subtask, agreed = first.setdefault((snapshot.operator, name), (snapshot.subtask, value))
             if value != agreed:
+                where = f"in its subtasks {subtask} and {snapshot.subtask}"
+                if name == SWITCHES:
+                    return (
+                        f"broadcast rows of operator {snapshot.operator!r} became valid behind other barriers {where}, "
+                        "because an earlier checkpoint was given up while its barriers were under way: the job begins "
+                        "again at the last checkpoint, and nobody has to do anything"
+                    )
                 return (
-                    f"broadcast state of operator {snapshot.operator!r} is not the same in its subtasks {subtask} and "
-                    f"{snapshot.subtask}: what handlers of broadcast inputs write must depend on their rows and on "
-                    "broadcast state alone, not on random numbers, a clock, ctx.subtask or attributes; correct them"
+                    f"broadcast state of operator {snapshot.operator!r} is not the same {where}: what handlers of "
+                    "broadcast inputs write must depend on their rows and on broadcast state alone, not on random "
+                    "numbers, a clock, ctx.subtask or attributes; correct them"
                 )
     return ""

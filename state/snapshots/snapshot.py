@@ -14,6 +14,7 @@ from barrier_runtime.state.versioned import Format
 DEFINITION = "definition"  # what its state is a state of
 KEYS = "keys"  # the columns of its keys, with their types
 SHARED = "shared-"  # names of values begin so that every subtask is given at a restore, whoever has written them
+SWITCHES = f"{SHARED}switches"  # name of the value that says behind which barriers broadcast rows became valid
 OWN = "own-"  # names of values begin so that one subtask alone is given: with subtask i of P go on those of i % P
 
 

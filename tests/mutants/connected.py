@@ -3,6 +3,7 @@
 from tests.mutants.mutant import Mutant
 
 _TESTS = "tests/barrier_runtime/operators/functions/test_connect.py"
+_SWITCHING = "tests/barrier_runtime/operators/functions/test_switching.py"
 
 MUTANTS = (
     Mutant(
@@ -62,11 +63,53 @@ MUTANTS = (
         ("tests/coordinator/log/test_manifest.py",),
     ),
     Mutant(
+        "rules-are-valid-as-they-come",
+        "rows of an input that switches at barriers are valid behind the next barrier, no sooner",
+        "barrier_runtime/operators/functions/switching.py",
+        "        self._waiting.append((input, batch.reaching(None)))\n",
+        "        self.due.append((input, batch.reaching(None)))\n",
+        (f"{_SWITCHING}::test_between_two_barriers_every_row_of_every_subtask_is_under_the_rules_before_the_first",),
+    ),
+    Mutant(
+        "rules-of-one-barrier-behind-the-next",
+        "rules that came before a barrier are valid before the next one goes on",
+        "barrier_runtime/operators/functions/connected.py",
+        "    def before_barrier(self, emit: Emit) -> None:\n        self.switch(emit)\n",
+        "    def before_barrier(self, emit: Emit) -> None:\n        pass\n",
+        (
+            f"{_SWITCHING}::test_rules_become_valid_without_any_further_element_and_before_a_barrier_that_stands_right_behind",
+        ),
+    ),
+    Mutant(
+        "barriers-overtake-rows-in-front-of-a-switch",
+        "a barrier behind which rules become valid has come on all inputs, and no row before it is left",
+        "barrier_runtime/runtime/network/wiring.py",
+        "if edge.aligned or edge.partitioning",
+        "if edge.partitioning",
+        (f"{_SWITCHING}::test_all_edges_into_the_step_are_aligned_where_rules_wait_for_barriers",),
+    ),
+    Mutant(
+        "switches-at-given-up-barriers-are-forgotten",
+        "a checkpoint before which rules became valid behind other barriers in other subtasks is not decided",
+        "barrier_runtime/operators/functions/switching.py",
+        "        self._barriers = hashlib",
+        "        _ = hashlib",
+        (f"{_SWITCHING}::test_a_barrier_given_up_in_one_subtask_alone_ends_the_generation_where_it_made_rules_valid",),
+    ),
+    Mutant(
+        "waiting-rules-wait-on-at-the-end",
+        "rules behind the last barrier are handled when all inputs have ended",
+        "barrier_runtime/operators/functions/connected.py",
+        "            self._waiting.ended()\n",
+        "            pass\n",
+        (f"{_SWITCHING}::test_rules_that_came_behind_the_last_barrier_are_valid_when_all_inputs_have_ended",),
+    ),
+    Mutant(
         "barriers-overtake-rows-for-all",
         "rows for all subtasks are in flight in no checkpoint",
         "barrier_runtime/runtime/network/wiring.py",
-        "if edge.partitioning in _ALIGNED]",
-        'if edge.partitioning == "forward"]',
+        "edge.partitioning in _ALIGNED]",
+        'edge.partitioning == "forward"]',
         ("tests/barrier_runtime/runtime/test_connected_jobs.py",),
     ),
 )

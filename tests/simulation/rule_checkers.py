@@ -1,4 +1,4 @@
-"""The judge of rules that every subtask has a copy of: what rows say of them."""
+"""The judges of rules that every subtask has a copy of: what rows say of them."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -31,3 +31,19 @@ class RulesAgree(Checker):
             before, after = legs.get(row.n - 1, row), legs.get(row.n + 1, row)
             if not before.rules <= row.rules <= after.rules:
                 self.wrong(f"account {row.account}: a rule was there and gone: {before}, {row}, {after}")
+
+
+class RulesSwitchAtBarriers(Checker):
+    """Between two barriers all rows of all subtasks are under as many rules."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._shown = 0  # the last checkpoint whose rows are visible
+
+    def on_visible(self, sink: str, checkpoint: int, committables: Sequence[bytes], rows: Sequence[Row]) -> None:
+        if not checkpoint or self.workload.rolled:  # nobody knows between which barriers the rows came
+            return
+        found = {row.rules for row in rows}
+        if len(found) > checkpoint - self._shown:
+            self.wrong(f"checkpoint {checkpoint} behind {self._shown} has rows under {sorted(found)} rules")
+        self._shown = max(self._shown, checkpoint)

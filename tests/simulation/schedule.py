@@ -117,6 +117,7 @@ class Schedule:
     joined: Joined | None = None  # which joins two streams of events
     lookups: tuple[bool, bool, int, int] | None = None  # of the bank's legs: see `lookups.Owners`
     held: int | None = None  # entries that each table of columns has in memory; None: as in production
+    at_barriers: bool = False  # its rules become valid behind barriers
     rescaled_every: int = 5  # so many starts of the program: one is at another parallelism
     savepoints: tuple[int, ...] = ()  # ms, when one is asked for
     rescales: tuple[tuple[int, int], ...] = ()  # (ms, parallelism): the running job is to have so many slots
@@ -369,7 +370,9 @@ def _draw_rules(schedule: Schedule) -> Schedule:
         for _ in range(rng.randint(0, 3))
     ]
     actions = tuple(sorted([*schedule.actions, *restarts], key=lambda action: action.at_ms))
-    return replace(schedule, graph=RULED, aggregated=False, rescaled_every=every, actions=actions)
+    at_barriers = random.Random(f"barriers {schedule.seed}").random() < 0.5
+    drawn = replace(schedule, graph=RULED, aggregated=False, rescaled_every=every, actions=actions)
+    return replace(drawn, at_barriers=at_barriers)
 
 
 def _draw_lookups(schedule: Schedule) -> Schedule:

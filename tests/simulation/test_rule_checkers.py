@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from histories import History
-from rule_checkers import RulesAgree
+from rule_checkers import RulesAgree, RulesSwitchAtBarriers
 from workload import NOT_KNOWN, RULED, Row
 
 
@@ -31,3 +31,23 @@ def test_the_judge_of_rules_says_what_is_wrong_and_nothing_else(rows: list[Row],
         judge.on_visible("out", 1, (), [each])
     assert all(said in what for _, what in reports)
     assert bool(reports) is bool(said)
+
+
+@pytest.mark.parametrize(
+    ("shown", "said"),
+    [
+        ([(1, (0, 0)), (2, (3, 3)), (4, (3, 5))], []),
+        ([(1, (0, 0)), (2, (3, 4))], ["checkpoint 2 behind 1 has rows under [3, 4] rules"]),
+        ([(1, (0,)), (4, (1, 2, 3)), (5, (3, 4))], ["checkpoint 5 behind 4 has rows under [3, 4] rules"]),
+        ([(0, (0, 1, 2))], []),
+    ],
+)
+def test_the_judge_of_barriers_says_where_rows_between_two_are_under_other_rules(
+    shown: list[tuple[int, tuple[int, ...]]], said: list[str]
+) -> None:
+    reports: list[str] = []
+    history: Any = History(RULED)
+    judge = RulesSwitchAtBarriers(history.facts, history.workload, lambda _, what: reports.append(what))
+    for checkpoint, rules in shown:
+        judge.on_visible("out", checkpoint, (), [row(1, count, 7) for count in rules])
+    assert reports == said

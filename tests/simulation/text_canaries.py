@@ -391,6 +391,26 @@ for mutant in MUTANTS:
         CANARIES[mutant.name] = Canary(mutant.name, what, plant, _STORIES[mutant.name])
 for name, what, story, file, old, new in _CHANGES:
     CANARIES[name] = Canary(name, what, _plant(file, old, new), story)
+
+
+@contextlib.contextmanager
+def _early_in_one() -> Iterator[None]:
+    """Without the look at what subtasks say of it, too."""
+    switching, agreement = "barrier_runtime/operators/functions/switching.py", "coordinator/checkpoints/agreement.py"
+    early = "        (self.due if self._subtask == 1 else self._waiting).append((input, batch.reaching(None)))\n"
+    with (
+        planted(switching, "        self._waiting.append((input, batch.reaching(None)))\n", early),
+        planted(agreement, "            if value != agreed:\n", "            if value is None:\n"),
+    ):
+        yield
+
+
+CANARIES["rules-valid-early-in-one-subtask"] = Canary(
+    "rules-valid-early-in-one-subtask",
+    "in one subtask rules are valid as soon as they come, not behind the next barrier",
+    _early_in_one,
+    "rules",
+)
 CANARIES["broadcast-copy-that-differs"] = Canary(
     "broadcast-copy-that-differs",
     "broadcast rows go on from several subtasks, which others hear in another order, and nobody compares the copies",

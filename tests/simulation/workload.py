@@ -12,7 +12,7 @@ import operator
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
@@ -292,6 +292,7 @@ class Workload:
     collected: bool = False  # the same state in lists and maps
     completed: Callable[[Any], Any] | None = field(default=None, repr=False)  # the stream of legs, looked up first
     rolled: bool = False  # files of "out" grow over checkpoints
+    switch: Literal["row", "barrier"] = "row"  # of the rules
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -349,7 +350,9 @@ class Workload:
         accounts = stream.key_by("account")
         if self.graph == RULED:
             rules = flow.source(RULES, self.source(RULES))
-            counted = connect(legs=accounts, rules=rules.broadcast()).process("balance", Ruled, schema=RULED_LEGS)
+            counted = connect(legs=accounts, rules=rules.broadcast(self.switch)).process(
+                "balance", Ruled, schema=RULED_LEGS
+            )
         elif self.aggregated:
             sums = {"n": count(), "balance": sum_("delta")}
             if self.collected:  # these alone are also computed of lists

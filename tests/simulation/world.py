@@ -32,7 +32,7 @@ from near_misses import counted
 from postgres_server import PostgresServer
 from rabbit_broker import RabbitQueue, stream_of
 from redis_server import RedisServer
-from rule_checkers import RulesAgree
+from rule_checkers import RulesAgree, RulesSwitchAtBarriers
 from schedule import START_NS, Action, Schedule
 from servers import Doorway
 from sinks import Ledger, LedgerSink, TogetherJsonlSink
@@ -179,7 +179,7 @@ class World(SimCluster):
         if schedule.target == "upserts":
             bank = UPSERT_CHECKERS
         if schedule.graph == RULED:
-            bank = (*bank, RulesAgree)
+            bank = (*bank, RulesAgree, *((RulesSwitchAtBarriers,) if schedule.at_barriers else ()))
         kinds = bank
         if schedule.events is not None:
             kinds = (*PROTOCOL_CHECKERS, *(EVENT_CHECKERS if schedule.joined is None else JOIN_CHECKERS))
@@ -227,6 +227,7 @@ class World(SimCluster):
             schedule.collected,
             None if schedule.lookups is None else Owners(*schedule.lookups, self.sim).completed,
             schedule.rolls and schedule.target == "files",
+            "barrier" if schedule.at_barriers else "row",
         )
 
     def _make_out(self) -> TwoPhaseCommitSink:

@@ -4,13 +4,14 @@ Rows by key are processed as those of `process` are: the operator turns to the i
 handler and its event time, and is a `ProcessOperator` for this batch. All inputs meet in the same state, by the values
 of their keys, whatever the columns are called.
 
-Rows of broadcast inputs come to every subtask in one order (`sequencing`). Their handlers run for no key; what they
-yield and emit goes out of subtask 0 alone, so that it is there once at every parallelism.
+Rows of broadcast inputs come to every subtask in one order (`sequencing`). Their handlers run for no key, at once or
+behind the next barrier (`switching`); what they yield and emit goes out of subtask 0 alone, so that it is there once at
+every parallelism.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
@@ -21,6 +22,7 @@ from barrier_runtime.data.schemas import described
 from barrier_runtime.operators.base import Capture, Emit, OperatorContext
 from barrier_runtime.operators.functions.process import ProcessOperator, no_key
 from barrier_runtime.operators.functions.sequencing import by_input
+from barrier_runtime.operators.functions.switching import WaitingRows
 from barrier_runtime.operators.keyed.progress import check_same, columns_of, schema_bytes
 from barrier_runtime.operators.outputs.failures import OnError, guarded
 from barrier_runtime.operators.retry import Retry
@@ -29,6 +31,7 @@ from barrier_runtime.operators.state.broadcast_copy import BroadcastCopies
 from barrier_runtime.operators.state.handle import CurrentKey
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
 
+Switch: TypeAlias = Literal["row", "barrier"]
 _INPUTS = "inputs"  # name of a snapshot value: the keyed inputs in the order of their ports
 
 
@@ -40,6 +43,7 @@ class ConnectedInput:
     keys: tuple[str, ...]  # columns; empty: it is broadcast
     schema: pa.Schema | None  # when known
     event_time: str | None = None  # column
+    switch: Switch = "row"  # of a broadcast input: when its rows become valid
 
     @property
     def handler(self) -> str:
@@ -73,6 +77,7 @@ class ConnectedOperator(ProcessOperator):
         """`function`: a class (or object) with a handler for each input."""
         self._keyed = [_Port(input) for input in inputs if input.keys]
         self._broadcast = [_Port(input) for input in inputs if not input.keys]
+        self._waits = any(port.input.switch == "barrier" for port in self._broadcast)
         self._at = self._keyed[0]
         columns = canonical_keys(len(self._at.input.keys))
         super().__init__(name, columns, function, None, None, output, None, side, on_error)
@@ -91,6 +96,8 @@ class ConnectedOperator(ProcessOperator):
                     f"{snapshot.values[_INPUTS].decode()} then and are {self._names.decode()} now: start the old "
                     "version of the program, let it end with stop(), and start the new one from there"
                 )
+        names = {port.input.name: port for port in self._broadcast}
+        self._waiting, self._named = WaitingRows(self.where, context.subtask, names, context.restored), names
         copies = BroadcastCopies(self.name, context.subtask, context.exactly_once, context.restored)
         self._copies = copies
         assert isinstance(self._current, ConnectedKey)
@@ -126,19 +133,53 @@ class ConnectedOperator(ProcessOperator):
         capture = super().snapshot(checkpoint)
         capture.values[_INPUTS] = self._names
         self._copies.add_to(capture)
+        if self._waits:
+            self._waiting.at_barrier(checkpoint, capture)
         return capture
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        self.switch(emit)
         if port < len(self._keyed):
             at = self._keyed[port]
             self._turn_to(at)
             super().process(batch, emit, port)
             at.seen = self._seen
-        elif len(self._broadcast) == 1:
-            self._process_broadcast(self._broadcast[0], batch, emit)
-        else:
-            for number, part in by_input(batch):
-                self._process_broadcast(self._broadcast[number], part, emit)
+            return
+        for number, part in [(0, batch)] if len(self._broadcast) == 1 else by_input(batch):
+            at = self._broadcast[number]
+            if at.input.switch == "row":
+                self._process_broadcast(at, part, emit)
+                continue
+            self._waiting.add(at.input.name, part)
+            if part.reached is not None:
+                self._by_row = True
+                super().on_watermark(int(part.reached[-1]), emit)
+
+    def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
+        self.switch(emit)
+        super().on_watermark(watermark_ms, emit)
+
+    def toward(self, watermark_ms: int, emit: Emit) -> bool:
+        self.switch(emit)
+        return super().toward(watermark_ms, emit)
+
+    def on_wall_clock(self, emit: Emit, last: bool = False) -> bool:
+        if last:
+            self._waiting.ended()
+        switched = self.switch(emit)
+        return super().on_wall_clock(emit, last) or switched
+
+    def before_barrier(self, emit: Emit) -> None:
+        self.switch(emit)
+
+    def switch(self, emit: Emit) -> bool:
+        """Rows that came before the last barrier become valid. False: there are none. Called before anything else."""
+        if not self._waiting.due:
+            return False
+        due, self._waiting.due = self._waiting.due, []
+        for name, batch in due:
+            self._process_broadcast(self._named[name], batch, emit)
+        return True
 
     def turn_to(self, port: int) -> None:
         """What is visited next is a key of this input: for harnesses."""
@@ -245,6 +286,14 @@ class ConnectedOperator(ProcessOperator):
         if not self._speaks:
             self._sides.back_to(emitted)
         return rows
+
+
+def check_switch(switch: object, where: str) -> None:
+    if switch not in ("row", "barrier"):
+        raise InvalidJob(
+            f"{where}: switch={switch!r}: pass 'row' (valid as soon as it comes) or 'barrier' (behind the next "
+            "checkpoint barrier)"
+        )
 
 
 def canonical_keys(count: int) -> tuple[str, ...]:

@@ -59,8 +59,9 @@ class Wiring:
         return source is not None and never_has_rows(source.source, source.splits, slot)
 
     def aligned_only(self, chain: int) -> list[int]:
-        """Inputs of `chain` whose rows could not be spread anew: they are in no unaligned checkpoint."""
-        aligned = [edge.id for edge in self._graph.inputs(chain) if edge.partitioning in _ALIGNED]
+        """Inputs of `chain` whose rows are in flight in no checkpoint: they could not be spread anew, or must be
+        processed before the barrier."""
+        aligned = [edge.id for edge in self._graph.inputs(chain) if edge.aligned or edge.partitioning in _ALIGNED]
         return [channel.index for (edge, _), channel in self._channel_of.items() if edge in aligned]
 
     def expect(self, broken: Broken) -> None:

@@ -47,7 +47,7 @@ class Crash:
             self._store.inject(Fault.FAIL_BEFORE, "put", "/data/")
 
 
-def ruled(crash: Crash, out: Path) -> Dataflow:
+def ruled(crash: Crash, out: Path, switch: Any = "row") -> Dataflow:
     class Ruled:
         """Each rule changes the digest of all before it, so that rows tell in which order they were applied."""
 
@@ -72,18 +72,19 @@ def ruled(crash: Crash, out: Path) -> Dataflow:
     flow = Dataflow("ruled")
     rows = flow.rate("numbers", 5_000, keys=KEYS, splits=SPLITS)
     rules = flow.rate("changes", 200, keys=KEYS, splits=3)
-    inputs = connect(rows=rows.key_by("key"), rules=rules.broadcast())
+    inputs = connect(rows=rows.key_by("key"), rules=rules.broadcast(switch))
     inputs.process("ruled", Ruled, schema=SEEN).sink("out", JsonlSink(str(out)))
     return flow
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unaligned", [False, True])
+@pytest.mark.parametrize("switch", ["row", "barrier"])
 def test_rules_are_applied_in_one_order_over_crashes_and_every_change_of_parallelism(
-    tmp_path: Path, unaligned: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, switch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R2, T8: 1→5→2→3→1. Unaligned: barriers overtake the rows by key, and no row for all is ever in flight."""
-    monkeypatch.setattr("barrier_runtime.launch.local.wire_by_default", unaligned)
+    """R2, T8: 1→5→2→3→1, unaligned: barriers overtake the rows by key, and no row for all is ever in flight. At
+    barriers: they overtake none, and all rows of a checkpoint, of whatever subtask, are under as many rules."""
+    monkeypatch.setattr("barrier_runtime.launch.local.wire_by_default", switch == "row")
     url = f"memory://{uuid.uuid4().hex}"
     store = open_store(url)
     assert isinstance(store, MemoryStore)
@@ -91,12 +92,17 @@ def test_rules_are_applied_in_one_order_over_crashes_and_every_change_of_paralle
     for parallelism in (1, 5, 2, 3, 1):
         options: Any = {"parallelism": parallelism, "checkpoints": url, "checkpoint_interval": 0.05}
         with pytest.raises(JobFailed, match="/data/"):
-            ruled(Crash(store), tmp_path).run_local(**options, restart_attempts=0, unaligned=unaligned)
-        graph = compile_plan(ruled(Crash(store), tmp_path).plan, parallelism)
+            ruled(Crash(store), tmp_path, switch).run_local(**options, restart_attempts=0, unaligned=True)
+        graph = compile_plan(ruled(Crash(store), tmp_path, switch).plan, parallelism)
         edges = {(graph.chains[edge.target_chain].operators[0].name, edge.port): edge for edge in graph.edges}
         for snapshot in newest_manifest(store, "ruled").operators:
             in_flight |= {edges[snapshot.operator, each.port].partitioning for each in snapshot.in_flight}
-        rows = [json.loads(line) for path in visible_files(tmp_path) for line in path.read_text().splitlines()]
+        files = {path: [json.loads(line) for line in path.read_text().splitlines()] for path in visible_files(tmp_path)}
+        rows = [row for found in files.values() for row in found]
+        under: dict[str, set[int]] = {}
+        for path, found in files.items():
+            under.setdefault(path.name[: len("part-00000001")], set()).update(row["rules"] for row in found)
+        assert switch == "row" or all(len(found) == 1 for found in under.values()), under
         counts.append(max((row["rules"] for row in rows), default=0))
         digests: dict[int, set[str]] = {}
         by_key: dict[int, list[tuple[int, int]]] = {}
@@ -109,7 +115,7 @@ def test_rules_are_applied_in_one_order_over_crashes_and_every_change_of_paralle
             assert [number for number, _ in found] == list(range(1, len(found) + 1)), f"key {key}: lost or doubled"
             seen = [rules for _, rules in found]
             assert seen == sorted(seen), f"key {key}: a rule was there and gone"
-    assert in_flight <= ({"hash"} if unaligned else set())
+    assert in_flight <= ({"hash"} if switch == "row" else set())
     assert counts[-1] > counts[0] > 0
     assert all(before <= after for before, after in itertools.pairwise(counts))
 

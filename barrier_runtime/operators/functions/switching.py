@@ -1,0 +1,116 @@
+"""Rows of broadcast inputs with `switch="barrier"`: they wait, and become valid behind the same barrier everywhere.
+
+What of such a row is where, in each subtask
+    waiting   it came behind the last barrier that the subtask has taken; no handler has seen it
+    due       it came before that barrier: its handler runs before anything else happens here
+    valid     its handler has run
+
+    move                    from      to
+    a row comes             -         waiting. Event time goes on to what it had reached at the row
+    a barrier is taken      waiting   due. The snapshot has the rows as they waited, and state without them
+    whatever comes next,    due       valid. What handlers give goes out behind the barrier
+    a turn of the loop too
+    restore                 stored    due, in every subtask, whatever their number
+    all inputs have ended   waiting   valid, behind the last timers of event time
+    a barrier is given up   waiting   waiting, for the next one
+
+A barrier is taken when it has come on all channels, also in unaligned checkpoints: rows in flight would be judged by
+rows that came behind them. All subtasks have the same rows before the same barrier, since broadcast rows have one order
+(`sequencing`). But a checkpoint that is given up may leave its barrier with some subtasks and not with others. So each
+notes the barriers behind which rows became valid: a checkpoint before which these are not the same in all subtasks is
+not decided (`coordinator/checkpoints/agreement`), and the generation begins again.
+"""
+
+import hashlib
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from itertools import groupby
+
+import msgspec
+import pyarrow as pa
+
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.operators.base import Capture
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.snapshots.snapshot import SWITCHES, OperatorSnapshot, value_format
+from barrier_runtime.state.versioned import VersionedDecoder
+
+_ROWS = f"{SWITCHES}-rows"  # name of the snapshot value of subtask 0
+
+
+class _Switches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What every subtask says."""
+
+    waiting: int  # rows
+    barriers: str  # digest of those behind which rows became valid
+    version: int = 1
+
+
+class _Rows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`parts`: input, rows as an Arrow IPC stream, and their earliest emission time (ns)."""
+
+    parts: tuple[tuple[str, bytes, int], ...]
+    version: int = 1
+
+
+_SWITCHES = VersionedDecoder(value_format("{}: its switches at barriers"), msgspec.msgpack.Decoder(_Switches))
+_STORED = VersionedDecoder(value_format("{}: its rows that wait for a barrier"), msgspec.msgpack.Decoder(_Rows))
+
+
+class WaitingRows:
+    """Those of one subtask, in the order in which they came."""
+
+    def __init__(self, where: str, subtask: int, inputs: Collection[str], restored: Sequence[OperatorSnapshot]) -> None:
+        """`inputs`: the broadcast ones. Raises `InvalidJob` if rows of another one wait in `restored`."""
+        self._subtask = subtask
+        self._waiting: list[tuple[str, Batch]] = []
+        self.due: list[tuple[str, Batch]] = []
+        self._barriers = ""
+        for snapshot in restored:
+            if SWITCHES in snapshot.values:
+                self._barriers = _SWITCHES.decode(snapshot.values[SWITCHES], where).barriers
+            if _ROWS in snapshot.values:
+                self.due = [
+                    (name, Batch(rows, emit_ns))
+                    for name, stream, emit_ns in _STORED.decode(snapshot.values[_ROWS], where).parts
+                    for rows in pa.ipc.open_stream(stream).read_all().to_batches()
+                ]
+        gone = next((name for name, _ in self.due if name not in inputs), None)
+        if gone is not None:
+            raise InvalidJob(
+                f"{where}: in the checkpoint rows of its broadcast input {gone!r} wait for a barrier, and there is no "
+                "such input now: keep the input for one more start, or restore from another checkpoint"
+            )
+
+    def add(self, input: str, batch: Batch) -> None:
+        """Rows that came."""
+        self._waiting.append((input, batch.reaching(None)))
+
+    def at_barrier(self, checkpoint: int, capture: Capture) -> None:
+        """They are due, and in the snapshot."""
+        waiting, self._waiting = self._waiting, []
+        count = sum(len(batch) for _, batch in waiting)
+        capture.values[SWITCHES] = msgspec.msgpack.encode(_Switches(count, self._barriers))
+        if not waiting:
+            return
+        self._barriers = hashlib.sha256(f"{self._barriers} {checkpoint}".encode()).hexdigest()
+        self.due += waiting
+        if self._subtask == 0:
+            capture.blocking = partial(_with_rows, capture.blocking, waiting)
+
+    def ended(self) -> None:
+        """No barrier will come behind any row."""
+        self.due += self._waiting
+        self._waiting = []
+
+
+def _with_rows(others: Callable[[], dict[str, bytes]] | None, waiting: list[tuple[str, Batch]]) -> dict[str, bytes]:
+    """On a worker thread."""
+    parts = []
+    for _, along in groupby(waiting, lambda each: (each[0], each[1].schema)):
+        (name, *_), batches = zip(*along, strict=True)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+            writer.write_table(pa.Table.from_batches([batch.rows for batch in batches]).combine_chunks())
+        parts.append((name, sink.getvalue().to_pybytes(), min(batch.emit_ns for batch in batches)))
+    return {**(others() if others is not None else {}), _ROWS: msgspec.msgpack.encode(_Rows(tuple(parts)))}
