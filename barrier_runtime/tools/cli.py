@@ -11,13 +11,9 @@ COMMANDS = (flows, jobs, stored, replays)  # importing them has added them to `a
 
 def main() -> None:
     """Entry point: what a person must fix is said in one message, without a stack trace."""
-    from barrier_runtime.launch.result import JobFailed
-
     try:
         app()
-    except JobFailed as error:
-        print(error.told, file=sys.stderr)
-        sys.exit(1)
     except BarrierRuntimeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        told = getattr(error, "told", "")  # of `JobFailed` alone, whose module would be half of the time of `--help`
+        print(told or f"error: {error}", file=sys.stderr)
+        sys.exit(1 if told else 2)
