@@ -15,11 +15,12 @@ class RemovedKeys:
     def __init__(self, index: IntKeys | TupleKeys) -> None:
         self._index = index
         self._waiting: list[Ints] = []  # none of the keys that come has a last field as low as the highest of theirs
+        self._many = 0  # of those that wait
         self._highest = 0
 
     def __len__(self) -> int:
         """A key that was removed twice may count twice."""
-        return len(self._index) + sum(int(keys.shape[1]) for keys in self._waiting)
+        return len(self._index) + self._many
 
     def add(self, keys: Ints | Sequence[Key]) -> None:
         self.index.place(keys)  # type: ignore[arg-type]
@@ -29,6 +30,7 @@ class RemovedKeys:
         highest = int(keys[-1].max())
         self._highest = max(self._highest, highest) if self._waiting else highest
         self._waiting.append(keys)
+        self._many += keys.shape[1]
 
     def may_have(self, lowest_last: Callable[[], int]) -> bool:
         """Whether it may have a key with that last field, or a higher one."""
@@ -39,7 +41,7 @@ class RemovedKeys:
         """Of all of them, once each."""
         for keys in self._waiting:
             self._index.place(keys)  # type: ignore[arg-type]
-        self._waiting = []
+        self._waiting, self._many = [], 0
         return self._index
 
     def with_tuples(self) -> "RemovedKeys":

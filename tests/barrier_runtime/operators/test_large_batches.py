@@ -27,7 +27,7 @@ from barrier_runtime.operators.windows.whole.apply import ApplyOperator
 from barrier_runtime.operators.windows.whole.top import TopOperator
 
 SECOND = timedelta(seconds=1)
-# Fewer where "tumbling", "interval" or the test of "top" take batches apart by the same code.
+# Fewer where "tumbling", "interval" or "apply" take batches apart by the same code.
 MILLION, FEWER = 1_000_000, 200_000
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.int64()), ("v", pa.int64())])
 SIDES = (
@@ -51,7 +51,10 @@ WINDOWS: dict[str, Callable[[], Operator]] = {
     "tumbling": lambda: WindowAggregateOperator("op", ["k"], Tumbling(SECOND), "t", AGGREGATES),
     "session": lambda: SessionAggregateOperator("op", ["k"], Session(SECOND), "t", AGGREGATES),
 }
-TOP = lambda: TopOperator("op", ["k"], Tumbling(SECOND), "t", 1, "v", True, SCHEMA)  # noqa: E731
+WHOLE: dict[str, Callable[[], Operator]] = {
+    "apply": lambda: ApplyOperator("op", ["k"], Tumbling(SECOND), "t", lambda k, w, t: t, SCHEMA, SCHEMA),
+    "top": lambda: TopOperator("op", ["k"], Tumbling(SECOND), "t", 1, "v", True, SCHEMA),
+}
 JOINS: dict[str, Callable[[], Operator]] = {
     "interval": lambda: IntervalJoinOperator("op", *SIDES, (-SECOND, SECOND), "full"),
     "window": lambda: WindowJoinOperator("op", *SIDES, Tumbling(SECOND), "full"),
@@ -80,17 +83,18 @@ def test_windows_of_very_many_keys_in_one_batch_each_come_out_once_over_a_restar
 
 
 @pytest.mark.slow
-def test_rows_of_a_million_windows_in_one_batch_each_come_out_once_over_a_restart() -> None:
-    world = World("rocksdb")
-    driven = Driven(TOP(), world)
-    driven.feed(each_once(SCHEMA, MILLION, 0))
+@pytest.mark.parametrize("name", WHOLE)
+def test_rows_of_a_million_windows_in_one_batch_each_come_out_once_over_a_restart(name: str) -> None:
+    world, many = World("rocksdb"), MILLION if name == "apply" else FEWER
+    driven = Driven(WHOLE[name](), world)
+    driven.feed(each_once(SCHEMA, many, 0))
     snapshot = driven.snapshot(1)
     driven.operator.close()
-    driven = Driven(TOP(), world, (snapshot,))
+    driven = Driven(WHOLE[name](), world, (snapshot,))
     driven.watermark(WATERMARK_MAX)
     keys = column(driven, "k")
-    assert len(keys) == MILLION
-    assert len(np.unique(keys)) == MILLION
+    assert len(keys) == many
+    assert len(np.unique(keys)) == many
     assert (column(driven, "v") == keys).all()
     driven.operator.close()
 
@@ -182,9 +186,8 @@ def turned(rows: pa.RecordBatch, by: int) -> pa.RecordBatch:
 MADE: dict[str, Callable[[], Operator]] = {
     **WINDOWS,
     **JOINS,
-    "top": TOP,
+    **WHOLE,
     "running": lambda: RunningAggregateOperator("op", ["k"], AGGREGATES),
-    "apply": lambda: ApplyOperator("op", ["k"], Tumbling(SECOND), "t", lambda k, w, t: t, SCHEMA, SCHEMA),
     "early": lambda: EarlyWindowOperator("op", ["k"], Tumbling(SECOND), "t", AGGREGATES, early=Every(rows=3)),
 }
 

@@ -7,13 +7,14 @@ few at a time, so that barriers come in between; a window that was given is remo
 import datetime
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.rows import RowWriter
+from barrier_runtime.data.rows import Row, RowWriter
 from barrier_runtime.data.schemas import described, fit
 from barrier_runtime.operators.base import Emit, OperatorContext
 from barrier_runtime.operators.functions.retried_calls import RetriedCall
@@ -31,6 +32,10 @@ from barrier_runtime.state.errors import InvalidJob
 _AT_ONCE = 16  # windows between two looks at the clock
 _SMALL_AT_ONCE = 128  # the same of windows that are read together
 _MAX_ROWS = 65_536  # of an emitted batch
+_ROWS_OF_ARROW = (pa.Table, pa.RecordBatch)
+_ONE_RESULT = (dict, *_ROWS_OF_ARROW, Mapping)
+StateKey: TypeAlias = tuple[Any, ...]  # the keys, and the start of the window
+Part: TypeAlias = pa.RecordBatch | list[Row]  # of results
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 
 
@@ -124,20 +129,20 @@ class HeldWindowOperator(WindowAggregateOperator):
             self._add_small(row_ids, state_keys, results)
         else:
             for row_id, state_key in zip(row_ids.tolist(), state_keys, strict=True):
-                results.add_all(self._results_of(row_id, state_key), self._reached_ms(state_key))
+                results.add_all(self._results_of(row_id, state_key), state_key)
         results.flush()
         self._remove(row_ids)
 
-    def _reached_ms(self, state_key: tuple[Any, ...]) -> int:
-        """Event time just before the results of a window."""
-        return int(state_key[-1]) + self._window.size_ms - 2
+    def _written(self, rows: list[tuple[list[Row], StateKey]]) -> pa.RecordBatch:
+        """Rows, with the window that they are of, as they go out."""
+        raise NotImplementedError
 
-    def _add_small(self, row_ids: Ints, state_keys: list[tuple[Any, ...]], results: "Results") -> None:
+    def _add_small(self, row_ids: Ints, state_keys: list[StateKey], results: "Results") -> None:
         """The same for windows whose rows are in memory."""
         raise NotImplementedError
 
-    def _results_of(self, row_id: int, state_key: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
-        """What goes out for a window. `state_key`: the keys, and its start."""
+    def _results_of(self, row_id: int, state_key: StateKey) -> Iterator[Part]:
+        """What goes out for a window."""
         raise NotImplementedError
 
     def _remove(self, row_ids: Ints) -> None:
@@ -170,7 +175,7 @@ class ApplyOperator(HeldWindowOperator):
         self._batches = batches
         self._said = f"{function_name(function)} of operator {name!r}"
         self._writer = RowWriter(self._said, output)
-        self._results: Callable[..., Iterable[pa.RecordBatch]] = self._results_for
+        self._results: Callable[..., Iterable[Part]] = self._results_for
         self._failures = None
         if isinstance(on_error, Retry):
             said = function_name(function)
@@ -192,46 +197,49 @@ class ApplyOperator(HeldWindowOperator):
         super()._fire(row_ids, emit)
         failures.flush(emit, self._emit_ns)
 
-    def _results_of(self, row_id: int, state_key: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
-        rows = self._held_rows.batches_of(row_id) if self._batches else self._held_rows.all_of(row_id)
-        return self._applied(row_id, state_key, rows)
+    def _results_of(self, row_id: int, state_key: StateKey) -> Iterator[Part]:
+        held = self._held_rows
+        return self._applied(row_id, state_key, partial(held.batches_of if self._batches else held.all_of, row_id))
 
-    def _add_small(self, row_ids: Ints, state_keys: list[tuple[Any, ...]], results: "Results") -> None:
+    def _add_small(self, row_ids: Ints, state_keys: list[StateKey], results: "Results") -> None:
         rows, counts = self._held_rows.of_small(row_ids)
         first = 0
         for row_id, state_key, count in zip(row_ids.tolist(), state_keys, counts.tolist(), strict=True):
             its = rows.slice(first, count)
             first += count
-            given = iter((its,)) if self._batches else pa.Table.from_batches((its,), self._held_rows.schema)
-            results.add_all(self._applied(row_id, state_key, given), self._reached_ms(state_key))
+            given = partial(iter, (its,)) if self._batches else partial(pa.Table.from_batches, (its,), rows.schema)
+            results.add_all(self._applied(row_id, state_key, given), state_key)
 
-    def _applied(self, row_id: int, state_key: tuple[Any, ...], rows: Any) -> Iterator[pa.RecordBatch]:
-        key = self.codec.user_key(state_key[:-1]) if state_key[:-1] else None
-        start_ms = state_key[-1]
+    def _applied(self, row_id: int, state_key: StateKey, given: Callable[[], Any]) -> Iterator[Part]:
+        """`given`: gives the window's rows, as often as the function is called with them."""
+        keys, start_ms = state_key[:-1], state_key[-1]
+        key = self.codec.user_key(keys) if keys else None
         span = (start_ms, start_ms + self._window.size_ms) if self._window.bounded else (None, None)
         try:
-            results = self._results(key, TimeWindow(*span), row_id)
+            results = self._results(key, TimeWindow(*span), given)
             yield from results if self._failures is None else list(results)
         except Exception as error:
             if self._failures is not None and self._failures.takes(error):
                 self._failed_window(self._failures, error, row_id, state_key)
                 return
-            raise user_error(
-                error,
-                function=function_name(self._function),
-                operator=self.name,
-                subtask=self.context.subtask,
-                key=key,
-            ) from error
+            raise self._user_error(error, state_key) from error
 
-    def _results_for(self, key: Any, window: TimeWindow, row_id: int) -> Iterator[pa.RecordBatch]:
-        rows = self._held_rows.batches_of(row_id) if self._batches else self._held_rows.all_of(row_id)
-        return self._as_batches(self._function(key, window, rows))
+    def _user_error(self, error: Exception, state_key: StateKey) -> Exception:
+        return user_error(
+            error,
+            function=function_name(self._function),
+            operator=self.name,
+            subtask=self.context.subtask,
+            key=self.codec.user_key(state_key[:-1]) if state_key[:-1] else None,
+        )
 
-    def _all_results_for(self, key: Any, window: TimeWindow, row_id: int) -> list[pa.RecordBatch]:
-        return list(self._results_for(key, window, row_id))
+    def _results_for(self, key: Any, window: TimeWindow, given: Callable[[], Any]) -> Iterator[Part]:
+        return self._in_parts(self._function(key, window, given()))
 
-    def _failed_window(self, failures: Failures, error: Exception, row_id: int, state_key: tuple[Any, ...]) -> None:
+    def _all_results_for(self, key: Any, window: TimeWindow, given: Callable[[], Any]) -> list[Part]:
+        return list(self._results_for(key, window, given))
+
+    def _failed_window(self, failures: Failures, error: Exception, row_id: int, state_key: StateKey) -> None:
         """Nothing goes out for this window, whose rows may be more than memory has room for: they are only counted."""
         *keys, start_ms = state_key
         end_ms, told = start_ms + self._window.size_ms, dict[str, Any]({"rows": self._held_rows.count_of(row_id)})
@@ -242,30 +250,43 @@ class ApplyOperator(HeldWindowOperator):
         event_time_ms = end_ms - 1 if self._window.bounded else None
         failures.add(error, None, end_ms - 2 if self._by_row else None, key, event_time_ms, told)
 
-    def _as_batches(self, result: Any) -> Iterator[pa.RecordBatch]:
+    def _in_parts(self, result: Any) -> Iterator[Part]:
         """What the function gave: a table, a record batch, a row, or any number of them."""
         if result is None:
             return
-        if isinstance(result, pa.Table | pa.RecordBatch | Mapping):
+        if isinstance(result, _ONE_RESULT):
             result = (result,)
         rows: list[Any] = []
         for one in result:
-            if not isinstance(one, pa.Table | pa.RecordBatch):
-                rows.append(one)
+            if not isinstance(one, _ROWS_OF_ARROW):
+                rows.append(self._writer.taken(one))
                 if len(rows) < _MAX_ROWS:
                     continue
             if rows:
-                yield self._writer.batch(rows)
+                yield rows
                 rows = []
             if isinstance(one, pa.Table):
                 yield from map(self._fitted, one.to_batches())
             elif isinstance(one, pa.RecordBatch):
                 yield self._fitted(one)
         if rows:
-            yield self._writer.batch(rows)
+            yield rows
+
+    def _written(self, rows: list[tuple[list[Row], StateKey]]) -> pa.RecordBatch:
+        try:
+            return self._writer.batch([row for its, _ in rows for row in its])
+        except InvalidJob:
+            for its, state_key in rows:  # whose it is
+                try:
+                    self._writer.batch(its)
+                except InvalidJob as error:
+                    raise self._user_error(error, state_key) from error
+            raise
 
     def _fitted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        if rows.schema is not self._given and set(rows.schema.names) != set(self._given.names):
+        if rows.schema.equals(self._given):
+            return rows
+        if set(rows.schema.names) != set(self._given.names):
             raise InvalidJob(
                 f"{self._said} returned ({described(rows.schema)}), but "
                 f"its schema is ({described(self._given)}): return these columns, or correct schema="
@@ -284,24 +305,46 @@ class Results:
     def __init__(self, operator: HeldWindowOperator, emit: Emit) -> None:
         self._operator = operator
         self._emit = emit
-        self._rows: list[pa.RecordBatch] = []
-        self._reached: list[Ints] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._batches: list[pa.RecordBatch] = []
+        self._rows: list[tuple[list[Row], StateKey]] = []  # behind the batches
+        self._starts: list[int] = []  # of the windows, and how many rows each has in each part
+        self._counts: list[int] = []
         self._count = 0
 
-    def add_all(self, parts: Iterable[pa.RecordBatch], reached_ms: int) -> None:
-        """`reached_ms`: event time just before them."""
-        for rows in parts:
-            self.add(rows, np.full(len(rows), reached_ms))
+    def add_all(self, parts: Iterable[Part], state_key: StateKey) -> None:
+        for part in parts:
+            if isinstance(part, list):
+                self._rows.append((part, state_key))
+            else:
+                self._write_rows()
+                self._batches.append(part)
+            self._counted((state_key[-1],), (len(part),))
 
-    def add(self, rows: pa.RecordBatch, reached: Ints) -> None:
-        """`reached`: event time just before each of them."""
-        self._rows.append(rows)
-        self._reached.append(reached)
-        self._count += len(rows)
+    def add(self, rows: pa.RecordBatch, starts: Sequence[int], counts: Sequence[int]) -> None:
+        """`counts`: how many are of the window with that start."""
+        self._write_rows()
+        self._batches.append(rows)
+        self._counted(starts, counts)
+
+    def flush(self) -> None:
+        self._write_rows()
+        if self._count:
+            # Event time just before the results of a window.
+            reached = np.repeat(np.array(self._starts) + (self._operator._window.size_ms - 2), self._counts)
+            self._operator._send(pa.concat_batches(self._batches), reached, self._emit)
+        self._begin()
+
+    def _counted(self, starts: Sequence[int], counts: Sequence[int]) -> None:
+        self._starts += starts
+        self._counts += counts
+        self._count += sum(counts)
         if self._count >= _MAX_ROWS:
             self.flush()
 
-    def flush(self) -> None:
-        if self._count:
-            self._operator._send(pa.concat_batches(self._rows), np.concatenate(self._reached), self._emit)
-        self._rows, self._reached, self._count = [], [], 0
+    def _write_rows(self) -> None:
+        if self._rows:
+            self._batches.append(self._operator._written(self._rows))
+            self._rows = []

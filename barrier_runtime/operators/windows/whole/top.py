@@ -47,8 +47,8 @@ class TopOperator(HeldWindowOperator):
 
     def _add_small(self, row_ids: Ints, state_keys: list[tuple[Any, ...]], results: Results) -> None:
         rows, counts = self._held_rows.of_small(row_ids)
-        reached = np.repeat(np.array([self._reached_ms(state_key) for state_key in state_keys]), counts)
-        results.add(self._told(rows, np.array([state_key[-1] for state_key in state_keys]), counts), reached)
+        starts = [state_key[-1] for state_key in state_keys]
+        results.add(self._told(rows, np.array(starts), counts), starts, counts.tolist())
 
     def _told(self, rows: pa.RecordBatch, starts: Ints, counts: Ints) -> pa.RecordBatch:
         """The rows of windows, one behind the other, as they go out."""

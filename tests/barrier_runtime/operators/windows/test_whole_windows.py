@@ -240,16 +240,33 @@ def test_a_function_may_give_a_table_rows_or_nothing(result: Any, rows: Rows) ->
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (lambda key, window, table: table, "return these columns, or correct schema="),
-        (lambda key, window, table: 1 / 0, "ZeroDivisionError"),
+        (lambda key: pa.table({"x": [1]}), "return these columns, or correct schema="),
+        (lambda key: 1 / 0, "ZeroDivisionError"),
+        (lambda key: {"k": key, "start": "x", "seen": ""}, "a row has 'x'"),
     ],
 )
 def test_what_goes_wrong_in_a_function_is_told_with_its_key(function: Any, said: str) -> None:
-    it = Driven(ApplyOperator("w", ["k"], WINDOWS[0], "t", function, SCHEMA, OUT))
-    it.feed([{"k": "the key", "t": 1, "v": 1, "s": ""}], SCHEMA)
+    def of_window(key: Any, window: TimeWindow, table: pa.Table) -> Any:
+        return function(key) if key == "the key" else {"k": key, "start": 1, "seen": ""}
+
+    it = Driven(ApplyOperator("w", ["k"], WINDOWS[0], "t", of_window, SCHEMA, OUT))
+    it.feed([{"k": key, "t": 1, "v": 1, "s": ""} for key in ("a", "the key", "z")], SCHEMA)
     with pytest.raises(UserCodeError, match="the key") as raised:
         it.watermark(WATERMARK_MAX)
     assert said in str(raised.value)
+
+
+def test_what_a_function_does_with_a_row_after_it_gave_it_changes_no_result() -> None:
+    row: dict[str, Any] = {}
+
+    def same(key: Any, window: TimeWindow, table: pa.Table) -> dict[str, Any]:
+        row.update(as_text(key, window, table))
+        return row
+
+    it = Driven(ApplyOperator("w", ["k"], WINDOWS[0], "t", same, SCHEMA, OUT))
+    it.feed([{"k": key, "t": 1, "v": 1, "s": ""} for key in "abc"], SCHEMA)
+    it.watermark(WATERMARK_MAX)
+    assert [row["k"] for row in it.rows] == ["a", "b", "c"]
 
 
 def read(flow: Dataflow, rows: Rows) -> Any:
