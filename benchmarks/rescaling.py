@@ -1,15 +1,18 @@
-"""A running job goes 2 -> 4 -> 3 -> 2 slots, again and again, or to another program: for how long does no row come out,
-and is any read twice?
+"""A running job goes 2 -> 4 -> 3 -> 2 slots, again and again, or to another program, or is copied to savepoints: for
+how long does no row come out, and is any read twice?
 
     python -m benchmarks.rescaling --rate 50000 --keys 100000 --rescales 12
     python -m benchmarks.rescaling --wide --keys 20000000 --rescales 9 --replaces 5
+    python -m benchmarks.rescaling --wide --keys 1000000 --rescales 0 --savepoints 10
 
 With `--wide` a key and its state are 100 bytes in RocksDB, all keys are there from the start (the job begins with a
 savepoint that has them), and each row changes those of one key; else the job is a count per key, in columns.
 
 Of each rescale: the longest time between two rows at the sinks from the request until a second after its end (*gap*),
 and the pause that the coordinator tells, by parts: the last checkpoint until it is decided, until all of it is visible,
-and until the new slots run. A row that is read twice comes to a sink twice. Results: build/bench/rescaling.json.
+and until the new slots run. A row that is read twice comes to a sink twice. Of each savepoint: the gap while it is
+taken, that of as long a time before it was asked for, and its bytes beside those of the whole state. Results:
+build/bench/rescaling.json.
 """
 
 import argparse
@@ -29,6 +32,7 @@ from barrier_runtime import Dataflow
 from barrier_runtime.bootstrap import write_savepoint
 from barrier_runtime.coordinator.status.status import RescaleStatus
 from barrier_runtime.launch.on_spark import JobHandle
+from barrier_runtime.launch.steering.savepoints import SavepointTaken
 from benchmarks.measuring_sink import MeasuringSink
 from benchmarks.paced_source import PacedSource
 from benchmarks.stamps import Ints, read_stamps
@@ -57,7 +61,19 @@ class RescaleFigures:
     busy: float
 
 
-def rescales(rate: float, keys: int, count: int, replaces: int, wide: bool) -> tuple[list[RescaleFigures], int]:
+@dataclass(frozen=True)
+class SavepointFigures:
+    took_ms: float
+    gap_ms: float
+    gap_before_ms: float
+    bytes: int
+    state_bytes: int
+    busy: float
+
+
+def rescales(
+    rate: float, keys: int, count: int, replaces: int, savepoints: int, wide: bool
+) -> tuple[list[RescaleFigures], list[SavepointFigures], int]:
     """The figures of each, and how many rows were read twice."""
     shutil.rmtree(_FOLDER, ignore_errors=True)
     (_FOLDER / "rows").mkdir(parents=True)
@@ -65,6 +81,7 @@ def rescales(rate: float, keys: int, count: int, replaces: int, wide: bool) -> t
     if wide:
         write_savepoint(restore, flow=_flow(rate, keys, wide), states={("wide", "kept"): filled(keys)})
     done: list[tuple[RescaleStatus, float]] = []
+    copied: list[tuple[float, float, SavepointTaken, int, float]] = []
     with _flow(rate, keys, wide).start(
         master="local[4]",
         parallelism=2,
@@ -81,12 +98,19 @@ def rescales(rate: float, keys: int, count: int, replaces: int, wide: bool) -> t
             else:
                 handle.replace(_flow(rate, keys, wide), timeout=_TIMEOUT_S)
             done.append((handle.status().rescales[-1], busy))
+        for number in range(savepoints):
+            time.sleep(2 * _REST_S)
+            busy, asked_s = os.getloadavg()[0], time.time()
+            taken = handle.savepoint(str((_FOLDER / f"savepoint-{number}").resolve()), _TIMEOUT_S)
+            last = handle.status().checkpoints.last_completed
+            copied.append((asked_s, time.time(), taken, 0 if last is None else last.full_bytes, busy))
         time.sleep(_REST_S)
         handle.stop()
         handle.wait(timeout=_TIMEOUT_S)
     stamps = read_stamps(_FOLDER / "rows")
     twice = len(stamps.intended) - len(np.unique(stamps.intended))
-    return [_figures(status, busy, stamps.arrived) for status, busy in done], twice
+    figures = [_figures(status, busy, stamps.arrived) for status, busy in done]
+    return figures, [_savepoint_figures(*each, stamps.arrived) for each in copied], twice
 
 
 def _flow(rate: float, keys: int, wide: bool) -> Dataflow:
@@ -126,13 +150,11 @@ def _figures(status: RescaleStatus, busy: float, arrived_ns: Ints) -> RescaleFig
     paused, decided, moved, ended = status.paused_ms, status.decided_ms, status.moved_ms, status.ended_ms
     if paused is None or decided is None or moved is None or ended is None:
         raise ValueError(f"this rescale did not move the job: {status}")
-    around = arrived_ns[(arrived_ns >= status.asked_ms * 1_000_000) & (arrived_ns <= (ended + 1_000) * 1_000_000)]
-    gap_ms = float(np.diff(around).max(initial=0)) / 1e6
     return RescaleFigures(
         status.kind,
         status.before,
         status.parallelism,
-        round(gap_ms, 1),
+        _gap_ms(arrived_ns, status.asked_ms / 1e3, ended / 1e3 + 1),
         ended - paused,
         decided - paused,
         moved - decided,
@@ -141,16 +163,33 @@ def _figures(status: RescaleStatus, busy: float, arrived_ns: Ints) -> RescaleFig
     )
 
 
+def _savepoint_figures(
+    asked_s: float, ended_s: float, taken: SavepointTaken, state_bytes: int, busy: float, arrived_ns: Ints
+) -> SavepointFigures:
+    took_s = ended_s - asked_s
+    gap_ms, before_ms = _gap_ms(arrived_ns, asked_s, ended_s), _gap_ms(arrived_ns, asked_s - took_s, asked_s)
+    return SavepointFigures(round(took_s * 1e3), gap_ms, before_ms, taken.bytes, state_bytes, round(busy, 1))
+
+
+def _gap_ms(arrived_ns: Ints, since_s: float, until_s: float) -> float:
+    """The longest time without a row."""
+    between = arrived_ns[(arrived_ns >= since_s * 1e9) & (arrived_ns <= until_s * 1e9)]
+    return round(float(np.diff(between).max(initial=0)) / 1e6, 1)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rescaling", description=__doc__)
     parser.add_argument("--rate", type=float, default=50_000.0, help="rows per second")
     parser.add_argument("--keys", type=int, default=100_000)
     parser.add_argument("--rescales", type=int, default=12)
     parser.add_argument("--replaces", type=int, default=0, help="of the program, afterwards")
+    parser.add_argument("--savepoints", type=int, default=0, help="of the running job, at the end")
     parser.add_argument("--wide", action="store_true", help="100 bytes per key, all of them there from the start")
     chosen = parser.parse_args(arguments)
-    found, twice = rescales(chosen.rate, chosen.keys, chosen.rescales, chosen.replaces, chosen.wide)
-    for each in found:
+    found, copied, twice = rescales(
+        chosen.rate, chosen.keys, chosen.rescales, chosen.replaces, chosen.savepoints, chosen.wide
+    )
+    for each in (*found, *copied):
         print(each)
     told = {}
     for kind in sorted({each.kind for each in found}):
@@ -158,7 +197,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         told[kind] = {"gap_p50_ms": float(np.median(gaps)), "gap_max_ms": max(gaps)}
         print(f"{kind}: gap p50 {np.median(gaps):.0f} ms, max {max(gaps):.0f} ms, {len(gaps)} times")
     print(f"{twice} rows read twice")
-    figures = {**told, "read_twice": twice, "changes": [dataclasses.asdict(each) for each in found]}
+    changes, savepoints = ([dataclasses.asdict(each) for each in of] for of in (found, copied))
+    figures = {**told, "read_twice": twice, "changes": changes, "savepoints": savepoints}
     _RESULT.write_text(json.dumps(figures, indent=2) + "\n")
 
 

@@ -139,7 +139,12 @@ def files_by_object(manifest: Manifest) -> dict[str, set[FileRef]]:
 
 def object_sizes(manifest: Manifest) -> dict[str, int]:
     """At least so many bytes each object of the manifest has."""
-    return {key: max(ref.offset + ref.size for ref in refs) for key, refs in files_by_object(manifest).items()}
+    sizes: dict[str, int] = {}
+    for snapshot in manifest.operators:
+        for ref in snapshot.files:
+            if ref.key is not None:
+                sizes[ref.key] = max(sizes.get(ref.key, 0), ref.offset + ref.size)
+    return sizes
 
 
 def _settled(snapshot: OperatorSnapshot) -> OperatorSnapshot:

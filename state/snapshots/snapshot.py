@@ -23,7 +23,7 @@ def value_format(subject: str, version: int = 1) -> Format:
     return Format(subject, version, damaged="restore an intact copy of the checkpoint, or another one")
 
 
-class FileRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FileRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):  # there may be very many
     """Bytes of one snapshot file. Exactly one of `key` (an object, from `offset`, `size` bytes) or `inline` is set."""
 
     name: str  # local file name, e.g. "000012.sst"; never a path

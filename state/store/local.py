@@ -269,8 +269,9 @@ class LocalStore:
             entries = list(os.scandir(folder))
         except (FileNotFoundError, NotADirectoryError):
             return
+        root = str(self._root)
         for entry in entries:
-            key = str(Path(entry.path).relative_to(self._root))
+            key = entry.path.removeprefix(root).lstrip("/")
             if key == TEMPORARY or entry.is_symlink():
                 continue
             if entry.is_dir():
