@@ -20,7 +20,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from barrier_runtime.data.grouping import order_of_ints
+from barrier_runtime.data.grouping import order_of_ints, stable_order
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -100,18 +100,21 @@ def ints_in_order(
     step = max(1, len(row_ids) // (count * _SAMPLED))
     sample = np.sort(np.concatenate([packed([field[::step] for field in some]) for some in fields]))
     splitters = sample[_SAMPLED // 2 :: _SAMPLED]  # each is the last one of its part
-    small = np.uint16 if len(splitters) < 1 << 16 else np.uint32  # of which the first are sorted by counting
+    shift = max(0, sum(widths) - 16)
+    alike = np.unique(splitters >> shift)
+    by_counting = 2 * len(alike) > len(splitters)  # parts differ in the highest 16 bits, which are sorted by counting
+    splitters = alike if by_counting else splitters
     parted: list[tuple[Ints, Ints, list[int]]] = []  # row ids and numbers by part, and where each part begins
     for at, chunk in enumerate(chunks):
         numbers = packed(fields[at])
         fields[at] = ()
-        parts = np.searchsorted(splitters, numbers).astype(small)
-        by_part = np.argsort(parts, kind="stable")
-        begins = np.searchsorted(parts[by_part], np.arange(len(splitters) + 2)).tolist()
-        parted.append((chunk[by_part], numbers[by_part], begins))
+        ranks = numbers >> shift if by_counting else numbers
+        by_part = stable_order(ranks) if by_counting else np.argsort(ranks)
+        begins = np.searchsorted(ranks[by_part], splitters, side="right").tolist()
+        parted.append((chunk[by_part], numbers[by_part], [0, *begins, len(chunk)]))
         yield None
     for number in range(len(splitters) + 1):
         its = [(ids[b[number] : b[number + 1]], of[b[number] : b[number + 1]]) for ids, of, b in parted]
         ids = np.concatenate([ids for ids, _ in its])
         if len(ids):
-            yield ids[np.argsort(np.concatenate([of for _, of in its]))]
+            yield ids[order_of_ints([np.concatenate([of for _, of in its])])]
