@@ -8,9 +8,10 @@ a virtual machine is copied before it moves: what is left for the pause is what 
 |----------------------------------|--------------------------------------------------------------------------|
 | less than the round's checkpoint | wait                                                                     |
 | less than the newest             | a round more, to the newest                                              |
-| the newest, which is not fresh   | a round more, to a checkpoint that is taken for it                       |
+| the newest, which is not fresh   | a last round, to a checkpoint that is taken for it                       |
 | the newest, which is fresh       | the sources may stop: little came since                                  |
-| the checkpoint of the last round | the same, whatever came since: it comes quicker than it can be fetched   |
+| the checkpoint of the last round | the same, whatever came since: another would be as long (that of the     |
+|                                  | fifth, too: checkpoints come quicker than they can be fetched)           |
 
 Time that is over ends whatever round there is: in the first the change fails, in any later one the sources stop.
 """
@@ -32,6 +33,7 @@ class Next(enum.Enum):
 class FetchingAhead:
     rounds: int = 0  # begun
     checkpoint: int = 0  # of the round
+    was_taken: bool = False  # for the last round
 
     def next(self, fetched: int, newest: int, age_ms: int, late: bool = False) -> Next:
         """`fetched`: what each slot has. `age_ms`: since the newest checkpoint was decided."""
@@ -39,7 +41,8 @@ class FetchingAhead:
             self.rounds, self.checkpoint = 1, newest
         if fetched < self.checkpoint:
             return Next.STOP if late and self.rounds > 1 else Next.WAIT
-        if self.rounds >= _MOST_ROUNDS or late or (fetched >= newest and age_ms <= _FRESH_MS):
+        last = self.was_taken or self.rounds >= _MOST_ROUNDS or late
+        if last or (fetched >= newest and age_ms <= _FRESH_MS):
             return Next.STOP
         if fetched >= newest:
             return Next.CHECKPOINT
@@ -47,4 +50,4 @@ class FetchingAhead:
         return Next.WAIT
 
     def taken(self, checkpoint: int) -> None:
-        self.rounds, self.checkpoint = self.rounds + 1, checkpoint
+        self.rounds, self.checkpoint, self.was_taken = self.rounds + 1, checkpoint, True
