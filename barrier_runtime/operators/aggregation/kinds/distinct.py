@@ -7,7 +7,7 @@ How a set is looked up goes by its values:
 
     text, bytes, decimals       a Python set per key
     others, up to `MANY`        in the cells of all keys of the batch at once: nothing is made but arrays
-    others, more than that      in an index of the key, which is kept while there is room for it (see `Recent`)
+    others, more than that      in an index of the key if there is room for one (see `Indexes`), else as few ones are
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder, running_integers
 from barrier_runtime.operators.aggregation.kinds.cells import Cells
-from barrier_runtime.operators.aggregation.kinds.collecting import REMEMBERED, Recent, SetCell, number_of
-from barrier_runtime.operators.aggregation.kinds.known_words import Flags, KnownWords, learned_together
+from barrier_runtime.operators.aggregation.kinds.collecting import SetCell, number_of
+from barrier_runtime.operators.aggregation.kinds.known_words import Flags, Indexes, learned_together
 from barrier_runtime.operators.aggregation.state_columns import Columns, Ints, Values
 
 MANY = 2_048  # values of a key from which an index of its own pays
@@ -30,7 +30,7 @@ class DistinctCells(Cells):
     """Cells that are sets, of which only the number of values is read."""
 
     kind: SetCell
-    _large: Recent[KnownWords] = field(default_factory=Recent, compare=False)
+    _indexes: Indexes = field(default_factory=Indexes, compare=False)
 
     def added(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> Columns:
         return {self.name: self._added(before[self.name], rows, batch, left)[0]}
@@ -85,24 +85,22 @@ class DistinctCells(Cells):
 
     def _learned_words(self, cells: Values, counts: Ints, groups: Ints, codes: Ints, words: Ints) -> Flags:
         """The same of `words[codes]`, where no two of a cell are the same. `counts`: of the values of each cell."""
-        fresh = np.zeros(len(codes), np.bool_)
-        many = np.where(counts > MANY, counts, 0)
-        indexed = ((many > 0) & (np.cumsum(many) - many < REMEMBERED))[groups]
-        for at, learned in ((np.flatnonzero(indexed), self._indexed), (np.flatnonzero(~indexed), learned_together)):
-            if len(at):
-                fresh[at] = learned(cells, groups[at], codes[at], words)
-        return fresh
-
-    def _indexed(self, cells: Values, groups: Ints, codes: Ints, words: Ints) -> Flags:
-        fresh = np.empty(len(codes), np.bool_)
-        for group, begin, end in _runs(groups):
-            cell, some = cells[group], words[codes[begin:end]]
-            known = self._large.take(cell) or KnownWords(cell)
-            unknown = known.unknown(some)
-            if unknown.any():
-                cell = cells[group] = known.learn(some[unknown])
-            self._large.keep(cell, known)
-            fresh[begin:end] = unknown
+        fresh, together = np.zeros(len(codes), np.bool_), np.ones(len(codes), np.bool_)
+        self._indexes.next_batch()
+        many = np.flatnonzero(counts[groups] > MANY)
+        for group, first, last in _runs(groups[many]):
+            at = slice(many[first], many[last - 1] + 1)
+            known = self._indexes.take(cells[group], int(counts[group]))
+            if known is not None:
+                some = words[codes[at]]
+                fresh[at] = unknown = known.unknown(some)
+                together[at] = False
+                if unknown.any():
+                    cells[group] = known.learn(some[unknown])
+                self._indexes.keep(cells[group], known)
+        rest = np.flatnonzero(together)
+        if len(rest):
+            fresh[rest] = learned_together(cells, groups[rest], codes[rest], words)
         return fresh
 
 
@@ -126,4 +124,5 @@ def _counts(cells: Values) -> Ints:
 def _runs(groups: Ints) -> Iterator[tuple[int, int, int]]:
     """Each number of `groups`, which rise, with where it begins and ends."""
     starts = np.flatnonzero(np.diff(groups, prepend=-1))
-    return zip(groups[starts].tolist(), starts.tolist(), [*starts[1:].tolist(), len(groups)], strict=True)
+    ends = np.flatnonzero(np.diff(groups, append=-1)) + 1
+    return zip(groups[starts].tolist(), starts.tolist(), ends.tolist(), strict=True)

@@ -3,6 +3,7 @@
 Cells are those of `SetCell`: the number of values and the values, in the order in which they came first.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,11 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from barrier_runtime.operators.aggregation.kinds.collecting import COUNT, number_of
+from barrier_runtime.operators.aggregation.kinds.collecting import COUNT, REMEMBERED, number_of
 from barrier_runtime.operators.aggregation.state_columns import Ints, Values
 from barrier_runtime.state.keys.row_index import IntKeys
 
 Flags = npt.NDArray[np.bool_]
+_UNUSED_BATCHES = 32  # after which an index gives its room to another one
 
 
 def learned_together(cells: Values, groups: Ints, codes: Ints, words: Ints) -> Flags:
@@ -69,3 +71,37 @@ class KnownWords:
         self._bytes += words.tobytes()
         COUNT.pack_into(self._bytes, 0, len(self))
         return bytes(self._bytes)
+
+
+class Indexes:
+    """Those of the cells that were asked for lately, of up to `REMEMBERED` values in all; one alone may have more.
+
+    To make one takes as long as a dozen times of looking through its cell. So none gives way to another while it is in
+    use: of two that are too large together one is made, and the other cell is looked through.
+    """
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, tuple[bytes, KnownWords, int]] = OrderedDict()  # by the id of the cell
+        self._values = 0
+        self._batch = 0
+
+    def next_batch(self) -> None:
+        self._batch += 1
+        while self._kept:
+            cell_id, (_, known, used) = next(iter(self._kept.items()))
+            if self._batch - used <= _UNUSED_BATCHES:
+                return
+            del self._kept[cell_id]
+            self._values -= len(known)
+
+    def take(self, cell: bytes, count: int) -> KnownWords | None:
+        """The index of a cell of `count` values, to be given back by `keep`. None: there is no room for it."""
+        kept = self._kept.pop(id(cell), None)
+        if kept is not None:
+            self._values -= len(kept[1])
+            return kept[1]
+        return KnownWords(cell) if not self._kept or self._values + count <= REMEMBERED else None
+
+    def keep(self, cell: bytes, known: KnownWords) -> None:
+        self._kept[id(cell)] = cell, known, self._batch  # as long as the cell is here, no other one has its id
+        self._values += len(known)

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, RunningOrder
-from barrier_runtime.operators.aggregation.kinds import collecting, distinct
+from barrier_runtime.operators.aggregation.kinds import collecting, distinct, known_words
 from barrier_runtime.operators.aggregation.kinds.cells import Cells, Reader
 from barrier_runtime.operators.aggregation.kinds.collecting import SetCell
 from barrier_runtime.operators.aggregation.kinds.distinct import DistinctCells
@@ -38,7 +38,7 @@ def left(column: str, row_id: int, aggregate: str = "sum_") -> InvalidJob:
 @pytest.mark.parametrize("name", VALUES)
 def test_after_each_row_and_at_the_end(name: str, keys: int, indexed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distinct, "MANY", indexed)
-    for module in (collecting, distinct):  # of seven keys some have their index only, and that not for ever
+    for module in (collecting, known_words):  # of seven keys some have their index only, and that not for ever
         monkeypatch.setattr(module, "REMEMBERED", 100)
     random, values = np.random.default_rng(5), VALUES[name]
     one, many = of(Cells, values.type), of(DistinctCells, values.type)
@@ -78,6 +78,38 @@ def test_a_set_of_very_many_numbers_is_what_numpy_says_also_made_anew_of_its_cel
         assert counts.tolist() == np.cumsum(fresh)[len(seen) :].tolist()
         cell, seen = ends[made.name], whole
     assert len(cell[0]) == 4 + 8 * len(np.unique(seen))
+
+
+def test_indexes_that_are_too_large_together_are_not_made_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_words, "REMEMBERED", 8_000)
+    made: list[int] = []
+
+    class Counted(known_words.KnownWords):
+        def __init__(self, cell: bytes) -> None:
+            made.append(len(cell))
+            super().__init__(cell)
+
+    monkeypatch.setattr(known_words, "KnownWords", Counted)
+    cells, state = of(DistinctCells, pa.int64(), 1 << 20), np.array([b""] * 4, np.object_)
+    seen: list[set[int]] = [set() for _ in state]
+
+    def add(groups: list[int], begin: int) -> None:
+        of_row = np.repeat(np.array(groups), 3_000)
+        values = np.tile(np.arange(begin, begin + 3_000), len(groups))
+        rows = RunningOrder.of(of_row)
+        batch = BatchValues(pa.RecordBatch.from_arrays([pa.array(values)], ["v"]), "a step")
+        state[rows.row_ids] = cells.added({cells.name: state[rows.row_ids]}, rows, batch, left)[cells.name]
+        for group in groups:
+            seen[group].update(range(begin, begin + 3_000))
+        assert cells.result({cells.name: state}, "count").to_pylist() == [len(each) for each in seen]
+
+    for number in range(10):
+        add([0, 1, 2] if number % 2 else [2, 1, 0], number * 100)
+    assert len(made) == 2, "there is no room for the third"
+    for number in range(known_words._UNUSED_BATCHES + 2):  # its keys come no more
+        add([3], number * 10)
+    add([2, 3], 0)
+    assert len(made) == 4, "what is not used gives its room to others"
 
 
 @pytest.mark.parametrize("indexed", [0, 10_000])
