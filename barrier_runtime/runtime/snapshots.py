@@ -22,7 +22,8 @@ from barrier_runtime.data.elements import Barrier
 from barrier_runtime.operators.base import Capture
 from barrier_runtime.runtime.host.workers import WorkerExecutor
 from barrier_runtime.runtime.in_flight.writer import InFlightData
-from barrier_runtime.state.backend.keyed_backend import KeyedBackend, SnapshotDropped
+from barrier_runtime.state.backend.keyed_backend import KeyedBackend
+from barrier_runtime.state.backend.snapshot_life import SnapshotDropped
 from barrier_runtime.state.snapshots.snapshot import FileRef, InFlight, OperatorSnapshot, SnapshotTimes
 
 WriteInFlight: TypeAlias = Callable[[InFlightData, Callable[[], None]], tuple[InFlight, ...]]  # see `write_in_flight`

@@ -1,7 +1,8 @@
 """One subtask: a chain of operators behind aligned input channels. Sans-io: it is told the time and asked to step.
 
-It owns: alignment and blocking of its inputs, the watermark, the order *forward the barrier, then capture state*, and
-the end of its input. It never waits, opens a socket or reads a clock; captures that need more work go to the host.
+It owns: alignment and blocking of its inputs, the order *forward the barrier, then capture state*, and the end of its
+input; its operators and their event time are an `OperatorChain`. It never waits, opens a socket or reads a clock;
+captures that need more work go to the host.
 
 What was in flight in the restored checkpoint (`replay`) is processed before anything that comes in: so rows keep their
 order and are not late, also when they come from other subtasks than before. What of it is left when a snapshot is taken
@@ -16,7 +17,6 @@ from typing import Protocol
 from barrier_runtime.coordinator.wire.messages import SubtaskId
 from barrier_runtime.data.elements import (
     WATERMARK_MAX,
-    WATERMARK_MIN,
     Barrier,
     Batch,
     CancelBarrier,
@@ -25,14 +25,11 @@ from barrier_runtime.data.elements import (
     Watermark,
     within,
 )
-from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
-from barrier_runtime.data.watermarks import WatermarkMerger
-from barrier_runtime.operators.base import Capture, Emit, Operator
+from barrier_runtime.operators.base import Capture, Operator
 from barrier_runtime.runtime.alignment.aligner import Aligner
 from barrier_runtime.runtime.alignment.effects import (
     Aborted,
     AlignmentEffect,
-    Announced,
     Block,
     InFlightComplete,
     StartTimer,
@@ -41,8 +38,9 @@ from barrier_runtime.runtime.alignment.effects import (
 )
 from barrier_runtime.runtime.alignment.tracker import BarrierTracker
 from barrier_runtime.runtime.in_flight.writer import InFlightData, InFlightWriter
-from barrier_runtime.runtime.load import Load
-from barrier_runtime.runtime.network.channels import SMALL_ROW_BYTES, InputChannel, ResultPartition
+from barrier_runtime.runtime.network.channels import InputChannel, ResultPartition
+from barrier_runtime.runtime.network.input_queues import InputQueues
+from barrier_runtime.runtime.operator_chain import OperatorChain
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
@@ -77,7 +75,7 @@ class SubtaskHost(Protocol):
     def ended(self, subtask: "Subtask") -> None: ...
 
 
-class Subtask:
+class Subtask(OperatorChain):
     """`operators`: (name, operator) in chain order, opened. `source` is set for source chains, which have no inputs.
     `replay`: (port, batch) that were in flight in the restored checkpoint."""
 
@@ -95,42 +93,24 @@ class Subtask:
     ) -> None:
         self.id = id
         self.token = token
-        self.operators = operators
+        super().__init__(operators, outputs)
         self.inputs = inputs
-        self.outputs = outputs
         self.source = source
-        self.ended = False
         self.rows_in = 0
-        self.load = Load()
-        self.watermark = WATERMARK_MIN
         self.last_checkpoint = 0  # highest id captured or aborted
         self._wanted: Barrier | None = None  # last trigger heard of, for when the input ends first
         self._aligner = aligner
-        self._merger = _merger_of(inputs)
-        self._live_inputs = len(inputs)
+        self._queues = InputQueues(inputs)
+        self._merger = self._queues.merger
+        self._announcements = self._queues.announcements
         self._said_idle = False
-        self._inputs_idle = False  # they said so last
-        self._first = operators[0][1] if operators else Operator()
         self._by_clock = type(self._first).on_wall_clock is not Operator.on_wall_clock
-        self._barrier_behind = [0] * len(inputs)  # by channel, the last barrier in its queue
-        self._end_behind: set[int] = set()  # channels whose end is in the queue
         self._ahead = False  # rows were taken without room
         self._all_in = False  # the inputs have ended
-        self._next_input = 0
         self._host = host
-        self._bounded = [operator for _, operator in operators if type(operator).has_room is not Operator.has_room]
         self._replay = deque(replay)
         self._in_flight = InFlightWriter(inputs)
         self._paused = 0  # the checkpoint behind which the source gives nothing
-        self._announcements: deque[tuple[int, Announced]] = deque()
-        for channel in inputs:
-            channel.announcements = self._announcements
-        self._main = [output for output in outputs if not output.tag]
-        self._emits: list[Emit] = [self._emit_from(position) for position in range(len(operators) + 1)]
-        self._assigners = [at for at, (_, operator) in enumerate(operators) if not operator.forwards_watermarks]
-        holders = [at for at, (_, operator) in enumerate(operators) if operator.holds_watermarks]
-        self._own = dict.fromkeys(sorted([*self._assigners, *holders]), WATERMARK_MIN)  # told behind these
-        self._advancing: tuple[int, int] | None = None  # which operator is on its way to which watermark
         self._overtaking = 0  # the last checkpoint whose barriers need not wait for that
         self._held_up: tuple[int, float] | None = None  # a checkpoint whose barriers all wait for that, since when (ms)
         self._ending = False  # event time is on its way to its end
@@ -148,33 +128,10 @@ class Subtask:
                 return False
         return all(operator.has_room for operator in self._bounded)
 
-    def look(self, since_last_s: float) -> bool:
-        """Note what it waits for now; see `Load.looked`. True when something has no room."""
-        if self.ended:
-            self.load.looked(since_last_s, False, False)
-            return False
-        blocked = False
-        for output in self.outputs:
-            if not output.writable:
-                blocked = True
-                break
-        held = bool(self._bounded) and not all(operator.has_room for operator in self._bounded)
-        load = self.load
-        if blocked or held or load.blocked or load.held:
-            load.looked(since_last_s, blocked, held)
-        return blocked or held
-
     @property
     def has_input(self) -> bool:
         """Something in a queue may be read."""
         return any(channel.readable for channel in self.inputs)
-
-    @property
-    def _may_emit(self) -> bool:
-        """There is room for what the first operator gives."""
-        return all(output.writable for output in self.outputs) and all(
-            operator.has_room for operator in self._bounded if operator is not self._first
-        )
 
     def step(self) -> bool:
         """Do a bounded piece of work. True when something was done."""
@@ -190,18 +147,20 @@ class Subtask:
         if self._all_in:
             return self._end_if_finished() or worked
         if self._ahead and self.writable:
-            self._settle()
+            self._ahead = False
+            for channel in self.inputs:
+                channel.settle()
         now_ns = self._host.now_ns()
         until_ns = now_ns + _STEP_NS
         for _ in range(_ELEMENTS_PER_STEP):
-            channel = None if self._replay else self._next_readable()
+            channel = None if self._replay else self._queues.next_readable()
             if channel is None and not self._replay:
                 return worked
             ahead = not self.writable
             if ahead:
                 if not self._may_take_ahead():
                     return worked
-                channel = None if self._replay else self._next_readable(ahead)
+                channel = None if self._replay else self._queues.next_awaited(self.last_checkpoint, self._wanted_id)
                 if channel is None and not self._replay:
                     return worked
             worked = True
@@ -243,7 +202,7 @@ class Subtask:
         if wanted is None or not self.last_checkpoint < wanted.id == self._overtaking:
             return
         for channel in self.inputs:
-            is_here = self._barrier_behind[channel.index] == wanted.id or channel.index in self._end_behind
+            is_here = self._queues.has_in_queue(channel, wanted.id)
             if not is_here and channel.index not in self._aligner.blocked:
                 return
         now_ms = self._host.now_ms()
@@ -266,29 +225,14 @@ class Subtask:
 
     def _may_take_ahead(self) -> bool:
         """There is no room, but rows before a barrier are taken all the same."""
-        return self._first.takes_rows_before_barriers and any(map(self._is_awaited, self.inputs)) and self._may_emit
+        if not self._first.takes_rows_before_barriers:
+            return False
+        done, wanted = self.last_checkpoint, self._wanted_id
+        return any(self._queues.is_awaited(channel, done, wanted) for channel in self.inputs) and self._may_emit
 
-    def _is_awaited(self, channel: InputChannel) -> bool:
-        """A barrier is in its queue, or the end, and a checkpoint is wanted for which no barrier comes any more."""
-        if self._barrier_behind[channel.index] > self.last_checkpoint:
-            return True
-        wanted = self._wanted
-        return channel.index in self._end_behind and wanted is not None and wanted.id > self.last_checkpoint
-
-    def _settle(self) -> None:
-        self._ahead = False
-        for channel in self.inputs:
-            channel.settle()
-
-    def _next_readable(self, ahead: bool = False) -> InputChannel | None:
-        """Round robin, so that no input starves another. `ahead`: those with a barrier in their queue alone."""
-        count = len(self.inputs)
-        for offset in range(count):
-            channel = self.inputs[(self._next_input + offset) % count]
-            if channel.readable and (not ahead or self._is_awaited(channel)):
-                self._next_input = (channel.index + 1) % count
-                return channel
-        return None
+    @property
+    def _wanted_id(self) -> int:
+        return self._wanted.id if self._wanted is not None else 0
 
     def _take(self, channel: InputChannel, ahead: bool = False) -> None:
         element = channel.pop(ahead)
@@ -297,45 +241,26 @@ class Subtask:
             self._merger.on_activity(channel.index)
             batch = self._as_far_as_all(element, channel.index)
             if batch.few is not None and batch.reached is None and not ahead:
-                batch = self._gathered(batch, batch.few.count, channel)
+                batch = self._queues.gathered(batch, batch.few.count, channel)
             self._batch(batch, channel.port)
         elif isinstance(element, Watermark):
             self._on_merged(self._merger.on_watermark(channel.index, element.ms))
         elif isinstance(element, Barrier):
-            if self._barrier_behind[channel.index] == element.id:
-                self._barrier_behind[channel.index] = 0
+            self._queues.read_barrier(channel.index, element.id)
             self._apply(self._aligner.on_barrier(channel.index, element, self._host.now_ms()))
         elif isinstance(element, Idle):
             self._on_merged(self._merger.on_idle(channel.index))
         elif isinstance(element, CancelBarrier):
             self._apply(self._aligner.on_cancel(channel.index, element))
         else:
-            self._live_inputs -= 1
+            self._queues.live -= 1
             self._apply(self._aligner.on_end(channel.index, self._host.now_ms()))
-            if self._live_inputs:
+            if self._queues.live:
                 self._on_merged(self._merger.on_end(channel.index))
             else:
                 self._all_in = True
                 if not self._end_if_finished() and self._wanted is not None:
                     self.on_trigger(self._wanted)
-
-    def _gathered(self, batch: Batch, count: int, channel: InputChannel) -> Batch:
-        """A small batch from `channel` together with those that are next in the queues of its port, as long as all of
-        them are one small batch: operators cost as much for each, whatever the number of its rows."""
-        parts = [batch]
-        most = min(MOST_ROWS, count + channel.chunk.left // SMALL_ROW_BYTES)
-        for other in self.inputs:
-            if other.port != channel.port:
-                continue
-            while count < most and (part := other.pop_along(batch, most - count)) is not None:
-                self._merger.on_activity(other.index)
-                count += len(part)
-                parts.append(part)
-        if len(parts) == 1:
-            return batch
-        channel.chunk.taken_along((count - len(batch)) * SMALL_ROW_BYTES)
-        few = FewRows.joined([part.few for part in parts if part.few is not None])
-        return Batch(few, min(part.emit_ns for part in parts))
 
     def _step_source(self, source: SourceDriver) -> bool:
         if not self.writable:
@@ -363,26 +288,6 @@ class Subtask:
 
     # ------------------------------------------------------------ rows and time
 
-    def _emit_from(self, position: int) -> Emit:
-        """What operator `position - 1` emits into: operator `position`, or the edges after the last one."""
-        name = self.operators[position - 1][0] if position else ""
-        side: dict[str, list[Callable[[Batch], None]]] = {}
-        for output in self.outputs:
-            if output.tag and output.operator == name:
-                side.setdefault(output.tag, []).append(output.emit)
-        if position == len(self.operators):
-            return Emit(self._output, side)
-        operator = self.operators[position][1]
-
-        def process(batch: Batch) -> None:
-            operator.process(batch, self._emits[position + 1])
-
-        return Emit(process, side)
-
-    def _output(self, batch: Batch) -> None:
-        for output in self._main:
-            output.emit(batch)
-
     def _batch(self, batch: Batch, port: int) -> None:
         count = len(batch)
         if not count:
@@ -399,29 +304,6 @@ class Subtask:
         self._inputs_idle = False
         self._assign()
 
-    def _by_wall_clock(self, last: bool = False) -> bool:
-        """What is due in the first operator. Rows of it do not make an idle subtask one that event time waits for."""
-        if not self._first.on_wall_clock(self._emits[1], last):
-            return False
-        if self._advancing is None:
-            self._assign()
-        self._tell_idle()
-        return True
-
-    def _tell_idle(self) -> None:
-        if self._inputs_idle and not self._first.unfinished:
-            self._control(Idle())
-
-    def _assign(self) -> None:
-        for at in self._own:
-            self._tell_own(at)
-
-    def _tell_own(self, at: int) -> None:
-        reached = self.operators[at][1].own_watermark()
-        if reached is not None and reached > self._own[at]:
-            self._own[at] = reached
-            self._advance(at + 1, reached)
-
     def _as_far_as_all(self, batch: Batch, channel: int) -> Batch:
         """Event time at the rows of one channel is no further than the other channels let it be."""
         return batch if batch.reached is None else within(batch, self._merger.others(channel), self.watermark)
@@ -433,30 +315,6 @@ class Subtask:
         elif said is not None and not self._assigners:
             self._inputs_idle = True
             self._tell_idle()
-
-    def _advance(self, first: int, watermark_ms: int) -> None:
-        """Event time reached `watermark_ms` at operator `first`: each works it off before the next one hears of it."""
-        for position in range(first, len(self.operators)):
-            operator = self.operators[position][1]
-            if not operator.forwards_watermarks and watermark_ms != WATERMARK_MAX:
-                self._advancing = None
-                return
-            if not operator.toward(watermark_ms, self._emits[position + 1]):
-                self._advancing = position, watermark_ms
-                return
-            if operator.output_delay_ms and watermark_ms != WATERMARK_MAX:
-                watermark_ms = max(WATERMARK_MIN, watermark_ms - operator.output_delay_ms)
-            if operator.holds_watermarks:
-                self._advancing = None
-                self._tell_own(position)
-                return
-        self._advancing = None
-        self.watermark = watermark_ms
-        self._control(Watermark(watermark_ms))
-
-    def _control(self, element: Watermark | Idle | Barrier | CancelBarrier | EndOfInput) -> None:
-        for output in self.outputs:
-            output.control(element)
 
     # ------------------------------------------------------------ checkpoints
 
@@ -490,11 +348,7 @@ class Subtask:
     def take_announcements(self) -> None:
         """Hear of the barriers that came in, wherever they stand in the queues and also while nothing may be sent."""
         while self._announcements:
-            index, element = self._announcements.popleft()
-            if isinstance(element, Barrier):
-                self._barrier_behind[index] = element.id
-            elif isinstance(element, EndOfInput):
-                self._end_behind.add(index)
+            index, element = self._queues.next_announcement()
             self._apply(self._aligner.on_arrival(index, element, self._host.now_ms()))
 
     def _on_timeout(self, checkpoint: int) -> None:
@@ -594,9 +448,3 @@ class Subtask:
         self._host.ended(self)
         if self._wanted is not None:
             self.on_trigger(self._wanted)
-
-
-def _merger_of(inputs: list[InputChannel]) -> WatermarkMerger:
-    edges = sorted({channel.together for channel in inputs if channel.together is not None})
-    together = [[channel.index for channel in inputs if channel.together == edge] for edge in edges]
-    return WatermarkMerger(len(inputs), [channel.index for channel in inputs if channel.empty], together)

@@ -1,50 +1,31 @@
-"""All keyed state of one operator subtask, and its snapshots.
+"""All keyed state of one operator subtask: a table per state, in one key-value store, and what snapshots say of each.
 
-Life of the snapshot of checkpoint n
-    freeze(n)           on the loop, at the barrier: dirty entries become the frozen ones, in microseconds
-    drain()             on the loop, between batches: slices of the frozen entries go into the key-value store
-    write_snapshot(n)   on a worker thread, once drain() said True: flush, hard links, then hash and upload
-    clean_up()          on a worker thread, after it: the snapshot is reported meanwhile
-    completed(n) or aborted(n)   on the loop
-The key-value store thus holds exactly the state at barrier n when its files are linked. Until then nothing else may be
-written to it: caches spill later, and `drain` does nothing while a worker is `linking`. Gets are always fine.
-Segments of columnar tables (`columns/segment_set`) are not in that store: whoever links takes them from the tables,
-writes them, and links their files beside its files.
-
-When barrier m comes while n is still frozen, n is finished on the loop first: drained, flushed and linked; its
-`write_snapshot` then only uploads. If n was aborted, what it left just joins m. `write_snapshot` of a checkpoint that
-was aborted, subsumed or closed meanwhile raises `SnapshotDropped`, for the caller to decline.
+How its snapshots are made is in `snapshot_life`, how it is restored in `restore`.
 """
 
 import logging
-import shutil
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from barrier_runtime.state.backend.merging import MergingDatabases
-from barrier_runtime.state.backend.restore import BESIDE, DATABASE, SEGMENTS, RestoreSite, restore
+from barrier_runtime.state.backend.restore import SEGMENTS, RestoreSite, restore
+from barrier_runtime.state.backend.snapshot_life import SnapshotLife, UploadTo
 from barrier_runtime.state.columns.column_table import ColumnTable
-from barrier_runtime.state.columns.frozen_rows import FrozenSegment
 from barrier_runtime.state.columns.segment_set import SegmentLog
-from barrier_runtime.state.errors import InvalidJob, ProtocolViolation, Unavailable
+from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.keys.key_groups import check_max_parallelism
 from barrier_runtime.state.kv.rocksdb import HeldMemory, SlotMemory
 from barrier_runtime.state.kv.shard import Shard
 from barrier_runtime.state.snapshots.continued_state import check_kind
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
-from barrier_runtime.state.snapshots.plan import Thresholds, is_immutable, plan_snapshot
+from barrier_runtime.state.snapshots.plan import Thresholds
 from barrier_runtime.state.snapshots.restore_plan import RestorePlan, plan_restore
 from barrier_runtime.state.snapshots.snapshot import (
     ONE_VALUE,
     FileRef,
-    KeyedSnapshot,
     OperatorSnapshot,
     StateDescription,
 )
-from barrier_runtime.state.snapshots.transfer import local_files, upload
 from barrier_runtime.state.snapshots.value_types import ValueType
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.paths import Paths
@@ -62,20 +43,8 @@ _TIMERS = StateDescription("timers")
 _LAST_FIRST = 2  # layout of columns whose entries are `last_first`
 
 
-class SnapshotDropped(Unavailable):
-    """This snapshot is not wanted, or cannot be had, any more: decline the checkpoint. The job is fine."""
-
-
-@dataclass(frozen=True)
-class UploadTo:
-    store: ObjectStore
-    new_key: Callable[[], str]  # a data file key, never the same twice
-    at_once: int = 4  # files
-    thresholds: Thresholds | None = None
-
-
-class KeyedBackend:
-    """Made by `open_keyed_backend`. All methods but `write_snapshot` are for the loop's thread."""
+class KeyedBackend(SnapshotLife):
+    """Made by `open_keyed_backend`; for the loop's thread, but for what `SnapshotLife` says."""
 
     def __init__(
         self,
@@ -90,38 +59,14 @@ class KeyedBackend:
         watched: bool,
         memory: SlotMemory,
     ) -> None:
+        super().__init__(shard, plan, reusable, segments, target, directory, copies)
         self.watched = watched
-        self.max_parallelism = shard.max_parallelism
-        self.key_group_first = shard.key_group_first
-        self.key_group_last = shard.key_group_last
-        self._shard = shard
-        shard.may_write = self._may_write
-        states, described = plan.states, plan.described
-        self._restored_states = frozenset(states)
-        self._segments = segments  # written and linked with `_linking_lock` held
-        self._states = dict(states)
-        self._described = {name: what for name, what in described.items() if name in states}
-        self._restored_beside = {name: what for name, what in described.items() if name not in states}
-        self._target = target
-        self._directory = directory
-        self._copies = copies
+        self._restored_states = frozenset(plan.states)
+        self._restored_beside = {name: what for name, what in plan.described.items() if name not in plan.states}
         self._cache_bytes = cache_bytes
         self._lent_bytes = 0
         self._memory = memory
         self._held: HeldMemory | None = None
-        self._tables: dict[str, StateTable | ColumnTable] = {}
-        # Where snapshots are. `_linking_lock` is held while a checkpoint's files are being linked.
-        self._linking_lock = threading.Lock()
-        self._state_lock = threading.Lock()  # guards the five below; held for moments only
-        self._frozen: int | None = None  # frozen, not linked
-        self._linking: int | None = None  # being linked by a worker
-        self._linked: dict[int, Path] = {}  # linked on the loop, not yet taken by a worker
-        self._uploaded: dict[int, dict[str, FileRef]] = {}  # uploaded, not completed: SST name -> where
-        self._settled: int = 0  # everything up to this checkpoint is completed, aborted or subsumed
-        self._aborted: set[int] = set()
-        self._closed = False
-        self._merging: MergingDatabases | None = None  # has not begun
-        self._confirmed = {ref.name: ref for ref in reusable}  # of the last completed checkpoint; first, the restored
 
     # ---- tables
 
@@ -274,109 +219,6 @@ class KeyedBackend:
         """More is known of the state `name`; snapshots say it from now on."""
         self._described[name] = what
 
-    def merge(self, now_s: Callable[[], float], call_later: Callable[[float, Callable[[], None]], None]) -> None:
-        """From the first barrier on, databases that a restore left side by side become one (`merging`)."""
-        self._merging = MergingDatabases(self._shard, now_s, call_later, lambda: self._closed)
-
-    def compact(self) -> None:
-        """Blocking: give back the room of what was deleted. May run beside snapshots; not beside `close`."""
-        if not self._closed:
-            self._shard.kv.compact()
-
-    # ---- snapshots
-
-    def freeze(self, checkpoint: int) -> None:
-        """The state at this moment is that of `checkpoint`."""
-        with self._state_lock:
-            if checkpoint <= self._settled or checkpoint in self._linked or checkpoint in (self._frozen, self._linking):
-                raise ProtocolViolation(
-                    f"checkpoint {checkpoint} of {self._place()} is frozen twice or too late (settled up to "
-                    f"{self._settled}): please report this"
-                )
-        self._finish_earlier()
-        for table in self._tables.values():
-            table.freeze()
-        self._frozen = checkpoint
-        if self._merging is not None:
-            self._merging.begin()
-            self._merging = None
-
-    def drain(self, max_entries: int = 256) -> bool:
-        """Write one slice of what is frozen; True when nothing frozen is left. Does nothing (and says False) while
-        `linking`: ask again in a millisecond or so."""
-        if self._linking is not None:
-            return not self._has_frozen()
-        left = max_entries
-        for table in self._tables.values():
-            if left > 0 and table.frozen_entries:
-                entries = table.take(left)
-                left -= len(entries)
-                self._shard.write(entries)
-        return not self._has_frozen()
-
-    @property
-    def linking(self) -> bool:
-        """A worker is linking files right now: the key-value store must not be written for these few milliseconds."""
-        return self._linking is not None
-
-    def write_snapshot(self, checkpoint: int) -> KeyedSnapshot:
-        """Blocking, on a worker thread: link (unless done) and upload; `clean_up` follows. Raises `SnapshotDropped` as
-        described above."""
-        directory = self._link_on_worker(checkpoint)
-        try:
-            check = lambda: self._check_wanted(checkpoint)  # noqa: E731
-            plan = plan_snapshot(local_files(directory), self._confirmed, self._target.thresholds)
-            target = self._target
-            uploaded = upload(target.store, plan, directory, target.new_key, check, target.at_once)
-            with self._state_lock:
-                self._check_wanted(checkpoint)
-                self._uploaded[checkpoint] = {ref.name: ref for ref in uploaded.files if is_immutable(ref.name)}
-                self._copies.add(self._shard.operator, self._shard.subtask, checkpoint, directory, uploaded.files)
-        except OSError as error:
-            self._copies.discard(directory)
-            raise Unavailable(
-                f"the snapshot of {self._place()} for checkpoint {checkpoint} could not be read from disk: {error}; "
-                "decline it and look at the disk if it happens again"
-            ) from error
-        except BaseException:
-            self._copies.discard(directory)
-            raise
-        return KeyedSnapshot(
-            backend=self._shard.kv.kind,
-            max_parallelism=self.max_parallelism,
-            key_group_first=self.key_group_first,
-            key_group_last=self.key_group_last,
-            states=dict(self._states),
-            files=uploaded.files,
-            full_bytes=sum(ref.size for ref in uploaded.files),
-            new_bytes=uploaded.new_bytes,
-            described=dict(self._described),
-        )
-
-    def completed(self, checkpoint: int) -> None:
-        """`checkpoint` is decided: its files may be reused from now on, and older ones are not needed any more."""
-        with self._state_lock:
-            if checkpoint <= self._settled:
-                return
-            self._settled = checkpoint
-            confirmed = self._uploaded.get(checkpoint)
-            if confirmed is not None:
-                self._confirmed = confirmed
-            self._uploaded = {number: files for number, files in self._uploaded.items() if number > checkpoint}
-            self._aborted = {number for number in self._aborted if number > checkpoint}
-            self._drop_frozen(lambda number: number <= checkpoint)
-        self._copies.completed(self._shard.operator, self._shard.subtask, checkpoint)
-
-    def aborted(self, checkpoint: int) -> None:
-        """`checkpoint` will never be decided."""
-        with self._state_lock:
-            if checkpoint <= self._settled:
-                return
-            self._aborted.add(checkpoint)
-            self._uploaded.pop(checkpoint, None)
-            self._drop_frozen(lambda number: number == checkpoint)
-        self._copies.aborted(self._shard.operator, self._shard.subtask, checkpoint)
-
     # ---- the rest
 
     def contents(self) -> Iterator[tuple[str, tuple[Any, ...], tuple[Any, ...], Any]]:
@@ -416,22 +258,6 @@ class KeyedBackend:
         """Approximate, without what the slot's databases share."""
         tables = int(sum(table.memory_bytes() for table in self._tables.values()))
         return tables + self._segments.waiting_bytes + self._shard.kv.memory_bytes()
-
-    def close(self) -> None:
-        """Release the database and its folder. Local copies stay; nothing remote is touched."""
-        with self._state_lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._drop_frozen(lambda number: True)
-        if self._held is not None:
-            self._held.release()
-        try:
-            with self._linking_lock:
-                self._shard.kv.close()
-        finally:
-            for name in (DATABASE, BESIDE, SEGMENTS):
-                shutil.rmtree(self._directory / name, ignore_errors=True)
 
     # ---- inside
 
@@ -486,103 +312,6 @@ class KeyedBackend:
     def _add(self, name: str, table: StateTable | ColumnTable) -> None:
         self._tables[name] = table
         share_cache(self._tables.values(), self._cache_bytes - self._lent_bytes)
-
-    def _may_write(self) -> bool:
-        """Whether entries may be written behind. In this order: a worker sets `_linking` before it clears `_frozen`."""
-        return self._frozen is None and self._linking is None
-
-    def _has_frozen(self) -> bool:
-        return any(table.frozen_entries for table in self._tables.values())
-
-    def _finish_earlier(self) -> None:
-        """Bring a checkpoint that is still frozen to its links, here on the loop, before the next one begins."""
-        if self._frozen is None:
-            return
-        with self._linking_lock:  # a worker may be linking an older one, or this one
-            with self._state_lock:
-                earlier = self._frozen
-            if earlier is None:
-                return
-            while not self.drain(_SYNCHRONOUS_SLICE):
-                pass
-            directory = self._link(earlier, self._take_segments())
-            with self._state_lock:
-                self._linked[earlier] = directory
-                self._frozen = None
-
-    def _link_on_worker(self, checkpoint: int) -> Path:
-        with self._linking_lock:
-            with self._state_lock:
-                self._check_wanted(checkpoint)
-                if checkpoint in self._linked:
-                    return self._linked.pop(checkpoint)
-                if self._frozen != checkpoint:
-                    raise SnapshotDropped(f"checkpoint {checkpoint} of {self._place()} was never frozen: decline it")
-                if self._has_frozen():
-                    raise ProtocolViolation(
-                        f"checkpoint {checkpoint} of {self._place()} is written before it is drained: report this"
-                    )
-                segments = self._take_segments()  # before the loop may freeze the next ones
-                self._linking = checkpoint
-                self._frozen = None
-            try:
-                return self._link(checkpoint, segments)
-            finally:
-                self._linking = None
-
-    def clean_up(self) -> None:
-        """Blocking, on a worker thread, after each `write_snapshot`, whose snapshot does not wait for it: delete copies
-        that nobody wants any more, and merge segments. Without it there are more files."""
-        self._copies.delete_unwanted()
-        try:
-            self._segments.merge(lambda: not self._closed)
-        except OSError as error:
-            if not self._closed:
-                log.warning(
-                    "segments of %s are not merged (%s): tried again at the next checkpoint", self._place(), error
-                )
-
-    def _take_segments(self) -> list[FrozenSegment]:
-        taken = []
-        for table in list(self._tables.values()):
-            if isinstance(table, ColumnTable):
-                taken += table.take_segments()
-        return taken
-
-    def _link(self, checkpoint: int, segments: Sequence[FrozenSegment]) -> Path:
-        directory = self._copies.new_directory(self._directory, checkpoint)
-        try:
-            self._segments.write(segments)
-            self._shard.kv.flush()
-            self._shard.kv.checkpoint(directory)
-            self._segments.link(directory)
-        except OSError as error:
-            self._copies.discard(directory)
-            raise Unavailable(
-                f"the snapshot of {self._place()} for checkpoint {checkpoint} could not be written to disk: {error}; "
-                "decline it and free some space"
-            ) from error
-        except BaseException:
-            self._copies.discard(directory)
-            raise
-        return directory
-
-    def _check_wanted(self, checkpoint: int) -> None:
-        if self._closed or checkpoint <= self._settled or checkpoint in self._aborted:
-            raise SnapshotDropped(
-                f"the snapshot of {self._place()} for checkpoint {checkpoint} is not wanted any more: decline it"
-            )
-
-    def _drop_frozen(self, is_dropped: Callable[[int], bool]) -> None:
-        """Called with the lock held. Frozen entries of a dropped checkpoint stay: they are state, they just have no
-        snapshot. What is being linked is dropped by its worker."""
-        if self._frozen is not None and is_dropped(self._frozen):
-            self._frozen = None
-        for number in [number for number in self._linked if is_dropped(number)]:
-            self._copies.discard(self._linked.pop(number))
-
-    def _place(self) -> str:
-        return f"{self._shard.operator}, subtask {self._shard.subtask}"
 
 
 def open_keyed_backend(

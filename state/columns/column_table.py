@@ -10,8 +10,7 @@ such thing. A freeze copies the dirty rows. Where they go:
                    ones are looked up then; written in slices. With `last_first` they are in the order of the last
                    field of their keys (see `entry_keys`), and can be asked for by it (`entries_of`)
 
-A column of dtype "O" holds bytes of any length (see `wide_columns`).
-
+A column of dtype "O" holds bytes of any length (see `wide_columns`). What is in memory is a `ColumnRows`.
 The first eviction makes everything dirty, so that the next snapshot has all entries, and no segment of this table. A
 `last_first` table goes back to segments with the first freeze at which all that was evicted is gone and less than half
 of what may be in memory is there: that freeze gives a segment of everything, and the removal of what the store has.
@@ -25,36 +24,31 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from barrier_runtime.state.columns.column_rows import NO_ROWS, ColumnRows
 from barrier_runtime.state.columns.entries_by_last import Lasts, entries_under, rekeyed
 from barrier_runtime.state.columns.entry_keys import EntryKeys, int_fields
 from barrier_runtime.state.columns.entry_writes import FrozenRuns, IntRun, TupleRun
 from barrier_runtime.state.columns.eviction import GONE, Victims
-from barrier_runtime.state.columns.frozen_rows import FrozenSegment, tuples_of
+from barrier_runtime.state.columns.frozen_rows import FrozenSegment
 from barrier_runtime.state.columns.removed_keys import RemovedKeys
-from barrier_runtime.state.columns.segment import Keys, Segment, count
-from barrier_runtime.state.columns.stored_rows import StoredRows
-from barrier_runtime.state.columns.wide_columns import EMPTY, CellBytes, tails
-from barrier_runtime.state.keys.row_index import IntKeys, Ints, Key, RowIds, TupleKeys, int_key_batch, tuple_keys
+from barrier_runtime.state.columns.segment import Segment
+from barrier_runtime.state.columns.wide_columns import tails
+from barrier_runtime.state.keys.row_index import IntKeys, Ints, Key, RowIds, TupleKeys
 from barrier_runtime.state.kv.shard import Shard
 from barrier_runtime.state.kv.store import Entry
 
-_FIRST_CAPACITY = 1_536  # so that columns do not grow in the same call as their keys
 _LOAD_ROWS = 8_192
 _FEW_ROWS = 256  # below, remembering single keys is faster than the index
 _REMEMBERED = 65_536
-FEWEST = 1_024  # entries that are held in any case
 SPILLED_AT_ONCE = 512
 _WRITTEN_AT_ONCE = 8_192
 _MOST_REMOVED = 4_096
-_NO_ROWS: RowIds = np.empty(0, np.int64)
 
 
-class ColumnTable:
+class ColumnTable(ColumnRows):
     """Made by `KeyedBackend.column_table`; used by one thread."""
 
-    columns: dict[str, npt.NDArray[Any]]  # sized to the capacity; read it again after each call of `row_ids`
     most_cache_bytes = sys.maxsize
-    made: RowIds  # row ids that the last call of `row_ids` or `row_ids_int64` gave to keys that had none
 
     def __init__(
         self,
@@ -78,43 +72,20 @@ class ColumnTable:
         `before`: the columns that what is stored has, name → numpy dtype in the order of its rows; None: the same (see
         `changed_columns`). `rekey`: what is stored is not `last_first` yet. `held_bytes`: how many bytes the entries in
         memory may take, if that is more than `cache_bytes`."""
-        self.name = name
-        self.key_width = key_width
-        self._state_id = state_id
-        self._shard = shard
+        super().__init__(name, state_id, shard, columns, key_width, added, before, cache_bytes, held_bytes)
         self._evictable = evictable
         self._stored_keys = EntryKeys(shard, state_id, key_width, last_first)
         self._lasts = Lasts(self._stored_keys) if last_first else None  # of the entries that the store has
-        self._held_bytes = held_bytes
-        self._initial = {column: value for column, (_, value) in columns.items()}
-        self._rows = StoredRows(shard.operator, name, {column: kind for column, (kind, _) in columns.items()}, added)
-        self._wide = self._rows.wide
-        self._cells = CellBytes()
-        self._added = frozenset(added)
-        self._changed = before is not None
         self._complete = not stored  # every entry there is has a row id
         self._came_back = False  # it has become so again
-        self._keys: IntKeys | TupleKeys = IntKeys(key_width)
-        self._removed = RemovedKeys(IntKeys(key_width))  # to delete from what is stored
-        self._recent: dict[int, int] = {}  # key of a single int -> row id, of those asked for in small batches
         self._in_segments = True
         self._segments: list[FrozenSegment] = []  # frozen, not yet written
         self._segments_end = False  # none of those written before is in the next snapshot
         self._frozen = FrozenRuns()
-        self._capacity = 0
-        self.columns = {column: np.empty(0, kind) for column, (kind, _) in columns.items()}
-        self.made = _NO_ROWS
-        self._dirty = np.empty(0, np.bool_)
-        self._stored = np.empty(0, np.bool_)  # the store may have this key
-        self._used = np.empty(0, np.int64)  # when last asked for, in calls; only kept if evictable, and while many are
         self._tracks = False
         self._victims = Victims(self._stored_keys)
         self._calls = 0
         self.loaded = 0  # entries that were read from the store since the table was made
-        self.limit_cache(cache_bytes)
-        self._grow(_FIRST_CAPACITY)
-        if before is not None:
-            self._rows.check_kinds({column: np.dtype(kind) for column, kind in before.items()})
         for segment in segments:
             self._load_segment(segment)
         if stored:
@@ -127,11 +98,6 @@ class ColumnTable:
                 self._lasts.unknown()
 
     # ---- what operators use
-
-    @property
-    def entries(self) -> int:
-        """How many keys have a row id now."""
-        return len(self._keys)
 
     def row_ids(self, keys: Sequence[Key]) -> RowIds:
         """The row ids of `keys`, loaded or made with initial values as needed. They stay valid as long as the entry
@@ -156,7 +122,7 @@ class ColumnTable:
         except KeyError:
             row_ids = self._made_of_few(keys)
         else:
-            self.made = _NO_ROWS
+            self.made = NO_ROWS
             if self._tracks:
                 used, now = self._used.data, self._calls
                 for row_id in row_ids:
@@ -170,21 +136,6 @@ class ColumnTable:
             return row_ids
         return self._remembered(values).tolist()  # type: ignore[no-any-return]
 
-    def mark_dirty(self, row_ids: RowIds) -> None:
-        """The rows of `row_ids` were changed and belong to the next snapshot."""
-        self._dirty[row_ids] = True
-        if self._wide:
-            self._count_cells(row_ids)
-
-    def mark_few_dirty(self, row_ids: list[int]) -> None:
-        """`mark_dirty` for a few rows."""
-        if self._wide:
-            self.mark_dirty(np.array(row_ids))
-            return
-        dirty = self._dirty.data
-        for row_id in row_ids:
-            dirty[row_id] = True
-
     def remove(self, row_ids: RowIds) -> None:
         """Delete the entries of `row_ids` (each once). The row ids may be used for other keys from now on."""
         stored = row_ids[self._stored[row_ids]]
@@ -197,13 +148,6 @@ class ColumnTable:
         self._forget(row_ids)
         if len(self._removed) > _MOST_REMOVED and not self._complete:
             self._relieve_removed()
-
-    def keys_of(self, row_ids: RowIds) -> list[Key]:
-        return self._keys.tuples(row_ids)
-
-    def int_keys_of(self, row_ids: RowIds) -> Ints | None:
-        """`keys_of` as an array of shape (fields, keys); None if there are, or were, keys that are not all ints."""
-        return self._keys.key_batch(row_ids) if isinstance(self._keys, IntKeys) else None
 
     def load_all(self) -> RowIds:
         """Give every entry a row id, and return all row ids. After a restore, for those who must see everything."""
@@ -265,7 +209,7 @@ class ColumnTable:
             self._freeze_segment()
             return
         if self._segments_end:
-            self._segments = [self._segment(_NO_ROWS, self._emptied(), base=True)]
+            self._segments = [self._segment(NO_ROWS, self._emptied(), base=True)]
             self._segments_end = False
         if len(self._removed):
             self._freeze_removed()
@@ -287,24 +231,11 @@ class ColumnTable:
         taken, self._segments = self._segments, []
         return taken
 
-    def limit_cache(self, cache_bytes: int) -> None:
-        self._cache_bytes = cache_bytes
-
     def memory_bytes(self) -> int:
         frozen = sum(segment.nbytes for segment in self._segments)
         return (len(self._keys) + len(self._frozen)) * self._entry_bytes + frozen + self._cells.total
 
     # ---- finding and making entries
-
-    @property
-    def _entry_bytes(self) -> int:
-        return self._rows.dtype.itemsize + self._keys.bytes_per_key
-
-    @property
-    def _entry_limit(self) -> int:
-        cells = self._cells.total // len(self._keys) if self._wide and len(self._keys) else 0
-        held = self._cache_bytes if self._held_bytes is None else max(self._cache_bytes, self._held_bytes())
-        return max(FEWEST, held // (self._entry_bytes + cells))
 
     def _begin_call(self) -> None:
         if not self._evictable:
@@ -317,22 +248,6 @@ class ColumnTable:
             if entries > limit:
                 self._make_room()
 
-    def _key_batch(self, keys: Sequence[Key]) -> Any:
-        """`keys` as the index takes them; from the first one on that is not of ints alone, it takes tuples."""
-        if isinstance(self._keys, IntKeys):
-            key_batch = int_key_batch(keys, len(keys[0])) if keys and self._fits(len(keys[0])) else None
-            if key_batch is not None or not keys:
-                return key_batch if key_batch is not None else np.empty((self._keys.fields, 0), np.int64)
-            self._use_tuples()
-        return keys
-
-    def _fits(self, fields: int) -> bool:
-        """Whether the index takes keys of that many ints. An empty one can be made to."""
-        keys = self._keys
-        if isinstance(keys, IntKeys) and keys.fields != fields and not len(keys) and not len(self._removed):
-            self._keys, self._removed = IntKeys(fields), RemovedKeys(IntKeys(fields))
-        return isinstance(self._keys, IntKeys) and self._keys.fields == fields
-
     def _placed(self, key_batch: Any) -> RowIds:
         row_ids, self.made = self._keys.place(key_batch)
         if len(self.made):
@@ -344,7 +259,7 @@ class ColumnTable:
     def _remembered(self, values: Ints) -> RowIds:
         """A few single ints: looking them up in a dict beats a dozen passes of numpy."""
         recent, keys = self._recent, values.tolist()
-        self.made = _NO_ROWS
+        self.made = NO_ROWS
         try:
             row_ids = np.fromiter(map(recent.__getitem__, keys), np.int64, len(keys))
         except KeyError:
@@ -415,7 +330,7 @@ class ColumnTable:
             unknown &= ~gone
         wanted = np.flatnonzero(unknown)
         if not len(wanted):
-            return _NO_ROWS
+            return NO_ROWS
         chosen: Any = (
             key_batch[:, wanted] if isinstance(key_batch, np.ndarray) else [key_batch[at] for at in wanted.tolist()]
         )
@@ -426,74 +341,7 @@ class ColumnTable:
         self.loaded += len(row_ids)
         return row_ids
 
-    def _last_fields(self, row_ids: RowIds) -> Ints:
-        if isinstance(self._keys, IntKeys):
-            return self._keys.last_fields(row_ids)
-        return np.array([key[-1] for key in self._keys.key_batch(row_ids)], np.int64)
-
-    def _set_rows(self, row_ids: RowIds, data: Sequence[bytes]) -> None:
-        rows, cells = self._rows.read(data)
-        for column in self._rows.numbers:
-            self.columns[column][row_ids] = rows[column]
-        if self._wide:
-            for row_id, found in zip(row_ids.tolist(), cells, strict=True):
-                for column, cell in zip(self._wide, found, strict=True):
-                    self.columns[column][row_id] = cell
-            self._count_cells(row_ids)
-        self._stored[row_ids] = True
-        self._dirty[row_ids] = False
-
-    def _count_cells(self, row_ids: RowIds) -> None:
-        self._cells.changed(row_ids, [self.columns[column] for column in self._wide])
-
-    def _grow(self, needed: int) -> None:
-        if needed <= self._capacity:
-            return
-        capacity = max(self._capacity, _FIRST_CAPACITY)
-        while capacity < needed:
-            capacity *= 2
-        self.columns = {column: _extended(array, capacity) for column, array in self.columns.items()}
-        self._dirty = _extended(self._dirty, capacity)
-        self._stored = _extended(self._stored, capacity)
-        self._used = _extended(self._used, capacity)
-        if self._wide:
-            self._cells.grow(capacity)
-        self._capacity = capacity
-
-    def _use_tuples(self) -> None:
-        """From now on the index holds tuples. Row ids stay what they are."""
-        self._keys, self._removed = tuple_keys(self._keys), self._removed.with_tuples()
-        self._recent.clear()
-
-    def _emptied(self) -> IntKeys | TupleKeys:
-        return IntKeys(self._keys.fields) if isinstance(self._keys, IntKeys) else TupleKeys()
-
     # ---- segments
-
-    def _load_segment(self, segment: Segment) -> None:
-        if not self._changed:
-            self._rows.check_written({name: column.dtype for name, column in segment.columns.items()}, self._added)
-        if segment.base:
-            self._forget(self._keys.all())
-        if count(segment.removed):
-            removed = self._own(segment.removed)
-            found = self._keys.find(removed)
-            self._forget(found[found >= 0])
-        key_batch = self._own(segment.keys)
-        row_ids, _ = self._keys.place(key_batch)
-        self._grow(self._keys.numbers.limit)
-        for name, column in self.columns.items():
-            column[row_ids] = segment.columns.get(name, self._initial[name])
-        self._stored[row_ids] = True
-        self._dirty[row_ids] = self._changed  # then all are written again, and the next segment is a base
-        if self._wide:
-            self._count_cells(row_ids)
-
-    def _own(self, keys: Keys) -> Any:
-        """As the index takes them."""
-        if isinstance(keys, np.ndarray) and self._fits(len(keys)):
-            return keys
-        return self._key_batch(tuples_of(keys))
 
     def _freeze_segment(self) -> None:
         dirty = np.flatnonzero(self._dirty)
@@ -509,12 +357,6 @@ class ColumnTable:
         self._removed = RemovedKeys(self._emptied())
         self._dirty[dirty] = False
         self._stored[dirty] = True
-
-    def _segment(self, row_ids: RowIds, removed: IntKeys | TupleKeys, base: bool) -> FrozenSegment:
-        columns = {name: column[row_ids] for name, column in self.columns.items()}
-        return FrozenSegment(
-            self._shard, self.name, self._state_id, self.key_width, base, self._keys, row_ids, columns, removed
-        )
 
     def _leave_segments(self) -> None:
         """From now on what is stored are entries. The store has none of what is in memory."""
@@ -606,20 +448,3 @@ class ColumnTable:
     def _write_frozen(self) -> None:
         while self._frozen:
             self._shard.write(self.take(_WRITTEN_AT_ONCE))
-
-    def _forget(self, row_ids: RowIds) -> None:
-        self._keys.remove(row_ids)
-        self._dirty[row_ids] = False
-        self._stored[row_ids] = False
-        self._used[row_ids] = GONE
-        self._recent.clear()
-        if self._wide:
-            self._cells.gone(row_ids)
-            for column in self._wide:
-                self.columns[column][row_ids] = EMPTY
-
-
-def _extended(array: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:
-    extended = np.zeros(capacity, array.dtype)
-    extended[: len(array)] = array
-    return extended

@@ -91,6 +91,7 @@ PURE_FILES = (  # of folders that are not pure as a whole
     "barrier_runtime/runtime/sinks/effects.py",
     "barrier_runtime/runtime/sinks/global_committer.py",
     "barrier_runtime/runtime/sinks/pending_set.py",
+    "barrier_runtime/runtime/operator_chain.py",
     "barrier_runtime/runtime/subtask.py",
     "coordinator/maintenance/fsck.py",
     "coordinator/metric_table.py",

@@ -19,19 +19,12 @@ LONG_FILES = {
     "barrier_runtime/operators/functions/process.py": (570, "one operator: rows, timers and errors share a key's turn"),
     "barrier_runtime/runtime/slot.py": (530, "every order of the coordinator and what a slot answers"),
     "barrier_runtime/runtime/sources/driver.py": (570, "one reader's life: opened, read, idle, paused, ended"),
-    "barrier_runtime/runtime/subtask.py": (620, "one turn of a chain: whatever is split off needs all its fields"),
     "barrier_runtime/testing/simulation/cluster.py": (530, "everything of one simulated job: its processes and faults"),
     "barrier_runtime/testing/simulation/loop.py": (590, "world, process and loop refer to one another"),
-    "barrier_runtime/testing/simulation/network.py": (700, "network, connection and transport refer to one another"),
-    "coordinator/job/phases/running.py": (660, "every event of a job that runs: one table of moves"),
+    "coordinator/job/phases/running.py": (600, "every event of a job that runs: one table of moves"),
     "coordinator/maintenance/fsck.py": (480, "one pass over a store: what is read decides what is read next"),
     "coordinator/server/rest.py": (500, "a handler per route"),
     "coordinator/status/why/checkpoint.py": (510, "one decision: the first cause that the evidence shows"),
-    "state/backend/keyed_backend.py": (
-        640,
-        "the doorway to all kinds of state: a method per kind and per step of a snapshot",
-    ),
-    "state/columns/column_table.py": (630, "one table: rows, runs, eviction and snapshots share its index"),
 }
 FULL_FOLDERS: dict[str, tuple[int, str]] = {}
 _USERS = "a user's call: keywords, most of them with defaults"

@@ -26,7 +26,7 @@ MUTANTS = (
         "a barrier overtakes timers when it is there on every channel",
         "barrier_runtime/runtime/subtask.py",
         "            if not is_here and channel.index not in self._aligner.blocked:\n",
-        "            if not is_here and not self._barrier_behind:\n",
+        "            if not is_here and not self.inputs:\n",
         _SLICES,
     ),
     Mutant(
@@ -639,7 +639,7 @@ MUTANTS = (
     Mutant(
         "watermark-before-its-timers",
         "the watermark is forwarded when all timers up to it have fired",
-        "barrier_runtime/runtime/subtask.py",
+        "barrier_runtime/runtime/operator_chain.py",
         "                self._advancing = position, watermark_ms\n                return\n",
         "                self._advancing = position, watermark_ms\n",
         ("tests/barrier_runtime/runtime/test_timers_in_slices.py",),
@@ -649,7 +649,7 @@ MUTANTS = (
         "no row is taken while timers before it still have to fire",
         "barrier_runtime/runtime/subtask.py",
         "        if self._is_under_way:\n            return (",
-        "        if self._is_under_way and not self._next_readable():\n            return (",
+        "        if self._is_under_way and not self._queues.next_readable():\n            return (",
         ("tests/barrier_runtime/runtime/test_timers_in_slices.py",),
     ),
     Mutant(
@@ -687,7 +687,7 @@ MUTANTS = (
     Mutant(
         "wall-timers-hold-event-time-back",
         "rows of a timer of an idle subtask leave it idle",
-        "barrier_runtime/runtime/subtask.py",
+        "barrier_runtime/runtime/operator_chain.py",
         "        self._assign()\n        self._tell_idle()\n",
         "        self._assign()\n",
         ("tests/barrier_runtime/operators/keyed/test_wall_timers.py",),

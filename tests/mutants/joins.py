@@ -45,7 +45,7 @@ MUTANTS = (
     Mutant(
         "pairs-are-late-behind-a-join",
         "successors hear of a watermark that is behind by as much as a row of a pair may be",
-        "barrier_runtime/runtime/subtask.py",
+        "barrier_runtime/runtime/operator_chain.py",
         "                watermark_ms = max(WATERMARK_MIN, watermark_ms - operator.output_delay_ms)\n",
         "                pass\n",
         (

@@ -5,6 +5,7 @@ from tests.mutants.mutant import Mutant
 _BOOK = "barrier_runtime/operators/lookups/book.py"
 _OPERATOR = "barrier_runtime/operators/lookups/operator.py"
 _SUBTASK = "barrier_runtime/runtime/subtask.py"
+_CHAIN = "barrier_runtime/runtime/operator_chain.py"
 _BOOK_TESTS = ("tests/barrier_runtime/operators/lookups/test_lookup_book.py",)
 _OPERATOR_TESTS = ("tests/barrier_runtime/operators/lookups/test_lookup_operator.py",)
 _HOLDING_TESTS = ("tests/barrier_runtime/runtime/test_holding_operators.py",)
@@ -86,15 +87,15 @@ MUTANTS = (
         "barriers-wait-for-replies",
         "rows before a barrier are taken without room",
         _SUBTASK,
-        "        return self._first.takes_rows_before_barriers and any",
-        "        return False and any",
+        "        if not self._first.takes_rows_before_barriers:\n",
+        "        if True:\n",
         _HOLDING_TESTS,
     ),
     Mutant(
         "full-lookups-take-what-comes",
         "only rows before a barrier are taken without room",
-        _SUBTASK,
-        "            if channel.readable and (not ahead or self._is_awaited(channel)):\n",
+        "barrier_runtime/runtime/network/input_queues.py",
+        "            if channel.readable and self.is_awaited(channel, done, wanted):\n",
         "            if channel.readable:\n",
         _HOLDING_TESTS,
     ),
@@ -117,7 +118,7 @@ MUTANTS = (
     Mutant(
         "idleness-overtakes-replies",
         "that the input is idle is told when the rows before are out",
-        _SUBTASK,
+        _CHAIN,
         "        if self._inputs_idle and not self._first.unfinished:\n",
         "        if self._inputs_idle:\n",
         _HOLDING_TESTS,
@@ -125,7 +126,7 @@ MUTANTS = (
     Mutant(
         "held-watermarks-go-on",
         "behind an operator that holds watermarks only its own is told",
-        _SUBTASK,
+        _CHAIN,
         "            if operator.holds_watermarks:\n                self._advancing = None\n"
         "                self._tell_own(position)\n                return\n",
         "",

@@ -6,7 +6,7 @@ MUTANTS = (
     Mutant(
         "dropped-columns-come-back",
         "after a change of the aggregates all rows are written again, or old segments had what was dropped",
-        "state/columns/column_table.py",
+        "state/columns/column_rows.py",
         "        self._dirty[row_ids] = self._changed ",
         "        self._dirty[row_ids] = False ",
         (
@@ -116,8 +116,8 @@ MUTANTS = (
     Mutant(
         "kinds-of-unused-states-are-forgotten",
         "a snapshot describes states that this generation did not use",
-        "state/backend/keyed_backend.py",
-        "        self._described = {name: what for name, what in described.items() if name in states}\n",
+        "state/backend/snapshot_life.py",
+        "        self._described = {name: what for name, what in plan.described.items() if name in plan.states}\n",
         "        self._described: dict[str, StateDescription] = {}\n",
         ("tests/state/values/test_entry_table.py",),
     ),

@@ -32,7 +32,7 @@ from barrier_runtime.runtime.in_flight.writer import InFlightWriter
 from barrier_runtime.runtime.network import channels
 from barrier_runtime.runtime.sinks import driver as sink_driver
 from barrier_runtime.runtime.sinks import effects as sink_effects
-from barrier_runtime.state.backend import keyed_backend
+from barrier_runtime.state.backend import keyed_backend, snapshot_life
 from barrier_runtime.state.columns import segment_set as segment_log
 from barrier_runtime.state.snapshots import plan as snapshot_plan
 from barrier_runtime.state.store.object_store import PutOutcome
@@ -507,7 +507,7 @@ def _replayed_after_new_rows() -> Iterator[None]:
             replay = self._replay
             if not replay or self.rows_in or self.source is not None:
                 return original(self)
-            self.notice()
+            self.take_announcements()
             self._replay = deque()
             worked = original(self)
             self._replay = replay
@@ -565,7 +565,7 @@ def _ack_before_upload() -> Iterator[None]:
 
         return upload
 
-    with _replaced(keyed_backend, "upload", make):
+    with _replaced(snapshot_life, "upload", make):
         yield
 
 

@@ -26,9 +26,9 @@ from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectNotFound, PutOutcome
 from barrier_runtime.state.store.paths import Paths
+from barrier_runtime.testing.simulation.connection import WINDOW
 from barrier_runtime.testing.simulation.loop import OutOfSteps, SimProcess, Simulation
 from barrier_runtime.testing.simulation.lsm_kv import install as install_lsm
-from barrier_runtime.testing.simulation.network import WINDOW
 from barrier_runtime.testing.simulation.store import SimStore, StoreFaults
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from backend_bench import Bench, checkpoint, drain, of_operator, values
 
-from barrier_runtime.state.backend.keyed_backend import KeyedBackend, SnapshotDropped
+from barrier_runtime.state.backend.keyed_backend import KeyedBackend
+from barrier_runtime.state.backend.snapshot_life import SnapshotDropped
 from barrier_runtime.state.errors import Corrupt, InvalidJob, ProtocolViolation, Unavailable
 from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.snapshots.local_copies import LocalCopies

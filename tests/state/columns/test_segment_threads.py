@@ -9,8 +9,9 @@ import pytest
 from backend_bench import Bench, of_operator
 
 import tests.stepped_example as example
-from barrier_runtime.state.backend import keyed_backend
-from barrier_runtime.state.backend.keyed_backend import KeyedBackend, SnapshotDropped
+from barrier_runtime.state.backend import snapshot_life
+from barrier_runtime.state.backend.keyed_backend import KeyedBackend
+from barrier_runtime.state.backend.snapshot_life import SnapshotDropped
 from barrier_runtime.state.columns import frozen_rows as dense_segments
 from barrier_runtime.state.columns import segment
 from barrier_runtime.state.columns import segment_set as segment_log
@@ -22,7 +23,7 @@ from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot
 from tests.drawn import seeds
 from tests.stepped_threads import Stepper
 
-TRACED = (keyed_backend, segment, segment_log, snapshot_files, local_copies, dense_segments)
+TRACED = (snapshot_life, segment, segment_log, snapshot_files, local_copies, dense_segments)
 KEYS = 60
 CHECKPOINTS = 9
 
@@ -115,7 +116,7 @@ class Run:
 def stepped(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Stepper]:
     def make(seed: int) -> Stepper:
         stepper = Stepper(seed, TRACED)
-        stepper.lock_of(monkeypatch, keyed_backend, segment_log, local_copies)
+        stepper.lock_of(monkeypatch, snapshot_life, segment_log, local_copies)
         return stepper
 
     return make

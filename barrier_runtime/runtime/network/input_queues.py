@@ -1,0 +1,95 @@
+"""The input channels of one subtask: which is read next, what waits in their queues, and event time over all of them.
+
+It owns turns (no input starves another), which barriers and ends are in the queues and not read yet, the watermarks of
+the channels, and small batches that are read together.
+"""
+
+from collections import deque
+
+from barrier_runtime.data.elements import Barrier, Batch, EndOfInput
+from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
+from barrier_runtime.data.watermarks import WatermarkMerger
+from barrier_runtime.runtime.alignment.effects import Announced
+from barrier_runtime.runtime.network.channels import SMALL_ROW_BYTES, InputChannel
+
+
+class InputQueues:
+    """Of one subtask. `channels` have their place in the list as `index`."""
+
+    def __init__(self, channels: list[InputChannel]) -> None:
+        self.channels = channels
+        self.live = len(channels)  # those whose end was not read
+        self.merger = _merger_of(channels)
+        self.announcements: deque[tuple[int, Announced]] = deque()  # barriers and ends that came in
+        self._barrier_behind = [0] * len(channels)  # by channel, the last barrier in its queue
+        self._end_behind: set[int] = set()  # channels whose end is in the queue
+        self._next = 0
+        for channel in channels:
+            channel.announcements = self.announcements
+
+    def next_announcement(self) -> tuple[int, Announced]:
+        """The next barrier or end that came in, wherever it stands in its queue."""
+        index, element = self.announcements.popleft()
+        if isinstance(element, Barrier):
+            self._barrier_behind[index] = element.id
+        elif isinstance(element, EndOfInput):
+            self._end_behind.add(index)
+        return index, element
+
+    def read_barrier(self, index: int, checkpoint: int) -> None:
+        """The barrier was read from channel `index`."""
+        if self._barrier_behind[index] == checkpoint:
+            self._barrier_behind[index] = 0
+
+    def has_in_queue(self, channel: InputChannel, checkpoint: int) -> bool:
+        """Its barrier, or the end of the channel, waits to be read."""
+        return self._barrier_behind[channel.index] == checkpoint or channel.index in self._end_behind
+
+    def is_awaited(self, channel: InputChannel, done: int, wanted: int) -> bool:
+        """A barrier of a checkpoint behind `done` is in its queue; or the end is, and such a checkpoint is wanted for
+        which no barrier comes any more."""
+        return self._barrier_behind[channel.index] > done or (wanted > done and channel.index in self._end_behind)
+
+    def next_readable(self) -> InputChannel | None:
+        """Round robin, so that no input starves another."""
+        channels, count = self.channels, len(self.channels)
+        for offset in range(count):
+            channel = channels[(self._next + offset) % count]
+            if channel.readable:
+                self._next = (channel.index + 1) % count
+                return channel
+        return None
+
+    def next_awaited(self, done: int, wanted: int) -> InputChannel | None:
+        """As `next_readable`, of those that are awaited alone."""
+        count = len(self.channels)
+        for offset in range(count):
+            channel = self.channels[(self._next + offset) % count]
+            if channel.readable and self.is_awaited(channel, done, wanted):
+                self._next = (channel.index + 1) % count
+                return channel
+        return None
+
+    def gathered(self, batch: Batch, count: int, channel: InputChannel) -> Batch:
+        """A small batch from `channel` together with those that are next in the queues of its port, as long as all of
+        them are one small batch: operators cost as much for each, whatever the number of its rows."""
+        parts = [batch]
+        most = min(MOST_ROWS, count + channel.chunk.left // SMALL_ROW_BYTES)
+        for other in self.channels:
+            if other.port != channel.port:
+                continue
+            while count < most and (part := other.pop_along(batch, most - count)) is not None:
+                self.merger.on_activity(other.index)
+                count += len(part)
+                parts.append(part)
+        if len(parts) == 1:
+            return batch
+        channel.chunk.taken_along((count - len(batch)) * SMALL_ROW_BYTES)
+        few = FewRows.joined([part.few for part in parts if part.few is not None])
+        return Batch(few, min(part.emit_ns for part in parts))
+
+
+def _merger_of(inputs: list[InputChannel]) -> WatermarkMerger:
+    edges = sorted({channel.together for channel in inputs if channel.together is not None})
+    together = [[channel.index for channel in inputs if channel.together == edge] for edge in edges]
+    return WatermarkMerger(len(inputs), [channel.index for channel in inputs if channel.empty], together)
