@@ -28,7 +28,7 @@ help:
 	@echo "make bench [QUICK=1|ALL=1]  engines side by side: build/bench/report.html (1.5 hours; ROUNDS=1: half an hour; QUICK: 5 minutes; ALL: 8 hours)"
 	@echo "make sim [SEEDS=n]          the simulation over n seeds; SEED=s replays one (SHRINK=1: makes it smaller); CANARY=name"
 	@echo "make sim-canaries           every planted bug is found by the simulation"
-	@echo "make oracle [SEEDS=n]       random windows and joins, with crashes, against sorting, DuckDB and pandas; every restore; ten times the examples"
+	@echo "make oracle [SEEDS=n]       random windows and joins, with crashes, against sorting, DuckDB and pandas; every restore; 40 times the examples of make test"
 	@echo "make mutants [WIDE=1]       every planted change of the product is noticed by a test: build/mutants.md"
 	@echo "make chaos [MINUTES=n] [KILLS=n] [SEED=s] [BURN=n]  kill, stall and starve a job on a local cluster, then judge its output"
 	@echo "make pictures               pictures of the coordinator's page for docs/, of a run with kills"

@@ -19,7 +19,7 @@ from tests.cloud_emulators import Cloud, Emulator, GoogleEmulator
 
 settings.register_profile("patient", deadline=None)  # an example that takes long on a busy machine is no failure
 settings.load_profile("patient")
-for profile, of_hundred in {"check": 10, "test": 40, "oracle": 1_000}.items():  # tests/drawn.py
+for profile, of_hundred in {"check": 10, "test": 25, "oracle": 1_000}.items():  # tests/drawn.py
     settings.register_profile(profile, settings.default, max_examples=of_hundred)
 
 os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_jvm.submit_options())  # those that programs under test start, too

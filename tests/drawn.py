@@ -1,5 +1,5 @@
 """How many examples or seeds a test tries, by the profiles of tests/conftest.py. A test names what it draws by itself;
-`make test` draws four tenths of the examples, `make check` a tenth, `make oracle` ten times as many. Of the seeds
+`make test` draws a quarter of the examples, `make check` a tenth, `make oracle` ten times as many. Of the seeds
 `make check` has a fifth, because the others are marked slow."""
 
 from typing import Any
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-FEWEST = 10
+FEWEST = 6
 OF = settings.get_profile("default").max_examples
 
 

@@ -148,8 +148,8 @@ class Subtask(OperatorChain):
             return self._end_if_finished() or worked
         if self._ahead and self.writable:
             self._ahead = False
-            for channel in self.inputs:
-                channel.settle()
+            for each in self.inputs:
+                each.settle()
         now_ns = self._host.now_ns()
         until_ns = now_ns + _STEP_NS
         for _ in range(_ELEMENTS_PER_STEP):

@@ -259,6 +259,12 @@ class KeyedBackend(SnapshotLife):
         tables = int(sum(table.memory_bytes() for table in self._tables.values()))
         return tables + self._segments.waiting_bytes + self._shard.kv.memory_bytes()
 
+    def close(self) -> None:
+        """As `SnapshotLife.close`; what it held of the slot's memory is free."""
+        if self._held is not None and not self._closed:
+            self._held.release()
+        super().close()
+
     # ---- inside
 
     def _value_state_id(self, name: str, key_width: int, what: StateDescription) -> int:

@@ -204,8 +204,6 @@ class SnapshotLife:
                 return
             self._closed = True
             self._drop_frozen(lambda number: True)
-        if self._held is not None:
-            self._held.release()
         try:
             with self._linking_lock:
                 self._shard.kv.close()

@@ -86,16 +86,6 @@ class EntryKeys:
         start = prefix + encode_key((last,))
         return start, start + b"\xff"  # no key field begins with FF
 
-    def group_from(self, group: int, last: int) -> tuple[bytes, bytes]:
-        """The same of all entries whose last field is `last` or more."""
-        prefix = self.shard.prefix(group, self.state_id)
-        return prefix + encode_key((last,)), prefix + b"\xff"
-
-    @staticmethod
-    def behind_last(data_key: bytes) -> bytes:
-        """What tells entries of one last field apart in a key group, in the order of the store."""
-        return data_key[PREFIX_BYTES + _INT_BYTES :]
-
     @staticmethod
     def last_of(data_key: bytes) -> int:
         head = data_key[PREFIX_BYTES : PREFIX_BYTES + _INT_BYTES]

@@ -162,14 +162,14 @@ def test_a_few_crashes_of_a_right_flow_change_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_at_other_parallelisms_and_with_another_seed() -> None:
-    checked = check(rich_flow, {"payments": ROWS}, parallelism=(1, 3), seeds=[1], sinks={"out": table})
-    assert checked.crashes == 2 * 2 * len(PHASES)
+def test_at_another_parallelism_and_with_another_seed() -> None:
+    checked = check(rich_flow, {"payments": ROWS}, parallelism=3, seeds=[1], sinks={"out": table})
+    assert checked.crashes == 2 * len(PHASES)
 
 
 @pytest.mark.slow
 def test_at_every_point_of_a_run() -> None:
-    checked = check(flow_of(Sum), {"payments": ROWS}, crashes="every point", parallelism=1)
+    checked = check(flow_of(Sum), {"payments": ROWS[:12]}, crashes="every point", parallelism=1)
     assert checked.crashes > 100
 
 
