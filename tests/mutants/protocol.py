@@ -312,8 +312,8 @@ MUTANTS = (
         "stops-before-the-new-slots-are-there",
         "sources stop for a rescale only when every new slot stands by",
         "coordinator/job/phases/running.py",
-        "            elif not missing and self._knows_what_moves(job, rescale) and self._fetched(job, rescale):\n",
-        "            elif self._knows_what_moves(job, rescale) and self._fetched(job, rescale):\n",
+        "            elif not missing and self._knows_what_moves(job) and",
+        "            elif self._knows_what_moves(job) and",
         ("tests/coordinator/job/test_job_rescaling.py",),
     ),
     Mutant(
