@@ -47,7 +47,7 @@ def connect(*unnamed: object, **inputs: KeyedStream | BroadcastStream) -> "Conne
 
 @plain_errors
 class ConnectedStreams:
-    """What `connect` returns: named inputs of the one step to come."""
+    """What `connect` returns: named inputs. The next step, `process`, reads them all."""
 
     def __init__(self, inputs: Mapping[str, KeyedStream | BroadcastStream]) -> None:
         where = "connect"

@@ -43,8 +43,8 @@ LOADED_PROGRAM: ContextVar[str] = ContextVar("the file that a command loads at t
 
 @plain_errors
 class Dataflow(Readers):
-    """A job to be. `name` is the job's identity in storage: 1 to 64 of `a-z 0-9 -`. `options` hold for its runs unless
-    a run is given others."""
+    """The description of a job, before it runs. `name` is the job's identity in storage: 1 to 64 of `a-z 0-9 -`.
+    `options` hold for its runs unless a run is given others."""
 
     @takes_options("spark")
     def __init__(self, name: str, **options: "Unpack[RunOptions]") -> None:

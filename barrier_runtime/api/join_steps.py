@@ -39,7 +39,7 @@ _FAR = datetime.timedelta(days=36_500)
 
 @dataclass(frozen=True)
 class JoinOptions:
-    """What all joins have in common, as the user gave it."""
+    """The arguments that all joins have in common, as the user gave them."""
 
     event_time: str | tuple[str, str] | None  # None: rows count as they come
     suffix: tuple[str, str]

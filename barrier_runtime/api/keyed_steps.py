@@ -36,7 +36,7 @@ _NO_DELAY = datetime.timedelta()
 
 @plain_errors
 class StatefulSteps(KeyedSteps[S]):
-    """What may keep state per key."""
+    """The steps that keep state per key."""
 
     def window(
         self,

@@ -27,7 +27,7 @@ _LINGER = datetime.timedelta(milliseconds=1)
 
 @plain_errors
 class LookupSteps(UnkeyedSteps[S]):
-    """Rows that get columns from elsewhere."""
+    """The steps that add columns from outside the stream: another system, or a table."""
 
     @overload
     def lookup(

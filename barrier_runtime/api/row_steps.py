@@ -27,7 +27,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 @plain_errors
 class RowSteps(UnkeyedSteps[S]):
-    """What happens to one row, or one batch, at a time."""
+    """The steps that work on one row, or one batch, at a time."""
 
     # ------------------------------------------------------------ row-wise
 

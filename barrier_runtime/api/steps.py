@@ -27,7 +27,7 @@ S = TypeVar("S")
 
 
 class Steps(ABC, Generic[S]):
-    """Something that steps can follow."""
+    """Base of all streams: a step can be added behind it."""
 
     @abstractmethod
     def _added(self, node: StepNode) -> tuple[S, ...]:
@@ -35,7 +35,7 @@ class Steps(ABC, Generic[S]):
 
 
 class UnkeyedSteps(Steps[S]):
-    """Rows that go on as they came, or spread evenly."""
+    """A stream without a key: rows go to the next step where they are, or are spread evenly."""
 
     schema: pa.Schema | None
 
@@ -70,7 +70,7 @@ class UnkeyedSteps(Steps[S]):
 
 @dataclass(frozen=True)
 class KeyedInput:
-    """A keyed stream, as the step to come sees it."""
+    """A keyed stream, as the next step sees it."""
 
     plan: Plan
     node: int
@@ -95,7 +95,7 @@ class KeyedInput:
 
 
 class KeyedSteps(Steps[S]):
-    """Rows by key."""
+    """A stream that is partitioned by key."""
 
     @abstractmethod
     def _keyed_input(self) -> KeyedInput:

@@ -55,7 +55,7 @@ _NO_DELAY = datetime.timedelta()
 
 @plain_errors
 class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
-    """Rows on their way. Immutable: each method gives a new stream and leaves this one usable (several consumers each
+    """A stream of rows. Immutable: each method gives a new stream and leaves this one usable (several consumers each
     get all rows). `schema` is known or None (then fixed by the first batch); as rows are handed from one subtask to
     another dictionary columns become columns of their values, so it names no dictionaries."""
 
@@ -414,7 +414,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
 
 
 class BroadcastStream:
-    """A stream whose rows all subtasks of the next step get, which is one of `connect`."""
+    """A stream whose rows go to all subtasks of the next step, which is a step of `connect`."""
 
     def __init__(self, stream: Stream, switch: Literal["row", "barrier"]) -> None:
         self._stream = stream

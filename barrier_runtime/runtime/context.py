@@ -21,9 +21,9 @@ from barrier_runtime.state.snapshots.stored_values import with_values
 
 
 class GenerationExecutors:
-    """The executors of one generation: two per operator or source (for what may take for ever, as commits, and for its
-    snapshots), and one per chain for its rows in flight. Whoever is opened again gets new ones; whoever wants gets
-    more."""
+    """The executors of one generation: two per operator or source (one for what may take for ever, such as commits, one
+    for its snapshots), and one per chain for its rows in flight. An operator that is opened again gets new ones, and
+    one that asks gets more."""
 
     def __init__(self, workers: WorkerPool, on_error: Callable[[Exception], None]) -> None:
         self._workers = workers

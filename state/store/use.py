@@ -1,7 +1,7 @@
 """Requests to an object store, counted as S3 bills them: one kind for PUT, COPY and LIST, another one for GET and HEAD.
 
-A store counts its own (`StoreUse`). Whoever wants the requests of one job alone takes a store of its own that shares
-everything but the counts (`with_own_use`).
+A store counts its own (`StoreUse`). To count the requests of one job alone, `with_own_use` gives a store that shares
+everything but the counts.
 """
 
 import copy

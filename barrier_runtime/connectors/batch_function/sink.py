@@ -25,7 +25,7 @@ _TELL_AFTER_S = 10.0  # then the job's status says what it waits for, and it is 
 
 
 class BatchFunctionSink(BatchingSink):
-    """What `stream.for_each_batch` puts at the end of the stream. `function`: its name, for messages."""
+    """The sink of `stream.for_each_batch`. `function`: its name, for messages."""
 
     def __init__(self, function: str = "", *, max_bytes_in_memory: int = 32 << 20) -> None:
         super().__init__(max_bytes_in_memory=max_bytes_in_memory)

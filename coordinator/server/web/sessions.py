@@ -83,7 +83,7 @@ class LoginLinks:
         return self._signed.make(nonce, now_ms)
 
     def is_ours(self, code: str) -> bool:
-        """Whoever has it was given it by someone with the token, if perhaps long ago."""
+        """It was given by someone who had the token, perhaps long ago."""
         return self._signed.is_ours(code)
 
     def mark(self, code: str, now_ms: int) -> str | None:
