@@ -2,6 +2,8 @@
 
 Pure data (`msgspec` structs, validated on decode, never pickle). A snapshot is enough to restore the operator subtask
 from any process at any later time; nothing else about it is remembered anywhere.
+
+There may be very many: they are trees, never circles, so Python's collector leaves them out (`gc=False`).
 """
 
 import msgspec
@@ -23,7 +25,7 @@ def value_format(subject: str, version: int = 1) -> Format:
     return Format(subject, version, damaged="restore an intact copy of the checkpoint, or another one")
 
 
-class FileRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):  # there may be very many
+class FileRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Bytes of one snapshot file. Exactly one of `key` (an object, from `offset`, `size` bytes) or `inline` is set."""
 
     name: str  # local file name, e.g. "000012.sst"; never a path
@@ -34,7 +36,7 @@ class FileRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False)
     inline: bytes | None = None
 
 
-class StateDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class StateDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """What one state of a snapshot is, so that a program which declares another kind under its name is refused."""
 
     kind: str = "value"  # "value", "list", "map", "reducing", "aggregating", "broadcast", "columns" or "timers"
@@ -53,7 +55,7 @@ class StateDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 ONE_VALUE = StateDescription()  # per key
 
 
-class KeyedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class KeyedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """Keyed state of one operator subtask: one key-value store's files, and the names behind its state ids."""
 
     backend: str  # "rocksdb" or "memory"
@@ -70,7 +72,7 @@ class KeyedSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     described: dict[str, StateDescription] = {}
 
 
-class InFlight(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class InFlight(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Rows that were on their way to input `port` of an operator subtask when its snapshot was taken: frames of a data
     connection, to be processed in this order before anything new."""
 
@@ -78,7 +80,7 @@ class InFlight(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file: FileRef
 
 
-class OperatorSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OperatorSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """All that operator `operator`, subtask `subtask`, remembers at one barrier."""
 
     operator: str
