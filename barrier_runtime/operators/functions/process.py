@@ -231,7 +231,7 @@ class ProcessOperator(KeyedOperator):
             self._wall_timers,
             state,
             self._sides,
-            UserMetrics(self.where, self.metrics),
+            UserMetrics(self.where, self.metrics, self._undo),
         )
         timing.event.context = self._context
         if timing.tables:

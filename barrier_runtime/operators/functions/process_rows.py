@@ -17,6 +17,7 @@ from barrier_runtime.operators.outputs.failures import Failures, OnError
 from barrier_runtime.operators.outputs.side_outputs import EmittedByCall, SideOutputs
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import close_function, function_name, open_function, own_function, user_error
+from barrier_runtime.state.values.undo import Undo
 
 
 class RowContext:
@@ -65,14 +66,16 @@ class ProcessRowsOperator(Operator):
         self._subtask = context.subtask
         self._metrics = context.metrics
         target, self._call = own_function(self._function, "process", self._failed)
-        name = function_name(self._call)
+        name, undo = function_name(self._call), None
         self._writer = RowWriter(f"{name} of operator {self._name!r}", self._schema)
         if isinstance(self._on_error, Retry):
-            self._call = RetriedCall(self._call, self._on_error, True, undo=EmittedByCall(self._sides))
+            undo = Undo()
+            undo.add(EmittedByCall(self._sides))
+            self._call = RetriedCall(self._call, self._on_error, True, undo=undo)
         elif self._on_error != "fail":
             self._failures = Failures(self._on_error, self._name, name)
             self._failures.opened(context)
-        metrics = UserMetrics(self._where, context.metrics)
+        metrics = UserMetrics(self._where, context.metrics, undo)
         self._context = RowContext(self._name, context.subtask, self._sides, metrics)
         open_function(target, self._context, self._failed)
         self._sides.check_none("open()")

@@ -2,8 +2,8 @@
 trouble of the outside world, which the job's `restart=` deals with.
 
 The slot stands still for the pauses, so they are short (`check_pauses`); what waits longer belongs into a `lookup`,
-whose rows wait without holding up others. What a call has written to state, its timers and what it has emitted are put
-back before the next one (`state/values/undo`); attributes of the user's object and what it counts are not.
+whose rows wait without holding up others. What a call has written to state, its timers, what it has emitted and what it
+has counted are put back before the next one (`state/values/undo`); attributes of the user's object are not.
 """
 
 import time

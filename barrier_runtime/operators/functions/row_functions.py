@@ -154,7 +154,7 @@ class FlatMapOperator(RowwiseOperator):
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         function: Callable[[Row], Iterable[Row]] = self._function
         if self._failures is not None:
-            self._results(function, batch, self._failures, emit)
+            self._results(lambda row: _rows(function(row)), batch, self._failures, emit)
             return
         results: list[Row] = []
         append, taken, alone = results.append, self._writer.taken, self._writer.alone
@@ -162,7 +162,11 @@ class FlatMapOperator(RowwiseOperator):
         ends: list[int] = []  # of each row's results
         try:
             for rows in map(function, each_row_of(batch)):
-                held = alone + 1 if type(rows) is list and getrefcount(rows) == alone else alone
+                if type(rows) is list:
+                    held = alone + 1 if getrefcount(rows) == alone else alone
+                else:
+                    _rows(rows)
+                    held = alone
                 for one in rows:
                     append(one if getrefcount(one) == held else taken(one))
                 if reached is not None:
@@ -174,3 +178,10 @@ class FlatMapOperator(RowwiseOperator):
         if reached is not None:
             reached = np.repeat(reached, np.diff(ends, prepend=0))
         self._emit_rows(results, batch, reached, emit)
+
+
+def _rows(given: Any) -> Any:
+    """What a function of `flat_map` gave; a dict is one row, and gone through it is its keys."""
+    if type(given) is dict:
+        raise InvalidJob("it gave one row, and flat_map takes any number of them: return [row], yield it, or use map()")
+    return given

@@ -5,11 +5,12 @@ that no name of ours is ever taken.
 import re
 from collections.abc import Callable
 from math import inf, isfinite
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from barrier_runtime.data.latency import LatencyRecorder
 from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.values.undo import Undo
 
 PREFIX = "user_"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -17,6 +18,7 @@ _MOST = 100  # of a step: each is sent with every heartbeat
 _MOST_HISTOGRAMS = 20
 _NS = 1_000_000  # a histogram holds nanoseconds and shows milliseconds: a figure is recorded as so many milliseconds
 _GREATEST = 3_600_000.0
+Recorded: TypeAlias = tuple[LatencyRecorder, int, int]  # with the figure, and how many times
 
 
 class UserCounter:
@@ -58,11 +60,12 @@ class UserHistogram:
     """How figures are spread: their number, median, 99th percentile and greatest, over all slots, since the processes
     began and over the last minute."""
 
-    __slots__ = ("_latencies", "_name")
+    __slots__ = ("_latencies", "_name", "_recorded")
 
-    def __init__(self, group: MetricGroup, name: str) -> None:
+    def __init__(self, group: MetricGroup, name: str, recorded: list[Recorded] | None) -> None:
         self._latencies = group.latencies
         self._name = name
+        self._recorded = recorded
 
     def record(self, value: float, count: int = 1) -> None:
         """`value`, `count` times: from 0.001 to 3,600,000 (what is beyond counts as the bound), kept to three digits.
@@ -75,7 +78,10 @@ class UserHistogram:
         recorder = self._latencies.get(self._name)
         if recorder is None:
             recorder = self._latencies[self._name] = LatencyRecorder()
-        recorder.record(int(min(value, _GREATEST) * _NS), count)
+        ns = int(min(value, _GREATEST) * _NS)
+        recorder.record(ns, count)
+        if self._recorded is not None:
+            self._recorded.append((recorder, ns, count))
 
 
 _Made = TypeVar("_Made", UserCounter, UserGauge, UserHistogram)
@@ -84,14 +90,37 @@ _Made = TypeVar("_Made", UserCounter, UserGauge, UserHistogram)
 class UserMetrics:
     """`ctx.metrics`: of one step, in one slot, over all keys. A name is a counter, gauge or histogram for good."""
 
-    def __init__(self, where: str, group: MetricGroup) -> None:
+    def __init__(self, where: str, group: MetricGroup, undo: Undo | None = None) -> None:
+        """`undo`: of calls that are repeated."""
         self._where = where
         self._group = group
         self._counts = group.counts
         self._made: dict[str, UserCounter | UserGauge | UserHistogram] = {}
+        self._before: dict[str, float] = {}
+        self._recorded: list[Recorded] | None = None  # by the call at hand
+        if undo is not None:
+            self._recorded = []
+            undo.add(self)
+
+    def begin(self) -> None:
+        """See `state/values/undo`."""
+        counts = self._counts
+        self._before = {name: counts[name] for made in self._made if (name := PREFIX + made) in counts}
+        if self._recorded:
+            self._recorded.clear()
+
+    def put_back(self) -> None:
+        before, counts = self._before, self._counts
+        for name, made in self._made.items():
+            if type(made) is UserCounter or PREFIX + name in before:
+                counts[PREFIX + name] = before.get(PREFIX + name, 0.0)
+            else:
+                counts.pop(PREFIX + name, None)
+        for recorder, ns, count in self._recorded or ():
+            recorder.record(ns, -count)
 
     def counter(self, name: str) -> UserCounter:
-        """The counter `name`. A row that is processed again after a failure counts again."""
+        """The counter `name`. A row that is processed again after a failure of the job counts again."""
         found = self._made.get(name)
         return found if type(found) is UserCounter else self._new(name, lambda key: UserCounter(self._counts, key))
 
@@ -111,7 +140,7 @@ class UserMetrics:
                 f"{self._where}: histogram {name!r} would be number {made + 1}, and each is sent whole with every "
                 "heartbeat: take fewer, or gauges"
             )
-        return self._new(name, lambda key: UserHistogram(self._group, key))
+        return self._new(name, lambda key: UserHistogram(self._group, key, self._recorded))
 
     def _new(self, name: str, make: Callable[[str], _Made]) -> _Made:
         if name in self._made:

@@ -36,6 +36,14 @@ MISUSES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda rows: rows.key_by("k").process("p", lambda *given: generator()), "gave an async generator, and nobody"),
     (lambda rows: rows.process("p", lambda row, ctx: coroutine(row)), r"gave a coroutine.* belongs in lookup\("),
     (lambda rows: rows.flat_map(lambda row: coroutine(row)), "gave a coroutine, and nobody awaits it here"),
+    (
+        lambda rows: rows.flat_map(lambda row: row),
+        r"it gave one row, and flat_map takes any number of them: return \[row",
+    ),
+    (
+        lambda rows: rows.flat_map(lambda row: row, on_error="skip"),
+        "it gave one row, and flat_map takes any number of them",
+    ),
     (lambda rows: rows.map(leaves), "a function raised SystemExit: nothing to do, which is no Exception"),
     (lambda rows: rows.key_by("k").process("p", leaves), "a function raised SystemExit: nothing to do"),
 ]

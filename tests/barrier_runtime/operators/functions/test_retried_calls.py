@@ -8,11 +8,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from operator_harness import Driven
 
 from barrier_runtime import CollectSink, Dataflow, InvalidJob, Retry, Unavailable, UserCodeError, ValueState
 from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.operators.functions.process_rows import ProcessRowsOperator
 from barrier_runtime.operators.functions.retried_calls import RetriedCall
 from barrier_runtime.operators.retry import LONGEST_S, check_pauses
+from barrier_runtime.testing import KeyedHarness
 from tests.drawn import examples
 
 SHORT = timedelta(milliseconds=1)
@@ -180,3 +183,45 @@ def test_what_is_not_named_ends_the_job_with_the_users_traceback() -> None:
     with pytest.raises(JobFailed, match="KeyError: 'gone'") as failed:
         flow.run_local(parallelism=1)
     assert isinstance(failed.value.__cause__, KeyError | UserCodeError)
+
+
+class Counting:
+    """Each call counts, and fails as often as its row says."""
+
+    def open(self, ctx: Any) -> None:
+        self.failed = 0
+        ctx.metrics.gauge("last").set(-1)
+
+    def process(self, *given: Any) -> None:
+        row, ctx = given[-2:]
+        ctx.metrics.counter("rows").inc()
+        ctx.metrics.gauge("last").set(row["k"])
+        ctx.metrics.gauge("failing" if self.failed < row["fails"] else "good").set(1)
+        ctx.metrics.histogram("sizes").record(row["k"])
+        if self.failed < row["fails"]:
+            self.failed += 1
+            ctx.metrics.histogram("failures").record(7)
+            raise ConnectionError("away")
+        self.failed = 0
+
+
+COUNTED = {"rows": 3.0, "last": 5.0, "good": 1.0, "sizes.count": 3.0, "sizes.max": 5.0}
+
+
+def test_what_a_call_counts_is_counted_when_it_succeeds() -> None:
+    retry, rows = Retry(3, SHORT, on=(ConnectionError,)), [{"k": k, "fails": k % 4} for k in (3, 4, 5)]
+    with KeyedHarness(Counting, key="k", on_error=retry) as harness:
+        harness.push(*rows)
+        found = harness.metrics()
+        assert {name: round(found[name], 2) for name in COUNTED} == COUNTED
+        assert "failing" not in found
+        assert found.get("failures.count", 0) == 0
+    driven = Driven(ProcessRowsOperator("p", Counting, on_error=retry))
+    driven.feed(rows)
+    counts = driven.world.metrics.counts
+    assert {name: counts.get(f"user_{name}") for name in ("rows", "last", "good", "failing")} == {
+        "rows": 3.0,
+        "last": 5.0,
+        "good": 1.0,
+        "failing": None,
+    }
