@@ -219,9 +219,9 @@ class EntryTable(StateTable):
         """The value of an entry that is in the store. One that can be changed in place is remembered, so that all who
         read it get the same object; others pass by the cache, which a long walk would empty."""
         if self._immutable:
-            return self._decode(data)
+            return self._fetched(whole, data)
         if whole not in self._young and whole not in self._old:
-            self._remember(whole, self._decode(data))
+            self._remember(whole, self._fetched(whole, data))
         return self.get(whole)
 
     def _order_of(self, key: Key) -> list[bytes]:
@@ -240,6 +240,10 @@ class EntryTable(StateTable):
             begins + _NUMBER if len(whole) == width + 1 else begins + _ENTRY + encode_key(whole[-1:])
             for whole, begins in zip(keys, begun, strict=True)
         ]
+
+    def _write_again(self, key: Key, value: Any) -> None:
+        self._index(key[: self.key_width], key[-1])
+        super()._write_again(key, value)
 
     def _is_stored(self, whole: Key) -> bool:
         return self._shard.kv.get(self._kv_key(whole)) is not None

@@ -34,6 +34,12 @@ _LARGER = 8  # times what was believed: then that is believed no more
 _DROP_SLICE = 4_096
 
 
+class MadeNew:
+    """How many values a decoder has made of those of an earlier version of the program."""
+
+    count = 0
+
+
 class StateTable:
     """Made by `KeyedBackend.table`; used by one thread."""
 
@@ -63,6 +69,7 @@ class StateTable:
         self._old: dict[Key, Any] = {}
         self._frozen: dict[Key, Any] = {}
         self._encoded: dict[Key, bytes] = {}
+        self.made_new = MadeNew()  # by `decode`
         self._entry_bytes = float(_FIRST_GUESS_BYTES)
         self.limit_cache(cache_bytes)
 
@@ -191,9 +198,23 @@ class StateTable:
             value = self._old.pop(key, MISSING)
             if value is MISSING:
                 data = self._shard.kv.get(self._kv_key(key))
-                value = None if data is None else self._decode(data)
+                value = None if data is None else self._fetched(key, data)
         self._remember(key, value)
         return value
+
+    def _fetched(self, key: Key, data: bytes) -> Any:
+        """The value that the store has. One that was made new is written again, so that no other read has to do it; it
+        is what it was at the last barrier, and so among the frozen."""
+        made = self.made_new.count
+        value = self._decode(data)
+        if self.made_new.count != made:
+            self._write_again(key, value)
+        return value
+
+    def _write_again(self, key: Key, value: Any) -> None:
+        self._encoded[key] = self._encode_all([(key, value)])[0]
+        if len(self._encoded) > self.spilled_at_once and self._shard.may_write():
+            self._shard.write(self.take(self.spilled_at_once))
 
     def _remember(self, key: Key, value: Any) -> None:
         """Make a clean value the youngest. For each that comes, up to two old ones go: no long pauses, no bursts."""

@@ -11,16 +11,20 @@ its key group, and no row needs it.
 
 What is not written yet is in the dicts of `StateTable`, by (time, user key). Nothing is read before it is written (a
 timer that is set twice is one entry), and nothing that was written stays cached, except how the keys of recent timers
-are stored (`known_keys`): a key has many timers.
+are stored (`known_keys`): a key has many timers. The last ones that were set, and that nobody holds in memory, may be
+in two lists, `times` and `keys`, and are written from there, with nothing looked up. Whatever else the table is asked
+or told brings them into the dicts first (`_fold`), so they are always younger than what is there.
 
 Releases before this layout kept timers under the same name as values by (*user key, time), which no snapshot described.
 `convert` moves them when the state is opened: once, and in bounded memory.
 """
 
-import struct
 from collections.abc import Iterator, Sequence
+from itertools import repeat
 from operator import itemgetter
 from typing import Any
+
+import numpy as np
 
 from barrier_runtime.state.keys.key_codec import INT_TAG, decode_key, encode_key
 from barrier_runtime.state.keys.key_groups import key_group
@@ -33,8 +37,8 @@ LAYOUTS = 1  # of snapshots' descriptions: the newest one that this release read
 _TIME_BYTES = len(encode_key((0,)))
 _MOST_WAITING = 16_384  # who fires looks at all of them now and then
 _TIMER_BYTES = 500  # in memory
-_pack_prefix_and_time = struct.Struct(">4sBQ").pack
-_SIGN = 1 << 63
+_TAG = bytes((INT_TAG,))
+_SIGN = np.uint64(1 << 63)
 _SET = b"\x01"
 _LOOKED_AT = 16  # keys of one state are about as long
 
@@ -51,15 +55,30 @@ class TimerTable(StateTable):
         """`stored`: the store may hold timers already."""
         super().__init__(name, state_id, shard, encode_timer, decode_timer, key_width, True, cache_bytes)
         self.stored = stored
-        self._known = KnownKeys(shard, state_id, key_width, lambda prefix, encoded: (prefix, encoded))
+        self._known = KnownKeys(shard, state_id, key_width, lambda prefix, encoded: (prefix + _TAG, encoded))
+        self.times: list[int] = []
+        self.keys: list[Key] = []
 
     @property
     def key_groups(self) -> tuple[int, int]:
         """First and last (inclusive)."""
         return self._shard.key_group_first, self._shard.key_group_last
 
+    def write_listed(self) -> None:
+        """There are `spilled_at_once` in the lists. They go into the store, unless something older has to go first."""
+        if self._dirty or self._frozen or not self._shard.may_write():
+            self._fold()
+            return
+        data_keys = self._packed(self.times, self.keys)
+        data_keys.sort()
+        self._shard.write(list(zip(data_keys, repeat(_SET), strict=False)))
+        self.times.clear()
+        self.keys.clear()
+
     def is_unwritten(self, timer: Timer) -> bool:
         """Whether the store has not the last word on it."""
+        if self.times:
+            self._fold()
         return timer in self._dirty or timer in self._frozen
 
     def is_deleted(self, timer: Timer) -> bool:
@@ -68,6 +87,8 @@ class TimerTable(StateTable):
 
     def waiting(self) -> list[Timer]:
         """Timers that are set and not in the store yet, each once."""
+        if self.times:
+            self._fold()
         dirty = self._dirty
         older = [timer for timer, is_set in self._frozen.items() if is_set and timer not in dirty]
         return older + [timer for timer, is_set in dirty.items() if is_set]
@@ -122,21 +143,53 @@ class TimerTable(StateTable):
 
     def put(self, key: Key, value: Any) -> None:
         """`StateTable.put` of what is never cached: every event of a stream may set a timer."""
+        if self.times:
+            self._fold()
         dirty = self._dirty
         dirty[key] = value
         if len(dirty) > self._dirty_bound:
             self._relieve()
 
+    def get(self, key: Key) -> Any:
+        if self.times:
+            self._fold()
+        return super().get(key)
+
+    def unwritten(self, key: Key) -> tuple[bool, Any]:
+        if self.times:
+            self._fold()
+        return super().unwritten(key)
+
+    def freeze(self) -> None:
+        if self.times:
+            self._fold()
+        super().freeze()
+
+    def memory_bytes(self) -> int:
+        return super().memory_bytes() + int(len(self.times) * self._entry_bytes)
+
     # ---- inside
+
+    def _fold(self) -> None:
+        self._dirty.update(zip(zip(self.times, self.keys, strict=True), repeat(True), strict=False))
+        self.times.clear()
+        self.keys.clear()
+        if len(self._dirty) > self._dirty_bound:
+            self._relieve()
 
     def _kv_key(self, key: Key) -> bytes:
         return self._kv_keys([key])[0]
 
     def _kv_keys(self, keys: Sequence[Key]) -> list[bytes]:
-        pack, parts = _pack_prefix_and_time, self._known.of([key for _, key in keys])
+        return self._packed([at_ms for at_ms, _ in keys], [key for _, key in keys])
+
+    def _packed(self, times: list[int], keys: list[Key]) -> list[bytes]:
+        """Of the timers' times and user keys."""
+        packed = (np.array(times, np.int64).view(np.uint64) ^ _SIGN).astype(">u8").tobytes()
+        starts = range(0, 8 * len(times), 8)
         return [
-            pack(prefix, INT_TAG, at_ms + _SIGN) + encoded
-            for (at_ms, _), (prefix, encoded) in zip(keys, parts, strict=True)
+            head + packed[start : start + 8] + encoded
+            for start, (head, encoded) in zip(starts, self._known.of(keys), strict=True)
         ]
 
     def _take_frozen(self, count: int) -> list[Entry]:

@@ -7,7 +7,8 @@ the heap. A mark comes up when all before it has fired. Then the next timers of 
 position, so that no scan begins with what has fired and been deleted.
 
 While marks cover all key groups, a timer that is set for a time behind all of them (*far*) is written and nothing else:
-most timers of a steady stream are, and never cost the heap anything before they are due.
+most timers of a steady stream are, and never cost the heap anything before they are due. Nor is anything looked up
+then, unless the heap has dead ones: one that is held already is set twice.
 
 What of a timer is where
     held      in the heap and alive
@@ -93,7 +94,7 @@ class Timers:
         timer of the table is before. `held`: about how many memory holds."""
         self._deaf = without_handler
         self._table = table
-        self._put = table.put
+        self._put, self._times, self._keys, self._listed = table.put, table.times, table.keys, table.spilled_at_once
         self._current = current
         first, last = table.key_groups
         self._fewest = max(_HELD if held is None else held, _HELD_OF_GROUP * (last - first + 1))
@@ -137,6 +138,15 @@ class Timers:
         if not WATERMARK_MIN <= timestamp_ms <= WATERMARK_MAX:
             raise InvalidJob(f"timer at {timestamp_ms} is out of range: use milliseconds since the epoch (64 bits)")
         key = self._current.key
+        if timestamp_ms >= self._far_ms and not (self._dead or self._ending or self._postponed is not None):
+            times = self._times
+            times.append(timestamp_ms)
+            self._keys.append(key)
+            if timestamp_ms < self._outside_ms:
+                self._outside_ms = timestamp_ms
+            if len(times) >= self._listed:
+                self._table.write_listed()
+            return
         timer = (timestamp_ms, key)
         held = self._held.get(timer)
         if held or self._ending:

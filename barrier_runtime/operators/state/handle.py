@@ -17,7 +17,7 @@ from barrier_runtime.state.snapshots.continued_state import continued
 from barrier_runtime.state.snapshots.snapshot import StateDescription
 from barrier_runtime.state.values.entry_table import EntryTable, WatchedEntryTable
 from barrier_runtime.state.values.expiry import Expiry
-from barrier_runtime.state.values.table import StateTable
+from barrier_runtime.state.values.table import MadeNew, StateTable
 from barrier_runtime.state.values.timed_table import TimedEntries, TimedTable
 from barrier_runtime.state.values.undo import Undo
 from barrier_runtime.state.values.watched_table import WatchedTable
@@ -203,8 +203,10 @@ def value_table(
     current: CurrentKey,
 ) -> StateTable | TimedTable:
     """The table of a state of one value per key."""
-    expiry, what, encode, decode = _continued(handle, of, backend, name, where, current)
+    made_new = MadeNew()
+    expiry, what, encode, decode = _continued(handle, of, backend, name, where, current, made_new)
     table = backend.table(name, encode, decode, key_width, of.immutable, of.comparable, what)
+    table.made_new = made_new
     if current.undo is not None:
         current.undo.watch(table)
     return table if expiry is None else _registered(TimedTable(table, expiry), current)
@@ -220,8 +222,10 @@ def entries_table(
     current: CurrentKey,
 ) -> EntryTable | TimedEntries:
     """The table of a state of many entries per key."""
-    expiry, what, encode, decode = _continued(handle, of, backend, name, where, current)
+    made_new = MadeNew()
+    expiry, what, encode, decode = _continued(handle, of, backend, name, where, current, made_new)
     table = backend.entry_table(name, encode, decode, key_width, what, of.immutable, of.comparable)
+    table.made_new = made_new
     if current.undo is not None:
         current.undo.watch(table)
     return table if expiry is None else _registered(TimedEntries(table, expiry, what.kind == "list"), current)
@@ -234,11 +238,12 @@ def _continued(
     name: str,
     where: str,
     current: CurrentKey,
+    made_new: MadeNew,
 ) -> tuple[Expiry | None, StateDescription, Callable[[Any], bytes], Callable[[bytes], Any]]:
     """How entries expire (None: not at all), what snapshots say of the state, and how an entry is written and read."""
     what = continued(handle.declared(), backend.restored(name), where)
     expiry, what = opened_expiry(handle.ttl, backend, name, what, current.timing)
-    encode, decode = of.encoder(where), of.decoder(where, what)
+    encode, decode = of.encoder(where), of.decoder(where, what, made_new)
     if expiry is not None:
         encode, decode = expiry.encoder(encode), expiry.decoder(decode)
     return expiry, what, encode, decode

@@ -3,8 +3,10 @@
     migrate=[first, second]     a value of version 0 goes through both, one of version 1 through the second
     C1 · 56 ('V') · version · value     as it is stored; of version 0 the value alone
 
-An entry is made new each time it is read, until it is written again; so a restore takes no longer, and the functions
-must do nothing but make a value. `state.snapshots.continued_state` decides which version a program's values are.
+An entry is made new when it is read first, and written as what it became (`StateTable.made_new`); so a restore takes no
+longer, and no entry is made new twice, unless a crash comes first. Broadcast state is not written by reading: there an
+entry is made new at each read. So the functions must do nothing but make a value. `state.snapshots.continued_state`
+decides which version a program's values are.
 """
 
 import inspect
@@ -19,6 +21,7 @@ from barrier_runtime.operators.state.evolution import Renamed, by_new_names
 from barrier_runtime.operators.state.models import as_fields
 from barrier_runtime.operators.user_code import function_name, said
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.values.table import MadeNew
 
 Migrate: TypeAlias = Callable[[Any], Any] | Sequence[Callable[[Any], Any]]
 
@@ -67,6 +70,7 @@ def migrating_decoder(
     renamed: Sequence[Renamed],
     functions: Sequence[Callable[[Any], Any]],
     where: str,
+    made_new: MadeNew,
 ) -> Callable[[bytes], Any]:
     """`decode` reads values of this version under the names they have now. `renamed`: of each version, this one's
     last. Raises `InvalidJob` for a value that a function does not take."""
@@ -79,6 +83,8 @@ def migrating_decoder(
         version = 0
         if data[:2] == _MARK:
             version, data = data[2], data[_HEAD:]
+        if version < len(steps):
+            made_new.count += 1
         for step in steps[version:]:
             data = step(data)
         return now(data)

@@ -22,6 +22,7 @@ from barrier_runtime.operators.state.migration import Migrate, check_migrate, mi
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription
 from barrier_runtime.state.snapshots.value_types import ValueType
+from barrier_runtime.state.values.table import MadeNew
 
 CodecName = Literal["msgpack", "pickle"]
 
@@ -159,13 +160,15 @@ class StoredType:
             what, fields=self._fields, renamed=self._renamed, type=self._type, versions=tuple({} for _ in self._migrate)
         )
 
-    def decoder(self, where: str, what: StateDescription) -> Callable[[bytes], Any]:
-        """Bytes to value. `what`: the state as snapshots describe it from here on."""
+    def decoder(self, where: str, what: StateDescription, made_new: MadeNew | None = None) -> Callable[[bytes], Any]:
+        """Bytes to value. `what`: the state as snapshots describe it from here on. `made_new` counts values that
+        `migrate=` has made of older ones."""
         if self._codec == "pickle":
             import pickle  # asked for by name
 
             return pickle.loads
-        decode = migrating_decoder(decoder_of(self._kind).decode, (*what.versions, what.renamed), self._migrate, where)
+        renamed = (*what.versions, what.renamed)
+        decode = migrating_decoder(decoder_of(self._kind).decode, renamed, self._migrate, where, made_new or MadeNew())
 
         def checked(data: bytes) -> Any:
             try:

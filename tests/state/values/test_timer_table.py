@@ -1,13 +1,17 @@
 """How timers are stored: their bytes, however many keys have come before."""
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from barrier_runtime.state.keys.key_codec import encode_key
 from barrier_runtime.state.keys.key_groups import key_group
 from barrier_runtime.state.values import known_keys, timer_table
+from tests.drawn import examples
 from tests.state.backend_bench import Bench, checkpoint, of_operator
 
 
@@ -57,3 +61,61 @@ def test_what_waits_is_bounded_whatever_memory_there_is(tmp_path: Path, monkeypa
     restored = bench.open([snapshot]).timer_table("@timers", 1)
     assert sum(1 for _ in restored.scan()) == 5_000
     assert restored.waiting() == []
+
+
+STEP = st.one_of(
+    st.tuples(st.just("list"), st.integers(0, 5)),
+    st.tuples(st.sampled_from(["put", "delete", "get"]), st.integers(0, 5)),
+    st.tuples(st.sampled_from(["checkpoint", "freeze", "waiting", "scan", "of key"]), st.just(0)),
+)
+
+
+@example([("delete", 1), ("list", 1), ("list", 2), ("list", 3), ("checkpoint", 0)])
+@example([("list", 1), ("waiting", 0), ("list", 1), ("delete", 1), ("checkpoint", 0)])
+@given(st.lists(STEP, max_size=25))
+@examples(150)
+def test_timers_in_lists_are_younger_than_all_others(steps: list[tuple[str, int]]) -> None:
+    """Against a set, whatever is asked of the table first and whenever the lists are written from."""
+    with tempfile.TemporaryDirectory() as folder:
+        backend = Bench(Path(folder), kind="memory").open()
+        table = backend.timer_table("@timers", 1)
+        table.spilled_at_once = 3
+        true: set[Any] = set()
+        for number, (what, time) in enumerate(steps, 1):
+            timer = time, ("key",)
+            if what == "list":
+                table.times.append(time)
+                table.keys.append(("key",))
+                true.add(timer)
+                if len(table.times) >= table.spilled_at_once:
+                    table.write_listed()
+            elif what == "put":
+                table.put(timer, True)
+                true.add(timer)
+            elif what == "delete":
+                table.delete(timer)
+                true.discard(timer)
+            elif what == "get":
+                assert (table.get(timer) is not None) is (timer in true)
+                assert not (table.is_deleted(timer) and timer in true)
+            elif what == "waiting":
+                assert set(table.waiting()) <= true
+            elif what == "scan":
+                assert sorted(each for each, _ in table.scan()) == sorted(true)
+            elif what == "of key":
+                assert table.of_key(("key",), 0) == sorted(at for at, _ in true)
+            elif what == "freeze":
+                backend.freeze(number)
+            elif what == "checkpoint":
+                checkpoint(backend, number)
+                stored = [each for each, _ in backend._shard.scan_state(table._state_id)]
+                assert len(stored) == len(true)
+        assert sorted(each for each, _ in table.scan()) == sorted(true)
+        backend.close()
+
+
+def test_what_is_in_lists_waits_as_all_that_is_not_written(tmp_path: Path) -> None:
+    table = Bench(tmp_path, kind="memory").open().timer_table("@timers", 1)
+    table.times.append(7)
+    table.keys.append(("key",))
+    assert table.waiting() == [(7, ("key",))]

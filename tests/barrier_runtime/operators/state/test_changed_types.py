@@ -443,7 +443,8 @@ def run(folder: Path, state: Any, key: Any = int, fails: bool = False) -> list[d
             return {"k": str(key), "kept": str(self.kept.value)}
 
     flow, sink = Dataflow("typed"), CollectSink()
-    rows = flow.rate("numbers", 500 if fails else 1_000_000, 2_000, splits=1).map(
+    rate, count = (500, 1_000_000) if fails else (1_000_000, 2_000)
+    rows = flow.rate("numbers", rate, count, splits=1).map(
         lambda row: {"k": key(row["value"] % 3), "n": row["value"]}, schema={"k": key, "n": int}
     )
     rows.key_by("k").process("keeps", Keeps, schema={"k": str, "kept": str}).sink("out", sink)
