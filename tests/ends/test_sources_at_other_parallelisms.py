@@ -96,7 +96,8 @@ def kafka(request: pytest.FixtureRequest, folder: Path) -> Iterator[Source]:
             topic.write([json.dumps({"n": n}) for n in part], partition)
 
     def read(flow: Dataflow) -> Stream:
-        return flow.read_kafka("rows", topic.kafka.bootstrap, topic.name, schema={"n": int}, start="earliest")
+        server = topic.kafka.bootstrap
+        return flow.read_kafka("rows", server, topic.name, group="g", value="json", schema={"n": int}).select(["n"])
 
     try:
         yield write, read
