@@ -96,6 +96,10 @@ def _reading(nodes: list[Node]) -> list[Node]:
             if columns:
                 every = columns if node.event_time is None else columns | {node.event_time}
                 node = replace(node, source=node.source.reading(every))
+        elif isinstance(node, StepNode) and node.kind == "filter" and node.schema is not None:
+            given = _schema(found[node.inputs[0].node], node.inputs[0].tag)
+            if given is not None:
+                node = replace(node, schema=pa.schema([field for field in node.schema if field.name in given.names]))
         found.append(node)
     return found
 

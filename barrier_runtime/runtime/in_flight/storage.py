@@ -77,13 +77,21 @@ def read_in_flight(
                     "start the new one from there"
                 )
             for batch in _own(each, snapshot, edge, subtask, parallelism, max_parallelism, store):
-                replay.append((each.port, batch))
+                replay.append((each.port, _as_sent_now(batch, edge.schema)))
     return replay
 
 
 def rows_in_flight(store: ObjectStore, ref: FileRef) -> list[pa.RecordBatch]:
     """All that one file holds. Raises `Corrupt` for damage."""
     return [batch.rows for batch in _decoded(store, ref)]
+
+
+def _as_sent_now(batch: Batch, schema: pa.Schema | None) -> Batch:
+    """Without columns that sources read when it was stored, and nobody wants now: what is sent on has one schema."""
+    names = [] if schema is None else schema.names
+    if set(names) < set(batch.rows.schema.names) and names:
+        return batch.having(batch.rows.select(names))
+    return batch
 
 
 def _own(

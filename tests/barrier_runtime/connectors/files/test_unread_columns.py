@@ -91,6 +91,15 @@ def test_what_no_step_wants_is_not_read_and_results_are_those_of_all_columns(tmp
     assert sorted(map(str, out.rows())) == sorted(map(str, expected))
 
 
+def test_edges_behind_sources_and_filters_say_what_columns_they_have(tmp_path: Path) -> None:
+    """Rows in flight of a release that read all are cut to them."""
+    flow = Dataflow("read")
+    spread = flow.read_parquet("in", written(tmp_path / "in")).rebalance()
+    spread.filter("k = 1").rebalance().filter("v > 4").rebalance().select(["text"]).sink("out", CollectSink())
+    edges = compile_plan(flow.plan, 2).edges
+    assert [edge.schema and edge.schema.names for edge in edges] == [["k", "v", "text"]] * 3
+
+
 def test_columns_that_are_not_read_are_checked_all_the_same(tmp_path: Path) -> None:
     folder = written(tmp_path / "in")
     pq.write_table(pa.table({"at": [1], "k": [1]}), tmp_path / "in" / "3.parquet")

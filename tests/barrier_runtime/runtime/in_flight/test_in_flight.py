@@ -90,6 +90,18 @@ def test_at_another_parallelism_event_time_is_told_by_those_who_are_behind(edges
     assert all(each.reached is None for each in read)
 
 
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+def test_columns_that_nobody_wants_any_more_are_left_out(parallelism):
+    """As those of Parquet files that an older release read all the same."""
+    stored = Stored(2)
+    for subtask in range(2):
+        stored.write(subtask, {0: [timed([1, 2, 3], [5 * subtask] * 3)]})
+    edges = {0: Edge(0, 0, 1, "rebalance", schema=pa.schema([("at", pa.int64())]))}
+    read = [each for subtask in range(parallelism) for _, each in stored.read(subtask, parallelism, edges)]
+    assert [each.rows.to_pydict() for each in read] == [{"at": [0, 1, 2]}] * 2
+    assert [each.reached is None for each in read] == [parallelism != 2] * 2
+
+
 def test_few_rows_travel_inside_the_manifest():
     stored = Stored(1, inline_bytes=20_000)
     (file,) = stored.write(0, {0: [batch([1])]})
