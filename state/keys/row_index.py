@@ -30,40 +30,49 @@ _KNOWN_AT_LEAST = 4_096
 _CLEARED_PER_KEY = 64  # places of a successor: memory that nobody has used takes 2 ms per MB
 _CLEARED_AT_LEAST = 1 << 20
 _FEW = 16  # keys looked for one by one, when that is faster
-_FREE, _GONE = -1, -2  # places that hold no row id; a search goes on behind one that is gone
+_FREE = -1  # a place that holds no row id
+_SEARCHED_PER_KEY = 4  # row ids that are looked at for one that is free
+_SEARCHED_AT_LEAST = 4_096
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: multiplying by it spreads neighbours evenly
 _32 = np.uint64(32)
 _NO_ROWS: RowIds = np.empty(0, np.int64)
 
 
 class RowNumbers:
-    """Which row ids are taken. Freed ones are used again first."""
+    """Which row ids are taken. Freed ones are used again, rising, so that what comes together lies together; where few
+    are free nobody looks for them: then there are up to a third more row ids than keys."""
 
     def __init__(self) -> None:
-        self._free: list[RowIds] = []  # not one array, which would be copied whenever a few are given back
+        self._free = np.zeros(0, np.bool_)
+        self._at = 0  # where the search for free ones goes on
         self.limit = 0  # all row ids are below it
         self.count = 0
 
     def take(self, count: int) -> RowIds:
+        reused = _NO_ROWS
+        if self.count < self.limit:
+            end = self._at + max(_SEARCHED_AT_LEAST, _SEARCHED_PER_KEY * count)
+            reused = self._at + np.flatnonzero(self._free[self._at : end])[:count]
+            self._free[reused] = False
+            self._at = int(reused[-1]) + 1 if len(reused) == count > 0 else end
+            if self._at >= self.limit:
+                self._at = 0
         self.count += count
-        reused: list[RowIds] = []
-        while count and self._free:
-            last = self._free.pop()
-            if len(last) > count:
-                self._free.append(last[:-count])
-                last = last[-count:]
-            reused.append(last)
-            count -= len(last)
         first = self.limit
-        self.limit += count
-        return np.concatenate([*reversed(reused), np.arange(first, self.limit)])
+        self.limit += count - len(reused)
+        made = np.arange(first, self.limit)
+        return np.concatenate((reused, made)) if len(reused) else made
 
     def give_back(self, row_ids: RowIds) -> None:
         self.count -= len(row_ids)
         if not self.count:
-            self._free, self.limit = [], 0
-        elif len(row_ids):
-            self._free.append(row_ids.copy())
+            self._free, self._at, self.limit = self._free[:0], 0, 0
+            return
+        if len(self._free) < self.limit:
+            free = np.zeros(2 * self.limit, np.bool_)
+            free[: len(self._free)] = self._free
+            self._free = free
+        self._free[row_ids] = True
 
 
 class _Places:
@@ -74,7 +83,7 @@ class _Places:
         self.shift = np.uint64(64 - bits)
         self.mask = np.int64((1 << bits) - 1)
         self.row_ids = np.empty(1 << bits, np.int32)
-        self.gone = 0
+        self.gone = 0  # places of row ids that are free, or another key's since
         self._cleared = 0  # places below are free, or taken since
 
     def clear(self, most: int) -> bool:
@@ -97,15 +106,6 @@ class _Places:
             left = self.row_ids[places] != row_ids
             row_ids, places = row_ids[left], places[left] + 1 & self.mask
 
-    def remove(self, row_ids: RowIds, mixed: npt.NDArray[np.uint64]) -> None:
-        """Row ids (each once) that are there."""
-        self.gone += len(row_ids)
-        places = self.home(mixed)
-        while len(row_ids):
-            there = self.row_ids[places] == row_ids
-            self.row_ids[places[there]] = _GONE
-            row_ids, places = row_ids[~there], places[~there] + 1 & self.mask
-
 
 class IntKeys:
     """Keys of `fields` int64 fields."""
@@ -126,45 +126,32 @@ class IntKeys:
 
     def find(self, key_batch: Ints) -> RowIds:
         """The row id of each key; negative where there is none."""
-        table, mask = self._table.row_ids, self._table.mask
-        places = self._table.home(self._mixed(key_batch))
-        there = table.take(places)
-        found = there.astype(np.int64)
-        wrong = (~self._equal(key_batch, there) & (there != _FREE)).nonzero()[0]
-        rows = wrong
-        while len(wrong) > _FEW:  # somebody else lives there, or did: look one further
-            places, key_batch = places[wrong] + 1 & mask, key_batch[:, wrong]
-            there = table.take(places)
-            found[rows] = there
-            wrong = (~self._equal(key_batch, there) & (there != _FREE)).nonzero()[0]
-            rows = rows[wrong]
-        for row, at in zip(rows.tolist(), wrong.tolist(), strict=True):
-            found[row] = self._search(places.item(at), key_batch[:, at].tolist())
-        return found
+        return self._looked_up(key_batch)[0]
 
     def place(self, key_batch: Ints) -> tuple[RowIds, RowIds]:
         """The row id of each key, which may repeat; and the row ids that were made for those that had none."""
-        row_ids = self.find(key_batch)
+        row_ids, places = self._looked_up(key_batch)
         missing = np.flatnonzero(row_ids < 0)
         if not len(missing):
             return row_ids, _NO_ROWS
+        table, fresh = self._table, key_batch[:, missing]
         self._make_room(len(missing))
-        row_ids[missing], made = self._insert(key_batch[:, missing])
+        there = places[missing] if table is self._table else self._table.home(self._mixed(fresh))
+        row_ids[missing], made = self._insert(fresh, there)
         if self._successor is not None:
             self._succeed(self._successor, made)
         return row_ids, made
 
     def remove(self, row_ids: RowIds) -> None:
-        """The row ids (each once) are free."""
+        """The row ids (each once) are free. Their places hold them on, and are passed over as those of other keys."""
         self._active[row_ids] = False
         self.numbers.give_back(row_ids)
         if len(row_ids) >= len(self):
             self._replace(self._table.bits)
             return
-        self._table.remove(row_ids, self._mixed(self._keys[:, row_ids]))
+        self._table.gone += len(row_ids)
         if self._successor is not None:
-            known = row_ids[row_ids < self._known]
-            self._successor.remove(known, self._mixed(self._keys[:, known]))
+            self._successor.gone += int(np.count_nonzero(row_ids < self._known))
 
     def key_batch(self, row_ids: RowIds) -> Ints:
         key_batch: Ints = self._keys.take(row_ids, axis=1)
@@ -191,27 +178,48 @@ class IntKeys:
             mixed *= _MIX
         return mixed
 
-    def _search(self, place: int, key: list[int]) -> int:
-        """`find` for one key that does not live at `place`."""
+    def _looked_up(self, key_batch: Ints) -> tuple[RowIds, Ints]:
+        """The row id of each key, negative where there is none, and the place where its search has ended."""
+        table, mask = self._table.row_ids, self._table.mask
+        ends = places = self._table.home(self._mixed(key_batch))
+        there = table.take(places)
+        found = there.astype(np.int64)
+        wrong = (~self._equal(key_batch, there) & (there != _FREE)).nonzero()[0]
+        rows = wrong
+        while len(wrong) > _FEW:  # somebody else lives there, or did: look one further
+            places, key_batch = places[wrong] + 1 & mask, key_batch[:, wrong]
+            there = table.take(places)
+            found[rows], ends[rows] = there, places
+            wrong = (~self._equal(key_batch, there) & (there != _FREE)).nonzero()[0]
+            rows = rows[wrong]
+        for row, at in zip(rows.tolist(), wrong.tolist(), strict=True):
+            found[row], ends[row] = self._search(places.item(at), key_batch[:, at].tolist())
+        return found, ends
+
+    def _search(self, place: int, key: list[int]) -> tuple[int, int]:
+        """The same for one key that does not live at `place`."""
         table = self._table.row_ids
-        mask, slot_at, field_of = len(table) - 1, table.item, self._keys.item
+        mask, slot_at, field_of, is_active = len(table) - 1, table.item, self._keys.item, self._active.item
         while True:
             place = place + 1 & mask
             row_id = slot_at(place)
-            if row_id == _FREE or (row_id >= 0 and all(field_of(f, row_id) == value for f, value in enumerate(key))):
-                return row_id
+            if row_id == _FREE or (
+                all(field_of(f, row_id) == value for f, value in enumerate(key)) and is_active(row_id)
+            ):
+                return row_id, place
 
     def _equal(self, key_batch: Ints, row_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
         equal: npt.NDArray[np.bool_] = row_ids >= 0
         for own, wanted in zip(self._keys, key_batch, strict=True):
             equal &= own.take(row_ids) == wanted
+        equal &= self._active.take(row_ids)
         return equal
 
     def _make_room(self, count: int) -> None:
-        needed = len(self) + count
-        if needed > len(self._active):
+        needed, most = len(self) + count, self.numbers.limit + count
+        if most > len(self._active):
             capacity = 2 * len(self._active)
-            while capacity < needed:
+            while capacity < most:
                 capacity *= 2
             keys, active = np.empty((self.fields, capacity), np.int64), np.zeros(capacity, np.bool_)
             keys[:, : len(self._active)], active[: len(self._active)] = self._keys, self._active
@@ -244,25 +252,30 @@ class IntKeys:
         if end == self.numbers.limit:
             self._table, self._successor = successor, None
 
-    def _insert(self, key_batch: Ints) -> tuple[RowIds, RowIds]:
-        """Keys that have no row id, and may repeat: for each free place one of those that want it wins; those with the
-        same key find it there, others look one further."""
-        found = np.empty(key_batch.shape[1], np.int64)
+    def _insert(self, key_batch: Ints, places: Ints) -> tuple[RowIds, RowIds]:
+        """Keys that have no row id, and may repeat, from these places on: for each free place one of those that want it
+        wins; those with the same key find it there, others look one further."""
+        found = np.empty(len(places), np.int64)
         made = []
-        rows = np.arange(key_batch.shape[1])
+        rows = np.arange(len(places))
         table, mask = self._table.row_ids, self._table.mask
-        places = self._table.home(self._mixed(key_batch))
         while len(rows):
             free = np.flatnonzero(table.take(places) == _FREE)
             if len(free):
-                claims = _GONE - 1 - free
-                table[places[free]] = claims
-                winners = free[table[places[free]] == claims]
+                wanted, claims = places[free], _FREE - 1 - free
+                table[wanted] = claims
+                won = table.take(wanted) == claims
+                winners = free[won]
                 fresh = self.numbers.take(len(winners))
-                self._keys[:, fresh] = key_batch[:, winners]
+                for own, of_key in zip(self._keys, key_batch, strict=True):
+                    own[fresh] = of_key[winners]
                 self._active[fresh] = True
-                table[places[winners]] = fresh
+                table[wanted[won]] = fresh
+                found[rows[winners]] = fresh
                 made.append(fresh)
+                lost = np.ones(len(rows), np.bool_)
+                lost[winners] = False
+                rows, places, key_batch = rows[lost], places[lost], key_batch[:, lost]
             there = table.take(places)
             same = self._equal(key_batch, there)
             found[rows[same]] = there[same]

@@ -1,0 +1,87 @@
+"""What it takes to tell of very many windows that one watermark makes due, and how long a barrier may wait for a slice.
+
+    python -m benchmarks.firing tumbling --windows 1000000
+
+The operator alone, with RocksDB: rows of as many keys, one each, then event time goes to its end as a subtask does it,
+slice by slice. Between two slices a barrier is taken. Times are CPU times of this thread.
+"""
+
+import argparse
+import datetime
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from barrier_runtime import Tumbling, count, sum_
+from barrier_runtime.data.elements import WATERMARK_MAX, Batch
+from barrier_runtime.operators.base import Emit, Operator
+from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
+from barrier_runtime.operators.windows.whole.apply import ApplyOperator
+from barrier_runtime.operators.windows.whole.top import TopOperator
+from benchmarks.machine import describe
+from benchmarks.surroundings import Surroundings
+
+_SCHEMA = pa.schema([("key", pa.int64()), ("at", pa.int64()), ("amount", pa.int64())])
+_COUNTED = pa.schema([("key", pa.int64()), ("n", pa.int64())])
+_WINDOW = Tumbling(datetime.timedelta(seconds=10))
+_AGGREGATES = {"n": count(), "total": sum_("amount")}
+_KEYED = ("windows", ["key"], _WINDOW, "at")
+_KINDS: dict[str, Callable[[], Operator]] = {
+    "tumbling": lambda: WindowAggregateOperator(*_KEYED, _AGGREGATES),
+    "top": lambda: TopOperator(*_KEYED, 1, "amount", True, _SCHEMA),
+    "apply": lambda: ApplyOperator(*_KEYED, lambda key, window, rows: rows, _SCHEMA, _SCHEMA),
+    "apply-row": lambda: ApplyOperator(
+        *_KEYED, lambda key, window, rows: {"key": key, "n": len(rows)}, _SCHEMA, _COUNTED
+    ),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=[*_KINDS])
+    parser.add_argument("--windows", type=int, default=1_000_000)
+    parser.add_argument("--batch", type=int, default=16_384, help="rows of a batch")
+    parser.add_argument("--folder", default="build/bench/firing")
+    chosen = parser.parse_args(arguments)
+    Path(chosen.folder).mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=chosen.folder))
+    operator, out, slices = _KINDS[chosen.kind](), [0], []
+
+    def emitted(batch: Batch) -> None:
+        out[0] += len(batch)
+
+    emit = Emit(emitted)
+    operator.open(Surroundings(scratch, 0, 1).context("windows"))
+    try:
+        keys = np.random.default_rng(1).permutation(chosen.windows)
+        began = time.thread_time()
+        for first in range(0, chosen.windows, chosen.batch):
+            some = keys[first : first + chosen.batch]
+            arrays = [pa.array(some), pa.array(some % 10_000), pa.array(some)]
+            operator.process(Batch(pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA), 0), emit)
+        fed_s, arrived = time.thread_time() - began, False
+        while not arrived:
+            began = time.thread_time()
+            arrived = operator.toward(WATERMARK_MAX, emit)
+            slices.append(time.thread_time() - began)
+    finally:
+        operator.close()
+        shutil.rmtree(scratch, ignore_errors=True)
+    assert out[0] == chosen.windows
+    ms = np.array(slices) * 1e3
+    print(describe())
+    print(
+        f"{chosen.kind}, {out[0]:,} windows: {fed_s / out[0] * 1e6:.2f} us a window fed, {ms.sum() / out[0] * 1e3:.2f} "
+        f"told; {len(ms):,} slices, p50 {np.median(ms):.2f}, p99 {np.quantile(ms, 0.99):.2f}, longest {ms.max():.2f} ms"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
