@@ -319,7 +319,7 @@ MISTAKES: list[tuple[str, Callable[[], Any], list[str]]] = [
     ("a row of another type", lambda: come_out(stream([{"k": "a", "x": "one"}])), ["is int64", "'one' (str)"]),
     ("a row with one column more", lambda: come_out(stream([{"z": 1}])), ["column 'z'", "(k, x)", "correct schema="]),
     ("a function that gives nothing", lambda: come_out(stream().map(lambda row: None)), ["NoneType", "return a dict"]),  # type: ignore[arg-type, return-value]
-    ("a row, not rows", lambda: come_out(stream().flat_map(lambda row: row)), ["gave a str", "return a dict"]),  # type: ignore[arg-type, return-value]
+    ("a row, not rows", lambda: come_out(stream().flat_map(lambda row: row)), ["gave one row", "return [row]"]),  # type: ignore[arg-type, return-value]
     ("a checkpoint that is none", lambda: come_out_with(restore="latset"), ["restore='latset'", "use 'latest'"]),
     ("a mode that is nearly one", lambda: come_out_with(mode="exactly-once"), ["mode=", "'exactly_once'"]),
     ("a time span as seconds", lambda: come_out_with(min_pause=MINUTE), ["min_pause=", "give a number of seconds"]),
