@@ -1,6 +1,6 @@
 """What one call on keyed state costs a row-wise function, by kind, on RocksDB and in one core: no Spark, no loop.
 
-    python -m benchmarks.state [--calls 200000] [--keys 10000] [--many 500000] [--rounds 5]
+    python -m benchmarks.state [--calls 200000] [--keys 10000] [--many 500000] [--rounds 5] [--kind WORDS]
 
 Each kind has a backend of its own, with a timer table or two beside it, as the step of a function has. Keys come round
 in a mixed order. Of `--keys` all state fits into the caches, as that of a running program does; of `--many` keys it
@@ -10,6 +10,10 @@ not in the figures.
 
 Timers are set for times in no order, and for times that go on as those of a stream do. Reported is the least processor
 time per call of the rounds, of all threads, with the loop around the calls taken off; the interpreter is as in a slot.
+
+Then three of other things, with `--calls` of each: what a row of a side output costs beside one of the main output; how
+long a slice of a sweep of expired state takes the loop; and how long a restore of entries takes that `migrate=` has to
+make new, beside one of entries as they are.
 """
 
 import argparse
@@ -17,17 +21,27 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from barrier_runtime import ListState, MapState, ReducingState, ValueState
+import pyarrow as pa
+
+from barrier_runtime import TTL, ListState, MapState, ReducingState, ValueState
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.functions.process import ProcessOperator
 from barrier_runtime.operators.keyed.timers import TABLE, Timers
 from barrier_runtime.operators.keyed.wall_timers import WALL_TABLE
 from barrier_runtime.operators.state.handle import CurrentKey, KeyedState, StateKey
+from barrier_runtime.operators.state.ttl import Timing
 from barrier_runtime.runtime.host.heap import PROCESS_HEAP
 from barrier_runtime.runtime.host.interpreter import tune_interpreter
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+from barrier_runtime.state.values.expiry_sweep import ExpirySweep
 from benchmarks.machine import describe
+from benchmarks.surroundings import Surroundings
 from benchmarks.timers import checkpoint, opened
 
 Call: TypeAlias = Callable[[int], object]  # with the number of the row; the key is set before
@@ -135,6 +149,109 @@ def _least_s(made: Made, keys: Sequence[StateKey], calls: int, rounds: int) -> f
         shutil.rmtree(folder)
 
 
+class _Yields:
+    def process(self, key: str, row: dict[str, Any], ctx: Any) -> dict[str, Any]:
+        return {"k": key, "n": row["n"]}
+
+
+class _Emits:
+    def process(self, key: str, row: dict[str, Any], ctx: Any) -> None:
+        ctx.emit("side", {"k": key, "n": row["n"]})
+
+
+def _outputs(rows: int, rounds: int) -> None:
+    """Batches of 10,000 rows into `process`, and what it gives into nothing."""
+    schema = pa.schema([("k", pa.string()), ("n", pa.int64())])
+    parts = [{"k": [f"key-{n % 1_000}" for n in range(10_000)], "n": list(range(at, at + 10_000))} for at in range(4)]
+    batches = [Batch(pa.RecordBatch.from_pydict(part, schema), 0) for part in parts]
+    folder, least_s = Path(tempfile.mkdtemp(prefix="barrier-state-")), dict[str, float]()
+    given = Emit(lambda batch: None, {"side": [lambda batch: None]})
+    try:
+        operators = {
+            "main output": ProcessOperator("yields", ["k"], _Yields, output=schema),
+            "side output": ProcessOperator("emits", ["k"], _Emits, output=schema, side={"side": schema}),
+        }
+        for name, operator in operators.items():
+            operator.open(Surroundings(folder, 0, 1).context(name))
+        for _ in range(rounds):
+            for name, operator in operators.items():
+                began_s = time.process_time()
+                for number in range(rows // 10_000):
+                    operator.process(batches[number % len(batches)], given)
+                least_s[name] = min(least_s.get(name, 1e9), time.process_time() - began_s)
+        for operator in operators.values():
+            operator.close()
+    finally:
+        shutil.rmtree(folder)
+    for name, spent_s in least_s.items():
+        print(f"  {'a row of a ' + name:<44} {spent_s / rows * 1e9:7,.0f} ns", flush=True)
+
+
+def _sweep(entries: int) -> None:
+    """All of them have expired."""
+    folder, later, clock = Path(tempfile.mkdtemp(prefix="barrier-state-")), list[Callable[[], None]](), [0]
+    current = CurrentKey()
+    current.timing = timing = Timing(lambda: clock[0], lambda: 0)
+    backend = opened(folder, "first", _MEMORY_MB)
+    try:
+        value: ValueState[int] = _bound(backend, current, ValueState(int, ttl=TTL(timedelta(1), clock="processing")))
+        for number in range(entries):
+            current.key = (f"key-{number}",)
+            value.value = number
+        checkpoint(backend, 1)
+        clock[0] = 2 * 86_400_000
+        timing.wall.read()
+        sweep = ExpirySweep(timing.tables, time.perf_counter, lambda _, slice: later.append(slice), lambda: None)
+        sweep.look()
+        slices_ms = []
+        while later:
+            began_s = time.thread_time()
+            later.pop()()
+            slices_ms.append((time.thread_time() - began_s) * 1e3)
+    finally:
+        backend.close()
+        shutil.rmtree(folder)
+    slices_ms.sort()
+    p99_ms = slices_ms[len(slices_ms) * 99 // 100]
+    print(
+        f"  a slice of a sweep, {len(slices_ms)} of them: p99 {p99_ms:.2f} ms, longest {slices_ms[-1]:.2f} ms",
+        flush=True,
+    )
+
+
+def _restores(entries: int, rounds: int) -> None:
+    """Processor time until the state is open, and then of the first and the second look at each entry."""
+    folder, current = Path(tempfile.mkdtemp(prefix="barrier-state-")), CurrentKey()
+    backend, keys = opened(folder, "first", _MEMORY_MB), [(f"key-{number}",) for number in range(entries)]
+    kinds = {"as they are": ValueState(int), "made new": ValueState(int, migrate=lambda old: old + 1)}
+    spent_s: dict[str, list[float]] = {name: [1e9] * 3 for name in kinds}
+    try:
+        value: ValueState[int] = _bound(backend, current, ValueState(int))
+        for number, current.key in enumerate(keys):
+            value.value = number
+        restored = (OperatorSnapshot("timers", 0, 1, keyed=checkpoint(backend, 1)),)
+        backend.close()
+        for number, (name, declared) in enumerate([*kinds.items()] * rounds):
+            began_s = time.process_time()
+            backend = opened(folder, f"restored-{number}", _MEMORY_MB, restored)
+            value = _bound(backend, current, declared)
+            times_s = [time.process_time()]
+            for _ in range(2):
+                for current.key in keys:
+                    value.value  # noqa: B018
+                times_s.append(time.process_time())
+            backend.close()
+            found = [times_s[0] - began_s, times_s[1] - times_s[0], times_s[2] - times_s[1]]
+            spent_s[name] = [min(pair) for pair in zip(spent_s[name], found, strict=True)]
+    finally:
+        shutil.rmtree(folder)
+    for name, (open_s, *looks_s) in spent_s.items():
+        looks = ", ".join(f"{each / entries * 1e9:,.0f}" for each in looks_s)
+        print(
+            f"  a restore of {entries:,} entries {name}: {open_s * 1e3:.1f} ms, then two looks {looks} ns", flush=True
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=200_000)
@@ -153,6 +270,14 @@ def main() -> None:
         for keys, what in ((few, ""), (many, f", {given.many:,} keys")) if of_many else ((few, ""),):
             least_s = _least_s(made, keys, given.calls, given.rounds)
             print(f"  {name + what:<44} {least_s / given.calls * 1e9:7,.0f} ns", flush=True)
+    others: dict[str, Callable[[], None]] = {
+        "outputs": lambda: _outputs(given.calls, given.rounds),
+        "sweep": lambda: _sweep(given.calls),
+        "restores": lambda: _restores(given.calls, given.rounds),
+    }
+    for name, measure in others.items():
+        if given.kind is None or given.kind in name:
+            measure()
 
 
 if __name__ == "__main__":
