@@ -20,7 +20,7 @@ import argparse
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -149,9 +149,14 @@ def _least_s(made: Made, keys: Sequence[StateKey], calls: int, rounds: int) -> f
         shutil.rmtree(folder)
 
 
-class _Yields:
+class _Returns:
     def process(self, key: str, row: dict[str, Any], ctx: Any) -> dict[str, Any]:
         return {"k": key, "n": row["n"]}
+
+
+class _Yields:
+    def process(self, key: str, row: dict[str, Any], ctx: Any) -> Iterator[dict[str, Any]]:
+        yield {"k": key, "n": row["n"]}
 
 
 class _Emits:
@@ -168,7 +173,8 @@ def _outputs(rows: int, rounds: int) -> None:
     given = Emit(lambda batch: None, {"side": [lambda batch: None]})
     try:
         operators = {
-            "main output": ProcessOperator("yields", ["k"], _Yields, output=schema),
+            "main output, returned": ProcessOperator("returns", ["k"], _Returns, output=schema),
+            "main output, yielded": ProcessOperator("yields", ["k"], _Yields, output=schema),
             "side output": ProcessOperator("emits", ["k"], _Emits, output=schema, side={"side": schema}),
         }
         for name, operator in operators.items():
