@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from barrier_runtime.api.handlers import refuse_coroutines
+from barrier_runtime.connectors.source import Source, SourceDescription
 from barrier_runtime.operators.aggregation.own import AnyAggregate, OwnAggregate
 from barrier_runtime.operators.functions.retried_calls import RetriedCall
 from barrier_runtime.operators.outputs.failures import OnError
@@ -87,3 +88,14 @@ def check_free(names: Iterable[str], taken: Sequence[str], where: str) -> None:
 
 def aggregates_said(aggregates: Mapping[str, AnyAggregate]) -> str:
     return ", ".join(f"{name}={aggregate}" for name, aggregate in aggregates.items())
+
+
+def source_of(name: str, source: Any) -> Source:
+    """What `Dataflow.source` is given, under its name in the flow."""
+    made = source.named(name) if isinstance(source, SourceDescription) and not isinstance(source, type) else source
+    if isinstance(made, type) or not isinstance(made, Source):
+        raise InvalidJob(
+            f"source {name!r}: source={source!r} is not a source: pass one, such as ParquetSource(url), or one of your "
+            "own, which has schema, exactly_once, splits() and reader()"
+        )
+    return made

@@ -13,16 +13,19 @@ reported at once.
         flow.run_local()
 """
 
+import warnings
 from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from barrier_runtime.api.readers import Readers
 from barrier_runtime.api.signatures import takes_options
+from barrier_runtime.api.steps import users_line
 from barrier_runtime.api.stream import KeyedStream, Stream
 from barrier_runtime.api.windowed import WindowedStream
 from barrier_runtime.graph.drawing import drawn, name_of
-from barrier_runtime.graph.logical import Plan
+from barrier_runtime.graph.logical import Plan, StepNode
+from barrier_runtime.graph.uncopyable import uncopyable
 from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.state.errors import InvalidJob
 
@@ -90,6 +93,7 @@ class Dataflow(Readers):
         `wire`: for tests, rows and messages are handed over as bytes, with the rules and caps of a cluster."""
         from barrier_runtime.launch.local import run_local
 
+        _tell_what_stays_here(self.plan)
         return run_local(self.plan, self._chosen(options, local=True), wire=wire)
 
     @takes_options("everywhere")
@@ -103,6 +107,7 @@ class Dataflow(Readers):
         """
         from barrier_runtime.launch.local_handle import LocalJobHandle
 
+        _tell_what_stays_here(self.plan)
         return LocalJobHandle(self.plan, self._chosen(options, local=True))
 
     def _chosen(self, options: Mapping[str, object], *, local: bool = False) -> "JobOptions":
@@ -116,6 +121,20 @@ class Dataflow(Readers):
                 'runs it below `if __name__ == "__main__":`'
             )
         return JobOptions.of_run(options, self.options, local=local)
+
+
+def _tell_what_stays_here(plan: Plan) -> None:
+    """Warns of what a run in this process does not mind, and one on Spark refuses. Sinks may be of this process."""
+    for node in plan.nodes:
+        if isinstance(node, StepNode) and node.is_sink:
+            continue
+        found = uncopyable(node.make if isinstance(node, StepNode) else node.source)
+        if found:
+            warnings.warn(
+                f"step {name_of(node)!r}: its function refers to {found}, that cannot be copied: this run is "
+                "in one process, but on Spark the flow would be refused: make that inside the function, or in open()",
+                stacklevel=users_line(),
+            )
 
 
 def _checked(options: "RunOptions") -> "RunOptions":

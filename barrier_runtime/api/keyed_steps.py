@@ -15,7 +15,12 @@ from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.operators.aggregation.described import described_aggregates
 from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator, running_schema
-from barrier_runtime.operators.functions.process import ProcessOperator, check_event_time_of_states, declared_states
+from barrier_runtime.operators.functions.process import (
+    ProcessOperator,
+    check_event_time_of_states,
+    check_keyed_function,
+    declared_states,
+)
 from barrier_runtime.operators.functions.process_groups import (
     ProcessGroupsOperator,
     declared_columns,
@@ -263,10 +268,7 @@ class StatefulSteps(KeyedSteps[S]):
         >>> out, hot = readings.key_by("sensor").process("alarm", Alarm, schema=OUT, side={"hot": HOT})
         """
         where = f"process {name!r}"
-        if not callable(getattr(function, "process", function)):
-            raise InvalidJob(f"{where}: {function!r} is not a function and has no process() method: pass one")
-        if isinstance(function, type) and not callable(getattr(function, "process", None)):
-            raise InvalidJob(f"{where}: class {function.__name__} has no method process(self, key, row, ctx): add it")
+        check_keyed_function(function, where)
         refuse_coroutines(function, where, ("process", *TIMERS, "open", "close"))
         refuse_misspelt_timers(function, where)
         states = declared_states(function, state)

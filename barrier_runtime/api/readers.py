@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias, overload
 
+from barrier_runtime.api.arguments import source_of
 from barrier_runtime.api.stream import Stream
 from barrier_runtime.connectors.files.source.binary import BinarySource
 from barrier_runtime.connectors.files.source.csv import CsvSource
@@ -57,7 +58,7 @@ class Readers:
         >>> flow.source("orders", ParquetSource("data/orders"), event_time="at")
         """
         where = f"source {name!r}"
-        made = source.named(name) if isinstance(source, SourceDescription) else source
+        made = source_of(name, source)
         if isinstance(made, DeadLetterSource) and made.dead_letters is not None:
             raise InvalidJob(
                 f"{where}: its dead letters are a stream of their own: use source_with_dead_letters(…), which returns "
@@ -87,7 +88,7 @@ class Readers:
     ) -> tuple[Stream, Stream]:
         """Two streams of a source whose bad records are dead letters (`KafkaSource(…, bad_records="dead_letter")`):
         good rows, and the others with key, value, metadata and `error`. Event time as in `source`."""
-        made = source.named(name) if isinstance(source, SourceDescription) else source
+        made = source_of(name, source)
         dead_letters = made.dead_letters if isinstance(made, DeadLetterSource) else None
         if dead_letters is None:
             raise InvalidJob(

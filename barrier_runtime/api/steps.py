@@ -90,7 +90,7 @@ class KeyedInput:
                 f"{where}: its event time is column {column!r}, but the watermark is of {other!r}: rows whose "
                 f"{column!r} is behind that are late. Pass event_time={other!r}, or call with_watermarks({column!r}) "
                 "before it",
-                stacklevel=_users_line(),
+                stacklevel=users_line(),
             )
 
 
@@ -156,7 +156,7 @@ def need_watermarks(plan: Plan, node: int, where: str, why: str) -> None:
         )
 
 
-def _users_line() -> int:
+def users_line() -> int:
     """How many calls above the caller the program is that uses this package, as `warnings` counts them."""
     package, frame, level = str(Path(__file__).parents[1]), sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(package):

@@ -209,7 +209,7 @@ class WindowedStream(Generic[S]):
         *,
         schema: SchemaLike,
         batches: bool = False,
-        late: Any = False,
+        late: bool = False,
         on_error: OnError | Retry = "fail",
         **aggregates: AnyAggregate,
     ) -> S | tuple[S, ...]:

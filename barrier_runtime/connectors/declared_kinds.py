@@ -1,8 +1,8 @@
-"""Arguments of public constructors that are of another kind than their annotation says: an error that names the
-parameter, its value and what to give, in place of whatever Python says where the value is used first.
+"""Arguments of public constructors and methods that are of another kind than their annotation says: an error that names
+the parameter, its value and what to give, in place of whatever Python says where the value is used first.
 
 Kinds are told apart only as far as that helps: a text from a number from a list. What a class checks itself goes
-before, and what no table has (functions, durations, a choice of words, `Any`) is left to it.
+before, and what no table has (durations, a choice of words, `Any`) is left to it.
 """
 
 import inspect
@@ -15,15 +15,18 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 
 _T = TypeVar("_T", bound=type)
+_F = TypeVar("_F", bound=Callable[..., Any])
 _KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     str: ("a text", lambda value: isinstance(value, str) or hasattr(value, "__fspath__")),
-    int: ("a whole number", lambda value: isinstance(value, Real)),  # 1e6 is one, too
+    int: ("a whole number", lambda value: isinstance(value, Real) and float(value).is_integer()),  # 1e6 is one, too
     float: ("a number", lambda value: isinstance(value, Real)),
+    bool: ("True or False", lambda value: isinstance(value, bool) or type(value).__module__ == "numpy"),
     types.NoneType: ("None", lambda value: value is None),
+    Callable: ("a function", callable),
     Sequence: ("a list", lambda value: isinstance(value, Iterable) and not isinstance(value, bytes | Mapping)),
     Mapping: ("a mapping", lambda value: isinstance(value, Mapping)),
 }
-_KINDS[tuple] = _KINDS[Sequence]
+_KINDS[tuple] = _KINDS[Iterable] = _KINDS[Sequence]
 _SHOWN = (int, float, list, tuple, dict)  # not bytes: they may be a url with a password
 _LONGEST = 60
 
@@ -51,13 +54,42 @@ def kinds_checked(made: _T) -> _T:
         except TypeError:
             return  # too many or too few: Python names them
         hints.update(hints or get_type_hints(init))
-        for name, value in given.items():
-            wanted = wrong_kind(value, hints.get(name, Any))
-            if wanted:
-                raise InvalidJob(f"{type(self).__name__}: {name}={_shown(value)}: give {wanted}") from error
+        wrong = wrong_argument(given, hints)
+        if wrong:
+            raise InvalidJob(f"{type(self).__name__}: {wrong}") from error
 
     made.__init__ = checked  # type: ignore[misc]
     return made
+
+
+def arguments_checked(function: _F) -> _F:
+    """Decorates a function or a method, whose arguments are checked before it is called."""
+    wrong = wrong_arguments_of(function)
+
+    @wraps(function)
+    def checked(*positional: Any, **named: Any) -> Any:
+        told = wrong(positional, named)
+        if told:
+            raise InvalidJob(f"{function.__qualname__}: {told}")
+        return function(*positional, **named)
+
+    return checked  # type: ignore[return-value]
+
+
+def wrong_arguments_of(function: Callable[..., Any]) -> Callable[[tuple[Any, ...], Mapping[str, Any]], str]:
+    """What tells, of positional and of named arguments of a call, as `wrong_argument` does."""
+    hints = {name: hint for name, hint in function.__annotations__.items() if not isinstance(hint, str)}
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+    return lambda positional, named: wrong_argument({**dict(zip(names, positional, strict=False)), **named}, hints)
+
+
+def wrong_argument(given: Mapping[str, Any], hints: Mapping[str, Any]) -> str:
+    """The first that is of another kind than its annotation in `hints` says, and what to give; "" if none is."""
+    for name, value in given.items():
+        wanted = wrong_kind(value, hints.get(name, Any))
+        if wanted:
+            return f"{name}={_shown(value)}: give {wanted}"
+    return ""
 
 
 def wrong_kind(value: Any, hint: Any) -> str:
@@ -71,15 +103,20 @@ def wrong_kind(value: Any, hint: Any) -> str:
     ):
         return ""
     return " or ".join(
-        kind[0] + (" of texts" if str in get_args(each) else "")
+        kind[0] + (" of texts" if _of_texts(each) else "")
         for kind, each in zip(kinds, several, strict=True)
         if kind is not None
     )
 
 
+def _of_texts(hint: Any) -> bool:
+    """A list, or the values of a mapping."""
+    return str in get_args(hint) and get_args(hint)[-1] in (str, ...)
+
+
 def _holds_texts(value: Any, hint: Any) -> bool:
     """Where its annotation wants some; what can be looked at only once is not looked at."""
-    if not get_args(hint) or get_args(hint)[-1] not in (str, ...) or str not in get_args(hint):
+    if not _of_texts(hint):
         return True
     inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     return all(isinstance(each, str) for each in inside)

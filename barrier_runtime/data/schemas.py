@@ -14,7 +14,7 @@ from barrier_runtime.state.errors import InvalidJob
 SchemaLike: TypeAlias = pa.Schema | Mapping[str, Any] | str | type
 
 
-def as_schema(schema: SchemaLike, where: str) -> pa.Schema:
+def as_schema(schema: SchemaLike, where: str, parameter: str = "schema") -> pa.Schema:
     """A `pa.Schema`; a mapping of column name to type; a class with annotated fields (dataclass, pydantic model,
     TypedDict, `msgspec.Struct`); or a text as in SQL, `"id BIGINT, at TIMESTAMP"`. A type is one of Arrow's, its name
     as Arrow prints it or as SQL has it, or a Python type; `declared_type` has them.
@@ -32,7 +32,7 @@ def as_schema(schema: SchemaLike, where: str) -> pa.Schema:
         fields = pa.schema([(name, declared_type(kind, name, where)) for name, kind in hints.items()])
     else:
         raise InvalidJob(
-            f"{where}: schema= is {type(schema).__name__}: pass a pyarrow.Schema, a mapping such as "
+            f"{where}: {parameter}= is {type(schema).__name__}: pass a pyarrow.Schema, a mapping such as "
             '{"value": int, "at": pa.timestamp("ms")}, a text such as "value BIGINT, at TIMESTAMP", or a dataclass'
         )
     repeated = {name for name in fields.names if fields.names.count(name) > 1}

@@ -27,8 +27,9 @@ from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.graph.logical import Plan
 from barrier_runtime.launch.local import make_runner, run_graph, run_prepared
 from barrier_runtime.launch.options import JobOptions
+from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.launch.prepare import PreparedJob
-from barrier_runtime.launch.result import JobResult
+from barrier_runtime.launch.result import JobResult, how_to_stop
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore
 
@@ -39,6 +40,7 @@ _T = TypeVar("_T")
 Mode = Literal["checkpoint", "drain", "now"]
 
 
+@plain_errors
 class LocalJobHandle:
     """Any thread may call it."""
 
@@ -79,7 +81,7 @@ class LocalJobHandle:
     def stop(self, mode: Literal["checkpoint", "now"] = "checkpoint", *, drain: bool = False) -> None:
         """End the job: after a last committed checkpoint ("checkpoint") or at once ("now"); `wait` until it has ended.
         `drain`: sources end first, so windows and timers fire."""
-        how: Mode = "drain" if drain else mode
+        how = how_to_stop(mode, drain)
         with self._lock:
             if self._running is None:
                 self._stop_first = how

@@ -28,7 +28,7 @@ from barrier_runtime.launch.display.progress_display import shown as progress_sh
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.launch.prepare import PreparedJob
-from barrier_runtime.launch.result import JobFailed, JobResult, interruption_told, raise_unless_ended_well
+from barrier_runtime.launch.result import JobFailed, JobResult, how_to_stop, interruption_told, raise_unless_ended_well
 from barrier_runtime.launch.steering.replacing import (
     HasPlan,
     Programs,
@@ -250,12 +250,8 @@ class JobHandle:
 
         `drain`: sources end first, so windows and timers fire as at the end of all input, and their rows are committed;
         for a job that is not to go on. A drained job ends though its savepoint cannot be written."""
+        how = how_to_stop(mode, drain, savepoint)
         asked = None if savepoint is None else asked_at(savepoint)
-        if asked is not None and mode == "now":
-            raise InvalidJob('stop("now") takes no last checkpoint, so there can be no savepoint: use "checkpoint"')
-        if drain and mode == "now":
-            raise InvalidJob('stop("now") does not wait for what draining emits: use "checkpoint"')
-        how: Literal["checkpoint", "drain", "now"] = "drain" if drain else mode
         self._stop_told = self._last.leader if self._last is not None else ""
         self._coordinator.client.stop(self._spec.job, how, self._spec.run_id, asked)
         self._stop_mode, self._stop_asked = how, asked
@@ -297,6 +293,8 @@ class JobHandle:
         client, spec = self._coordinator.client, self._spec
         if self._job.has_batch_functions:
             raise InvalidJob(f"job {spec.job} has for_each_batch: stop it with a savepoint, and start the new program")
+        if not isinstance(getattr(flow, "plan", None), Plan):
+            raise InvalidJob(f"replace: {flow!r} is not a flow: pass the Dataflow that goes on with job {spec.job}")
         order = load_order("", spec)
         program = new_program(flow.plan, flow.options, order)
         asked = msgspec.structs.replace(

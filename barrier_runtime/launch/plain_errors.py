@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, TypeVar
 
+from barrier_runtime.connectors.declared_kinds import wrong_arguments_of
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, ProtocolViolation, is_internal
 
 log = logging.getLogger("barrier_runtime")
@@ -26,7 +27,7 @@ class WrongCall(InvalidJob, TypeError):
 
 
 def plain_errors(cls: C) -> C:
-    """Class decorator: errors leave its public methods without our frames."""
+    """Class decorator: errors leave its public methods without our frames; wrong kinds of arguments are refused."""
     for name, method in list(vars(cls).items()):
         if isinstance(method, FunctionType) and not name.startswith("_"):
             setattr(cls, name, _plain(method))
@@ -34,9 +35,15 @@ def plain_errors(cls: C) -> C:
 
 
 def _plain(method: F) -> F:
+    wrong_argument = wrong_arguments_of(method)
+
     @functools.wraps(method)
     def called(*arguments: Any, **keywords: Any) -> Any:
         try:
+            told = wrong_argument(arguments, keywords)
+            if told:
+                hint = f": {_name_first(method)}" if told.startswith("name=") else ""
+                raise WrongCall(f"{_called(method, arguments)}: {told}{hint}")
             return method(*arguments, **keywords)
         except (Corrupt, ProtocolViolation):
             raise
@@ -65,13 +72,21 @@ def _wrong_call(method: Callable[..., Any], arguments: tuple[Any, ...], keywords
         _, *takes = signature.parameters.values()
         named = bool(takes) and takes[0].name == "name" and takes[0].default is inspect.Parameter.empty
         nameless = named and not isinstance(keywords.get("name", arguments[1] if len(arguments) > 1 else None), str)
-        remedy = f"the first argument is the step's name, a string, as in {method.__name__}('some-name', …)"
         shown = signature.replace(
             parameters=[each.replace(annotation=inspect.Parameter.empty) for each in takes],
             return_annotation=inspect.Signature.empty,
         )
-        owner, _, _ = method.__qualname__.rpartition(".")
-        if arguments and not isinstance(arguments[0], type):  # the method may be one that its class inherits
-            owner = type(arguments[0]).__name__
-        return WrongCall(f"{owner}.{method.__name__}: {error}: {remedy if nameless else f'it takes {shown}'}")
+        remedy = _name_first(method) if nameless else f"it takes {shown}"
+        return WrongCall(f"{_called(method, arguments)}: {error}: {remedy}")
     return None
+
+
+def _name_first(method: Callable[..., Any]) -> str:
+    return f"the first argument is the step's name, a string, as in {method.__name__}('some-name', …)"
+
+
+def _called(method: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
+    owner, _, _ = method.__qualname__.rpartition(".")
+    if arguments and not isinstance(arguments[0], type):  # the method may be one that its class inherits
+        owner = type(arguments[0]).__name__
+    return f"{owner}.{method.__name__}"

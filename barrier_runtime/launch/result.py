@@ -3,12 +3,13 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 from barrier_runtime.coordinator.metric_table import SKIPPED_ROWS
 from barrier_runtime.coordinator.status.metrics import over_slots
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.operators.user_code import from_users_frame
-from barrier_runtime.state.errors import BarrierRuntimeError, Fenced, UserCodeError, is_internal
+from barrier_runtime.state.errors import BarrierRuntimeError, Fenced, InvalidJob, UserCodeError, is_internal
 
 _ENOUGH = 300  # characters that tell one error from others; long ones are shortened on their way
 
@@ -59,6 +60,19 @@ def interruption_told(job: str, goes_on: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         then = "; the next run goes on from there" if goes_on else ""
         raise KeyboardInterrupt(f"job {job} was stopped; what its last checkpoint covers is committed{then}") from None
+
+
+def how_to_stop(mode: str, drain: bool, savepoint: str | None = None) -> Literal["checkpoint", "drain", "now"]:
+    """What `stop` of a handle asks the coordinator for. Raises `InvalidJob` for what cannot be meant."""
+    if mode not in ("checkpoint", "now"):
+        raise InvalidJob(
+            f"stop: mode={mode!r}: use 'checkpoint' (after a last one) or 'now'; drain=True ends the sources first"
+        )
+    if savepoint is not None and mode == "now":
+        raise InvalidJob('stop("now") takes no last checkpoint, so there can be no savepoint: use "checkpoint"')
+    if drain and mode == "now":
+        raise InvalidJob('stop("now") does not wait for what draining emits: use "checkpoint"')
+    return "drain" if drain else "now" if mode == "now" else "checkpoint"
 
 
 def raise_unless_ended_well(status: JobStatus, troubles: Sequence[BaseException] = ()) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.graph.uncopyable import uncopyable
 from barrier_runtime.state.errors import InvalidJob, missing_extra
 
 
@@ -30,9 +31,10 @@ def check_travels(graph: JobGraph) -> None:
             except InvalidJob as error:
                 raise InvalidJob(f"operator {name!r}: {error}") from error
             except Exception as error:  # of many kinds: every object may refuse in its own way
+                found = uncopyable(part) or "something, such as a lock, a connection or an open file"
                 raise InvalidJob(
-                    f"operator {name!r} cannot be sent to Spark's workers ({error}): its function refers to something "
-                    "that cannot be copied, such as a lock, a connection or an open file; make that inside the function"
+                    f"operator {name!r} cannot be sent to Spark's workers ({error}): its function refers to {found}, "
+                    "that cannot be copied: make that inside the function, or in open()"
                 ) from error
 
 

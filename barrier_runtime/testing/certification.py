@@ -22,7 +22,9 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from barrier_runtime.connectors.declared_kinds import arguments_checked
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
+from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
@@ -95,6 +97,7 @@ class NotCertified(AssertionError):
         super().__init__("\n".join(lines))
 
 
+@arguments_checked
 def certify(
     make_sink: Callable[[], TwoPhaseCommitSink],
     read: Reader,
@@ -138,6 +141,10 @@ def certify(
     `only`: the one scenario to run, as named by a failure.
     """
     sample = make_sink()
+    if not isinstance(sample, TwoPhaseCommitSink):
+        raise InvalidJob(f"certify: make_sink gave {sample!r}: let it return a TwoPhaseCommitSink")
+    if not isinstance(schema, pa.Schema):
+        raise InvalidJob(f"certify: schema={schema!r}: give the pyarrow.Schema of what make_row returns")
     promise = Promise(
         exactly_once=sample.guarantee == "exactly_once",
         global_committer=sample.global_committer,

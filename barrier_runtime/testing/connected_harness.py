@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.rows import Row
 from barrier_runtime.data.schemas import SchemaLike, as_schema
@@ -18,7 +19,7 @@ from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.testing.keyed_harness import HarnessSnapshot, KeyedHarness
+from barrier_runtime.testing.keyed_harness import HarnessSnapshot, KeyedHarness, key_columns
 
 _WHERE = "ConnectedHarness"
 
@@ -31,6 +32,7 @@ class ConnectedHarnessSnapshot:
     rows: Mapping[str, pa.Schema]
 
 
+@kinds_checked
 class ConnectedHarness:
     """Runs what `connect(…).process` runs.
 
@@ -63,11 +65,18 @@ class ConnectedHarness:
         restore: ConnectedHarnessSnapshot | None = None,
         wall_ms: int | None = None,
     ) -> None:
+        if restore is not None and not isinstance(restore, ConnectedHarnessSnapshot):
+            raise InvalidJob(f"{_WHERE}: restore={restore!r}: give what snapshot() of such a harness returned")
+        if not keys:
+            raise InvalidJob(f"{_WHERE}: keys= is empty: name the inputs by key, as in keys={{'orders': 'id'}}")
+        for name in (*keys, *broadcast):
+            if not callable(getattr(function, f"on_{name}", None)):
+                raise InvalidJob(f"{_WHERE}: function={function!r} has no on_{name}(): pass a class that has it")
         known = dict(restore.rows) if restore is not None else {}
-        known |= {name: as_schema(each, f"{_WHERE}, input {name!r}") for name, each in (rows or {}).items()}
+        known |= {name: as_schema(each, f"{_WHERE}, input {name!r}", "rows") for name, each in (rows or {}).items()}
         times = dict.fromkeys(keys, event_time) if isinstance(event_time, str) else dict(event_time or {})
         inputs = [
-            ConnectedInput(name, (key,) if isinstance(key, str) else tuple(key), known.get(name), times.get(name))
+            ConnectedInput(name, key_columns(key, _WHERE), known.get(name), times.get(name))
             for name, key in keys.items()
         ]
         switches: Mapping[str, Switch] = (
@@ -76,8 +85,6 @@ class ConnectedHarness:
         for name, switch in switches.items():
             check_switch(switch, f"{_WHERE}, input {name!r}")
             inputs.append(ConnectedInput(name, (), known.get(name), times.get(name), switch))
-        if not keys:
-            raise InvalidJob(f"{_WHERE}: keys= is empty: name the inputs by key, as in keys={{'orders': 'id'}}")
         if len(broadcast) > 1 and not known.keys() >= set(broadcast):
             raise InvalidJob(f"{_WHERE}: there are several broadcast inputs: give the schema of each in rows=")
         self._inner = _Inner(

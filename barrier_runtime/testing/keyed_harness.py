@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from barrier_runtime.connectors.declared_kinds import arguments_checked, kinds_checked
 from barrier_runtime.coordinator.checkpoints.agreement import disagreement
 from barrier_runtime.coordinator.status.latency import merged
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
@@ -21,7 +22,7 @@ from barrier_runtime.data.event_time import event_times_ms
 from barrier_runtime.data.rows import Row
 from barrier_runtime.data.schemas import SchemaLike, as_schema
 from barrier_runtime.operators.base import Emit, OperatorContext
-from barrier_runtime.operators.functions.process import ProcessOperator
+from barrier_runtime.operators.functions.process import ProcessOperator, check_keyed_function
 from barrier_runtime.operators.functions.user_metrics import PREFIX
 from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.operators.outputs.declared_outputs import side_schemas
@@ -58,6 +59,7 @@ class HarnessSnapshot:
     wall_ms: int
 
 
+@kinds_checked
 class KeyedHarness:
     """Runs what `KeyedStream.process` runs.
 
@@ -94,8 +96,15 @@ class KeyedHarness:
         wall_ms: int | None = None,
     ) -> None:
         where = "KeyedHarness"
-        self._keys = (key,) if isinstance(key, str) else tuple(key)
-        self._rows = as_schema(rows, where) if rows is not None else restore.rows if restore is not None else None
+        if restore is not None and not isinstance(restore, HarnessSnapshot):
+            raise InvalidJob(f"{where}: restore={restore!r}: give what snapshot() of such a harness returned")
+        for what, number in (("parallelism", parallelism), ("max_parallelism", max_parallelism)):
+            if type(number) is not int or number < 1:
+                raise InvalidJob(f"{where}: {what}={number!r}: use a whole number, 1 or more")
+        self._keys = key_columns(key, where)
+        self._rows = (
+            as_schema(rows, where, "rows") if rows is not None else restore.rows if restore is not None else None
+        )
         self._store = restore.store if restore is not None else MemoryStore()
         self._checkpoint = restore.checkpoint if restore is not None else 0
         before = restore.wall_ms if restore is not None else 0
@@ -130,6 +139,7 @@ class KeyedHarness:
             self._reached_by(batch)
         return self._taken()
 
+    @arguments_checked
     def watermark(self, at_ms: int) -> list[Row]:
         """Event time has reached `at_ms` (since the epoch): what timers give that are due."""
         for operator in self._subtasks:
@@ -138,6 +148,7 @@ class KeyedHarness:
             self._event_ms = max(self._event_ms, at_ms)
         return self._taken()
 
+    @arguments_checked
     def wall(self, at_ms: int) -> list[Row]:
         """The wall clock is at `at_ms` (since the epoch): what wall-clock timers give that are due."""
         self._wall_ms = at_ms
@@ -155,6 +166,7 @@ class KeyedHarness:
             operator.on_end(self._emit)
         return given + self._taken()
 
+    @arguments_checked
     def side(self, name: str) -> list[Row]:
         """What came into the side output `name` since the last call; "errors" is that of `on_error="side"`."""
         if name not in self._side:
@@ -178,6 +190,7 @@ class KeyedHarness:
                     found[f"{name.removeprefix(PREFIX)}.{figure}"] = float(getattr(spread, figure))
         return found
 
+    @arguments_checked
     def state(self, key: Any, at_ms: int | None = None) -> dict[str, Any]:
         """All states of `key` (a tuple, of several columns) by name: the value, a list, or a dict. What has a TTL in
         event time is what a row of `at_ms` would see; without it one of the latest time there was. This counts as a
@@ -237,9 +250,12 @@ class KeyedHarness:
         on_error: OnError | Retry,
     ) -> ProcessOperator:
         times = self._event_time
+        check_keyed_function(function, "KeyedHarness")
         return ProcessOperator(_NAME, self._keys, function, state, times, output, self._rows, side, on_error)
 
     def _batch(self, row: Row) -> pa.RecordBatch:
+        if not isinstance(row, Mapping):
+            raise InvalidJob(f"KeyedHarness: the row {row!r} is not a dict: push() takes rows, one after the other")
         if self._rows is None:
             self._rows = pa.RecordBatch.from_pylist([row]).schema
         unknown = row.keys() - set(self._rows.names)
@@ -272,7 +288,9 @@ class KeyedHarness:
         """The subtask of `key`, with its states and timers at that key, and event time at `at_ms`."""
         if self._rows is None:
             raise InvalidJob("KeyedHarness: no row came yet, so the types of its keys are not known: give rows=")
-        values = (key,) if len(self._keys) == 1 else tuple(key)
+        values = (key,) if len(self._keys) == 1 else key
+        if not isinstance(values, tuple) or len(values) != len(self._keys):
+            raise InvalidJob(f"KeyedHarness: key={key!r}: give a tuple of {', '.join(map(repr, self._keys))}")
         batch = self._batch(dict(zip(self._keys, values, strict=True)))
         operator = self._of(batch)
         operator.visit(batch, self._event_ms if at_ms is None else at_ms)
@@ -336,6 +354,13 @@ class _AtOnce:
 
 _AT_ONCE = _AtOnce()
 _NUMBERS = itertools.count(1)
+
+
+def key_columns(key: Any, where: str) -> tuple[str, ...]:
+    columns = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list | tuple) else ()
+    if not columns or not all(isinstance(column, str) for column in columns):
+        raise InvalidJob(f"{where}: key={key!r}: name the column of key_by, or several")
+    return columns
 
 
 def _extend(rows: list[Row], batch: Batch) -> None:

@@ -263,7 +263,11 @@ MISTAKES: list[tuple[str, Callable[[], Any], list[str]]] = [
         ["the names of columns", "select() or map()"],
     ),  # type: ignore[arg-type]
     ("a list of keys", lambda: stream().key_by(["k", "x"]), ["key_by('user', 'day')"]),  # type: ignore[arg-type]
-    ("a number for columns", lambda: stream().select(5), ["columns=5: give the name of a column"]),  # type: ignore[arg-type]
+    (
+        "a number for columns",
+        lambda: stream().select(5),
+        ["Stream.select: columns=5: give a mapping or a list of texts"],
+    ),  # type: ignore[arg-type]
     ("None in a union", lambda: stream().union(None), ["None is not a stream of flow"]),  # type: ignore[arg-type]
     (
         "a number for a column",

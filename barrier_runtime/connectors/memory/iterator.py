@@ -21,6 +21,7 @@ from barrier_runtime.connectors.source import Polled, Split, SplitReader
 from barrier_runtime.data.rows import Row, RowWriter
 from barrier_runtime.data.schemas import SchemaLike, as_schema
 from barrier_runtime.operators.user_code import function_name, user_error
+from barrier_runtime.state.errors import InvalidJob
 
 MakeIterator = Callable[[int, int], Iterable[Row]]
 
@@ -64,7 +65,10 @@ class IteratorSource:
 
     def named(self, name: str) -> "IteratedRows":
         """Checks the schema; calls nothing. Raises `InvalidJob`."""
-        schema = as_schema(self.schema, f"source {name!r}")
+        where = f"source {name!r}"
+        if self.splits is not None and (type(self.splits) is not int or self.splits < 1):
+            raise InvalidJob(f"{where}: splits={self.splits!r}: give a whole number, 1 or more")
+        schema = as_schema(self.schema, where)
         return IteratedRows(name, self.make_iterator, schema, self.replayable, self.splits)
 
 

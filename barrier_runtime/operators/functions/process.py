@@ -89,6 +89,14 @@ class ProcessContext:
             raise no_attribute(name, self.__slots__)
 
 
+def check_keyed_function(function: Any, where: str) -> None:
+    """Raises `InvalidJob` for what is neither a function nor a class, or an object, with `process`."""
+    if not callable(getattr(function, "process", function)):
+        raise InvalidJob(f"{where}: {function!r} is not a function and has no process() method: pass one")
+    if isinstance(function, type) and not callable(getattr(function, "process", None)):
+        raise InvalidJob(f"{where}: class {function.__name__} has no method process(self, key, row, ctx): add it")
+
+
 def declared_states(function: Any, extra: Mapping[str, KeyedState] | None = None) -> dict[str, KeyedState]:
     """States declared as attributes of a class (or of its instance), and those given beside it."""
     states = {name: value for name in dir(function) if isinstance(value := getattr(function, name, None), KeyedState)}

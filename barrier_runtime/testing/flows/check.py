@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from barrier_runtime.connectors.declared_kinds import arguments_checked
 from barrier_runtime.graph.logical import Plan, SourceNode, StepNode
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.testing.flows.differences import Difference, difference
@@ -69,6 +70,7 @@ class CheckFailed(AssertionError):
         super().__init__("\n".join(lines))
 
 
+@arguments_checked
 def check(
     flow: Flow | Callable[[], Flow],
     inputs: Mapping[str, GivenInput],
@@ -99,7 +101,10 @@ def check(
     Raises `InvalidJob` for a flow that cannot run and for inputs that do not fit it.
     """
     build: Callable[[], Flow] = flow if callable(flow) else lambda: flow
-    plan = build().plan
+    built = build()
+    if not isinstance(getattr(built, "plan", None), Plan):
+        raise InvalidJob(f"check: flow={built!r}: give a Dataflow, or a function that builds and returns one")
+    plan = built.plan
     chosen = (parallelism,) if isinstance(parallelism, int) else tuple(parallelism)
     seeds = tuple(seeds)
     _check_arguments(plan, inputs, crashes, chosen, seeds, sinks or {})
@@ -227,10 +232,10 @@ def _check_arguments(
         raise InvalidJob(f"{where}: sinks for {_names(sinks.keys() - ends)}: it has only {_names(ends)}")
     if crashes not in ("every phase", "every point", "none"):
         raise InvalidJob(f"{where}: crashes={crashes!r}: use 'every phase', 'every point' or 'none'")
-    if not parallelism or not all(1 <= slots <= MAX_PARALLELISM for slots in parallelism):
+    if not parallelism or not all(type(slots) is int and 1 <= slots <= MAX_PARALLELISM for slots in parallelism):
         raise InvalidJob(f"{where}: parallelism={parallelism}: give numbers from 1 to {MAX_PARALLELISM}")
-    if not seeds:
-        raise InvalidJob(f"{where}: no seeds: give at least one, such as seeds=[0]")
+    if not seeds or not all(type(seed) is int for seed in seeds):
+        raise InvalidJob(f"{where}: seeds={seeds}: give whole numbers, at least one, such as seeds=[0]")
 
 
 def _scenario(only: str) -> FlowScenario:

@@ -129,7 +129,7 @@ class KafkaSource:
         """Checks the settings without asking the brokers. Raises `InvalidJob`."""
         where = f"source {name!r}"
         schema = as_schema(self.schema, where) if self.schema is not None else None
-        key_schema = as_schema(self.key_schema, where) if self.key_schema is not None else None
+        key_schema = as_schema(self.key_schema, where, "key_schema") if self.key_schema is not None else None
         key = format_of("key", self.key, key_schema, where) if self.key is not None else None
         value = format_of("value", self.value, schema, where, self.debezium, self.absent)
         return KafkaTopics(

@@ -1,0 +1,96 @@
+"""Which variable of a user's function cannot be copied to another process, such as a lock or a connection: by name,
+which pickle's own error ("cannot pickle '_thread.lock' object") does not tell.
+
+What a function refers to is looked through: variables of the functions around it, globals of the program, defaults,
+attributes of its object. Libraries' data is taken for copyable; nothing is pickled.
+"""
+
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import chain, islice
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from barrier_runtime.operators.user_code import function_name
+from barrier_runtime.state.errors import BarrierRuntimeError
+
+_DATA = ("numpy", "pyarrow", "pandas", "polars", "datetime", "decimal")
+_ATOMS = (str, bytes, int, float, complex, bool, type(None), type(...), range, slice)
+_ELEMENTS = 100  # of a list, that are looked at
+_OBJECTS = 10_000
+
+
+def uncopyable(value: Any) -> str:
+    """The first found, as in "`lock` of label(), a _thread.lock"; "" if there is none."""
+    seen: set[int] = set()
+    todo: list[tuple[str, Any]] = [("", value)]
+    kept = []  # what is made on the way, so that no id comes twice
+    while todo and len(seen) < _OBJECTS:
+        path, found = todo.pop()
+        if id(found) in seen or isinstance(found, (*_ATOMS, ModuleType)):
+            continue
+        seen.add(id(found))
+        kept.append(found)
+        try:
+            todo += reversed(list(_parts(path, found)))
+        except BarrierRuntimeError:
+            continue  # ours, and says itself why
+        except Exception:  # of many kinds: every object may refuse in its own way
+            return f"{path}, a {type(found).__module__}.{type(found).__qualname__}".replace(" builtins.", " ")
+    return ""
+
+
+def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """What `value` has within. Raises what objects raise that cannot be copied."""
+    if isinstance(value, FunctionType):
+        of = f" of {function_name(value)}"
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        yield from ((f"`{name}`{of}", cell.cell_contents) for name, cell in cells if _filled(cell))
+        yield from ((f"a default{of}", each) for each in value.__defaults__ or ())
+        if _by_value(value):
+            names = (name for name in _names(value.__code__) if name in value.__globals__)
+            yield from ((f"`{name}`{of}", value.__globals__[name]) for name in names)
+    elif isinstance(value, MethodType):
+        yield path, value.__self__
+        yield path, value.__func__
+    elif isinstance(value, partial):
+        yield from ((path, each) for each in (value.func, *value.args, *value.keywords.values()))
+    elif isinstance(value, type):
+        if _by_value(value):
+            own = ((name, each) for name, each in vars(value).items() if not name.startswith("__"))
+            yield from ((f"`{name}` of class {value.__name__}", each) for name, each in own)
+    elif isinstance(value, Mapping):
+        yield from ((path, each) for each in islice(chain(value.keys(), value.values()), _ELEMENTS))
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((path, each) for each in islice(value, _ELEMENTS))
+    elif isinstance(value, classmethod | staticmethod):
+        yield path, value.__func__
+    elif type(value).__module__.partition(".")[0] not in _DATA and not isinstance(value, property):
+        state = value.__reduce_ex__(4)
+        state = state[2] if isinstance(state, tuple) and len(state) > 2 else None
+        for each in state if isinstance(state, tuple) else (state,):
+            inner = each.items() if isinstance(each, dict) else [("", each)]
+            yield from ((f"`{name}` of {path or type(value).__name__}" if name else path, part) for name, part in inner)
+
+
+def _by_value(defined: Any) -> bool:
+    """Whether it travels with what it refers to: another process cannot import it."""
+    module = sys.modules.get(defined.__module__)
+    return defined.__module__ == "__main__" or module is None or "<locals>" in defined.__qualname__
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if inspect.iscode(inner):
+            yield from _names(inner)
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,94 @@
+"""A function that refers to what no other process can have is told with the step and the variable: as a warning where
+the flow runs in one process, as an error where it is to run on Spark, before that starts."""
+
+import io
+import threading
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from barrier_runtime import CollectSink, Dataflow, InvalidJob, JsonlSink
+from barrier_runtime.graph.uncopyable import uncopyable
+
+LOCK = threading.Lock()
+
+
+def flow_with(function: Callable[[Any], Any], sink: Any) -> Dataflow:
+    flow = Dataflow("numbers")
+    flow.rate("rate", 1_000_000, 3, keys=1).map(function, name="locked").sink("out", sink)
+    return flow
+
+
+def closing_over(lock: Any) -> Callable[[Any], Any]:
+    def label(row: Any) -> Any:
+        with lock:
+            return row
+
+    return label
+
+
+class WithAttribute:
+    def __init__(self, lock: Any) -> None:
+        self.lock = lock
+
+    def __call__(self, row: Any) -> Any:
+        with self.lock:
+            return row
+
+    def method(self, row: Any) -> Any:
+        return self(row)
+
+
+def inner_class() -> Any:
+    class Held:
+        file = io.TextIOWrapper(io.BytesIO())
+
+    return Held
+
+
+def test_a_run_in_this_process_warns_with_step_and_variable() -> None:
+    out = CollectSink()  # cannot be copied either, and is not to
+    with pytest.warns(UserWarning, match=r"step 'locked': its function refers to `lock` of closing_over.*, a _thread"):
+        flow_with(closing_over(threading.Lock()), out).run_local()
+    assert len(out.rows()) == 3
+    with pytest.warns(UserWarning, match="step 'locked': its function refers to `lock` of WithAttribute") as told:
+        flow_with(WithAttribute(threading.Lock()), out).start_local().wait(60)
+    assert told[0].filename == __file__
+
+
+def test_what_can_be_copied_is_not_warned_of() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        flow_with(lambda row: row, CollectSink()).run_local()
+
+
+def test_a_run_on_spark_is_refused_with_step_and_variable(tmp_path: Path) -> None:
+    with pytest.raises(InvalidJob, match=r"operator 'locked' cannot be sent .* `lock` of closing_over"):
+        flow_with(closing_over(threading.Lock()), JsonlSink(str(tmp_path / "out"))).run(checkpoints=str(tmp_path / "c"))
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (partial(print, function=closing_over(LOCK)), "`lock` of closing_over.<locals>.label(), a _thread.lock"),
+        (WithAttribute(LOCK).method, "`lock` of WithAttribute, a _thread.lock"),
+        ([{"a": closing_over(row for row in ())}], "`lock` of closing_over.<locals>.label(), a generator"),
+        (inner_class(), "`file` of class Held, a _io.TextIOWrapper"),
+        (closing_over({"kept": [LOCK]}), "`lock` of closing_over.<locals>.label(), a _thread.lock"),
+        (WithAttribute, ""),  # another process imports it
+        (closing_over([1, "a", None, b"x"]), ""),
+        (test_what_can_be_copied_is_not_warned_of, ""),  # its module's globals are not sent with it
+    ],
+)
+def test_the_variable_is_found(value: Any, told: str) -> None:
+    assert uncopyable(value) == told
+
+
+def test_what_refers_to_itself_is_looked_at_once() -> None:
+    ring: list[Any] = []
+    ring.append(ring)
+    assert uncopyable(closing_over(ring)) == ""
