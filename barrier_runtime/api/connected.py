@@ -140,8 +140,6 @@ class ConnectedStreams:
         >>> matched = connected.process("match", Match, schema=OUT)
         """
         where = f"connect {name!r}"
-        if not isinstance(name, str):
-            raise InvalidJob(f"connect: its name is {name!r}: the first argument is the step's name, a string")
         if inspect.isroutine(function):
             raise InvalidJob(
                 f"{where}: {function_name(function)} is one function, and each input has a handler of its own: pass a "
@@ -229,10 +227,8 @@ class ConnectedStreams:
         """Columns of event time by input."""
         if isinstance(event_time, str):
             times = dict.fromkeys(self._keyed, event_time)
-        elif event_time is None or isinstance(event_time, Mapping):
-            times = dict(event_time or {})
         else:
-            raise InvalidJob(f"{where}: event_time={event_time!r}: pass a column, or a dict of input to column")
+            times = dict(event_time or {})
         for name, column in times.items():
             stream = self._streams.get(name)
             if stream is None:

@@ -196,8 +196,6 @@ def _step(
     options: JoinOptions,
     event_times: frozenset[str] | None = None,
 ) -> JoinStep:
-    if not isinstance(name, str):
-        raise InvalidJob(f"{kind}: its name is {name!r}: the first argument is the step's name, a string")
     late = {}
     if options.late and left.schema is not None and right.schema is not None:
         late = {LATE_LEFT: left.schema, LATE_RIGHT: right.schema}

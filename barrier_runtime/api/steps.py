@@ -118,8 +118,6 @@ class KeyedSteps(Steps[S]):
     ) -> Any:
         """The stream of a step with state, or a tuple of it and its side outputs. `states`: of the user's function;
         `described`: what else is compared with a checkpoint before a run begins."""
-        if not isinstance(name, str):
-            raise InvalidJob(f"{kind}: its name is {name!r}: the first argument is the step's name, a string")
         rows = self._keyed_input()
         node = StepNode(
             name,

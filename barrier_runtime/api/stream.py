@@ -228,8 +228,6 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         a row, a list or None, or a function of (row, ctx). The class may have `open(self, ctx)`, called in each subtask
         before the first row, and `close(self)`. See `RowContext` for `ctx`; the others as in `KeyedStream.process`."""
         where = f"process {name!r}"
-        if not isinstance(name, str):
-            raise InvalidJob(f"process: its name is {name!r}: the first argument is the step's name, a string")
         check_row_function(function, where)
         output = as_schema(schema, where) if schema is not None else None
         sides = side_schemas(side, on_error, where)

@@ -19,7 +19,7 @@ from barrier_runtime.connectors.source import Polled, Split, SplitReader
 from barrier_runtime.data.rows import Row, RowWriter
 from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
 from barrier_runtime.operators.user_code import function_name, user_error
-from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
+from barrier_runtime.state.errors import BarrierRuntimeError
 
 Fetch = Callable[[Any], tuple[Iterable[Row], Any] | None]
 
@@ -58,8 +58,6 @@ class PollSource:
     def named(self, name: str) -> "PolledRows":
         """Checks the settings; calls nothing. Raises `InvalidJob`."""
         where = f"source {name!r}"
-        if not callable(self.fetch):
-            raise InvalidJob(f"{where}: fetch={self.fetch!r} cannot be called: pass a function of a cursor")
         every_ms = milliseconds(self.every, f"every of {where}")
         return PolledRows(name, self.fetch, every_ms, as_schema(self.schema, where), self.replayable)
 

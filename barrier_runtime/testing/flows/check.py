@@ -235,7 +235,8 @@ def _check_arguments(
     if not parallelism or not all(type(slots) is int and 1 <= slots <= MAX_PARALLELISM for slots in parallelism):
         raise InvalidJob(f"{where}: parallelism={parallelism}: give numbers from 1 to {MAX_PARALLELISM}")
     if not seeds or not all(type(seed) is int for seed in seeds):
-        raise InvalidJob(f"{where}: seeds={seeds}: give whole numbers, at least one, such as seeds=[0]")
+        what = f"seeds={seeds}" if seeds else "no seeds"
+        raise InvalidJob(f"{where}: {what}: give at least one, whole numbers, such as seeds=[0]")
 
 
 def _scenario(only: str) -> FlowScenario:

@@ -141,7 +141,7 @@ OPTIONS: list[tuple[Row, str]] = [
         {"event_time": {"refunds": "at"}},
         "event_time= names 'refunds', but its inputs are 'orders', 'payments', 'rules'",
     ),
-    ({"event_time": 3}, "pass a column, or a dict of input to column"),
+    ({"event_time": 3}, "event_time=3: give a text or a mapping of texts or None"),
     ({"event_time": {"rules": "shop"}}, "shop"),
     ({"function": with_(last=ValueState(int, ttl=TTL(timedelta(1))))}, "TTL in event time, but the step does not know"),
     (
@@ -164,7 +164,7 @@ def test_options_that_do_not_suit_the_inputs_are_told(options: Row, said: str) -
 
 def test_a_step_is_named() -> None:
     orders, _, _ = streams()
-    with pytest.raises(InvalidJob, match=r"connect: its name is <class .*the first argument is the step's name"):
+    with pytest.raises(InvalidJob, match=r"process: name=<type>: give a text: the first argument is the step's name"):
         connect(orders=orders.key_by("id")).process(Both, "match")  # type: ignore[call-overload]
 
 

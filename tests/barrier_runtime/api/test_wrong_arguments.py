@@ -265,7 +265,7 @@ def test_a_wrong_kind_of_argument_is_told_by_its_name_or_its_value(
         (lambda: check(Dataflow("f"), 5), "check: inputs=5: give a mapping"),  # type: ignore[arg-type]
         (lambda: check(Dataflow("f"), {}, parallelism=("a",)), "parallelism=.'a',.: give numbers"),  # type: ignore[arg-type]
         (lambda: check(Dataflow("f"), {}, seeds=5), "check: seeds=5: give a list"),  # type: ignore[arg-type]
-        (lambda: check(Dataflow("f"), {}, seeds=["a"]), "seeds=.'a',.: give whole numbers"),  # type: ignore[list-item]
+        (lambda: check(Dataflow("f"), {}, seeds=["a"]), "seeds=.'a',.: give at least one, whole numbers"),  # type: ignore[list-item]
         (lambda: JobHandle.savepoint(HANDLE, 5), "savepoint: url=5: give a text"),
         (lambda: JobHandle.wait(HANDLE, "a"), "wait: timeout=<str>: give a number or None"),
         (lambda: JobHandle.stop(HANDLE, "soon"), "stop: mode='soon': use 'checkpoint'"),
