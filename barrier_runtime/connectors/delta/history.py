@@ -150,6 +150,12 @@ class DeltaHistory:
         try:
             return (table or self._at(version)).to_pyarrow_dataset()
         except Exception as error:
+            if "deletionVectors" in str(error):
+                raise InvalidJob(
+                    f"{self._where}: version {version} of the table {self._store.url} has deletion vectors, which are "
+                    "not read here: have them applied to the data files and switched off, as Spark does with "
+                    f"ALTER TABLE delta.`<folder>` DROP FEATURE deletionVectors, then {ANEW}"
+                ) from error
             raise InvalidJob(
                 f"{self._where}: the table {self._store.url} has a feature that cannot be read here: {brief(error)}"
             ) from error

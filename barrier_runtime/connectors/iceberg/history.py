@@ -86,8 +86,18 @@ class IcebergHistory:
     def _planned(self, snapshot: int) -> list[FileScanTask]:
         """All files of the table as it was then, with what is deleted in each."""
         self._snapshot(snapshot)
-        with self._listing():
-            return sorted(self._table.scan(snapshot_id=snapshot).plan_files(), key=_path)
+        try:
+            with self._listing():
+                return sorted(self._table.scan(snapshot_id=snapshot).plan_files(), key=_path)
+        except (ValueError, NotImplementedError) as error:
+            if "equality deletes" not in str(error):
+                raise
+            raise InvalidJob(
+                f"{self._where}: snapshot {snapshot} of the table {self._name} has deletes by equality (as Flink's "
+                "upserts), which pyiceberg does not read: have them applied to the data files, as Spark does with "
+                f"CALL <catalog>.system.rewrite_data_files(table => '{self._name}', options => "
+                f"map('delete-file-threshold', '1', 'remove-dangling-deletes', 'true')), then {_ANEW}"
+            ) from error
 
     def _listing(self) -> "_translated":
         return _translated(f"{self._where}: the files of the table {self._name} cannot be listed")
@@ -103,8 +113,13 @@ class IcebergHistory:
                 f"without a key: give IcebergSource the key= of its rows, which makes upserts of them, or {_ANEW}"
             )
         for manifest in snapshot.manifests(self._table.io):
-            if manifest.added_snapshot_id != snapshot.snapshot_id or manifest.content != ManifestContent.DATA:
+            if manifest.added_snapshot_id != snapshot.snapshot_id:
                 continue
+            if manifest.content != ManifestContent.DATA:
+                raise InvalidJob(
+                    f"{self._where}: snapshot {snapshot.snapshot_id} of the table {self._name} deletes rows though it "
+                    f"says that it only appends: give IcebergSource the key= of its rows, or {_ANEW}"
+                )
             for entry in manifest.fetch_manifest_entry(self._table.io):
                 if entry.status == ManifestEntryStatus.ADDED and entry.snapshot_id == snapshot.snapshot_id:
                     yield FileScanTask(entry.data_file)

@@ -197,8 +197,8 @@ def test_a_generator_that_fails_ends_the_job_with_its_message() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"generator": AsLateAsEver()}, "pass the class"),
-        ({"generator": 3}, "pass the class"),
+        ({"generator": AsLateAsEver()}, "generator=<AsLateAsEver>: give a function or None"),
+        ({"generator": 3}, "generator=3: give a function or None"),
         ({"generator": dict}, "generator=dict: derive it from WatermarkGenerator"),
         ({"generator": AsLateAsEver, "max_out_of_orderness": timedelta(seconds=1)}, "leave the other out"),
     ],

@@ -8,7 +8,7 @@ are as they are, nothing in them is unquoted.
 import io
 import os
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -125,11 +125,18 @@ def _path(place: str) -> str:
     return "/" + place.partition("/")[2]
 
 
+@cache
+def _connected(host_and_port: str) -> Any:
+    """For good: when pyarrow drops its object, libhdfs closes the connection, which is one for all of the process, and
+    with it every file that is being read. Raises `OSError`."""
+    host, _, port = host_and_port.partition(":")
+    return pafs.HadoopFileSystem(host or "default", int(port) if port.isdigit() else 8020)
+
+
 def _hdfs(url: RemoteUrl, where: str) -> Any:
     """Through libhdfs, which is part of Hadoop and not of pyarrow."""
-    host, _, port = url.bucket.partition(":")
     try:
-        return pafs.HadoopFileSystem(host or "default", int(port) if port.isdigit() else 8020)
+        return _connected(url.bucket)
     except OSError as error:
         said = str(error).split("\n", 1)[0]
         if "Unable to load" not in said:

@@ -132,7 +132,7 @@ def test_a_function_that_always_raises_stops_the_job_and_the_next_run_goes_on_wi
 
 def test_what_is_no_function_and_no_number_of_attempts_is_refused() -> None:
     stream = numbers(Dataflow("batches"), 1)
-    with pytest.raises(InvalidJob, match="for_each_batch 'out'"):
+    with pytest.raises(InvalidJob, match="for_each_batch: function=7: give a function"):
         stream.for_each_batch(7, name="out")
     with pytest.raises(InvalidJob, match="attempts is 0: give 1 or more"):
         stream.for_each_batch(print, attempts=0)

@@ -4,6 +4,7 @@ import io
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
@@ -93,6 +94,20 @@ def test_a_file_that_is_gone_and_one_that_changed_are_told(container: str) -> No
 def test_what_is_no_url_of_files_is_refused(url: str, message: str) -> None:
     with pytest.raises(InvalidJob, match=message):
         Dataflow("clouds").read_csv("in", url)
+
+
+def test_one_connection_to_an_hdfs_serves_all_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """libhdfs has one for the process, and closes it, also for other files, when any of its owners is dropped."""
+    made: list[tuple[str, int]] = []
+
+    def connected(host: str, port: int) -> pafs.FileSystem:
+        made.append((host, port))
+        return pafs.LocalFileSystem()
+
+    monkeypatch.setattr(pafs, "HadoopFileSystem", connected)
+    for _ in range(2):
+        assert find_arrivals("hdfs://only-here:9000/nothing", ("",), "a test") == []
+    assert made == [("only-here", 9000)]
 
 
 def test_an_s3a_url_is_read_as_s3(tmp_path: Path, s3_url: object) -> None:

@@ -199,7 +199,7 @@ def test_an_undeclared_side_output_is_refused_with_the_declared_ones() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"side": ["hot"]}, r"process 'p': side=\['hot'\]: give a schema by name"),
+        ({"side": ["hot"]}, r"process: side=\['hot'\]: give a mapping or None"),
         ({"side": {}}, r"process 'p': side=\{\}: give a schema by name"),
         ({"side": {"hot": None}}, r"process 'p': side output 'hot' has no schema"),
         ({"side": {"": HOT}}, "process 'p': side output '' has no name"),

@@ -126,9 +126,9 @@ BOUNDS = (0 * SECOND, SECOND)
         ({"between": (0 * SECOND, timedelta(days=40_000))}, "use bounds of at most 100 years"),
         ({"how": "outer"}, "how='outer': use one of inner, left, right, full, semi, anti"),
         ({"event_time": ("at", "paid_at")}, "join 'j', right stream.*'paid_at'"),
-        ({"event_time": 5}, "event_time=5: pass the name of the column, or two names"),
+        ({"event_time": 5}, "event_time=5: give a text or a list of texts"),
         ({"suffix": ("", "")}, "pass two different endings of names"),
-        ({"late": "yes"}, "late='yes': use True for streams of the late rows as well"),
+        ({"late": "yes"}, "late=<str>: give True or False"),
     ],
 )
 def test_what_a_join_cannot_be_is_refused_when_it_is_written(changed: dict[str, Any], message: str) -> None:
@@ -164,7 +164,7 @@ def test_streams_that_cannot_be_joined_are_refused_with_the_remedy() -> None:
     for window in (Count(3), Global()):
         with pytest.raises(InvalidJob, match=f"{type(window).__name__}.*has no times that rows of two streams could"):
             left.window_join("j", right, window, event_time="at")
-    with pytest.raises(InvalidJob, match="exact='yes': use True or False"):
+    with pytest.raises(InvalidJob, match="exact=<str>: give True or False"):
         left.asof_join("j", right, event_time="at", exact="yes")
 
 

@@ -290,7 +290,7 @@ def two(**more: Any) -> tuple[Any, Any]:
         ({"how": "right"}, "how='right': use one of left, inner"),
         ({"late": True}, "without event_time= no row is late"),
         ({"event_time": ""}, "event_time='': pass the name of the column"),
-        ({"event_time": 3}, "event_time=3: pass the name of the column"),
+        ({"event_time": 3}, "event_time=3: give a text or a list of texts or None"),
         ({"event_time": ("at", "city")}, "city"),
     ],
 )

@@ -208,7 +208,7 @@ def lookup(**arguments: Any) -> Any:
         ({"timeout": timedelta()}, "timeout is 0"),
         ({"linger": timedelta(hours=1)}, "longer than a minute"),
         ({"how": "outer"}, "how='outer'"),
-        ({"ordered": "yes"}, "ordered='yes'"),
+        ({"ordered": "yes"}, "ordered=<str>: give True or False"),
         ({"retry": 3}, "retry=3: give a Retry"),
         ({"cache": 100}, "cache=100: give a Cache"),
         ({"on_error": "ignore"}, "on_error='ignore'"),

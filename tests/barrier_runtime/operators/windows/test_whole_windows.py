@@ -329,7 +329,7 @@ def test_what_whole_windows_cannot_be_is_refused_with_the_remedy() -> None:
         keyed.window("w", WINDOWS[0], event_time="t", early=Every(rows=1)).apply(as_text, schema=OUT)
     with pytest.raises(InvalidJob, match="leave late= out"):
         keyed.window("w", Global()).apply(as_text, schema=OUT, late=True)
-    with pytest.raises(InvalidJob, match="cannot be called"):
+    with pytest.raises(InvalidJob, match="function=<str>: give a function"):
         window.apply("text", schema=OUT)
     two: Any = lambda key, window: None  # noqa: E731
     with pytest.raises(InvalidJob, match=r"takes \(key, window\): let it take \(key, window, table\)"):
