@@ -36,6 +36,7 @@ from barrier_runtime.launch.display.shown_rows import Rows, rich_table
 from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
 from barrier_runtime.operators.functions.batch_functions import UnionOperator
+from barrier_runtime.operators.functions.connected import check_switch
 from barrier_runtime.operators.functions.process_rows import ProcessRowsOperator
 from barrier_runtime.operators.outputs.dead_letters import DEAD_LETTERS, DeadLetterOperator
 from barrier_runtime.operators.outputs.declared_outputs import side_schemas
@@ -180,6 +181,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
     def broadcast(self, switch: Literal["row", "barrier"] = "row") -> "BroadcastStream":
         """All (few) rows go to every subtask of the step to come, in one order: an input of `connect`. Its handler runs
         for each as it comes ("row"), or behind the next checkpoint barrier ("barrier"), the same in all subtasks."""
+        check_switch(switch, "broadcast")
         return BroadcastStream(self, switch)
 
     @overload

@@ -149,6 +149,7 @@ CASES: dict[str, tuple[Callable[[], Callable[..., Any]], dict[str, Any]]] = {
     "Stream.key_by": (lambda: variadic(lambda columns: stream().key_by(columns), "columns"), {}),
     "Stream.union": (lambda: variadic(lambda others: stream().union(others), "others"), {}),
     "Stream.window_all": of_stream("window_all", name="w", window=Tumbling(DAY), **AT_T),
+    "Stream.broadcast": of_stream("broadcast"),
     "Stream.process": of_stream("process", name="p", function=OfRow),
     "Stream.deduplicate": (
         lambda: variadic(
