@@ -16,12 +16,7 @@ from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.schemas import SchemaLike, as_schema, described, require_columns
 from barrier_runtime.graph.logical import Input, StepNode
 from barrier_runtime.launch.plain_errors import plain_errors
-from barrier_runtime.operators.functions.connected import (
-    ConnectedInput,
-    ConnectedOperator,
-    canonical_keys,
-    check_switch,
-)
+from barrier_runtime.operators.functions.connected import ConnectedInput, ConnectedOperator, canonical_keys
 from barrier_runtime.operators.functions.process import check_event_time_of_states, declared_states
 from barrier_runtime.operators.functions.sequencing import SequenceOperator, sequenced_schema
 from barrier_runtime.operators.keyed.progress import keys_said
@@ -65,8 +60,6 @@ class ConnectedStreams:
                 raise InvalidJob(
                     f"{where}: input {name!r} is {stream!r}: pass a stream with .key_by(…) or .broadcast()"
                 )
-            if isinstance(stream, BroadcastStream):
-                check_switch(stream._switch, f"{where}, input {name!r}")
         self._keyed = {name: stream for name, stream in inputs.items() if isinstance(stream, KeyedStream)}
         self._broadcast = {name: stream for name, stream in inputs.items() if isinstance(stream, BroadcastStream)}
         self._streams = {name: stream._stream for name, stream in inputs.items()}

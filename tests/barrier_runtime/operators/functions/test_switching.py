@@ -262,7 +262,7 @@ def test_all_edges_into_the_step_are_aligned_where_rules_wait_for_barriers(switc
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(InvalidJob, match=r"connect, input 'rules': switch='checkpoint': pass 'row' .* or 'barrier'"):
+    with pytest.raises(InvalidJob, match=r"broadcast: switch='checkpoint': pass 'row' .* or 'barrier'"):
         flow("checkpoint")
     with pytest.raises(InvalidJob, match=r"connect 'ruled': broadcast\(switch=\"barrier\"\) needs barriers"):
         flow().run_local(mode="at_least_once")
