@@ -93,7 +93,8 @@ def aggregates_said(aggregates: Mapping[str, AnyAggregate]) -> str:
 def source_of(name: str, source: Any) -> Source:
     """What `Dataflow.source` is given, under its name in the flow."""
     made = source.named(name) if isinstance(source, SourceDescription) and not isinstance(source, type) else source
-    if isinstance(made, type) or not isinstance(made, Source):
+    parts = ("schema", "exactly_once", "splits", "reader")  # of a wrapper they may be another source's
+    if isinstance(made, type) or not all(hasattr(made, part) for part in parts):
         raise InvalidJob(
             f"source {name!r}: source={source!r} is not a source: pass one, such as ParquetSource(url), or one of your "
             "own, which has schema, exactly_once, splits() and reader()"

@@ -58,7 +58,6 @@ class SplitReader(Protocol):
     def close(self) -> None: ...
 
 
-@runtime_checkable
 class Source(Protocol):
     """Described in the driver, carried to the slots in Spark's closure."""
 

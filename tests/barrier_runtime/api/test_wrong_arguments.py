@@ -279,3 +279,17 @@ def test_a_wrong_kind_of_argument_is_told_by_its_name_or_its_value(
 def test_what_is_wrong_is_told_with_what_to_give(call: Callable[[], Any], told: str) -> None:
     with pytest.raises(InvalidJob, match=told):
         call()
+
+
+def test_a_source_that_hands_on_to_another_is_one() -> None:
+    class Wrapped:
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "named":
+                raise AttributeError(name)
+            return getattr(self._inner, name)
+
+    source: Any = Wrapped(RateSource(1).named("inner"))
+    assert Dataflow("f").source("s", source).schema.names == source.schema.names
