@@ -333,7 +333,7 @@ class Timers:
 
 def whole_ms(timestamp_ms: Any) -> int:
     try:
-        whole = int(timestamp_ms)
+        whole = None if isinstance(timestamp_ms, bool) else int(timestamp_ms)
     except (TypeError, ValueError, OverflowError):
         whole = None
     if whole is None or whole != timestamp_ms:

@@ -334,7 +334,7 @@ def test_a_timer_that_nothing_would_handle_is_refused_when_it_is_registered() ->
         driven.feed([{"k": 1}])
 
 
-@pytest.mark.parametrize("when", [1.5, "noon", 2**63, None, float("inf")])
+@pytest.mark.parametrize("when", [1.5, True, "noon", 2**63, None, float("inf")])
 def test_a_timer_at_no_whole_millisecond_is_refused(when: Any) -> None:
     class Wrong(Reminder):
         def process(self, key: Any, row: Row, ctx: ProcessContext) -> None:
