@@ -571,6 +571,30 @@ def test_a_finished_job_has_a_final_checkpoint_and_all_its_rows_visible():
     assert [slot.state for slot in coordinator.status.slots] == ["ended", "ended"]
 
 
+@pytest.mark.parametrize("outcome", ["finished", "failed"])
+def test_a_checkpoint_whose_decision_is_under_way_when_the_job_ends_is_its_last_one(outcome):
+    """A later run goes on from it, so the status must not name the one before."""
+    coordinator, a, b = started(MemoryStore(), spec(checkpoints=options(max_concurrent=2)))
+    coordinator.later(1_000)
+    a.end()
+    b.end()
+    for number in (1, 2):  # triggered before the sources' end was known, and for it
+        coordinator.settle()
+        for slot in (a, b):
+            slot.ack(number, ended=True)
+        coordinator.run_until(Append)
+    if outcome == "finished":
+        for slot in (a, b):
+            slot.commit(1)
+    else:
+        a.fail(retryable=False)
+    coordinator.settle()
+    assert kinds(coordinator.store) == ["FENCE", "COMPLETE", "COMPLETE", "FINISH"]
+    assert coordinator.ended.outcome == outcome
+    assert coordinator.status.checkpoints.last_completed.checkpoint == 2
+    assert coordinator.status.checkpoints.completed == 2
+
+
 def test_part_of_the_input_ended_checkpoints_go_on():
     """C18."""
     coordinator, a, b = started(MemoryStore())
