@@ -38,7 +38,7 @@ def test_a_topic_reaches_another_through_kills_with_nothing_lost_doubled_or_swap
             feed.stop()
         assert report.clean, str(report)
         assert report.kills >= 8
-        assert report.looks > 50
+        assert report.looks > 20
         reader = CommittedRecords(kafka.bootstrap, "counted")
         assert reader.known.committed() == reader.known.written()
     staged = list((tmp_path / "checkpoints").glob("*/write-ahead/*/staged/*/*"))
