@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from barrier_runtime.coordinator.checkpoints.retention import UnderWay
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.generation import Generation
+from barrier_runtime.coordinator.log.decision_log import Appended
 from barrier_runtime.coordinator.log.records import Complete
 from barrier_runtime.coordinator.wire.messages import Ack
 from barrier_runtime.state.snapshots.snapshot import FileRef
@@ -45,6 +46,13 @@ def checkpoint_appended(job: Job, record: Complete, now_ms: int) -> None:
             open_ids = [other.id for other in pending.open]
             job.delete(job.retention.completed(kept, open_ids, pending.next_id - 1, job.held).keys)
     abandon(job, aborted)
+
+
+def appended_late(job: Job, appended: Appended, now_ms: int) -> None:
+    """What a phase that has ended had under way is in the log. A decision counts: whoever restores goes on from it."""
+    job.lead(appended)
+    if isinstance(appended.entry.record, Complete):
+        checkpoint_appended(job, appended.entry.record, now_ms)
 
 
 def under_way(generation: Generation) -> UnderWay:

@@ -1,9 +1,10 @@
-"""Jars from Maven Central, fetched once a machine, and the program that runs them."""
+"""What is fetched once a machine, jars from Maven Central above all, and the program that runs them."""
 
 import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from examples.servers.base import ServerError, find_program, run_as
@@ -14,22 +15,32 @@ def machine_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "barrier-runtime"
 
 
-def maven_jars(pom: Path, name: str) -> Path:
-    """The directory with all that `pom` depends on. `name`: of the directory, with the version."""
+def fetched_once(name: str, fetch: Callable[[Path], None]) -> Path:
+    """The directory `name` of the machine's cache, which `fetch` fills if it is not there yet. It is given a directory
+    to work in, and makes `fetched` in it."""
     cache = machine_cache()
     kept = cache / name
     if kept.exists():
         return kept
-    maven = find_program("mvn", "maven")
     cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache, prefix="jars-") as work:
-        shutil.copy(pom, Path(work, "pom.xml"))
-        run_as("", [maven, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={work}/jars"], Path(work))
+    with tempfile.TemporaryDirectory(dir=cache, prefix="fetching-") as work:
+        fetch(Path(work))
         with contextlib.suppress(OSError):  # another process was first
-            os.rename(f"{work}/jars", kept)
+            os.rename(f"{work}/fetched", kept)
     if not kept.exists():
-        raise ServerError(f"Maven put no jars into {kept}")
+        raise ServerError(f"nothing was fetched into {kept}")
     return kept
+
+
+def maven_jars(pom: Path, name: str) -> Path:
+    """The directory with all that `pom` depends on. `name`: of the directory, with the version."""
+
+    def fetch(work: Path) -> None:
+        shutil.copy(pom, work / "pom.xml")
+        maven = find_program("mvn", "maven")
+        run_as("", [maven, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={work}/fetched"], work)
+
+    return fetched_once(name, fetch)
 
 
 def java_program() -> str:

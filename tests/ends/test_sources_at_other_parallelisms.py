@@ -45,6 +45,14 @@ def new_file(folder: Path, ending: str) -> Path:
     return folder / f"{len(list(folder.iterdir())):03}.{ending}"
 
 
+def lines(folder: Path, ending: str, line: Callable[[int], str]) -> Write:
+    def write(numbers: list[int]) -> None:
+        for part in parts(numbers):
+            new_file(folder, ending).write_text("".join(f"{line(n)}\n" for n in part))
+
+    return write
+
+
 @contextmanager
 def parquet(request: pytest.FixtureRequest, folder: Path) -> Iterator[Source]:
     def write(numbers: list[int]) -> None:
@@ -57,22 +65,14 @@ def parquet(request: pytest.FixtureRequest, folder: Path) -> Iterator[Source]:
 
 @contextmanager
 def jsonl(request: pytest.FixtureRequest, folder: Path) -> Iterator[Source]:
-    def write(numbers: list[int]) -> None:
-        for part in parts(numbers):
-            new_file(folder, "jsonl").write_text("".join(json.dumps({"n": n}) + "\n" for n in part))
-
     source = JsonlSource(str(folder), schema=NUMBERS, watch=SOON)
-    yield write, lambda flow: flow.source("rows", source)
+    yield lines(folder, "jsonl", lambda n: json.dumps({"n": n})), lambda flow: flow.source("rows", source)
 
 
 @contextmanager
 def text(request: pytest.FixtureRequest, folder: Path) -> Iterator[Source]:
-    def write(numbers: list[int]) -> None:
-        for part in parts(numbers):
-            new_file(folder, "txt").write_text("".join(f"{n}\n" for n in part))
-
     source = TextSource(str(folder), watch=SOON)
-    yield write, lambda flow: flow.source("rows", source).select({"n": "cast(line as bigint)"})
+    yield lines(folder, "txt", str), lambda flow: flow.source("rows", source).select({"n": "cast(line as bigint)"})
 
 
 @contextmanager

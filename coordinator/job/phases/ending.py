@@ -7,14 +7,14 @@ they belong to the other.
 
 from typing import Literal
 
-from barrier_runtime.coordinator.job.checkpoint_ends import checkpoint_appended
+from barrier_runtime.coordinator.job.checkpoint_ends import appended_late
 from barrier_runtime.coordinator.job.decisions import Decision, EndJob, FencedBy
 from barrier_runtime.coordinator.job.effects import JobEnded, Outcome
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.slots import Arrival
 from barrier_runtime.coordinator.log.decision_log import Appended, Foreign
-from barrier_runtime.coordinator.log.records import Complete, Fence, Finish, Lead
+from barrier_runtime.coordinator.log.records import Fence, Finish, Lead
 from barrier_runtime.coordinator.wire.messages import Shutdown
 
 
@@ -79,7 +79,8 @@ class Finishing(Phase):
         return None
 
     def on_appended(self, job: Job, appended: Appended, now_ms: int) -> Decision | None:
-        if not _is_finish(job, appended, now_ms):
+        appended_late(job, appended, now_ms)
+        if not isinstance(appended.entry.record, Finish):
             self._append(job, now_ms)
             return None
         self._appended = True
@@ -122,7 +123,8 @@ class Failing(Phase):
         return None
 
     def on_appended(self, job: Job, appended: Appended, now_ms: int) -> Decision | None:
-        if _is_finish(job, appended, now_ms):
+        appended_late(job, appended, now_ms)
+        if isinstance(appended.entry.record, Finish):
             return EndJob("failed", self.reason)
         self._append(job, now_ms)
         return None
@@ -145,12 +147,3 @@ class Failing(Phase):
 
     def on_stop(self, job: Job, now_ms: int) -> Decision | None:
         return EndJob("failed", self.reason) if job.stop == "now" else None
-
-
-def _is_finish(job: Job, appended: Appended, now_ms: int) -> bool:
-    """Else it is an earlier decision that was still under way, which counts: a later run goes on from it."""
-    job.lead(appended)
-    record = appended.entry.record
-    if isinstance(record, Complete):
-        checkpoint_appended(job, record, now_ms)
-    return isinstance(record, Finish)

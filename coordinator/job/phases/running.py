@@ -467,10 +467,9 @@ class Running(Phase):
         decided, after = job.decided, rescale.after
         if decided is None:
             return
+        order = Prefetch(decided.manifest.checkpoint, decided.ref, after.parallelism, after.max_parallelism)
         for slot in self._fetching(job, rescale):
-            checkpoint = decided.manifest.checkpoint
-            if slot.connected and slot.is_to_prefetch(rescale.request.id, checkpoint):
-                order = Prefetch(checkpoint, decided.ref, after.parallelism, after.max_parallelism)
+            if slot.connected and slot.is_to_prefetch(rescale.request.id, order.checkpoint):
                 job.outbox.send(slot, order)
 
     def _move(self, job: Job, rescale: Rescale, missing: tuple[int, ...], now_ms: int) -> Decision:

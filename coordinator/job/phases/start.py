@@ -4,7 +4,7 @@ Loading ─ log ─► Resuming (same run, slots may be alive) ─ all running �
              └─► Fencing (a new generation) ─ FENCE is appended ─► WaitingForSlots
 """
 
-from barrier_runtime.coordinator.job.checkpoint_ends import checkpoint_appended
+from barrier_runtime.coordinator.job.checkpoint_ends import appended_late
 from barrier_runtime.coordinator.job.decisions import (
     Attempts,
     BeginGeneration,
@@ -225,8 +225,7 @@ class Fencing(Phase):
     def on_appended(self, job: Job, appended: Appended, now_ms: int) -> Decision | None:
         record = appended.entry.record
         if isinstance(record, Complete):  # was under way when the old generation ended
-            job.lead(appended)
-            checkpoint_appended(job, record, now_ms)
+            appended_late(job, appended, now_ms)
             return self._choose(job, now_ms)
         if not isinstance(record, Fence):
             return self._choose(job, now_ms)

@@ -6,9 +6,9 @@ A cell is the number of values (4 bytes, little endian) and the values (`encoded
 
 import struct
 from collections import OrderedDict
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,6 @@ from barrier_runtime.state.columns.wide_columns import EMPTY
 COUNT = struct.Struct("<I")
 REMEMBERED = 200_000  # values in sets that need not be made of their bytes again
 
-Known = TypeVar("Known", bound=Sized)
 Collected: TypeAlias = tuple[int, bytes]  # number of values, and the values
 
 
@@ -99,22 +98,22 @@ class KnownValues:
         self.data += b"".join(values)
 
 
-class Recent(Generic[Known]):
+class Recent:
     """Sets of cells that were written lately, so that a batch need not make them of their bytes again. The last one
     stays, however large it is."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[int, tuple[bytes, Known]] = OrderedDict()  # by the id of the cell
+        self._kept: OrderedDict[int, tuple[bytes, KnownValues]] = OrderedDict()  # by the id of the cell
         self._values = 0
 
-    def take(self, cell: bytes) -> Known | None:
+    def take(self, cell: bytes) -> KnownValues | None:
         kept = self._kept.pop(id(cell), None)
         if kept is None:
             return None
         self._values -= len(kept[1])
         return kept[1]
 
-    def keep(self, cell: bytes, values: Known) -> None:
+    def keep(self, cell: bytes, values: KnownValues) -> None:
         self._kept[id(cell)] = cell, values  # as long as the cell is here, no other one has its id
         self._values += len(values)
         while self._values > REMEMBERED and len(self._kept) > 1:
@@ -130,7 +129,7 @@ class SetCell:
     encoding: EncodedValues
     limit: int
     exact: bool
-    _recent: Recent[KnownValues] = field(default_factory=Recent, compare=False)
+    _recent: Recent = field(default_factory=Recent, compare=False)
 
     @property
     def name(self) -> str:
