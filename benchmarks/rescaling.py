@@ -83,7 +83,7 @@ def rescales(
     done: list[tuple[RescaleStatus, float]] = []
     copied: list[tuple[float, float, SavepointTaken, int, float]] = []
     with _flow(rate, keys, wide).start(
-        master="local[4]",
+        master="local[6]",  # a program that takes over has its own slots beside the old ones
         parallelism=2,
         checkpoints=str((_FOLDER / "checkpoints").resolve()),
         checkpoint_interval=1.0,
