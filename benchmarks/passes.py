@@ -238,7 +238,7 @@ class Passes:
     def close(self) -> None:
         for slot in self.slots:
             for subtask in slot:
-                for _, operator in subtask.operators:
+                for _, operator in subtask.chain.operators:
                     operator.close()
 
 

@@ -224,7 +224,7 @@ class Execution:
         """An order to the one operator of this name."""
 
         def tell(subtask: Subtask) -> None:
-            for own, operator in subtask.operators:
+            for own, operator in subtask.chain.operators:
                 if own == name:
                     order(operator)
 
@@ -288,7 +288,7 @@ class Execution:
         now_s, starved_s = self._res.clock.monotonic_s(), self._res.starved_s()
         steps = self.scheduler.long_steps
         load = self._loads.setdefault(subtask.id, LoadSince(now_s, starved_s))  # a barrier may come before the start
-        times = load.add_to(times, subtask.load, subtask.rows_in, starved_s, steps, now_s)
+        times = load.add_to(times, subtask.chain.load, subtask.rows_in, starved_s, steps, now_s)
         self._checkpointing.begin(subtask, barrier, captures, times, recording)
 
     def recorded(self, subtask: Subtask, checkpoint: int, in_flight: InFlightData) -> None:
@@ -405,7 +405,7 @@ class Execution:
     @property
     def watermark_ms(self) -> int | None:
         """The lowest watermark of this slot's subtasks that have one."""
-        known = [s.watermark for s in self.subtasks if WATERMARK_MIN < s.watermark < WATERMARK_MAX]
+        known = [ms for each in self.subtasks if WATERMARK_MIN < (ms := each.chain.watermark) < WATERMARK_MAX]
         return min(known) if known else None
 
     @property
@@ -420,10 +420,10 @@ class Execution:
             chain = self._graph.chains[subtask.id.chain]
             name = chain.source.name if chain.source is not None else chain.operators[0].name
             figures[ROWS_IN.key(name)] = float(subtask.rows_in)
-            figures[ROWS_OUT.key(name)] = float(sum(output.rows for output in subtask.outputs))
-            figures[WORK_S.key(name)] = round(subtask.load.busy_s, 4)
-            figures[BLOCKED_S.key(name)] = round(subtask.load.blocked_s, 4)
-            figures[HELD_S.key(name)] = round(subtask.load.held_s, 4)
+            figures[ROWS_OUT.key(name)] = float(sum(output.rows for output in subtask.chain.outputs))
+            figures[WORK_S.key(name)] = round(subtask.chain.load.busy_s, 4)
+            figures[BLOCKED_S.key(name)] = round(subtask.chain.load.blocked_s, 4)
+            figures[HELD_S.key(name)] = round(subtask.chain.load.held_s, 4)
         return figures
 
     @property

@@ -1,7 +1,7 @@
-"""A chain of operators: rows and event time go through it, from each operator to the next, and out at its end.
+"""A chain of operators: rows, event time and barriers go through it, from each operator to the next, and out of it.
 
-It owns what the operators emit into, how far event time has come in it, and what waits on that way: an operator may
-take several turns to get to a watermark, and the next one hears of it only then.
+It owns the operators and what they emit into, how far event time has come in it, and what waits on that way: an
+operator may take several turns to get to a watermark, and the next one hears of it only then.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from barrier_runtime.data.elements import (
     Idle,
     Watermark,
 )
-from barrier_runtime.operators.base import Emit, Operator
+from barrier_runtime.operators.base import Capture, Emit, Operator
 from barrier_runtime.runtime.load import Load
 from barrier_runtime.runtime.network.channels import ResultPartition
 
@@ -30,15 +30,17 @@ class OperatorChain:
         self.watermark = WATERMARK_MIN  # told behind the chain
         self.ended = False
         self.load = Load()
-        self._first = operators[0][1] if operators else Operator()
+        self.first = operators[0][1] if operators else Operator()
         self._bounded = [operator for _, operator in operators if type(operator).has_room is not Operator.has_room]
         self._inputs_idle = False  # they said so last
+        self.by_clock = type(self.first).on_wall_clock is not Operator.on_wall_clock
         self._main = [output for output in outputs if not output.tag]
         self._emits: list[Emit] = [self._emit_from(position) for position in range(len(operators) + 1)]
         self._assigners = [at for at, (_, operator) in enumerate(operators) if not operator.forwards_watermarks]
         holders = [at for at, (_, operator) in enumerate(operators) if operator.holds_watermarks]
         self._own = dict.fromkeys(sorted([*self._assigners, *holders]), WATERMARK_MIN)  # told behind these
-        self._advancing: tuple[int, int] | None = None  # which operator is on its way to which watermark
+        self.makes_event_time = bool(self._assigners)  # in place of that of its input
+        self.advancing: tuple[int, int] | None = None  # which operator is on its way to which watermark
 
     # ------------------------------------------------------------ room
 
@@ -59,13 +61,34 @@ class OperatorChain:
         return blocked or held
 
     @property
-    def _may_emit(self) -> bool:
+    def has_room(self) -> bool:
+        """There is room for what a row may bring forth."""
+        for output in self.outputs:
+            if not output.writable:
+                return False
+        return all(operator.has_room for operator in self._bounded)
+
+    @property
+    def may_emit(self) -> bool:
         """There is room for what the first operator gives."""
         return all(output.writable for output in self.outputs) and all(
-            operator.has_room for operator in self._bounded if operator is not self._first
+            operator.has_room for operator in self._bounded if operator is not self.first
         )
 
     # ------------------------------------------------------------ rows
+
+    def process(self, batch: Batch, port: int) -> Batch | None:
+        """Rows go through. Gives those that the first operator has given back."""
+        rest = None
+        if self.operators:
+            self.first.process(batch, self._emits[1], port)
+            rest = self.first.take_rest()
+        else:
+            self._output(batch)
+        self._inputs_idle = False
+        for at in self._own:
+            self._tell_own(at)
+        return rest
 
     def _emit_from(self, position: int) -> Emit:
         """What operator `position - 1` emits into: operator `position`, or the edges after the last one."""
@@ -89,22 +112,50 @@ class OperatorChain:
 
     # ------------------------------------------------------------ event time
 
-    def _by_wall_clock(self, last: bool = False) -> bool:
+    @property
+    def is_under_way(self) -> bool:
+        """Event time is on its way to what it was told: until it is there no row may be taken."""
+        return self.advancing is not None or self.first.going_to_ms is not None
+
+    def advance(self, watermark_ms: int) -> None:
+        """Event time of the input reached `watermark_ms`."""
+        self._inputs_idle = False
+        self._advance(0, watermark_ms)
+
+    def advance_to_the_end(self) -> None:
+        """There is no input any more: as far as event time goes."""
+        self._advance(0, WATERMARK_MAX)
+
+    def advance_further(self) -> None:
+        """A slice on that way."""
+        first = self.first
+        if (going_to_ms := first.going_to_ms) is not None:
+            first.toward(going_to_ms, self._emits[1])
+            self._tell_idle()  # rows of windows by the wall clock, which an idle subtask gives, too
+            if first.going_to_ms is not None:
+                return
+        if self.advancing is not None:
+            self._advance(*self.advancing)
+
+    def idle(self) -> None:
+        """All inputs are idle: told behind the chain when no rows are held in it."""
+        if not self.makes_event_time:
+            self._inputs_idle = True
+            self._tell_idle()
+
+    def by_wall_clock(self, last: bool = False) -> bool:
         """What is due in the first operator. Rows of it do not make an idle subtask one that event time waits for."""
-        if not self._first.on_wall_clock(self._emits[1], last):
+        if not self.first.on_wall_clock(self._emits[1], last):
             return False
-        if self._advancing is None:
-            self._assign()
+        if self.advancing is None:
+            for at in self._own:
+                self._tell_own(at)
         self._tell_idle()
         return True
 
     def _tell_idle(self) -> None:
-        if self._inputs_idle and not self._first.unfinished:
-            self._control(Idle())
-
-    def _assign(self) -> None:
-        for at in self._own:
-            self._tell_own(at)
+        if self._inputs_idle and not self.first.unfinished:
+            self.control(Idle())
 
     def _tell_own(self, at: int) -> None:
         reached = self.operators[at][1].own_watermark()
@@ -117,21 +168,47 @@ class OperatorChain:
         for position in range(first, len(self.operators)):
             operator = self.operators[position][1]
             if not operator.forwards_watermarks and watermark_ms != WATERMARK_MAX:
-                self._advancing = None
+                self.advancing = None
                 return
             if not operator.toward(watermark_ms, self._emits[position + 1]):
-                self._advancing = position, watermark_ms
+                self.advancing = position, watermark_ms
                 return
             if operator.output_delay_ms and watermark_ms != WATERMARK_MAX:
                 watermark_ms = max(WATERMARK_MIN, watermark_ms - operator.output_delay_ms)
             if operator.holds_watermarks:
-                self._advancing = None
+                self.advancing = None
                 self._tell_own(position)
                 return
-        self._advancing = None
+        self.advancing = None
         self.watermark = watermark_ms
-        self._control(Watermark(watermark_ms))
+        self.control(Watermark(watermark_ms))
 
-    def _control(self, element: Watermark | Idle | Barrier | CancelBarrier | EndOfInput) -> None:
+    # ------------------------------------------------------------ checkpoints and the end
+
+    def control(self, element: Watermark | Idle | Barrier | CancelBarrier | EndOfInput) -> None:
         for output in self.outputs:
             output.control(element)
+
+    def forward(self, barrier: Barrier) -> None:
+        """The barrier goes out, behind what the operators give before it."""
+        for at, (_, operator) in enumerate(self.operators, 1):
+            operator.before_barrier(self._emits[at])
+        self.control(barrier)
+
+    def capture(self, checkpoint: int) -> dict[str, Capture]:
+        return {name: operator.snapshot(checkpoint) for name, operator in self.operators}
+
+    def completed(self, checkpoint: int) -> None:
+        for _, operator in self.operators:
+            operator.on_complete(checkpoint)
+
+    def aborted(self, checkpoint: int) -> None:
+        for _, operator in self.operators:
+            operator.on_abort(checkpoint)
+
+    def end(self) -> None:
+        """Event time is at its end. The operators give their last rows."""
+        for at, (_, operator) in enumerate(self.operators, 1):
+            operator.on_end(self._emits[at])
+        self.control(EndOfInput())
+        self.ended = True

@@ -154,7 +154,7 @@ class Scheduler:
             before, now = now, self._now_s()
             if stepped:
                 worked = True
-                subtask.load.busy_s += now - before
+                subtask.chain.load.busy_s += now - before
             if now > deadline:
                 self.long_steps.note(now, now - before, subtask.id.chain)
                 return True, polled
@@ -206,7 +206,7 @@ class Scheduler:
             self.backpressured_s += since_s
         self._held = False
         for subtask in self._subtasks:
-            if subtask.look(since_s):
+            if subtask.chain.look(since_s):
                 self._held = True
 
     def _sleep(self) -> None:

@@ -1,8 +1,8 @@
 """One subtask: a chain of operators behind aligned input channels. Sans-io: it is told the time and asked to step.
 
 It owns: alignment and blocking of its inputs, the order *forward the barrier, then capture state*, and the end of its
-input; its operators and their event time are an `OperatorChain`. It never waits, opens a socket or reads a clock;
-captures that need more work go to the host.
+input. It has its operators, with their event time, as an `OperatorChain`. It never waits, opens a socket or reads a
+clock; captures that need more work go to the host.
 
 What was in flight in the restored checkpoint (`replay`) is processed before anything that comes in: so rows keep their
 order and are not late, also when they come from other subtasks than before. What of it is left when a snapshot is taken
@@ -16,11 +16,9 @@ from typing import Protocol
 
 from barrier_runtime.coordinator.wire.messages import SubtaskId
 from barrier_runtime.data.elements import (
-    WATERMARK_MAX,
     Barrier,
     Batch,
     CancelBarrier,
-    EndOfInput,
     Idle,
     Watermark,
     within,
@@ -75,7 +73,7 @@ class SubtaskHost(Protocol):
     def ended(self, subtask: "Subtask") -> None: ...
 
 
-class Subtask(OperatorChain):
+class Subtask:
     """`operators`: (name, operator) in chain order, opened. `source` is set for source chains, which have no inputs.
     `replay`: (port, batch) that were in flight in the restored checkpoint."""
 
@@ -93,7 +91,7 @@ class Subtask(OperatorChain):
     ) -> None:
         self.id = id
         self.token = token
-        super().__init__(operators, outputs)
+        self.chain = OperatorChain(operators, outputs)
         self.inputs = inputs
         self.source = source
         self.rows_in = 0
@@ -104,7 +102,6 @@ class Subtask(OperatorChain):
         self._merger = self._queues.merger
         self._announcements = self._queues.announcements
         self._said_idle = False
-        self._by_clock = type(self._first).on_wall_clock is not Operator.on_wall_clock
         self._ahead = False  # rows were taken without room
         self._all_in = False  # the inputs have ended
         self._host = host
@@ -114,19 +111,19 @@ class Subtask(OperatorChain):
         self._overtaking = 0  # the last checkpoint whose barriers need not wait for that
         self._held_up: tuple[int, float] | None = None  # a checkpoint whose barriers all wait for that, since when (ms)
         self._ending = False  # event time is on its way to its end
-        self._first.stops = source is None
+        self.chain.first.stops = source is None
 
     # ------------------------------------------------------------ stepping
 
     @property
+    def ended(self) -> bool:
+        """It only answers triggers."""
+        return self.chain.ended
+
+    @property
     def writable(self) -> bool:
         """There is room for what a step may bring forth. A source that is to give nothing has none."""
-        if self._paused:
-            return False
-        for output in self.outputs:
-            if not output.writable:
-                return False
-        return all(operator.has_room for operator in self._bounded)
+        return not self._paused and self.chain.has_room
 
     @property
     def has_input(self) -> bool:
@@ -135,18 +132,19 @@ class Subtask(OperatorChain):
 
     def step(self) -> bool:
         """Do a bounded piece of work. True when something was done."""
-        if self.ended:
+        chain = self.chain
+        if chain.ended:
             return False
         if self.source is not None:
             return self._step_source(self.source[1])
         if self._announcements:
             self.take_announcements()
-        worked = self._by_clock and not self._ending and self._may_emit and self._by_wall_clock()
-        if self._is_under_way:
-            return (self._may_emit and self._go_on()) or worked
+        worked = chain.by_clock and not self._ending and chain.may_emit and chain.by_wall_clock()
+        if chain.is_under_way:
+            return (chain.may_emit and self._go_on()) or worked
         if self._all_in:
             return self._end_if_finished() or worked
-        if self._ahead and self.writable:
+        if self._ahead and chain.has_room:
             self._ahead = False
             for each in self.inputs:
                 each.settle()
@@ -156,7 +154,7 @@ class Subtask(OperatorChain):
             channel = None if self._replay else self._queues.next_readable()
             if channel is None and not self._replay:
                 return worked
-            ahead = not self.writable
+            ahead = not chain.has_room
             if ahead:
                 if not self._may_take_ahead():
                     return worked
@@ -173,18 +171,14 @@ class Subtask(OperatorChain):
             before_ns, now_ns = now_ns, self._host.now_ns()
             if channel is not None:
                 channel.chunk.worked(now_ns - before_ns, self._host.starved_ns)
-            if self.ended or now_ns >= until_ns or self._is_under_way:
+            if chain.ended or now_ns >= until_ns or chain.is_under_way:
                 return True
         return worked
 
-    @property
-    def _is_under_way(self) -> bool:
-        """Event time is on its way to what it was told: until it is there no row is taken, only barriers are."""
-        return self._advancing is not None or self._first.going_to_ms is not None
-
     def _go_on(self) -> bool:
-        """A slice on that way, then barriers that come next on their channels. Rows that the operator has given back
-        come before those, as do others that wait: then an aligned barrier waits a little, and overtakes them."""
+        """A slice on the way of event time, then barriers that come next on their channels. Rows that the operator has
+        given back come before those, as do others that wait: then an aligned barrier waits a little, and overtakes
+        them."""
         self._advance_further()
         if self._ending:
             return True
@@ -192,7 +186,7 @@ class Subtask(OperatorChain):
             for channel in self.inputs:
                 while channel.readable and isinstance(channel.next, Barrier | CancelBarrier):
                     self._take(channel)
-        if self._is_under_way:
+        if self.chain.is_under_way:
             self._overtake()
         return True
 
@@ -212,23 +206,16 @@ class Subtask(OperatorChain):
             self._apply(self._aligner.overtake(wanted, now_ms))
 
     def _advance_further(self) -> None:
-        first = self._first
-        if (going_to_ms := first.going_to_ms) is not None:
-            first.toward(going_to_ms, self._emits[1])
-            self._tell_idle()  # rows of windows by the wall clock, which an idle subtask gives, too
-            if first.going_to_ms is not None:
-                return
-        if self._advancing is not None:
-            self._advance(*self._advancing)
-            if self._ending and self._advancing is None:
-                self._finish()
+        self.chain.advance_further()
+        if self._ending and self.chain.advancing is None:
+            self._finish()
 
     def _may_take_ahead(self) -> bool:
         """There is no room, but rows before a barrier are taken all the same."""
-        if not self._first.takes_rows_before_barriers:
+        if not self.chain.first.takes_rows_before_barriers:
             return False
         done, wanted = self.last_checkpoint, self._wanted_id
-        return any(self._queues.is_awaited(channel, done, wanted) for channel in self.inputs) and self._may_emit
+        return any(self._queues.is_awaited(channel, done, wanted) for channel in self.inputs) and self.chain.may_emit
 
     @property
     def _wanted_id(self) -> int:
@@ -265,7 +252,7 @@ class Subtask(OperatorChain):
     def _step_source(self, source: SourceDriver) -> bool:
         if not self.writable:
             return False
-        if self._advancing is not None:
+        if self.chain.advancing is not None:
             self._advance_further()
             return True
         now_ns = self._host.source_ns()
@@ -274,16 +261,16 @@ class Subtask(OperatorChain):
             jumped_ns = self._host.now_ns() - self._host.source_ns()
             batch.emit_ns += jumped_ns  # latencies are told by the wall clock
             self._batch(batch, 0)
-        watermark = source.watermark_to_tell(self.watermark, now_ns)
+        watermark = source.watermark_to_tell(self.chain.watermark, now_ns)
         if watermark is not None:
-            self._advance(0, watermark)
+            self.chain.advance(watermark)
         if source.finished:
             self._end()
             return True
         if source.idle != self._said_idle:
             self._said_idle = source.idle
-            if self._said_idle and not self._assigners:
-                self._control(Idle())  # the next rows or watermark end it
+            if self._said_idle and not self.chain.makes_event_time:
+                self.chain.control(Idle())  # the next rows or watermark end it
         return batch is not None
 
     # ------------------------------------------------------------ rows and time
@@ -293,28 +280,20 @@ class Subtask(OperatorChain):
         if not count:
             return
         self.rows_in += count
-        if self.operators:
-            self._first.process(batch, self._emits[1], port)
-            rest = self._first.take_rest()
-            if rest is not None:
-                self.rows_in -= len(rest)
-                self._replay.appendleft((port, rest))
-        else:
-            self._output(batch)
-        self._inputs_idle = False
-        self._assign()
+        rest = self.chain.process(batch, port)
+        if rest is not None:
+            self.rows_in -= len(rest)
+            self._replay.appendleft((port, rest))
 
     def _as_far_as_all(self, batch: Batch, channel: int) -> Batch:
         """Event time at the rows of one channel is no further than the other channels let it be."""
-        return batch if batch.reached is None else within(batch, self._merger.others(channel), self.watermark)
+        return batch if batch.reached is None else within(batch, self._merger.others(channel), self.chain.watermark)
 
     def _on_merged(self, said: Watermark | Idle | None) -> None:
         if isinstance(said, Watermark):
-            self._inputs_idle = False
-            self._advance(0, said.ms)
-        elif said is not None and not self._assigners:
-            self._inputs_idle = True
-            self._tell_idle()
+            self.chain.advance(said.ms)
+        elif said is not None:
+            self.chain.idle()
 
     # ------------------------------------------------------------ checkpoints
 
@@ -357,8 +336,7 @@ class Subtask(OperatorChain):
     def on_complete(self, checkpoint: int) -> None:
         if self.source is not None:
             self.source[1].completed(checkpoint)
-        for _, operator in self.operators:
-            operator.on_complete(checkpoint)
+        self.chain.completed(checkpoint)
 
     def on_abort(self, checkpoint: int) -> None:
         """The coordinator aborted `checkpoint`."""
@@ -371,8 +349,7 @@ class Subtask(OperatorChain):
                 self._unblock(effect)
             elif isinstance(effect, Aborted):
                 self._aborted(effect)
-        for _, operator in self.operators:
-            operator.on_abort(checkpoint)
+        self.chain.aborted(checkpoint)
 
     def _apply(self, effects: list[AlignmentEffect]) -> None:
         for effect in effects:
@@ -393,7 +370,7 @@ class Subtask(OperatorChain):
 
     def _aborted(self, aborted: Aborted) -> None:
         self._in_flight.drop(aborted.id)
-        self._control(CancelBarrier(aborted.id, self.token))
+        self.chain.control(CancelBarrier(aborted.id, self.token))
 
     def _unblock(self, effect: Unblock) -> None:
         for channel in effect.channels:
@@ -408,14 +385,11 @@ class Subtask(OperatorChain):
         if snapshot.recorded:
             self._in_flight.begin(barrier.id, self._replay, snapshot.recorded, self._merger.others)
         if not self.ended:
-            for at, (_, operator) in enumerate(self.operators, 1):
-                operator.before_barrier(self._emits[at])
-            self._control(barrier)  # first: downstream aligns while we capture
+            self.chain.forward(barrier)  # first: downstream aligns while we capture
         captures: dict[str, Capture] = {}
         if self.source is not None:
             captures[self.source[0]] = self.source[1].snapshot(barrier.id)
-        for name, operator in self.operators:
-            captures[name] = operator.snapshot(barrier.id)
+        captures |= self.chain.capture(barrier.id)
         sync_ms = (self._host.now_ns() - began_ns) / 1e6
         times = SnapshotTimes(snapshot.start_delay_ms, snapshot.alignment_ms, sync_ms)
         self._host.captured(self, barrier, captures, times, bool(snapshot.recorded))
@@ -424,27 +398,24 @@ class Subtask(OperatorChain):
 
     def _end_if_finished(self) -> bool:
         """All inputs have ended, perhaps the first operator, too. Triggers are answered already: no barrier comes."""
-        if self._first.unfinished:
+        if self.chain.first.unfinished:
             return False
         self._end()
         return True
 
     def _end(self) -> None:
         """The last element is behind us. From now on the subtask only answers triggers."""
-        if self._by_clock:
-            self._by_wall_clock(last=True)
+        if self.chain.by_clock:
+            self.chain.by_wall_clock(last=True)
         self._ending = True
-        self._advance(0, WATERMARK_MAX)
-        if self._advancing is None:
+        self.chain.advance_to_the_end()
+        if self.chain.advancing is None:
             self._finish()
         elif self._wanted is not None:
             self.on_trigger(self._wanted)
 
     def _finish(self) -> None:
-        for position, (_, operator) in enumerate(self.operators):
-            operator.on_end(self._emits[position + 1])
-        self._control(EndOfInput())
-        self.ended = True
+        self.chain.end()
         self._host.ended(self)
         if self._wanted is not None:
             self.on_trigger(self._wanted)

@@ -123,7 +123,7 @@ MUTANTS = (
     Mutant(
         "slices-by-the-wall-clock-end-idleness",
         "an idle subtask is idle behind each slice of what it tells by the wall clock",
-        "barrier_runtime/runtime/subtask.py",
+        "barrier_runtime/runtime/operator_chain.py",
         "            self._tell_idle()  # rows of windows",
         "            pass  # rows of windows",
         (f"{_CLOCK_TESTS}::test_windows_of_an_idle_subtask_are_told_and_leave_it_idle_also_in_slices",),

@@ -327,11 +327,11 @@ def _position_after_barrier() -> Iterator[None]:
     def make(original: Any) -> Any:
         def capture(self: Any, snapshot: Any) -> None:
             if self.source is not None and not self.ended:
-                self._control(snapshot.barrier)
+                self.chain.control(snapshot.barrier)
                 self._step_source(self.source[1])
-                outputs, self.outputs = self.outputs, []
+                outputs, self.chain.outputs = self.chain.outputs, []
                 original(self, snapshot)
-                self.outputs = outputs
+                self.chain.outputs = outputs
                 return
             original(self, snapshot)
 

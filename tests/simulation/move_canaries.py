@@ -107,7 +107,7 @@ def _leaving_slot_commits_late() -> Iterator[None]:
             if not self._paused or self._execution is None or message.token != self.token:
                 return
             for subtask in self._execution.subtasks:
-                for name, operator in subtask.operators:
+                for name, operator in subtask.chain.operators:
                     if isinstance(operator, SinkOperator):
                         self.committed(message.checkpoint, name, subtask.id.index)
 

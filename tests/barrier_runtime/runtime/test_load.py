@@ -78,15 +78,15 @@ async def test_a_slow_step_is_busy_time_of_its_subtask_and_a_full_receiver_is_bl
     scheduler = Scheduler(loop, lambda: False, lambda _, error: errors.append(error), clock)
     bench.inputs[0].push(rows(1), 8)
     scheduler.start([bench.subtask])
-    while not bench.subtask.load.blocked:  # its receiver has no room for more than a byte
+    while not bench.subtask.chain.load.blocked:  # its receiver has no room for more than a byte
         await asyncio.sleep(0)
-    assert bench.subtask.load.busy_s == 0.25
+    assert bench.subtask.chain.load.busy_s == 0.25
     assert scheduler.long_steps.longest_since(0.0) == (0.25, 0)
     clock.now += 2.0
     scheduler.wake()
-    while not bench.subtask.load.blocked_s:
+    while not bench.subtask.chain.load.blocked_s:
         await asyncio.sleep(0)
-    assert (bench.subtask.load.blocked_s, bench.subtask.load.held_s) == (2.0, 0.0)
+    assert (bench.subtask.chain.load.blocked_s, bench.subtask.chain.load.held_s) == (2.0, 0.0)
     assert scheduler.backpressured_s == 2.0
     scheduler.stop()
     assert errors == []

@@ -96,13 +96,13 @@ def test_the_watermark_of_a_chain_goes_on_when_all_has_fired_and_rows_go_on_with
     world = World()
     bench = Bench(operator=made(world), inputs=1)
     behind = made(world)
-    bench.subtask.operators.append(("behind", behind))
-    bench.subtask._emits = [bench.subtask._emit_from(position) for position in range(3)]
+    bench.subtask.chain.operators.append(("behind", behind))
+    bench.subtask.chain._emits = [bench.subtask.chain._emit_from(position) for position in range(3)]
     bench.feed((0, batch(*((key, DUE) for key in due(2_500)))))
     bench.queue((0, Watermark(DUE)))
     seen = []
     while bench.subtask.step():
-        seen.append((len(behind.timers), bench.subtask.watermark == DUE))
+        seen.append((len(behind.timers), bench.subtask.chain.watermark == DUE))
     fed = [count for count, _ in seen]
     assert fed[:2] == [1_001, 2_001], "a thousand at a time, and the one of the first rows"
     assert seen[-1] == (0, True)
