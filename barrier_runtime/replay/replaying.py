@@ -177,7 +177,7 @@ def replay(
     ranges = read_ranges(whole, stretch.before, stretch.reached, needed)
     for each in ranges.values():
         each.row_at = at_row
-    only = _one_key(stretch.before, operator, target, by_port)
+    only = _one_key(stretch.before, operator, whole, target, by_port)
     with scratch() as store:
         ended, _ = run_stretch(stretch, reading(graph, ranges), options, ranges, store, only)
     if ended.trouble is None and ended.status.outcome not in ("cancelled", "finished"):
@@ -238,7 +238,11 @@ def _columns(target: OperatorPlace, key: Any, operator: str) -> dict[int, dict[s
 
 
 def _one_key(
-    before: StoredCheckpoint | None, operator: str, target: OperatorPlace, by_port: Mapping[int, Mapping[str, Any]]
+    before: StoredCheckpoint | None,
+    operator: str,
+    graph: JobGraph,
+    target: OperatorPlace,
+    by_port: Mapping[int, Mapping[str, Any]],
 ) -> OneKey | None:
     """What is to be restored of the operator alone; None: all of it."""
     if before is None or not target.keys or not by_port:
@@ -247,7 +251,8 @@ def _one_key(
         if set(by_port[port]) != set(columns):
             return None
     port, columns = next(iter(target.keys.items()))
-    key = state_key(before.manifest, operator, {column: by_port[port][column] for column in columns})
+    rows = next(edge.schema for edge in graph.inputs(target.chain.id) if edge.port == port)
+    key = state_key(before.manifest, operator, {column: by_port[port][column] for column in columns}, rows)
     return None if key is None else OneKey(operator, key)
 
 

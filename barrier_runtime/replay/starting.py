@@ -41,12 +41,16 @@ class OneKey:
     key: tuple[Any, ...]
 
 
-def state_key(manifest: Manifest | None, operator: str, values: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """The key as state has it, whose columns have `values`, in their order. None: the checkpoint does not tell the
-    types of the operator's key, or it has no state."""
+def state_key(
+    manifest: Manifest | None, operator: str, values: Mapping[str, Any], rows: pa.Schema | None
+) -> tuple[Any, ...] | None:
+    """The key as state has it, whose columns have `values`, in their order. `rows`: what the flow tells of the
+    operator's input, for checkpoints of releases that did not tell keys. None: types of the key are not known."""
     snapshots = () if manifest is None else manifest.operators
     told = next((each.values[KEYS] for each in snapshots if each.operator == operator and KEYS in each.values), b"")
     fields = key_fields(told.decode()) if told else []
+    if not told and rows is not None and set(values) <= set(rows.names):
+        fields = [(name, rows.field(name).type) for name in values]
     if len(fields) != len(values) or any(kind is None for _, kind in fields):
         return None
     schema = pa.schema(fields)

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 from barrier_runtime.state.backend.stored_part import StoredPart
 from barrier_runtime.state.columns.segment import Segment, as_binary
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.keys.key_codec import decode_key
+from barrier_runtime.state.keys.key_codec import decode_key, encode_key
 from barrier_runtime.state.kv.shard import PREFIX_BYTES
 from barrier_runtime.state.snapshots.snapshot import KEYS, ONE_VALUE, KeyedSnapshot, OperatorSnapshot, StateDescription
 from barrier_runtime.state.values.entry_table import is_number
@@ -63,7 +63,8 @@ class _Operator:
         same = one.unchanged(other)
         for name in sorted({*one.described, *other.described}):
             if state in ("", name):
-                what = other.described.get(name) or one.described[name]
+                told = [side.described[name] for side in (other, one) if name in side.described]
+                what = next((each for each in told if each != ONE_VALUE), ONE_VALUE)
                 yield from self._of_entries(name, what, same)
                 yield from self._of_columns(name, same)
 
@@ -72,7 +73,8 @@ class _Operator:
     ) -> Iterator[StateDifference]:
         if what.kind == "columns" and not any(side.has_entries(state) for side in self._sides):
             return
-        one, other = (side.entries(state, same) for side in self._sides)
+        timers = what.kind == "timers"
+        one, other = (side.entries(state, same, timers) for side in self._sides)
         for key, before, after in _side_by_side(one, other):
             if before == after:
                 continue
@@ -86,7 +88,7 @@ class _Operator:
         fields = decode_key(key, PREFIX_BYTES)
         own: tuple[Any, ...] = fields
         beside: Any = None
-        if what.kind == "timers" and what != ONE_VALUE:
+        if what.kind == "timers":
             own, beside = fields[1:], fields[0]
         elif what.kind in ("list", "map"):
             if fields[-1] is True and is_number(after or before or b""):
@@ -153,14 +155,21 @@ class _Side:
     def has_entries(self, state: str) -> bool:
         return next(self.entries(state, frozenset()), None) is not None
 
-    def entries(self, state: str, without: frozenset[tuple[int, int]]) -> Iterator[tuple[bytes, bytes]]:
-        """(key, data) in the order of keys; of the key's state id nothing is left."""
+    def entries(
+        self, state: str, without: frozenset[tuple[int, int]], timers: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """(key, data) in the order of keys; of the key's state id nothing is left. `timers`: keys are (time, *key), as
+        releases that describe timers keep them; others had (*key, time), and those of a subtask are sorted here."""
         for part in self._read(without):
             keyed = _keyed(part)
             if state in keyed.states:
                 with StoredPart(keyed, self._stored.store, self._stored.folder()) as opened:
-                    for key, data in opened.entries(state):
-                        yield key[:_GROUP_BYTES] + bytes(PREFIX_BYTES - _GROUP_BYTES) + key[PREFIX_BYTES:], data
+                    found = (
+                        (key[:_GROUP_BYTES] + bytes(PREFIX_BYTES - _GROUP_BYTES) + key[PREFIX_BYTES:], data)
+                        for key, data in opened.entries(state)
+                    )
+                    by_key = timers and self.described[state] == ONE_VALUE
+                    yield from sorted((_by_time(key), data) for key, data in found) if by_key else found
 
     def rows(self, state: str, without: frozenset[tuple[int, int]]) -> dict[bytes, dict[str, Any]]:
         found: dict[bytes, dict[str, Any]] = {}
@@ -181,6 +190,11 @@ def _keyed(part: OperatorSnapshot) -> KeyedSnapshot:
 
 def _range(part: OperatorSnapshot) -> tuple[int, int]:
     return _keyed(part).key_group_first, _keyed(part).key_group_last
+
+
+def _by_time(key: bytes) -> bytes:
+    *own, at_ms = decode_key(key, PREFIX_BYTES)
+    return key[:PREFIX_BYTES] + encode_key((at_ms, *own))
 
 
 def _rows(segment: Segment, max_parallelism: int) -> Iterator[tuple[bytes, dict[str, Any]]]:
