@@ -6,7 +6,7 @@ any row of it may become one of the key's. What stands behind it, and every sink
 
 import pdb as debuggers
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from barrier_runtime.graph.places import OperatorPlace, place_of
 from barrier_runtime.launch.local import run_to_its_end
 from barrier_runtime.launch.options import JobOptions, job_spec, usable_locally
 from barrier_runtime.launch.patient_listing import patient_listing
+from barrier_runtime.operators.functions.switching import switched_between
 from barrier_runtime.replay.graphs import reading, up_to
 from barrier_runtime.replay.observing import Observer, ReplayedRow, Wanted
 from barrier_runtime.replay.ranges import read_ranges
@@ -115,6 +116,24 @@ class Stretch:
             list_splits=patient_listing(options),
         )
 
+    def check_switches(self, operators: Iterable[str]) -> None:
+        """Raises `InvalidJob` if broadcast rows of one of `operators` became valid at a barrier between the two: a
+        replay has no barriers."""
+        if self.reached is None:
+            return
+        first = 0 if self.before is None else self.before.manifest.checkpoint
+        for name in operators:
+            then, later = (
+                [each for each in (() if at is None else at.manifest.operators) if each.operator == name]
+                for at in (self.before, self.reached)
+            )
+            if switched_between(then, first, later, f"operator {name!r}"):
+                raise InvalidJob(
+                    f'step {name!r} has broadcast(switch="barrier"), and rows became valid at a checkpoint between '
+                    f"{first} and {self.reached.manifest.checkpoint}: a replay goes over no barrier, so give two "
+                    "checkpoints one behind the other"
+                )
+
     @property
     def sinks(self) -> set[str]:
         return {node.name or "" for node in self.flow.plan.nodes if isinstance(node, StepNode) and node.is_sink}
@@ -173,6 +192,7 @@ def replay(
     else:
         observer = Observer(wanted, took)
     graph = up_to(whole, target, observer.watch)
+    stretch.check_switches(spec.name for chain in graph.chains for spec in chain.operators)
     needed = {chain.source.name for chain in graph.chains if chain.source is not None}
     ranges = read_ranges(whole, stretch.before, stretch.reached, needed)
     for each in ranges.values():

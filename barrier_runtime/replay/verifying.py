@@ -142,6 +142,7 @@ class _Verifying:
         self._redact = redact
         self._options = stretch.options()
         self._graph = stretch.graph(self._options)
+        stretch.check_switches(spec.name for chain in self._graph.chains for spec in chain.operators)
         self._sinks = {
             spec.name: _reads_back(spec.make())
             for chain in self._graph.chains

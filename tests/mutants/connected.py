@@ -92,8 +92,8 @@ MUTANTS = (
         "switches-at-given-up-barriers-are-forgotten",
         "a checkpoint before which rules became valid behind other barriers in other subtasks is not decided",
         "barrier_runtime/operators/functions/switching.py",
-        "        self._barriers = hashlib",
-        "        _ = hashlib",
+        "        self._barriers = _and(self._barriers, checkpoint)",
+        "        pass",
         (f"{_SWITCHING}::test_a_barrier_given_up_in_one_subtask_alone_ends_the_generation_where_it_made_rules_valid",),
     ),
     Mutant(

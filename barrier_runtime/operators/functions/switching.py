@@ -35,6 +35,7 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import SWITCHES, OperatorSnapshot, value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 
+_RESTORED = 0  # in place of a barrier: rows became valid in a restore
 _ROWS = f"{SWITCHES}-rows"  # name of the snapshot value of subtask 0
 
 
@@ -65,16 +66,16 @@ class WaitingRows:
         self._subtask = subtask
         self._waiting: list[tuple[str, Batch]] = []
         self.due: list[tuple[str, Batch]] = []
-        self._barriers = ""
+        self._barriers = _barriers_of(restored, where)
         for snapshot in restored:
-            if SWITCHES in snapshot.values:
-                self._barriers = _SWITCHES.decode(snapshot.values[SWITCHES], where).barriers
             if _ROWS in snapshot.values:
                 self.due = [
                     (name, Batch(rows, emit_ns))
                     for name, stream, emit_ns in _STORED.decode(snapshot.values[_ROWS], where).parts
                     for rows in pa.ipc.open_stream(stream).read_all().to_batches()
                 ]
+        if self.due:
+            self._barriers = _and(self._barriers, _RESTORED)
         gone = next((name for name, _ in self.due if name not in inputs), None)
         if gone is not None:
             raise InvalidJob(
@@ -93,7 +94,7 @@ class WaitingRows:
         capture.values[SWITCHES] = msgspec.msgpack.encode(_Switches(count, self._barriers))
         if not waiting:
             return
-        self._barriers = hashlib.sha256(f"{self._barriers} {checkpoint}".encode()).hexdigest()
+        self._barriers = _and(self._barriers, checkpoint)
         self.due += waiting
         if self._subtask == 0:
             capture.blocking = partial(_with_rows, capture.blocking, waiting)
@@ -102,6 +103,25 @@ class WaitingRows:
         """No barrier will come behind any row."""
         self.due += self._waiting
         self._waiting = []
+
+
+def switched_between(
+    before: Sequence[OperatorSnapshot], checkpoint: int, reached: Sequence[OperatorSnapshot], where: str
+) -> bool:
+    """Whether rows became valid behind a barrier between two checkpoints, of which the snapshots of one operator are
+    given: those of `checkpoint` (none of 0: the start), and later ones."""
+    known = _barriers_of(before, where)
+    at_it = (known, _and(known, checkpoint), _and(known, _RESTORED))
+    return _barriers_of(reached, where) not in (at_it if checkpoint else ("",))
+
+
+def _barriers_of(snapshots: Sequence[OperatorSnapshot], where: str) -> str:
+    told = [each.values[SWITCHES] for each in snapshots if SWITCHES in each.values]
+    return _SWITCHES.decode(told[-1], where).barriers if told else ""
+
+
+def _and(barriers: str, checkpoint: int) -> str:
+    return hashlib.sha256(f"{barriers} {checkpoint}".encode()).hexdigest()
 
 
 def _with_rows(others: Callable[[], dict[str, bytes]] | None, waiting: list[tuple[str, Batch]]) -> dict[str, bytes]:

@@ -12,11 +12,12 @@ import pytest
 from barrier_runtime import TTL, CollectSink, Dataflow, ListState, MapState, ProcessContext, ValueState
 from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.maintenance.fsck_store import check_store, report_of
-from barrier_runtime.replay import replay
+from barrier_runtime.replay import replay, verify
 from barrier_runtime.state.backend import merging, restore
 from barrier_runtime.state.kv.key_ranges import RANGES_FILE
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state_tables import open_checkpoint
+from barrier_runtime.state_tables.differences import diff
 from barrier_runtime.state_tables.finding import find_checkpoint
 from tests.barrier_runtime.replay.two_checkpoints import ROWS, checkpoints_in, flow_of, rows_at
 from tests.barrier_runtime.running_job import RunningJob, Target
@@ -139,7 +140,7 @@ async def test_a_job_is_rescaled_killed_saved_and_forked_while_its_databases_bec
     assert not damage(tmp_path / "fork")
 
 
-async def test_rows_are_replayed_from_a_checkpoint_of_several_databases(tmp_path: Path) -> None:
+async def test_checkpoints_of_several_databases_are_replayed_verified_and_compared(tmp_path: Path) -> None:
     folder = str(tmp_path)
     flow = flow_of(sink=CollectSink(), each_ms=3.0)
     job = RunningJob(flow, folder, parallelism=3, state_backend="rocksdb", retained=1_000)
@@ -159,3 +160,12 @@ async def test_rows_are_replayed_from_a_checkpoint_of_several_databases(tmp_path
         assert [each.row for each in done.rows] == [row for row in ROWS[first:last] if row["user"] == user]
         assert done.rows[0].before["total"] == sum(row["n"] for row in ROWS[:first] if row["user"] == user)
         assert not done.error
+    found = verify(flow, after=before, until=until, checkpoints=folder)
+    assert found.same, found.differences
+    totals = [
+        {user: sum(row["n"] for row in ROWS[:count] if row["user"] == user) for user in ("ann", "bob", "cid")}
+        for count in (first, last)
+    ]
+    with open_checkpoint(folder, flow.name, before) as old, open_checkpoint(folder, flow.name, until) as new:
+        changed = {each.key["user"]: (each.before, each.after) for each in diff(old, new, "totals", "total")}
+    assert changed == {user: (totals[0][user], totals[1][user]) for user in totals[0]}
