@@ -7,8 +7,8 @@ MUTANTS = (
         "dropped-columns-come-back",
         "after a change of the aggregates all rows are written again, or old segments had what was dropped",
         "state/columns/column_rows.py",
-        "        self._dirty[row_ids] = self._changed ",
-        "        self._dirty[row_ids] = False ",
+        "        self.dirty[row_ids] = changed\n",
+        "        self.dirty[row_ids] = False\n",
         (
             "tests/barrier_runtime/operators/aggregation/test_changed_aggregates.py::test_what_was_dropped_does_not_come_back_with_its_aggregate",
         ),
@@ -215,8 +215,8 @@ MUTANTS = (
         "no-tombstones",
         "a delta lists the keys that were removed",
         "state/columns/column_table.py",
-        "self._segments.append(self._segment(dirty, self._emptied() if base else self._removed.index, base))",
-        "self._segments.append(self._segment(dirty, self._emptied(), base))",
+        "self._segments.append(self._segment(dirty, rows.no_keys() if base else rows.removed.index, base))",
+        "self._segments.append(self._segment(dirty, rows.no_keys(), base))",
         ("tests/state/columns/test_column_table.py",),
     ),
     Mutant(

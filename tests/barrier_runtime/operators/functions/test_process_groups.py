@@ -89,7 +89,7 @@ def test_only_keys_whose_state_has_changed_are_in_the_next_checkpoint() -> None:
 
     driven = Driven(operator(count_up, state={"n": "int64"}))
     driven.feed([{"k": k, "v": 0} for k in range(100)], SCHEMA)
-    assert np.count_nonzero(driven.operator._table._dirty) == 50  # type: ignore[attr-defined]
+    assert np.count_nonzero(driven.operator._table._rows.dirty) == 50  # type: ignore[attr-defined]
 
 
 def test_a_function_that_raises_has_changed_nothing_and_is_shown_with_its_batch() -> None:
