@@ -96,7 +96,7 @@ class Run:
         assert capture.keyed is not None
         while not capture.keyed.drain(4_096):
             pass
-        capture.keyed.write_snapshot(self.snapshots)
+        capture.keyed.write(self.snapshots)
         capture.keyed.clean_up()
         self.operator.on_complete(self.snapshots)
 

@@ -86,7 +86,7 @@ def _run(name: str, rows: int, keys: int, batch_rows: int, folder: Path) -> str:
             assert capture.keyed is not None
             while not capture.keyed.drain(4_096):
                 pass
-            capture.keyed.write_snapshot(number)
+            capture.keyed.write(number)
             capture.keyed.clean_up()
             operator.on_complete(number)
     spent_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s

@@ -71,7 +71,7 @@ def run(operator: Operator, keys: int, rows: int, batch_rows: int) -> tuple[floa
                 pass
             if capture.blocking is not None:
                 capture.blocking()
-            capture.keyed.write_snapshot(snapshots)
+            capture.keyed.write(snapshots)
             capture.keyed.clean_up()
             operator.on_complete(snapshots)
         spent += time.thread_time() - began

@@ -158,7 +158,7 @@ class Bench:
             thread.start()
 
     def _upload(self, operator: Operator, keyed: Any, checkpoint: int, began: float) -> None:
-        snapshot = keyed.write_snapshot(checkpoint)
+        snapshot = keyed.write(checkpoint)
         keyed.clean_up()
         self.new_bytes.append(snapshot.new_bytes)
         self.durations_ms.append((time.perf_counter() - began) * 1e3)

@@ -87,14 +87,14 @@ class Round:
         self._state.begin(keys)
         began = time.perf_counter()
         last = _running_s()
-        self._backend.freeze(self._number)
+        self._backend.snapshots.freeze(self._number)
         self.freeze_s = time.perf_counter() - began
         worker = threading.Thread(target=self._upload)
         drained = done = 0
         while (now := time.perf_counter()) < began + self._every_s or worker.is_alive() or not drained:
             self.gap_s, last = max(self.gap_s, (running := _running_s()) - last), running
             if not drained:
-                drained = self._backend.drain()
+                drained = self._backend.snapshots.drain()
                 if drained:
                     self.drain_s = time.perf_counter() - began
                     worker.start()
@@ -105,12 +105,12 @@ class Round:
             done = due
         worker.join()
         self._state.change(done, len(keys))
-        self._backend.completed(self._number)
+        self._backend.snapshots.completed(self._number)
 
     def _upload(self) -> None:
         began = time.perf_counter()
-        self.snapshot = self._backend.write_snapshot(self._number)
-        self._backend.clean_up()
+        self.snapshot = self._backend.snapshots.write(self._number)
+        self._backend.snapshots.clean_up()
         self.upload_s = time.perf_counter() - began
 
 

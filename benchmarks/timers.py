@@ -53,12 +53,12 @@ def opened(folder: Path, name: str, memory_mb: int, restored: tuple[OperatorSnap
 
 
 def checkpoint(backend: KeyedBackend, number: int) -> KeyedSnapshot:
-    backend.freeze(number)
-    while not backend.drain():
+    backend.snapshots.freeze(number)
+    while not backend.snapshots.drain():
         pass
-    snapshot = backend.write_snapshot(number)
-    backend.clean_up()
-    backend.completed(number)
+    snapshot = backend.snapshots.write(number)
+    backend.snapshots.clean_up()
+    backend.snapshots.completed(number)
     return snapshot
 
 

@@ -211,7 +211,7 @@ class _Filled:
         if capture.keyed is not None:
             while not capture.keyed.drain(4_096):
                 pass
-            keyed = capture.keyed.write_snapshot(_CHECKPOINT)
+            keyed = capture.keyed.write(_CHECKPOINT)
         values = dict(capture.values)
         if capture.blocking is not None:
             values.update(capture.blocking())

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.operators.metrics import MetricGroup
+from barrier_runtime.state.backend.backend_snapshots import BackendSnapshots
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.errors import ProtocolViolation
 from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
@@ -159,7 +160,7 @@ class Capture:
     """
 
     values: dict[str, bytes] = field(default_factory=dict)
-    keyed: KeyedBackend | None = None  # already frozen
+    keyed: BackendSnapshots | None = None  # already frozen
     blocking: Callable[[], dict[str, bytes]] | None = None  # run off the loop; its result is merged into `values`
     stored: Mapping[str, FileRef] = field(default_factory=dict)  # values that are objects already; none of `values`
     on_stored: Callable[[Mapping[str, FileRef]], None] | None = None

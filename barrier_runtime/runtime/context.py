@@ -142,7 +142,7 @@ class OperatorContexts:
                 thresholds=settings.thresholds,
                 watched=settings.watched,
             )
-            backend.merge(res.clock.monotonic_s, self._call_later)
+            backend.snapshots.merge(res.clock.monotonic_s, self._call_later)
             return backend
 
         executor, snapshot_executor = self._executors.add_operator(chain, operator)

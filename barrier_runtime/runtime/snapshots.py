@@ -22,8 +22,7 @@ from barrier_runtime.data.elements import Barrier
 from barrier_runtime.operators.base import Capture
 from barrier_runtime.runtime.host.workers import WorkerExecutor
 from barrier_runtime.runtime.in_flight.writer import InFlightData
-from barrier_runtime.state.backend.keyed_backend import KeyedBackend
-from barrier_runtime.state.backend.snapshot_life import SnapshotDropped
+from barrier_runtime.state.backend.backend_snapshots import BackendSnapshots, SnapshotDropped
 from barrier_runtime.state.snapshots.snapshot import FileRef, InFlight, OperatorSnapshot, SnapshotTimes
 
 WriteInFlight: TypeAlias = Callable[[InFlightData, Callable[[], None]], tuple[InFlight, ...]]  # see `write_in_flight`
@@ -64,7 +63,7 @@ class SnapshotRun:
         self._parallelism = parallelism
         self._captures = captures
         self._executors = executors
-        self._undrained: list[KeyedBackend] = [c.keyed for c in captures.values() if c.keyed is not None]
+        self._undrained: list[BackendSnapshots] = [c.keyed for c in captures.values() if c.keyed is not None]
         self._finished: dict[str, OperatorSnapshot] = {}
         self._took: dict[str, tuple[float, float]] = {}  # operator -> own blocking work, writing of its state; ms
         self._recording = recording
@@ -135,7 +134,7 @@ class SnapshotRun:
         if capture.blocking is not None:
             values.update(capture.blocking())
         blocked_ms = self._now_ms()
-        keyed = capture.keyed.write_snapshot(self.barrier.id) if capture.keyed is not None else None
+        keyed = capture.keyed.write(self.barrier.id) if capture.keyed is not None else None
         small, objects = self._values_store.store(values, capture.stored, self._check_wanted)
         self._took[name] = max(0.0, blocked_ms - began_ms), max(0.0, self._now_ms() - blocked_ms)
         return OperatorSnapshot(name, self.subtask.index, self._parallelism, small, keyed, objects=objects)

@@ -215,7 +215,7 @@ class KeyedHarness:
             if capture.keyed is not None:
                 while not capture.keyed.drain():
                     pass
-                keyed = capture.keyed.write_snapshot(self._checkpoint)
+                keyed = capture.keyed.write(self._checkpoint)
                 capture.keyed.clean_up()
             values = dict(capture.values)
             if capture.blocking is not None:

@@ -1,15 +1,15 @@
 """All keyed state of one operator subtask: a table per state, in one key-value store, and what snapshots say of each.
 
-How its snapshots are made is in `snapshot_life`, how it is restored in `restore`.
+How its snapshots are made is in `backend_snapshots`, how it is restored in `restore`.
 """
 
-import logging
+import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from barrier_runtime.state.backend.restore import SEGMENTS, RestoreSite, restore
-from barrier_runtime.state.backend.snapshot_life import SnapshotLife, UploadTo
+from barrier_runtime.state.backend.backend_snapshots import BackendSnapshots, UploadTo
+from barrier_runtime.state.backend.restore import BESIDE, DATABASE, SEGMENTS, RestoreSite, restore
 from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.columns.segment_set import SegmentLog
 from barrier_runtime.state.errors import InvalidJob, Unavailable
@@ -35,16 +35,13 @@ from barrier_runtime.state.values.table import StateTable, share_cache
 from barrier_runtime.state.values.timer_table import LAYOUTS, TimerTable, decode_timer, encode_timer
 from barrier_runtime.state.values.watched_table import WatchedTable
 
-log = logging.getLogger("barrier_runtime.state")
-
-_SYNCHRONOUS_SLICE = 4_096
 _BYTES = StateDescription(type=ValueType("bytes"))
 _TIMERS = StateDescription("timers")
 _LAST_FIRST = 2  # layout of columns whose entries are `last_first`
 
 
-class KeyedBackend(SnapshotLife):
-    """Made by `open_keyed_backend`; for the loop's thread, but for what `SnapshotLife` says."""
+class KeyedBackend:
+    """Made by `open_keyed_backend`; for the loop's thread, but for `compact` and what `BackendSnapshots` says."""
 
     def __init__(
         self,
@@ -59,7 +56,18 @@ class KeyedBackend(SnapshotLife):
         watched: bool,
         memory: SlotMemory,
     ) -> None:
-        super().__init__(shard, plan, reusable, segments, target, directory, copies)
+        self.max_parallelism = shard.max_parallelism
+        self.key_group_first = shard.key_group_first
+        self.key_group_last = shard.key_group_last
+        self._shard = shard
+        self._directory = directory
+        self._segments = segments
+        self._tables: dict[str, StateTable | ColumnTable] = {}
+        self._states = dict(plan.states)
+        self._described = {name: what for name, what in plan.described.items() if name in plan.states}
+        self.snapshots = BackendSnapshots(
+            shard, self._tables, self._states, self._described, reusable, segments, target, directory, copies
+        )
         self.watched = watched
         self._restored_states = frozenset(plan.states)
         self._restored_beside = {name: what for name, what in plan.described.items() if name not in plan.states}
@@ -259,11 +267,23 @@ class KeyedBackend(SnapshotLife):
         tables = int(sum(table.memory_bytes() for table in self._tables.values()))
         return tables + self._segments.waiting_bytes + self._shard.kv.memory_bytes()
 
+    def compact(self) -> None:
+        """Blocking: give back the room of what was deleted. May run beside snapshots; not beside `close`."""
+        if not self.snapshots.closed:
+            self._shard.kv.compact()
+
     def close(self) -> None:
-        """As `SnapshotLife.close`; what it held of the slot's memory is free."""
-        if self._held is not None and not self._closed:
+        """Release the database, its folder, and what it held of the slot's memory. Local copies stay; nothing remote is
+        touched."""
+        if not self.snapshots.close():
+            return
+        if self._held is not None:
             self._held.release()
-        super().close()
+        try:
+            self._shard.kv.close()
+        finally:
+            for name in (DATABASE, BESIDE, SEGMENTS):
+                shutil.rmtree(self._directory / name, ignore_errors=True)
 
     # ---- inside
 

@@ -132,7 +132,7 @@ class World:
         if capture.keyed is not None:
             while not capture.keyed.drain():
                 pass
-            keyed = capture.keyed.write_snapshot(checkpoint)
+            keyed = capture.keyed.write(checkpoint)
             capture.keyed.clean_up()
         return OperatorSnapshot(operator, self.subtask, self.parallelism, values, keyed)
 

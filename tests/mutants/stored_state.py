@@ -116,7 +116,7 @@ MUTANTS = (
     Mutant(
         "kinds-of-unused-states-are-forgotten",
         "a snapshot describes states that this generation did not use",
-        "state/backend/snapshot_life.py",
+        "state/backend/keyed_backend.py",
         "        self._described = {name: what for name, what in plan.described.items() if name in plan.states}\n",
         "        self._described: dict[str, StateDescription] = {}\n",
         ("tests/state/values/test_entry_table.py",),

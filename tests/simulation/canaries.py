@@ -32,7 +32,7 @@ from barrier_runtime.runtime.in_flight.writer import InFlightWriter
 from barrier_runtime.runtime.network import channels
 from barrier_runtime.runtime.sinks import driver as sink_driver
 from barrier_runtime.runtime.sinks import effects as sink_effects
-from barrier_runtime.state.backend import keyed_backend, snapshot_life
+from barrier_runtime.state.backend import backend_snapshots
 from barrier_runtime.state.columns import segment_set as segment_log
 from barrier_runtime.state.snapshots import plan as snapshot_plan
 from barrier_runtime.state.store.object_store import PutOutcome
@@ -141,20 +141,20 @@ def _sst_name_reused() -> Iterator[None]:
         return init
 
     def make_write(original: Any) -> Any:
-        def write_snapshot(self: Any, checkpoint: int) -> Any:
+        def write(self: Any, checkpoint: int) -> Any:
             snapshot = original(self, checkpoint)
             known = remembered.setdefault((self._shard.operator, self._shard.subtask), {})
             known.update({ref.name: ref for ref in snapshot.files if ref.name.endswith(".sst")})
             return snapshot
 
-        return write_snapshot
+        return write
 
     def confirmed(file: Any, known: Any) -> bool:
         return file.name.endswith(".sst") and file.name in known
 
     with (
-        _replaced(keyed_backend.KeyedBackend, "__init__", make_init),
-        _replaced(keyed_backend.KeyedBackend, "write_snapshot", make_write),
+        _replaced(backend_snapshots.BackendSnapshots, "__init__", make_init),
+        _replaced(backend_snapshots.BackendSnapshots, "write", make_write),
         patch.object(snapshot_plan, "_is_confirmed", confirmed),
     ):
         yield
@@ -565,7 +565,7 @@ def _ack_before_upload() -> Iterator[None]:
 
         return upload
 
-    with _replaced(snapshot_life, "upload", make):
+    with _replaced(backend_snapshots, "upload", make):
         yield
 
 

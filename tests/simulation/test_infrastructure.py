@@ -800,11 +800,11 @@ def test_the_simulated_state_files_behave_as_rocksdbs_under_the_production_backe
         def put(backend: Any, table: Any, checkpoint: int, entries: dict[int, bytes]) -> OperatorSnapshot:
             for key, value in entries.items():
                 table.put((key,), value)
-            backend.freeze(checkpoint)
-            while not backend.drain():
+            backend.snapshots.freeze(checkpoint)
+            while not backend.snapshots.drain():
                 pass
-            keyed = backend.write_snapshot(checkpoint)
-            backend.completed(checkpoint)
+            keyed = backend.snapshots.write(checkpoint)
+            backend.snapshots.completed(checkpoint)
             return OperatorSnapshot("op", 0, 1, {}, keyed)
 
         big = {key: bytes([key]) * 2_000 for key in range(20)}

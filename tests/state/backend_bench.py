@@ -67,16 +67,16 @@ def values(backend: KeyedBackend, name: str = "value") -> StateTable:
 
 
 def drain(backend: KeyedBackend) -> None:
-    while not backend.drain():
+    while not backend.snapshots.drain():
         pass
 
 
 def checkpoint(backend: KeyedBackend, number: int) -> KeyedSnapshot:
     """Freeze, drain and write; neither completed nor aborted."""
-    backend.freeze(number)
+    backend.snapshots.freeze(number)
     drain(backend)
-    snapshot = backend.write_snapshot(number)
-    backend.clean_up()
+    snapshot = backend.snapshots.write(number)
+    backend.snapshots.clean_up()
     return snapshot
 
 

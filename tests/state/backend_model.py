@@ -53,20 +53,20 @@ class RuntimeModel(RuleBasedStateMachine):
     @rule()
     def freeze(self) -> None:
         self.checkpoint += 1
-        self.backend.freeze(self.checkpoint)
+        self.backend.snapshots.freeze(self.checkpoint)
         self.in_flight[self.checkpoint] = copy.deepcopy(self.expected())
 
     @rule(entries=st.integers(1, 400))
     def drain_a_slice(self, entries: int) -> None:
-        self.backend.drain(entries)
+        self.backend.snapshots.drain(entries)
 
     @precondition(lambda self: set(self.in_flight) - set(self.written))
     @rule(complete=st.booleans())
     def write_the_oldest(self, complete: bool) -> None:
         number = min(set(self.in_flight) - set(self.written))
         drain(self.backend)
-        self.written[number] = self.backend.write_snapshot(number)
-        self.backend.clean_up()
+        self.written[number] = self.backend.snapshots.write(number)
+        self.backend.snapshots.clean_up()
         if complete:
             self.complete_the_newest_written()
 
@@ -75,7 +75,7 @@ class RuntimeModel(RuleBasedStateMachine):
     def abort_the_newest(self, sure: bool) -> None:
         if sure:
             number = max(self.in_flight)
-            self.backend.aborted(number)
+            self.backend.snapshots.aborted(number)
             self.written.pop(number, None)
             del self.in_flight[number]
 
@@ -83,7 +83,7 @@ class RuntimeModel(RuleBasedStateMachine):
     @rule()
     def complete_the_newest_written(self) -> None:
         number = max(self.written)
-        self.backend.completed(number)
+        self.backend.snapshots.completed(number)
         self.completed = (self.written[number], self.in_flight[number])
         self.in_flight = {later: state for later, state in self.in_flight.items() if later > number}
         self.written = {}
@@ -110,9 +110,9 @@ class RuntimeModel(RuleBasedStateMachine):
         rescaled = []
         for subtask in range(through):
             part = self.bench.open(restored, subtask, through)
-            part.freeze(self.checkpoint)
+            part.snapshots.freeze(self.checkpoint)
             drain(part)
-            rescaled.append(of_operator(part.write_snapshot(self.checkpoint), subtask, through))
+            rescaled.append(of_operator(part.snapshots.write(self.checkpoint), subtask, through))
             part.close()
         return rescaled
 

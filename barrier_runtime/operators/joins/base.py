@@ -73,10 +73,10 @@ class JoinOperator(KeyedLife):
             self._restore(side, rows, alive, matched)
 
     def snapshot(self, checkpoint: int) -> Capture:
-        self.backend.freeze(checkpoint)
+        self.backend.snapshots.freeze(checkpoint)
         progress = Progress(self._watermark_ms, self._emit_ns, floors=self._floors_to_store())
         values = {VALUE: progress.encode(), DEFINITION: self.definition.encode()}
-        return self._store.capture([buffer.runs for buffer in self._buffers], values, keyed=self.backend)
+        return self._store.capture([buffer.runs for buffer in self._buffers], values, keyed=self.backend.snapshots)
 
     @property
     def held(self) -> tuple[int, int]:

@@ -41,10 +41,10 @@ class KeyedLife(Operator):
         return () if self._floors is None else self._floors.above(self._watermark_ms)
 
     def on_complete(self, checkpoint: int) -> None:
-        self.backend.completed(checkpoint)
+        self.backend.snapshots.completed(checkpoint)
 
     def on_abort(self, checkpoint: int) -> None:
-        self.backend.aborted(checkpoint)
+        self.backend.snapshots.aborted(checkpoint)
 
     def close(self) -> None:
         if self._opened:

@@ -75,7 +75,7 @@ class KeyedOperator(KeyedLife):
             self._accept(self._declared)
 
     def snapshot(self, checkpoint: int) -> Capture:
-        self.backend.freeze(checkpoint)
+        self.backend.snapshots.freeze(checkpoint)
         progress = Progress(
             self._watermark_ms,
             self._emit_ns,
@@ -92,7 +92,7 @@ class KeyedOperator(KeyedLife):
                 values[COLUMNS] = StateColumns(tuple(self._state_types.items())).encode()
         if self.definition:
             values[DEFINITION] = self.definition.encode()
-        return Capture(values=values, keyed=self.backend)
+        return Capture(values=values, keyed=self.backend.snapshots)
 
     @property
     def key_schema(self) -> pa.Schema:

@@ -472,8 +472,8 @@ class OnAFullDisk(Totals):
             self.table.put((n,), b"x")
 
     def snapshot(self, checkpoint):
-        self.backend.freeze(checkpoint)
-        return super().snapshot(checkpoint).__class__(keyed=self.backend)
+        self.backend.snapshots.freeze(checkpoint)
+        return super().snapshot(checkpoint).__class__(keyed=self.backend.snapshots)
 
 
 async def test_a_full_disk_while_frozen_state_is_drained_fails_the_generation(tmp_path):

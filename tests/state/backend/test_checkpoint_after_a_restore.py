@@ -27,7 +27,7 @@ def places(snapshot: KeyedSnapshot) -> dict[str, FileRef]:
 def taken(backend: KeyedBackend, number: int, subtask: int = 0, parallelism: int = 1) -> OperatorSnapshot:
     """Of a checkpoint that is decided."""
     snapshot = of_operator(checkpoint(backend, number), subtask, parallelism)
-    backend.completed(number)
+    backend.snapshots.completed(number)
     return snapshot
 
 
@@ -65,7 +65,7 @@ def test_it_uploads_what_is_new_alone_and_restores(rocksdb_bench: Bench, fresh: 
     table = values(again)
     table.put((LARGE,), b"new")
     given_up = keyed_of(of_operator(checkpoint(again, 2)))
-    again.aborted(2)
+    again.snapshots.aborted(2)
     table.put((LARGE,), b"newer")
     second = taken(again, 3)
     again.close()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from backend_bench import Bench, checkpoint, drain, of_operator, values
 
+from barrier_runtime.state.backend.backend_snapshots import SnapshotDropped
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
-from barrier_runtime.state.backend.snapshot_life import SnapshotDropped
 from barrier_runtime.state.errors import Corrupt, InvalidJob, ProtocolViolation, Unavailable
 from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
@@ -60,7 +60,7 @@ def test_state_comes_back_from_every_object_store(any_store: ObjectStore, tmp_pa
     backend = bench.open()
     fill(backend, 2_000, 1_500)
     first = checkpoint(backend, 1)
-    backend.completed(1)
+    backend.snapshots.completed(1)
     backend._tables["value"].delete((7,))
     second = checkpoint(backend, 2)
     assert second.new_bytes < first.new_bytes / 10
@@ -138,11 +138,11 @@ def test_only_what_a_completed_checkpoint_holds_is_reused(rocksdb_bench: Bench) 
     backend = rocksdb_bench.open()
     fill(backend, 500)
     first = checkpoint(backend, 1)
-    backend.completed(1)
+    backend.snapshots.completed(1)
     values_two = backend._tables["value"]
     values_two.put((1_000,), random.Random(1_000).randbytes(30_000))
     second = checkpoint(backend, 2)
-    backend.aborted(2)
+    backend.snapshots.aborted(2)
     third = checkpoint(backend, 3)
     [old] = ssts(first)
     assert ssts(second)[old] == ssts(third)[old] == ssts(first)[old]
@@ -174,10 +174,10 @@ def test_the_same_local_file_name_after_a_restore_is_uploaded_again(rocksdb_benc
     backend = rocksdb_bench.open()
     fill(backend, 500)
     first = checkpoint(backend, 1)
-    backend.completed(1)
+    backend.snapshots.completed(1)
     backend._tables["value"].put((1_000,), noise["a"])
     second = checkpoint(backend, 2)
-    backend.completed(2)
+    backend.snapshots.completed(2)
     backend.close()
     again = rocksdb_bench.open([of_operator(first)])
     values(again).put((1_000,), noise["b"])
@@ -197,7 +197,7 @@ def test_a_file_that_compaction_made_is_never_taken_for_an_older_one(rocksdb_ben
         for key in range(0, 400, number):
             table.put((key,), bytes([number]) * 200)
         snapshots.append(checkpoint(backend, number))
-        backend.completed(number)
+        backend.snapshots.completed(number)
         expected.append(dict(table.scan()))
     gone(rocksdb_bench)
     for number in (0, 5, 11):
@@ -220,7 +220,7 @@ def test_a_store_that_fails_makes_the_snapshot_fail_and_the_next_one_is_whole(be
     bench.store.inject(Fault.FAIL_BEFORE, "put")  # type: ignore[attr-defined]
     with pytest.raises(Unavailable):
         checkpoint(backend, 1)
-    backend.aborted(1)
+    backend.snapshots.aborted(1)
     snapshot = checkpoint(backend, 2)
     gone(bench)
     assert len(dict(values(bench.open([of_operator(snapshot)])).scan())) == 500
@@ -267,13 +267,13 @@ def test_a_barrier_before_the_last_one_was_drained_finishes_that_first(bench: Be
     backend = bench.open()
     table = values(backend)
     table.put(("a",), "one")
-    backend.freeze(1)
+    backend.snapshots.freeze(1)
     table.put(("a",), "two")
-    backend.freeze(2)
+    backend.snapshots.freeze(2)
     table.put(("a",), "three")
     drain(backend)
-    second = backend.write_snapshot(2)
-    first = backend.write_snapshot(1)
+    second = backend.snapshots.write(2)
+    first = backend.snapshots.write(1)
     assert values(bench.open([of_operator(first)])).get(("a",)) == "one"
     assert values(bench.open([of_operator(second)])).get(("a",)) == "two"
     assert table.get(("a",)) == "three"
@@ -285,47 +285,47 @@ def test_leftovers_of_an_aborted_checkpoint_are_part_of_the_next(bench: Bench, c
     table = values(backend)
     for number in range(1_000):
         table.put((number,), "one")
-    backend.freeze(1)
-    backend.drain(100)
+    backend.snapshots.freeze(1)
+    backend.snapshots.drain(100)
     table.get((5,))  # moved to the encoded ones
-    backend.aborted(1)
+    backend.snapshots.aborted(1)
     for number in range(changed):
         table.put((number,), "two")
-    backend.freeze(2)
+    backend.snapshots.freeze(2)
     drain(backend)
     with pytest.raises(SnapshotDropped):
-        backend.write_snapshot(1)
-    restored = dict(values(bench.open([of_operator(backend.write_snapshot(2))])).scan())
+        backend.snapshots.write(1)
+    restored = dict(values(bench.open([of_operator(backend.snapshots.write(2))])).scan())
     assert restored == {(number,): "two" if number < changed else "one" for number in range(max(1_000, changed))}
 
 
 def test_a_snapshot_nobody_wants_any_more_is_dropped_with_a_named_outcome(bench: Bench) -> None:
     backend = bench.open()
     fill(backend, 10)
-    backend.freeze(1)
+    backend.snapshots.freeze(1)
     drain(backend)
-    backend.aborted(1)
+    backend.snapshots.aborted(1)
     with pytest.raises(SnapshotDropped, match="decline"):
-        backend.write_snapshot(1)
+        backend.snapshots.write(1)
     with pytest.raises(SnapshotDropped, match="never frozen"):
-        backend.write_snapshot(2)
-    backend.freeze(3)
-    backend.completed(4)  # a newer one subsumed it
+        backend.snapshots.write(2)
+    backend.snapshots.freeze(3)
+    backend.snapshots.completed(4)  # a newer one subsumed it
     drain(backend)
     with pytest.raises(SnapshotDropped):
-        backend.write_snapshot(3)
-    backend.freeze(5)
+        backend.snapshots.write(3)
+    backend.snapshots.freeze(5)
     drain(backend)
     backend.close()
     with pytest.raises(SnapshotDropped):
-        backend.write_snapshot(5)
+        backend.snapshots.write(5)
 
 
 def test_an_abort_during_the_upload_stops_it(bench: Bench) -> None:
     class Aborting(MemoryStore):
         def put(self, key: str, data: bytes) -> None:
             super().put(key, data)
-            backend.aborted(1)
+            backend.snapshots.aborted(1)
 
     bench.store = Aborting()
     backend = bench.open()
@@ -339,14 +339,14 @@ def test_an_abort_during_the_upload_stops_it(bench: Bench) -> None:
 def test_writing_before_draining_or_freezing_twice_are_broken_laws(bench: Bench) -> None:
     backend = bench.open()
     fill(backend, 10)
-    backend.freeze(1)
+    backend.snapshots.freeze(1)
     with pytest.raises(ProtocolViolation, match="before it is drained"):
-        backend.write_snapshot(1)
+        backend.snapshots.write(1)
     with pytest.raises(ProtocolViolation, match="frozen twice"):
-        backend.freeze(1)
-    backend.completed(7)
+        backend.snapshots.freeze(1)
+    backend.snapshots.completed(7)
     with pytest.raises(ProtocolViolation, match="too late"):
-        backend.freeze(7)
+        backend.snapshots.freeze(7)
 
 
 def test_while_a_worker_links_the_loop_reads_freezes_and_waits_with_writing(bench: Bench) -> None:
@@ -354,7 +354,7 @@ def test_while_a_worker_links_the_loop_reads_freezes_and_waits_with_writing(benc
     backend = bench.open()
     table = values(backend)
     table.put(("a",), "one")
-    backend.freeze(1)
+    backend.snapshots.freeze(1)
     drain(backend)
     entered, leave = threading.Event(), threading.Event()
     kv = backend._shard.kv
@@ -367,19 +367,19 @@ def test_while_a_worker_links_the_loop_reads_freezes_and_waits_with_writing(benc
 
     kv.checkpoint = slow_link  # type: ignore[method-assign]
     found: list[KeyedSnapshot] = []
-    worker = threading.Thread(target=lambda: found.append(backend.write_snapshot(1)))
+    worker = threading.Thread(target=lambda: found.append(backend.snapshots.write(1)))
     worker.start()
     assert entered.wait(60)
-    assert backend.linking
+    assert backend.snapshots.linking
     assert table.get(("a",)) == "one"
     table.put(("a",), "two")
-    backend.freeze(2)
-    assert backend.drain() is False
+    backend.snapshots.freeze(2)
+    assert backend.snapshots.drain() is False
     leave.set()
     worker.join(60)
-    assert not backend.linking
+    assert not backend.snapshots.linking
     drain(backend)
-    second = backend.write_snapshot(2)
+    second = backend.snapshots.write(2)
     assert values(bench.open([of_operator(found[0])])).get(("a",)) == "one"
     assert values(bench.open([of_operator(second)])).get(("a",)) == "two"
 
@@ -401,18 +401,18 @@ def test_snapshots_on_a_thread_while_the_loop_works_hold_exactly_the_state_at_th
             current[key] = step
         if worker is not None:
             worker.join()
-            backend.completed(number - 1)
-        backend.freeze(number)
+            backend.snapshots.completed(number - 1)
+        backend.snapshots.freeze(number)
         expected[number] = dict(current)
         drained = False
         while not drained:
-            drained = backend.drain(64)
+            drained = backend.snapshots.drain(64)
             step += 1
             table.put((step % 1_500,), -step)
             current[(step % 1_500,)] = -step
 
         def write(number: int = number) -> None:
-            snapshots[number] = backend.write_snapshot(number)
+            snapshots[number] = backend.snapshots.write(number)
 
         worker = threading.Thread(target=write)
         worker.start()
@@ -431,11 +431,11 @@ def test_the_copy_of_the_last_completed_checkpoint_stays_until_it_is_subsumed(be
     fill(backend, 10)
     for number in (1, 2):
         checkpoint(backend, number)
-        backend.completed(number)
+        backend.snapshots.completed(number)
     assert bench.copies.checkpoints("counts", 0) == (2,)
     checkpoint(backend, 3)
     assert bench.copies.checkpoints("counts", 0) == (2, 3)
-    backend.aborted(3)
+    backend.snapshots.aborted(3)
     assert bench.copies.checkpoints("counts", 0) == (2,)
     backend.close()
     assert bench.copies.checkpoints("counts", 0) == (2,)

@@ -43,7 +43,7 @@ def snapshots(bench: Bench, parallelism: int, number: int, restored: Any = (), w
         backend = bench.open(restored, subtask, parallelism)
         write(backend, owned(subtask, parallelism), f"of {parallelism}")
         taken.append(of_operator(checkpoint(backend, number), subtask, parallelism))
-        backend.completed(number)
+        backend.snapshots.completed(number)
         backend.close()
     return taken
 
@@ -140,6 +140,6 @@ def test_columns_keep_their_deltas_over_rescalings(bench: Bench, sizes: tuple[in
                 for key in leaving:
                     del expected[key]
                 restored.append(of_operator(checkpoint(backend, number), subtask, parallelism))
-                backend.completed(number)
+                backend.snapshots.completed(number)
         for backend in backends:
             backend.close()

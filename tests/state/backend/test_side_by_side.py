@@ -125,10 +125,10 @@ class Job:
             taken.append(of_operator(checkpoint(backend, self.number), subtask, parallelism))
         if self.random.random() < 0.2:
             for backend in self.backends:
-                backend.aborted(self.number)
+                backend.snapshots.aborted(self.number)
             return
         for backend in self.backends:
-            backend.completed(self.number)
+            backend.snapshots.completed(self.number)
         if any(map(is_composite, taken)):
             self.seen.add("composite snapshot")
         if any(map(is_composite, self.snapshots)) and not any(map(is_composite, taken)):
@@ -302,15 +302,15 @@ def test_entries_move_in_slices_when_the_store_may_be_written_until_one_database
     one = beside.open(taken, 0, 1, MAX)
     values(one)
     later: list[tuple[float, Callable[[], None]]] = []
-    one.merge(lambda: 0.0, lambda delay_s, work: later.append((delay_s, work)))
+    one.snapshots.merge(lambda: 0.0, lambda delay_s, work: later.append((delay_s, work)))
     assert not later, "not before a barrier"
     store = side_by_side(one)
     assert store is not None
-    one.freeze(2)
+    one.snapshots.freeze(2)
     later.pop()[1]()
     assert store.move(1), "nothing has moved: the store belongs to the snapshot"
     drain(one)
-    one.write_snapshot(2)
+    one.snapshots.write(2)
     later.pop()[1]()
     assert not store.move(1), "all has moved"
     assert not store.alone, "what is empty is open until the next snapshot"

@@ -83,16 +83,16 @@ def test_only_dirty_rows_are_written_and_later_changes_belong_to_the_next_snapsh
     backend = bench.open()
     table = dense(backend)
     count(table, [("a",), ("b",)])
-    backend.freeze(1)
+    backend.snapshots.freeze(1)
     assert table.frozen_entries == 2
     count(table, [("a",)])
     drain(backend)
-    first = backend.write_snapshot(1)
-    backend.completed(1)
-    backend.freeze(2)
+    first = backend.snapshots.write(1)
+    backend.snapshots.completed(1)
+    backend.snapshots.freeze(2)
     assert table.frozen_entries == 1
     drain(backend)
-    second = backend.write_snapshot(2)
+    second = backend.snapshots.write(2)
     assert content(dense(bench.open([of_operator(first)])))[("a",)][0] == 1
     assert content(dense(bench.open([of_operator(second)])))[("a",)][0] == 2
 
@@ -120,11 +120,11 @@ def test_a_delta_says_which_rows_are_gone(bench: Bench, as_text: bool) -> None:
     count(table, keys)
     checkpoint(backend, 1)
     table.remove(table.row_ids(keys[:20]))
-    backend.freeze(2)
+    backend.snapshots.freeze(2)
     assert [segment.base for segment in table._segments] == [False]
     drain(backend)
-    second = backend.write_snapshot(2)
-    backend.completed(2)
+    second = backend.snapshots.write(2)
+    backend.snapshots.completed(2)
     count(table, keys[10:15])  # back again, as new ones
     third = checkpoint(backend, 3)
     assert sorted(content(dense(bench.open([of_operator(second)])))) == sorted(keys[20:])
@@ -138,7 +138,7 @@ def test_a_row_that_came_and_went_between_two_barriers_is_never_written(bench: B
     table = dense(backend)
     count(table, [("a",)])
     table.remove(table.row_ids([("a",)]))
-    backend.freeze(1)
+    backend.snapshots.freeze(1)
     assert table.frozen_entries == 0
 
 
@@ -146,13 +146,13 @@ def test_a_row_removed_and_made_again_while_frozen_is_the_new_one(bench: Bench) 
     backend = bench.open()
     table = dense(backend)
     count(table, [("a",)])
-    backend.freeze(1)
+    backend.snapshots.freeze(1)
     table.remove(table.row_ids([("a",)]))
     count(table, [("a",)])
     count(table, [("a",)])
     drain(backend)
-    first = backend.write_snapshot(1)
-    backend.completed(1)
+    first = backend.snapshots.write(1)
+    backend.snapshots.completed(1)
     second = checkpoint(backend, 2)
     assert content(dense(bench.open([of_operator(first)])))[("a",)][0] == 1
     assert content(dense(bench.open([of_operator(second)])))[("a",)][0] == 2
@@ -165,10 +165,10 @@ def test_integer_keys_may_become_mixed_while_some_are_frozen(bench: Bench) -> No
     table.columns["count"][row_ids] += 1
     table.mark_dirty(row_ids)
     table.remove(table.row_ids_int64(np.array([4])))
-    backend.freeze(1)
+    backend.snapshots.freeze(1)
     count(table, [(None,)])
     drain(backend)
-    restored = dense(bench.open([of_operator(backend.write_snapshot(1))]))
+    restored = dense(bench.open([of_operator(backend.snapshots.write(1))]))
     assert {key: row[0] for key, row in content(restored).items()} == {(number,): 1 for number in range(4)}
 
 
@@ -190,7 +190,7 @@ def test_an_evictable_table_holds_a_bounded_part_and_forgets_nothing(bench: Benc
             expected[key] = expected.get(key, 0) + 1
         if step % 20 == 15:
             checkpoint(backend, step + 1)
-            backend.completed(step + 1)
+            backend.snapshots.completed(step + 1)
     assert table.entries < 3_000
     restored = dense(bench.open([of_operator(checkpoint(backend, 100))]))
     assert {key: row[0] for key, row in content(restored).items()} == expected
@@ -228,7 +228,7 @@ def test_a_removal_that_waits_to_be_written_is_not_read_back_from_the_store(benc
     again = bench.open([of_operator(checkpoint(backend, 1))])
     table = dense(again, evictable=True)
     table.remove(table.row_ids([("a",)]))
-    again.freeze(2)
+    again.snapshots.freeze(2)
     assert table.columns["count"][table.row_ids([("a",)])].tolist() == [0]
     assert table.columns["count"][table.row_ids([("b",)])].tolist() == [1]
 

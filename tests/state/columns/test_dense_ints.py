@@ -83,7 +83,7 @@ def test_removed_windows_are_gone_from_the_next_snapshot_and_what_came_again_is_
     count(table, *again)
     expected = {key: n for key, n in counted(some_rows(4)).items() if key[1] >= 30_000} | counted(again)
     assert content(table) == expected
-    backend.completed(1)
+    backend.snapshots.completed(1)
     assert content(windows(bench.open([of_operator(checkpoint(backend, 2))]))) == expected
 
 
@@ -107,16 +107,16 @@ def test_a_key_that_is_no_int_changes_the_table_to_tuples_with_rows_frozen_and_r
     removed = table.keys_of(gone)[0]
     table.remove(gone)
     count(table, np.array([1]), np.array([99]))
-    backend.freeze(2)
+    backend.snapshots.freeze(2)
     text = table.row_ids([("text", 0), (1, 99)])
     table.columns["count"][text] += 10
     table.mark_dirty(text)
     assert table.int_keys_of(text) is None
     drain(backend)
-    second = backend.write_snapshot(2)
+    second = backend.snapshots.write(2)
     before = {key: n for key, n in counted(some_rows(5)).items() if key != removed} | {(1, 99): 1}
     assert content(windows(bench.open([of_operator(second)]))) == before
-    backend.completed(2)
+    backend.snapshots.completed(2)
     count(table, np.array([1]), np.array([99]))
     after = before | {("text", 0): 10, (1, 99): 12}
     assert content(windows(bench.open([of_operator(checkpoint(backend, 3))]))) == after
@@ -146,6 +146,6 @@ def test_an_evictable_table_forgets_nothing_of_keys_with_two_fields(bench: Bench
         count(table, *batch)
         if number % 7 == 0:
             checkpoint(backend, number)
-            backend.completed(number)
+            backend.snapshots.completed(number)
     assert table.entries < 3_000
     assert content(windows(bench.open([of_operator(checkpoint(backend, 100))]))) == counted(*batches)

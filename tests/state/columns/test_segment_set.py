@@ -56,7 +56,7 @@ def test_many_small_checkpoints_are_few_files_and_restore_to_the_whole(bench: Be
             for key in gone.tolist():
                 expected.pop(key, None)
         snapshot = checkpoint(backend, number)
-        backend.completed(number)
+        backend.snapshots.completed(number)
         assert len(segments(snapshot)) <= 30
         if number % 40 == 0:
             bench.copies = LocalCopies() if number == 80 else bench.copies
@@ -69,7 +69,7 @@ def test_unchanged_segments_are_not_uploaded_again(bench: Bench) -> None:
     table = dense(backend)
     count(table, np.random.default_rng(2).integers(0, 2**60, 20_000))
     first = checkpoint(backend, 1)
-    backend.completed(1)
+    backend.snapshots.completed(1)
     count(table, np.arange(10))
     second = checkpoint(backend, 2)
     assert segments(first) < segments(second)
@@ -81,15 +81,15 @@ def test_what_could_not_be_written_is_in_the_next_snapshot(bench: Bench) -> None
     table = dense(backend)
     count(table, np.arange(100))
     checkpoint(backend, 1)
-    backend.completed(1)
+    backend.snapshots.completed(1)
     count(table, np.arange(40))
     in_the_way = bench.directory / "incarnation-1" / "segments" / "segment-000002.rows"
     in_the_way.mkdir()
-    backend.freeze(2)
+    backend.snapshots.freeze(2)
     drain(backend)
     with pytest.raises(Unavailable, match="free some space"):
-        backend.write_snapshot(2)
-    backend.aborted(2)
+        backend.snapshots.write(2)
+    backend.snapshots.aborted(2)
     in_the_way.rmdir()
     count(table, np.arange(10))
     restored = dense(bench.open([of_operator(checkpoint(backend, 3))]))
@@ -110,7 +110,7 @@ def test_a_disk_that_is_full_is_left_as_it_was_and_memory_holds_the_rows_once(tm
             count(table, keys)
             with pytest.raises(Unavailable, match="free some space"):
                 checkpoint(backend, number)
-            backend.aborted(number)
+            backend.snapshots.aborted(number)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)
@@ -125,14 +125,14 @@ def test_checkpoints_that_are_aborted_before_they_are_written_pile_up_no_copies(
     table = dense(backend)
     count(table, np.arange(20_000))
     checkpoint(backend, 1)
-    backend.completed(1)
+    backend.snapshots.completed(1)
     for changed in (20_000, 1_000):
         before = backend.memory_bytes()
         for number in range(changed + 2, changed + 32):
             count(table, np.arange(changed))
-            backend.freeze(number)
+            backend.snapshots.freeze(number)
             drain(backend)
-            backend.aborted(number)
+            backend.snapshots.aborted(number)
         assert backend.memory_bytes() - before < 2 * 20_000 * 24
     restored = dense(bench.open([of_operator(checkpoint(backend, 50_000))]))
     assert content(restored) == {key: 61 if key < 1_000 else 31 for key in range(20_000)}
@@ -143,7 +143,7 @@ def test_rows_that_a_disk_changed_are_noticed_when_they_are_read(bench: Bench) -
     backend = bench.open()
     count(dense(backend), np.arange(1_000))
     snapshot = checkpoint(backend, 1)
-    backend.completed(1)
+    backend.snapshots.completed(1)
     (path,) = (bench.directory / "incarnation-1" / "checkpoint-1-1").glob("segment-*")
     good = path.read_bytes()
     for at in range(0, len(good), 7):
@@ -262,13 +262,13 @@ def test_the_first_eviction_turns_everything_into_entries(bench: Bench) -> None:
     table = dense(backend, evictable=True)
     count(table, np.arange(800))
     small = checkpoint(backend, 1)
-    backend.completed(1)
+    backend.snapshots.completed(1)
     assert segments(small)
     table.remove(table.row_ids_int64(np.array([7])))
     count(table, np.arange(1_000, 2_500))
     count(table, np.arange(10, 20))
     large = checkpoint(backend, 2)
-    backend.completed(2)
+    backend.snapshots.completed(2)
     assert not segments(large)
     expected = {key: 1 + (10 <= key < 20) for key in [*range(800), *range(1_000, 2_500)] if key != 7}
     assert content(dense(bench.open([of_operator(large)]))) == expected

@@ -9,9 +9,9 @@ import pytest
 from backend_bench import Bench, of_operator
 
 import tests.stepped_example as example
-from barrier_runtime.state.backend import snapshot_life
+from barrier_runtime.state.backend import backend_snapshots
+from barrier_runtime.state.backend.backend_snapshots import SnapshotDropped
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
-from barrier_runtime.state.backend.snapshot_life import SnapshotDropped
 from barrier_runtime.state.columns import frozen_rows as dense_segments
 from barrier_runtime.state.columns import segment
 from barrier_runtime.state.columns import segment_set as segment_log
@@ -23,7 +23,7 @@ from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot
 from tests.drawn import seeds
 from tests.stepped_threads import Stepper
 
-TRACED = (snapshot_life, segment, segment_log, snapshot_files, local_copies, dense_segments)
+TRACED = (backend_snapshots, segment, segment_log, snapshot_files, local_copies, dense_segments)
 KEYS = 60
 CHECKPOINTS = 9
 
@@ -56,10 +56,10 @@ class Run:
     def loop(self) -> None:
         for number in range(1, CHECKPOINTS + 1):
             self._change(number)
-            self._backend.freeze(number)
+            self._backend.snapshots.freeze(number)
             self.expected[number] = dict(self._now)
-            while not self._backend.drain(8):
-                self._stepper.wait_until(lambda: not self._backend.linking)
+            while not self._backend.snapshots.drain(8):
+                self._stepper.wait_until(lambda: not self._backend.snapshots.linking)
             self._queue.append(number)
             self._settle()
             if self._random.random() < 0.1:
@@ -73,8 +73,8 @@ class Run:
             self._stepper.wait_until(lambda: bool(self._queue) or self._over)
             if self._queue:
                 with contextlib.suppress(SnapshotDropped):  # a later one was completed meanwhile
-                    self._written.append((self._queue[0], self._backend.write_snapshot(self._queue[0])))
-                    self._backend.clean_up()
+                    self._written.append((self._queue[0], self._backend.snapshots.write(self._queue[0])))
+                    self._backend.snapshots.clean_up()
                 self._queue.pop(0)
 
     def restored(self, snapshot: KeyedSnapshot) -> dict[object, int]:
@@ -106,9 +106,9 @@ class Run:
         while self._written:
             number, snapshot = self._written.pop(0)
             if self._random.random() < 0.25:
-                self._backend.aborted(number)
+                self._backend.snapshots.aborted(number)
             else:
-                self._backend.completed(number)
+                self._backend.snapshots.completed(number)
                 self.completed[number] = snapshot
 
 
@@ -116,7 +116,7 @@ class Run:
 def stepped(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Stepper]:
     def make(seed: int) -> Stepper:
         stepper = Stepper(seed, TRACED)
-        stepper.lock_of(monkeypatch, snapshot_life, segment_log, local_copies)
+        stepper.lock_of(monkeypatch, backend_snapshots, segment_log, local_copies)
         return stepper
 
     return make

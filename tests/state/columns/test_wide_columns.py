@@ -61,11 +61,11 @@ def test_cells_come_back_as_they_were_at_the_freeze(bench: Bench, as_text: bool,
             del expected[key]
         if entries and number == 3:
             table._leave_segments()
-        backend.freeze(number)
+        backend.snapshots.freeze(number)
         put(table, dict.fromkeys(list(expected)[:20], (-1, b"later than the barrier", 0.0, b"")))
-        while not backend.drain(17):
+        while not backend.snapshots.drain(17):
             pass
-        backend = bench.open([of_operator(backend.write_snapshot(number))])
+        backend = bench.open([of_operator(backend.snapshots.write(number))])
     assert content(table_of(backend)) == expected
 
 

@@ -74,15 +74,15 @@ def test_a_hundred_appends_to_a_long_list_upload_about_their_own_bytes(rocksdb_b
     table = entries(backend)
     put_all(table, "k", 100_000)
     first = checkpoint(backend, 1)
-    backend.completed(1)
+    backend.snapshots.completed(1)
     table.set_number(("k",), 100_100)
     for entry in range(100_000, 100_100):
         table.put_entry(("k",), entry, entry)
-    backend.freeze(2)
+    backend.snapshots.freeze(2)
     assert table.frozen_entries == 101, "the elements, and their number"
-    while not backend.drain():
+    while not backend.snapshots.drain():
         pass
-    second = backend.write_snapshot(2)
+    second = backend.snapshots.write(2)
     assert second.new_bytes < 12_000, "with the database's own small files"
     assert first.new_bytes > 20 * second.new_bytes
     restored = entries(rocksdb_bench.open([of_operator(second)]))
@@ -100,12 +100,12 @@ def test_a_change_of_a_million_entries_uploads_what_changed(rocksdb_bench: Bench
             table.load_entries([("k",)] * len(some), some, some)
         table.load_numbers({("k",): many})
     checkpoint(backend, 1)
-    backend.completed(1)
+    backend.snapshots.completed(1)
     items.set_number(("k",), many + 100)
     for entry in range(many, many + 100):
         items.put_entry(("k",), entry, random.Random(entry).randbytes(1_000))
     second = checkpoint(backend, 2)
-    backend.completed(2)
+    backend.snapshots.completed(2)
     assert 100 * 1_000 < second.new_bytes <= 3 * 100 * 1_000
     by_key.put_counted(("k",), many // 2, 7)
     third = checkpoint(backend, 3)

@@ -27,7 +27,7 @@ def test_a_value_keeps_its_content_through_freeze_drain_and_the_next_change(benc
     backend = bench.open()
     table = values(backend)
     table.put(("a",), [1])
-    backend.freeze(1)
+    backend.snapshots.freeze(1)
     assert table.get(("a",)) == [1]
     table.put(("a",), [1, 2])
     drain(backend)
@@ -39,12 +39,12 @@ def test_changing_a_value_in_place_after_the_barrier_does_not_reach_the_snapshot
     backend = bench.open()
     table = values(backend)
     table.put(("a",), [1])
-    backend.freeze(1)
+    backend.snapshots.freeze(1)
     changed = table.get(("a",))
     changed.append(2)
     table.put(("a",), changed)
     drain(backend)
-    snapshot = backend.write_snapshot(1)
+    snapshot = backend.snapshots.write(1)
     assert table.get(("a",)) == [1, 2]
     assert values(bench.open([of_operator(snapshot)])).get(("a",)) == [1]
     later = checkpoint(backend, 2)
@@ -61,7 +61,7 @@ def test_immutable_values_are_handed_out_without_being_encoded_first(bench: Benc
     backend = bench.open()
     table = backend.table("value", encode, msgspec.msgpack.decode, 1, immutable=True)
     table.put(("a",), 7)
-    backend.freeze(1)
+    backend.snapshots.freeze(1)
     assert table.get(("a",)) == 7
     assert encoded == []
     drain(backend)
@@ -90,7 +90,7 @@ def test_a_scan_sees_every_entry_once_wherever_it_is(bench: Bench) -> None:
     for number in range(50, 60):
         table.put((number,), "frozen")
     table.delete((60,))
-    backend.freeze(2)
+    backend.snapshots.freeze(2)
     for number in range(55, 58):
         table.put((number,), "dirty")
     table.put((1000,), "new")
@@ -142,7 +142,7 @@ def test_a_small_cache_spills_what_is_dirty_and_forgets_nothing(bench: Bench) ->
         expected[key] = number
         if number % 1_500 == 700:
             checkpoint(backend, number)
-            backend.completed(number)
+            backend.snapshots.completed(number)
     assert table.memory_bytes() < 4 * bench.cache_bytes
     assert {key: table.get(key) for key in expected} == expected
     assert dict(table.scan()) == expected
@@ -185,11 +185,11 @@ def test_nothing_is_spilled_between_the_barrier_and_the_links(bench: Bench) -> N
     backend = bench.open()
     table = values(backend)
     table.put((-1,), "before")
-    backend.freeze(1)
+    backend.snapshots.freeze(1)
     drain(backend)
     for number in range(3_000):
         table.put((number,), "after")
-    restored = values(bench.open([of_operator(backend.write_snapshot(1))]))
+    restored = values(bench.open([of_operator(backend.snapshots.write(1))]))
     assert dict(restored.scan()) == {(-1,): "before"}
     for number in range(3_000, 6_000):
         table.put((number,), "after")

@@ -105,7 +105,7 @@ def test_timers_in_lists_are_younger_than_all_others(steps: list[tuple[str, int]
             elif what == "of key":
                 assert table.of_key(("key",), 0) == sorted(at for at, _ in true)
             elif what == "freeze":
-                backend.freeze(number)
+                backend.snapshots.freeze(number)
             elif what == "checkpoint":
                 checkpoint(backend, number)
                 stored = [each for each, _ in backend._shard.scan_state(table._state_id)]

@@ -175,12 +175,12 @@ def test_state_of_means_written_before_there_were_carries_is_read_and_goes_on(
     for name, values in {"rows": [2, 1], "values:v": [2, 1], "sum:v": [HIGHEST, 4]}.items():
         table.columns[name][row_ids] = values
     table.mark_dirty(row_ids)
-    backend.freeze(1)
-    while not backend.drain():
+    backend.snapshots.freeze(1)
+    while not backend.snapshots.drain():
         pass
     bound = pa.schema([field for field in SCHEMA if make is windowed or field.name != "t"])
     progress = Progress(schema=schema_bytes(bound)).encode()
-    snapshot = OperatorSnapshot("op", 0, 1, {VALUE: progress}, backend.write_snapshot(1))
+    snapshot = OperatorSnapshot("op", 0, 1, {VALUE: progress}, backend.snapshots.write(1))
     backend.close()
     for checkpoint in (2, 3, 4):  # the old columns beside the new ones, in several checkpoints
         driven = Driven(make(mean=mean("v")), world, (snapshot,), name="op")

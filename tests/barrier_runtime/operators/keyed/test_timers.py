@@ -105,15 +105,15 @@ class Job:
         self.checkpoint += 1
         self.frozen = True
         for subtask in self.subtasks:
-            subtask.backend.freeze(self.checkpoint)
+            subtask.backend.snapshots.freeze(self.checkpoint)
 
     def drain(self, entries: int) -> None:
         for subtask in self.subtasks:
-            subtask.backend.drain(entries)
+            subtask.backend.snapshots.drain(entries)
 
     def abort(self) -> None:
         for subtask in self.subtasks:
-            subtask.backend.aborted(self.checkpoint)
+            subtask.backend.snapshots.aborted(self.checkpoint)
 
     def complete(self) -> None:
         """A checkpoint, from its barrier to its end."""
@@ -125,7 +125,7 @@ class Job:
             for number, subtask in enumerate(self.subtasks)
         ]
         for subtask in self.subtasks:
-            subtask.backend.completed(self.checkpoint)
+            subtask.backend.snapshots.completed(self.checkpoint)
         self.taken = (snapshots, set(self.model), from_ms)
 
     def check(self) -> None:

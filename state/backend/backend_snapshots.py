@@ -1,9 +1,9 @@
-"""The life of a keyed backend's snapshots: frozen, drained, linked, uploaded, completed.
+"""The snapshots of a keyed backend: frozen, drained, linked, uploaded, completed.
 
 That of checkpoint n
     freeze(n)           on the loop, at the barrier: dirty entries become the frozen ones, in microseconds
     drain()             on the loop, between batches: slices of the frozen entries go into the key-value store
-    write_snapshot(n)   on a worker thread, once drain() said True: flush, hard links, then hash and upload
+    write(n)            on a worker thread, once drain() said True: flush, hard links, then hash and upload
     clean_up()          on a worker thread, after it: the snapshot is reported meanwhile
     completed(n) or aborted(n)   on the loop
 The key-value store thus holds exactly the state at barrier n when its files are linked. Until then nothing else may be
@@ -11,20 +11,18 @@ written to it: caches spill later, and `drain` does nothing while a worker is `l
 Segments of columnar tables (`columns/segment_set`) are not in that store: whoever links takes them from the tables,
 writes them, and links their files beside its files.
 
-When barrier m comes while n is still frozen, n is finished on the loop first: drained, flushed and linked; its
-`write_snapshot` then only uploads. If n was aborted, what it left just joins m. `write_snapshot` of a checkpoint that
-was aborted, subsumed or closed meanwhile raises `SnapshotDropped`, for the caller to decline.
+When barrier m comes while n is still frozen, n is finished on the loop first: drained, flushed and linked; its `write`
+then only uploads. If n was aborted, what it left just joins m. `write` of a checkpoint that was aborted, subsumed or
+closed meanwhile raises `SnapshotDropped`, for the caller to decline.
 """
 
 import logging
-import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from barrier_runtime.state.backend.merging import MergingDatabases
-from barrier_runtime.state.backend.restore import BESIDE, DATABASE, SEGMENTS
 from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.columns.frozen_rows import FrozenSegment
 from barrier_runtime.state.columns.segment_set import SegmentLog
@@ -32,8 +30,7 @@ from barrier_runtime.state.errors import ProtocolViolation, Unavailable
 from barrier_runtime.state.kv.shard import Shard
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.snapshots.plan import Thresholds, is_immutable, plan_snapshot
-from barrier_runtime.state.snapshots.restore_plan import RestorePlan
-from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot
+from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot, StateDescription
 from barrier_runtime.state.snapshots.transfer import local_files, upload
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.values.table import StateTable
@@ -55,28 +52,28 @@ class UploadTo:
     thresholds: Thresholds | None = None
 
 
-class SnapshotLife:
-    """The part of a `KeyedBackend` that makes its snapshots, which see all of its tables. All methods but
-    `write_snapshot` and `clean_up` are for the loop's thread."""
+class BackendSnapshots:
+    """Of one `KeyedBackend`, of all of its tables. All methods but `write` and `clean_up` are for the loop's
+    thread."""
 
     def __init__(
         self,
         shard: Shard,
-        plan: RestorePlan,
+        tables: Mapping[str, StateTable | ColumnTable],
+        states: Mapping[str, int],
+        described: Mapping[str, StateDescription],
         reusable: Sequence[FileRef],
         segments: SegmentLog,
         target: UploadTo,
         directory: Path,
         copies: LocalCopies,
     ) -> None:
-        self.max_parallelism = shard.max_parallelism
-        self.key_group_first = shard.key_group_first
-        self.key_group_last = shard.key_group_last
+        """`tables`, `states`: name → state id, `described`: of the backend, which adds to them."""
         self._shard = shard
         shard.may_write = self._may_write
-        self._states = dict(plan.states)
-        self._described = {name: what for name, what in plan.described.items() if name in plan.states}
-        self._tables: dict[str, StateTable | ColumnTable] = {}
+        self._tables = tables
+        self._states = states
+        self._described = described
         self._segments = segments  # written and linked with `_linking_lock` held
         self._target = target
         self._directory = directory
@@ -90,7 +87,7 @@ class SnapshotLife:
         self._uploaded: dict[int, dict[str, FileRef]] = {}  # uploaded, not completed: SST name -> where
         self._settled: int = 0  # everything up to this checkpoint is completed, aborted or subsumed
         self._aborted: set[int] = set()
-        self._closed = False
+        self.closed = False
         self._merging: MergingDatabases | None = None  # has not begun
         self._confirmed = {ref.name: ref for ref in reusable}  # of the last completed checkpoint; first, the restored
 
@@ -98,7 +95,7 @@ class SnapshotLife:
 
     def merge(self, now_s: Callable[[], float], call_later: Callable[[float, Callable[[], None]], None]) -> None:
         """From the first barrier on, databases that a restore left side by side become one (`merging`)."""
-        self._merging = MergingDatabases(self._shard, now_s, call_later, lambda: self._closed)
+        self._merging = MergingDatabases(self._shard, now_s, call_later, lambda: self.closed)
 
     def freeze(self, checkpoint: int) -> None:
         """The state at this moment is that of `checkpoint`."""
@@ -134,7 +131,7 @@ class SnapshotLife:
         """A worker is linking files right now: the key-value store must not be written for these few milliseconds."""
         return self._linking is not None
 
-    def write_snapshot(self, checkpoint: int) -> KeyedSnapshot:
+    def write(self, checkpoint: int) -> KeyedSnapshot:
         """Blocking, on a worker thread: link (unless done) and upload; `clean_up` follows. Raises `SnapshotDropped` as
         described above."""
         directory = self._link_on_worker(checkpoint)
@@ -158,9 +155,9 @@ class SnapshotLife:
             raise
         return KeyedSnapshot(
             backend=self._shard.kv.kind,
-            max_parallelism=self.max_parallelism,
-            key_group_first=self.key_group_first,
-            key_group_last=self.key_group_last,
+            max_parallelism=self._shard.max_parallelism,
+            key_group_first=self._shard.key_group_first,
+            key_group_last=self._shard.key_group_last,
             states=dict(self._states),
             files=uploaded.files,
             full_bytes=sum(ref.size for ref in uploaded.files),
@@ -192,24 +189,15 @@ class SnapshotLife:
             self._drop_frozen(lambda number: number == checkpoint)
         self._copies.aborted(self._shard.operator, self._shard.subtask, checkpoint)
 
-    def compact(self) -> None:
-        """Blocking: give back the room of what was deleted. May run beside snapshots; not beside `close`."""
-        if not self._closed:
-            self._shard.kv.compact()
-
-    def close(self) -> None:
-        """Release the database and its folder. Local copies stay; nothing remote is touched."""
+    def close(self) -> bool:
+        """No more snapshots, and no file is being linked. False: it was closed before."""
         with self._state_lock:
-            if self._closed:
-                return
-            self._closed = True
+            if self.closed:
+                return False
+            self.closed = True
             self._drop_frozen(lambda number: True)
-        try:
-            with self._linking_lock:
-                self._shard.kv.close()
-        finally:
-            for name in (DATABASE, BESIDE, SEGMENTS):
-                shutil.rmtree(self._directory / name, ignore_errors=True)
+        with self._linking_lock:
+            return True
 
     # ---- inside
 
@@ -257,13 +245,13 @@ class SnapshotLife:
                 self._linking = None
 
     def clean_up(self) -> None:
-        """Blocking, on a worker thread, after each `write_snapshot`, whose snapshot does not wait for it: delete copies
+        """Blocking, on a worker thread, after each `write`, whose snapshot does not wait for it: delete copies
         that nobody wants any more, and merge segments. Without it there are more files."""
         self._copies.delete_unwanted()
         try:
-            self._segments.merge(lambda: not self._closed)
+            self._segments.merge(lambda: not self.closed)
         except OSError as error:
-            if not self._closed:
+            if not self.closed:
                 log.warning(
                     "segments of %s are not merged (%s): tried again at the next checkpoint", self._place(), error
                 )
@@ -294,7 +282,7 @@ class SnapshotLife:
         return directory
 
     def _check_wanted(self, checkpoint: int) -> None:
-        if self._closed or checkpoint <= self._settled or checkpoint in self._aborted:
+        if self.closed or checkpoint <= self._settled or checkpoint in self._aborted:
             raise SnapshotDropped(
                 f"the snapshot of {self._place()} for checkpoint {checkpoint} is not wanted any more: decline it"
             )
