@@ -8,6 +8,7 @@ A server that is not installed raises `ServerError`, which names the command tha
 
 from examples.servers.base import Server, ServerError
 from examples.servers.clickhouse import ClickHouseServer, clickhouse_server
+from examples.servers.hdfs import HdfsServer, hdfs_server
 from examples.servers.iceberg_rest import IcebergRestServer, iceberg_rest_server
 from examples.servers.kafka import KafkaServer, kafka_server
 from examples.servers.mariadb import MariaServer, mariadb_server
@@ -18,6 +19,7 @@ from examples.servers.s3 import S3Server, s3_server
 
 __all__ = [
     "ClickHouseServer",
+    "HdfsServer",
     "IcebergRestServer",
     "KafkaServer",
     "MariaServer",
@@ -28,6 +30,7 @@ __all__ = [
     "Server",
     "ServerError",
     "clickhouse_server",
+    "hdfs_server",
     "iceberg_rest_server",
     "kafka_server",
     "mariadb_server",

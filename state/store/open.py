@@ -1,6 +1,7 @@
 """From a URL to an object store: the one place where a scheme means an implementation."""
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ _memory_stores: dict[str, MemoryStore] = {}
 _memory_lock = threading.Lock()
 _FORMS = (
     "use file:///folder, a plain folder path, s3://bucket/prefix, gs://bucket/prefix, "
-    "abfss://container@account.dfs.core.windows.net/prefix or memory://name"
+    "abfss://container@account.dfs.core.windows.net/prefix, webhdfs://namenode:9870/folder or memory://name"
 )
 
 
@@ -25,7 +26,8 @@ def open_store(url: str) -> ObjectStore:
 
     `file:///folder` and plain paths: a folder, made if absent. `s3://bucket/prefix[?endpoint=http://host:port]`.
     `gs://bucket/prefix` and `abfss://container@account.dfs.core.windows.net/prefix`, also with `?endpoint=`.
-    `memory://name`: the store of that name in this process.
+    `webhdfs://namenode:9870/folder`: HDFS, by its REST interface. `memory://name`: the store of that name in this
+    process.
     """
     return _opened(url, _open_folder)
 
@@ -66,10 +68,13 @@ def _opened(url: str, open_folder: Callable[[Path], ObjectStore]) -> ObjectStore
         return _open_cloud(url)
     if parts.scheme == "memory":
         return _open_memory((parts.netloc + parts.path).strip("/") or "memory")
+    if parts.scheme == "webhdfs":
+        return _open_webhdfs(url)
     if parts.scheme == "hdfs":
         raise InvalidJob(
-            f"storage URL {shown(url)!r}: HDFS cannot hold checkpoints or files of sinks, since pyarrow's client "
-            f"cannot create a file only if it is absent: {_FORMS}"
+            f"storage URL {shown(url)!r}: checkpoints and files of sinks are kept in HDFS by its REST interface, since "
+            "pyarrow's client cannot create a file only if it is absent: use webhdfs://namenode:9870/folder, with the "
+            "name node's HTTP address (dfs.namenode.http-address)"
         )
     raise InvalidJob(f"storage URL {shown(url)!r} has the unknown scheme {parts.scheme!r}: {_FORMS}")
 
@@ -119,6 +124,18 @@ def _open_cloud(url: str) -> ObjectStore:
             "abfss://container@account.dfs.core.windows.net/prefix"
         )
     return CloudStore("abfss", container, unquote(parts.path), account, endpoint)
+
+
+def _open_webhdfs(url: str) -> ObjectStore:
+    from barrier_runtime.state.store.webhdfs import WebHdfsStore
+
+    parts = urlsplit(url)
+    if not all(re.fullmatch(r"[A-Za-z0-9._-]+:[0-9]{1,5}", node) for node in parts.netloc.split(",")) or parts.query:
+        raise InvalidJob(
+            f"storage URL {shown(url)!r} is not understood: use webhdfs://namenode:9870/folder, or "
+            "webhdfs://one:9870,other:9870/folder where the name node has a standby"
+        )
+    return WebHdfsStore(parts.netloc, unquote(parts.path))
 
 
 def _endpoint_of(url: str) -> str | None:

@@ -10,6 +10,7 @@ from examples.servers import (
     KafkaServer,
     PostgresServer,
     clickhouse_server,
+    hdfs_server,
     iceberg_rest_server,
     kafka_server,
     mariadb_server,
@@ -23,6 +24,7 @@ from tests.ends.kafka_target import Job, Topic, new_job, new_topic
 from tests.server_fixtures import server_fixture
 
 clickhouse = server_fixture(clickhouse_server, scope="session")
+hdfs = server_fixture(hdfs_server, scope="session")
 iceberg_rest = server_fixture(iceberg_rest_server, scope="session")
 kafka = server_fixture(kafka_server, scope="session")
 mariadb = server_fixture(mariadb_server, scope="session")

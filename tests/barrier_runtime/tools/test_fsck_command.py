@@ -144,7 +144,7 @@ def test_a_killed_job_is_whole_and_its_orphans_go_when_asked(tmp_path: Path, url
         (["{folder}", "--job", "../up"], "job"),
         (["{folder}", "--format", "xml"], "--format 'xml' is not known: use text or json"),
         (["{folder}", "--min-age", "-1"], "--min-age -1.0: give seconds"),
-        (["hdfs://host/path"], "HDFS cannot hold checkpoints"),
+        (["hdfs://host/path"], "use webhdfs://namenode:9870/folder"),
         (["ftp://host/path"], "unknown scheme 'ftp'"),
         (["s3://key:secret@bucket/x"], "must not carry credentials"),
     ],

@@ -140,7 +140,7 @@ def test_no_operation_takes_an_unsafe_key(any_store: ObjectStore, key: str, tmp_
 def test_the_url_of_a_store_opens_the_same_objects_and_carries_no_secret(any_store: ObjectStore) -> None:
     any_store.put("a", b"x")
     assert "test" not in any_store.url.split("/")[0]
-    assert any_store.url.startswith(("memory://", "file:///", "s3://", "abfss://", "gs://"))
+    assert any_store.url.startswith(("memory://", "file:///", "s3://", "abfss://", "gs://", "webhdfs://"))
     assert "?" not in any_store.url
 
 

@@ -38,7 +38,7 @@ def test_an_s3_url_opens_s3_below_its_prefix(s3_endpoint: str) -> None:
     [
         ("", "use file:///"),
         ("ftp://host/x", "unknown scheme 'ftp'"),
-        ("hdfs://host/x", "s3://bucket/prefix"),
+        ("hdfs://host/x", "use webhdfs://namenode:9870/folder"),
         ("file://host/x", "three slashes"),
         ("s3://", "names no bucket"),
         ("s3:///prefix", "names no bucket"),

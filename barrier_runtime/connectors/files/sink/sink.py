@@ -52,7 +52,7 @@ _MOST_FOLDERS = 10_000  # of the rows of one part of one transaction
 
 @kinds_checked
 class FileSink(TwoPhaseCommitSink):
-    """Base of the file sinks. `url`: a local folder, `file://…` or `s3://bucket/prefix`; several jobs may share it.
+    """Base of the file sinks. `url`: a local folder or that of a store (docs/running.md); several jobs may share it.
 
     `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask before a part of it is staged early, as a
     file of its own. The default is smaller for text, which is larger than its rows.

@@ -30,7 +30,7 @@ _LOOKED_AT = 8  # row groups, for how wide rows are
 @dataclass(frozen=True)
 class ParquetSource(FileSource):
     """Parquet files: paths, folders (read recursively) or globs, local or in a cloud
-    (`s3://`, `gs://`, `abfss://`); one split per file.
+    (`s3://`, `gs://`, `abfss://`, `webhdfs://`); one split per file.
 
     `schema` names the columns to read (default: all of the first file). `pace`: rows per second over all files;
     default: as fast as possible. `watch`: how often to look for new files, for ever; what is there is read first (there

@@ -1,5 +1,5 @@
-"""Input files that are not local, as `listing` needs them: `s3://` and `hdfs://` through pyarrow, `gs://` and
-`abfss://` through our own stores.
+"""Input files that are not local, as `listing` needs them: `s3://` and `hdfs://` through pyarrow, `gs://`, `abfss://`
+and `webhdfs://` through our own stores.
 
 A *place* is a URL without scheme and query: `bucket/key`, of Azure `container@account.dfs.core.windows.net/key`. Keys
 are as they are, nothing in them is unquoted.
@@ -20,7 +20,8 @@ from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.urls import shown
 
-_SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "abfss": "abfss", "hdfs": "hdfs"}
+_SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "abfss": "abfss", "hdfs": "hdfs", "webhdfs": "webhdfs"}
+_WITH_ENDPOINT = ("s3", "s3a", "gs", "abfss")
 _AHEAD_BYTES = 1 << 20  # read at least, of a file that is read from its beginning to its end
 
 
@@ -58,12 +59,12 @@ def remote_url(url: str, where: str) -> RemoteUrl:
     if scheme not in _SCHEMES:
         raise InvalidJob(
             f"{where}: cannot read files from {shown(url)}: use a path, s3://bucket/key, gs://bucket/key, "
-            "abfss://container@account.dfs.core.windows.net/key or hdfs://host:port/path"
+            "abfss://container@account.dfs.core.windows.net/key, webhdfs://namenode:9870/path or hdfs://host:port/path"
         )
     settings = parse_qs(query)
-    unknown = sorted(set(settings) - ({"endpoint"} if scheme != "hdfs" else set()))
+    unknown = sorted(set(settings) - ({"endpoint"} if scheme in _WITH_ENDPOINT else set()))
     if unknown:
-        known = "none is known" if scheme == "hdfs" else "only endpoint= is known"
+        known = "only endpoint= is known" if scheme in _WITH_ENDPOINT else "none is known"
         raise InvalidJob(f"{where}: {shown(url)} has unknown settings {unknown}: {known}")
     if not settings.get("endpoint", ["http://"])[0].startswith(("http://", "https://")):
         raise InvalidJob(f"{where}: the endpoint of {shown(url)} must start with http:// or https://")
@@ -144,7 +145,7 @@ def _hdfs(url: RemoteUrl, where: str) -> Any:
         raise InvalidJob(
             f"{where}: hdfs:// needs Hadoop's libhdfs, a JVM and Hadoop's classes on every host ({said}): set "
             "ARROW_LIBHDFS_DIR (or HADOOP_HOME), JAVA_HOME and CLASSPATH=$(hadoop classpath --glob), or read the files "
-            "with Spark and from_spark()"
+            "without them, from webhdfs://namenode:9870/path"
         ) from error
 
 
@@ -162,7 +163,7 @@ def _s3(url: RemoteUrl) -> Any:
     return pafs.S3FileSystem(**options)
 
 
-# ------------------------------------------------------------ gs and abfss
+# ------------------------------------------------------------ gs, abfss and webhdfs
 
 
 @lru_cache(maxsize=16)
