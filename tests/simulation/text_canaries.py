@@ -99,7 +99,7 @@ _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broke
         "an entry that has not changed since the last snapshot is in no later one once some have left memory",
         "events",
         "state/columns/column_table.py",
-        "        self._dirty |= self._stored\n",
+        "        self._rows.dirty |= self._rows.stored\n",
         "",
     ),
     (
@@ -107,7 +107,7 @@ _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broke
         "a row of a window that has left memory begins it anew: what was evicted is not in its result",
         "events",
         "state/columns/column_table.py",
-        "        if not self._complete:\n            self._load_each(fresh)\n",
+        "        if not self._complete:\n            self.loaded += self._store.fill(rows, fresh)\n",
         "",
     ),
     (
@@ -115,16 +115,16 @@ _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broke
         "a changed entry leaves memory before it is in the store",
         "events",
         "state/columns/column_table.py",
-        "        dirty = row_ids[self._dirty[row_ids]]\n",
+        "        dirty = row_ids[self._rows.dirty[row_ids]]\n",
         "        dirty = row_ids[:0]\n",
     ),
     (
         "removed-window-comes-back-from-the-store",
         "what was removed after it had come back is read once more, before the removal is written",
         "events",
-        "state/columns/column_table.py",
-        "            unknown &= self._removed.index.find(key_batch) < 0\n",
-        "            unknown &= self._removed.index.find(key_batch) < len(self._removed)\n",
+        "state/columns/stored_entries.py",
+        "            unknown &= rows.removed.index.find(key_batch) < 0\n",
+        "            unknown &= rows.removed.index.find(key_batch) < len(rows.removed)\n",
     ),
     (
         "rows-on-disk-have-not-matched",
