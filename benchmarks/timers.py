@@ -30,12 +30,14 @@ _EVERY = 1_000_000  # timers between two checkpoints
 _FIRED = 100_000
 
 
-def opened(folder: Path, name: str, memory_mb: int, restored: tuple[OperatorSnapshot, ...] = ()) -> KeyedBackend:
+def opened(
+    folder: Path, name: str, memory_mb: int, restored: tuple[OperatorSnapshot, ...] = (), operator: str = "timers"
+) -> KeyedBackend:
     """Of the memory two thirds for RocksDB, one for what tables hold, as in a slot."""
     numbers = iter(range(1 << 30))
     return open_keyed_backend(
         kind="rocksdb",
-        operator="timers",
+        operator=operator,
         subtask=0,
         parallelism=1,
         max_parallelism=128,
@@ -62,7 +64,7 @@ def checkpoint(backend: KeyedBackend, number: int) -> KeyedSnapshot:
     return snapshot
 
 
-def _rss_mb() -> float:
+def rss_mb() -> float:
     """At most so far, of this process alone: what getrusage says begins with that of its parent."""
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) / 1_024
@@ -87,7 +89,7 @@ def _register(folder: Path, count: int, memory_mb: int) -> dict[str, float]:
     return {
         "register_us_cpu": calls_s / count * 1e6,
         "with_checkpoints_us_cpu": total_s / count * 1e6,
-        "rss_mb": _rss_mb(),
+        "rss_mb": rss_mb(),
         "held": held,
     }
 
@@ -108,7 +110,7 @@ def _restore(folder: Path, count: int, memory_mb: int) -> dict[str, float]:
         "then_first_timer_s": first_s - opened_s,
         "first_timer_s_cpu": first_cpu_s - began_cpu_s,
         "fire_us_cpu": fire_us,
-        "rss_mb": _rss_mb(),
+        "rss_mb": rss_mb(),
     }
 
 

@@ -113,8 +113,21 @@ def _add(error: UserCodeError, what: str, told: str) -> None:
         error.args = (f"{body}\n  {what}: {told}{message[len(body) :]}",)
 
 
+class Hinting:
+    """Base of what functions get of us and use by names that they may get wrong."""
+
+    __slots__ = ()
+
+    def said_instead(self, name: str) -> str:
+        """Of a name that is not there: where to look."""
+        raise NotImplementedError
+
+
 def said(error: BaseException) -> str:
     """The message of a user's exception, also of one that cannot say it."""
+    if isinstance(error, AttributeError) and issubclass(type(error.obj), Hinting):
+        asked: Any = error.obj
+        return str(asked.said_instead(error.name))
     try:
         return str(error)
     except Exception as failure:

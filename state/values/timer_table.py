@@ -12,8 +12,9 @@ its key group, and no row needs it.
 What is not written yet is in the dicts of `StateTable`, by (time, user key). Nothing is read before it is written (a
 timer that is set twice is one entry), and nothing that was written stays cached, except how the keys of recent timers
 are stored (`known_keys`): a key has many timers. The last ones that were set, and that nobody holds in memory, may be
-in two lists, `times` and `keys`, and are written from there, with nothing looked up. Whatever else the table is asked
-or told brings them into the dicts first (`_fold`), so they are always younger than what is there.
+in two lists, `times` and `keys`, and are written from there, unless a timer of that time and key is in the dicts.
+Setting others leaves them there, because twice set is once; whatever else the table is asked or told brings them into
+the dicts first (`_fold`). So no timer is in the lists that was deleted later.
 
 Releases before this layout kept timers under the same name as values by (*user key, time), which no snapshot described.
 `convert` moves them when the state is opened: once, and in bounded memory.
@@ -58,6 +59,7 @@ class TimerTable(StateTable):
         self._known = KnownKeys(shard, state_id, key_width, lambda prefix, encoded: (prefix + _TAG, encoded))
         self.times: list[int] = []
         self.keys: list[Key] = []
+        self._deleted_ms = -1 << 63  # none that is deleted, and whose deletion is in the dicts, is later
 
     @property
     def key_groups(self) -> tuple[int, int]:
@@ -66,7 +68,7 @@ class TimerTable(StateTable):
 
     def write_listed(self) -> None:
         """There are `spilled_at_once` in the lists. They go into the store, unless something older has to go first."""
-        if self._dirty or self._frozen or not self._shard.may_write():
+        if not self._shard.may_write() or (min(self.times) <= self._deleted_ms and self._any_listed_waits()):
             self._fold()
             return
         data_keys = self._packed(self.times, self.keys)
@@ -143,8 +145,11 @@ class TimerTable(StateTable):
 
     def put(self, key: Key, value: Any) -> None:
         """`StateTable.put` of what is never cached: every event of a stream may set a timer."""
-        if self.times:
-            self._fold()
+        if value is None:
+            if self.times:
+                self._fold()
+            if key[0] > self._deleted_ms:
+                self._deleted_ms = key[0]
         dirty = self._dirty
         dirty[key] = value
         if len(dirty) > self._dirty_bound:
@@ -169,6 +174,15 @@ class TimerTable(StateTable):
         return super().memory_bytes() + int(len(self.times) * self._entry_bytes)
 
     # ---- inside
+
+    def _any_listed_waits(self) -> bool:
+        """Whether one of those in the lists is in the dicts, too."""
+        for timers in (self._dirty, self._frozen):
+            if not timers.keys().isdisjoint(zip(self.times, self.keys, strict=True)):
+                return True
+        if not self._dirty and not self._frozen:
+            self._deleted_ms = -1 << 63
+        return False
 
     def _fold(self) -> None:
         self._dirty.update(zip(zip(self.times, self.keys, strict=True), repeat(True), strict=False))

@@ -37,6 +37,7 @@ _BUCKETS = 4  # per horizon
 _ALIVE_AT_ONCE = _BUCKETS + 2  # the oldest has begun before the horizon; one is of what came before all watermarks
 _FILTERS_SHARE = 0.5  # of what the operator may hold decoded
 _SCAN_ROWS = 8_192
+_FILLED_AT_ONCE = 1 << 20  # ids that a restore holds: the filters count into the memory bound, and so shall these
 _SWEPT_AT_LEAST = 1_024  # entries looked at by the sweep, per call
 _SWEPT_PER_ROW = 2
 
@@ -151,21 +152,29 @@ class DeduplicateOperator(KeyedOperator):
     def _load(self) -> None:
         """Fill the filters from the state, and delete what is forgotten."""
         hashes: dict[int, list[U64]] = {}
-        forgotten: list[StateKey] = []
+        held = 0
         entries = self._table.scan()
         while chunk := list(itertools.islice(entries, _SCAN_ROWS)):
-            forgotten += [key for key, seen in chunk if self._forgotten(seen)]
+            for key in [key for key, seen in chunk if self._forgotten(seen)]:
+                self._table.delete(key)
             fields = zip(*[key for key, _ in chunk], strict=True)
             columns = [pa.array(values, kind) for values, kind in zip(fields, self._plain, strict=True)]
             of_chunk = hash_rows(columns)
             buckets = np.array([self._bucket(seen) for _, seen in chunk], np.int64)
             for bucket in np.unique(buckets).tolist():
                 hashes.setdefault(bucket, []).append(of_chunk[buckets == bucket])
+            held += len(chunk)
+            if held >= _FILLED_AT_ONCE:
+                self._fill(hashes)
+                held = 0
+        self._fill(hashes)
+        self._swept_ms = self._watermark_ms
+
+    def _fill(self, hashes: dict[int, list[U64]]) -> None:
+        """The filters, with what was found; it is held no longer."""
         for bucket, parts in sorted(hashes.items()):
             self._filters.add(bucket, Hashed.of(np.concatenate(parts)))
-        for key in forgotten:
-            self._table.delete(key)
-        self._swept_ms = self._watermark_ms
+        hashes.clear()
 
     def _sweep_some(self, entries: int) -> None:
         """Delete what is forgotten among the next `entries` of the state."""

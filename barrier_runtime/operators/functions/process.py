@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from operator import length_hint
 from sys import getrefcount
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,12 +32,19 @@ from barrier_runtime.operators.outputs.side_outputs import EmittedByCall, SideOu
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.state.handle import CurrentKey, KeyedState, NoKey, States
 from barrier_runtime.operators.state.ttl import Timing
-from barrier_runtime.operators.user_code import close_function, function_name, open_function, own_function, user_error
+from barrier_runtime.operators.user_code import (
+    Hinting,
+    close_function,
+    function_name,
+    open_function,
+    own_function,
+    user_error,
+)
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
 from barrier_runtime.state.values.undo import Undo
 
 
-class ProcessContext:
+class ProcessContext(Hinting):
     """`ctx` of a keyed function.
 
     `key`: of the row or timer: the column's value, or a tuple of several columns' values. `timestamp`: event time of
@@ -83,10 +90,8 @@ class ProcessContext:
         self.emit = sides.emit
         self.metrics = metrics
 
-    if not TYPE_CHECKING:  # a type checker shall go on refusing every other name
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise no_attribute(name, self.__slots__)
+    def said_instead(self, name: str) -> str:
+        return no_attribute(name, self.__slots__)
 
 
 def check_keyed_function(function: Any, where: str) -> None:

@@ -2,7 +2,7 @@
 yields, and may open something that all its rows need. There is no state: that belongs to a key."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,11 +16,18 @@ from barrier_runtime.operators.functions.user_metrics import UserMetrics
 from barrier_runtime.operators.outputs.failures import Failures, OnError
 from barrier_runtime.operators.outputs.side_outputs import EmittedByCall, SideOutputs
 from barrier_runtime.operators.retry import Retry
-from barrier_runtime.operators.user_code import close_function, function_name, open_function, own_function, user_error
+from barrier_runtime.operators.user_code import (
+    Hinting,
+    close_function,
+    function_name,
+    open_function,
+    own_function,
+    user_error,
+)
 from barrier_runtime.state.values.undo import Undo
 
 
-class RowContext:
+class RowContext(Hinting):
     """`ctx` of a function without key.
 
     `emit(name, row)`: give a row to a side output of the step, as it is now. `metrics`: `counter(name).inc()` and
@@ -35,12 +42,10 @@ class RowContext:
         self.emit = sides.emit
         self.metrics = metrics
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> NoReturn:
-            if name in KEYED:
-                raise AttributeError(f"ctx has no {name!r}, which belongs to a key: call .key_by(…) before process()")
-            raise no_attribute(name, self.__slots__)
+    def said_instead(self, name: str) -> str:
+        if name in KEYED:
+            return f"ctx has no {name!r}, which belongs to a key: call .key_by(…) before process()"
+        return no_attribute(name, self.__slots__)
 
 
 class ProcessRowsOperator(Operator):

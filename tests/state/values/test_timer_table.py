@@ -8,8 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from barrier_runtime.state.keys.key_codec import encode_key
+from barrier_runtime.state.keys.key_codec import decode_key, encode_key
 from barrier_runtime.state.keys.key_groups import key_group
+from barrier_runtime.state.kv.shard import PREFIX_BYTES
 from barrier_runtime.state.values import known_keys, timer_table
 from tests.drawn import examples
 from tests.state.backend_bench import Bench, checkpoint, of_operator
@@ -119,3 +120,22 @@ def test_what_is_in_lists_waits_as_all_that_is_not_written(tmp_path: Path) -> No
     table.times.append(7)
     table.keys.append(("key",))
     assert table.waiting() == [(7, ("key",))]
+
+
+def test_timers_in_lists_are_written_while_others_wait(tmp_path: Path) -> None:
+    """Else a few timers that are due soon would make all others as dear as they are."""
+    backend = Bench(tmp_path, kind="memory").open()
+    table = backend.timer_table("@timers", 1)
+    table.delete((1, ("key",)))
+    for time in (7, 8):
+        table.times.append(time)
+        table.keys.append(("key",))
+        table.put((2, ("key",)), True)
+    assert table.times == [7, 8]
+    table.write_listed()
+    assert [decode_key(key, PREFIX_BYTES) for key, _ in backend._shard.scan_state(table._state_id)] == [
+        (7, "key"),
+        (8, "key"),
+    ]
+    assert table.waiting() == [(2, ("key",))]
+    backend.close()

@@ -190,7 +190,10 @@ def test_new_ids_are_hardly_ever_looked_up() -> None:
 
 
 @pytest.mark.parametrize("kind", [pytest.param("memory", marks=pytest.mark.slow), "rocksdb"])
-def test_filters_made_anew_after_a_restore_find_old_ids_and_save_look_ups_of_new_ones(kind: Kind) -> None:
+def test_filters_made_anew_after_a_restore_find_old_ids_and_save_look_ups_of_new_ones(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("barrier_runtime.operators.deduplication.operator._FILLED_AT_ONCE", 12_000)
     world = World(kind)
     driven = Driven(operator(), world, name="d")
     driven.feed(ids(0, 30_000))
