@@ -19,7 +19,7 @@ import pyarrow as pa
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder, running_integers
 from barrier_runtime.operators.aggregation.kinds.cells import Cells
 from barrier_runtime.operators.aggregation.kinds.collecting import SetCell, number_of
-from barrier_runtime.operators.aggregation.kinds.known_words import Flags, Indexes, learned_together
+from barrier_runtime.operators.aggregation.kinds.known_words import Flags, Indexes, counts_of_words, learned_together
 from barrier_runtime.operators.aggregation.state_columns import Columns, Ints, Values
 
 MANY = 2_048  # values of a key from which an index of its own pays
@@ -44,12 +44,12 @@ class DistinctCells(Cells):
 
     def result(self, accumulators: Columns, key: str) -> pa.Array:
         after_rows = accumulators.get(self._results(self.readers[key]))
-        return pa.array(_counts(accumulators[self.name]) if after_rows is None else after_rows)
+        return pa.array(self._counts(accumulators[self.name]) if after_rows is None else after_rows)
 
     def _added(self, before: Values, rows: RunningOrder, batch: BatchValues, left: Left) -> tuple[Values, Ints, Ints]:
         """The cells, per group; how many values each had; and 1 for each row whose value is new, else 0, in the order
         of `rows.order`."""
-        kind, cells, counts = self.kind, before.copy(), _counts(before)
+        kind, cells, counts = self.kind, before.copy(), self._counts(before)
         new = np.zeros(len(rows.order), np.int64)
         if kind.encoding.is_one_word:
             codes, words = kind.encoding.coded(batch, kind.column)
@@ -68,6 +68,11 @@ class DistinctCells(Cells):
             raise left(kind.column, int(rows.row_ids[full[0]]), str(kind))
         new[first[fresh]] = 1
         return cells, counts, new
+
+    def _counts(self, cells: Values) -> Ints:
+        if self.kind.encoding.is_one_word:
+            return counts_of_words(cells.tolist())
+        return np.fromiter(map(number_of, cells), np.int64, len(cells))
 
     def _learned(self, cells: Values, groups: Ints, values: list[bytes]) -> Flags:
         """Which values are new; `cells` get them. `groups`: the index of its cell, per value, rising."""
@@ -115,10 +120,6 @@ def _first_of_group(rows: RunningOrder, codes: Ints, distinct: int) -> Ints:
         numbers = pairs.dictionary_encode().indices.to_numpy()  # they rise as the codes do
     highest = np.maximum.accumulate(numbers) if len(numbers) else numbers
     return positions[np.flatnonzero(np.diff(highest, prepend=-1))]
-
-
-def _counts(cells: Values) -> Ints:
-    return np.fromiter(map(number_of, cells), np.int64, len(cells))
 
 
 def _runs(groups: Ints) -> Iterator[tuple[int, int, int]]:

@@ -40,6 +40,7 @@ def test_after_each_row_and_at_the_end(name: str, keys: int, indexed: int, monke
     monkeypatch.setattr(distinct, "MANY", indexed)
     for module in (collecting, known_words):  # of seven keys some have their index only, and that not for ever
         monkeypatch.setattr(module, "REMEMBERED", 100)
+    monkeypatch.setattr(known_words, "_LOOKED_THROUGH", 16)
     random, values = np.random.default_rng(5), VALUES[name]
     one, many = of(Cells, values.type), of(DistinctCells, values.type)
     state = [np.array([b""] * keys, np.object_) for _ in range(2)]
@@ -56,6 +57,14 @@ def test_after_each_row_and_at_the_end(name: str, keys: int, indexed: int, monke
             found.append((made.result({**ends, **after}, "count"), made.result({made.name: cells}, "count")))
         assert found[0] == found[1]
     assert state[0].tolist() == state[1].tolist()
+
+
+def test_what_stands_between_the_values_of_two_keys_is_no_value() -> None:
+    cells = np.array([b"", known_words.COUNT.pack(1) + (7).to_bytes(8, "little")] * 2, np.object_)
+    words = np.array([7, 1 << 32, 0])
+    fresh = known_words.learned_together(cells, np.repeat(np.arange(4), 3), np.tile(np.arange(3), 4), words)
+    assert fresh.tolist() == [True, True, True, False, True, True] * 2
+    assert [len(cell) for cell in cells] == [4 + 3 * 8] * 4
 
 
 def test_a_set_of_very_many_numbers_is_what_numpy_says_also_made_anew_of_its_cell() -> None:
