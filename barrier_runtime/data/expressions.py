@@ -4,6 +4,7 @@ Acero, Arrow's engine, does the work; one thread, because a slot's loop has one 
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -42,16 +43,21 @@ def columns_used(schema: pa.Schema, expressions: list[pc.Expression]) -> frozens
             return frozenset(needed)
 
 
-def evaluate(batch: pa.RecordBatch, expressions: list[pc.Expression], where: str) -> list[pa.Array]:
-    """One array per expression."""
-    plan = acero.Declaration.from_sequence(
-        [
-            acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch]))),
-            acero.Declaration(
-                "project", acero.ProjectNodeOptions(expressions, [str(i) for i in range(len(expressions))])
-            ),
-        ]
-    )
+def evaluate(
+    batch: pa.RecordBatch,
+    expressions: list[pc.Expression],
+    where: str,
+    parts: Mapping[str, pc.Expression] | None = None,
+) -> list[pa.Array]:
+    """One array per expression. `parts`: by name, of columns that are computed before (`shared_parts`)."""
+    steps = [acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch])))]
+    if parts:
+        names = batch.schema.names
+        kept = [pc.field(at) for at in range(len(names))]
+        steps.append(acero.Declaration("project", acero.ProjectNodeOptions([*kept, *parts.values()], [*names, *parts])))
+    numbered = [str(number) for number in range(len(expressions))]
+    steps.append(acero.Declaration("project", acero.ProjectNodeOptions(expressions, numbered)))
+    plan = acero.Declaration.from_sequence(steps)
     try:
         columns = plan.to_table(use_threads=False).columns
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError, pa.ArrowTypeError) as error:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.expressions import Compiled, evaluate
+from barrier_runtime.data.shared_parts import Shared, shared
 from barrier_runtime.operators.base import Emit, Operator
 from barrier_runtime.operators.functions.batch_functions import column_of
 from barrier_runtime.operators.outputs.split import SplitOperator
@@ -29,6 +30,7 @@ class _Evaluation:
         self._where = where
         self._schema: pa.Schema | None = None
         self._compiled: list[pc.Expression] = []
+        self._shared = Shared({}, [])
 
     def __call__(self, rows: pa.RecordBatch) -> list[pa.Array]:
         """One array per expression. Raises `InvalidJob` for what has no value, with the expression."""
@@ -37,8 +39,9 @@ class _Evaluation:
             self._compiled = [
                 each.expression if isinstance(each, Compiled) else each.compiled(rows.schema) for each in self._given
             ]
+            self._shared = shared(self._compiled, rows.schema.names)
         try:
-            return evaluate(rows, self._compiled, self._where)
+            return evaluate(rows, self._shared.expressions, self._where, self._shared.parts)
         except InvalidJob:
             for given, compiled in zip(self._given, self._compiled, strict=True):  # the one that it is
                 evaluate(rows, [compiled], f"{self._where}: {given.text!r}")
