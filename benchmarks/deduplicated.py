@@ -66,7 +66,7 @@ class _Run:
         assert capture.keyed is not None
         while not capture.keyed.drain(4_096):
             pass
-        keyed = capture.keyed.write_snapshot(number)
+        keyed = capture.keyed.write(number)
         capture.keyed.clean_up()
         self.operator.on_complete(number)
         return OperatorSnapshot(_NAME, 0, 1, values=capture.values, keyed=keyed)

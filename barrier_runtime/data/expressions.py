@@ -49,7 +49,7 @@ def evaluate(
     where: str,
     parts: Mapping[str, pc.Expression] | None = None,
 ) -> list[pa.Array]:
-    """One array per expression. `parts`: by name, of columns that are computed before (`shared_parts`)."""
+    """One array per expression. `parts`: by name, of columns that are computed before (`sql/shared_parts`)."""
     steps = [acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch])))]
     if parts:
         names = batch.schema.names

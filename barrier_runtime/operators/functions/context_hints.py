@@ -7,6 +7,8 @@ that it has.
 import difflib
 from collections.abc import Sequence
 
+from barrier_runtime.operators.user_code import Hinting
+
 KEYED = frozenset({"key", "state", "timers", "wall_timers"})  # of a function without key none is there
 _TIMERS = "timers of event time are ctx.timers: register(ms) and delete(ms)"
 _WALL_TIMERS = "timers by the wall clock are ctx.wall_timers: after(timedelta(seconds=5)), register(ms) and delete(ms)"
@@ -27,6 +29,15 @@ _HINTS = {
         "metrics are ctx.metrics: counter(name).inc(), gauge(name).set(value) and histogram(name).record(value)",
     ),
 }
+
+
+class Context(Hinting):
+    """Base of each `ctx`. Its `__slots__` are all that it has."""
+
+    __slots__ = ()
+
+    def said_instead(self, name: str) -> str:
+        return no_attribute(name, self.__slots__)
 
 
 def no_attribute(name: str, known: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.expressions import Compiled, evaluate
-from barrier_runtime.data.shared_parts import Shared, shared
+from barrier_runtime.data.sql.shared_parts import Shared, shared
 from barrier_runtime.operators.base import Emit, Operator
 from barrier_runtime.operators.functions.batch_functions import column_of
 from barrier_runtime.operators.outputs.split import SplitOperator

@@ -19,7 +19,7 @@ from barrier_runtime.data.event_time import check_event_time_type, event_times_m
 from barrier_runtime.data.rows import Row, RowWriter, each_row_of
 from barrier_runtime.operators.base import Capture, Emit, OperatorContext
 from barrier_runtime.operators.functions.attributes import WatchedAttributes
-from barrier_runtime.operators.functions.context_hints import no_attribute
+from barrier_runtime.operators.functions.context_hints import Context
 from barrier_runtime.operators.functions.retried_calls import RetriedCall
 from barrier_runtime.operators.functions.user_metrics import UserMetrics
 from barrier_runtime.operators.keyed.operator import KeyedOperator
@@ -32,19 +32,12 @@ from barrier_runtime.operators.outputs.side_outputs import EmittedByCall, SideOu
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.state.handle import CurrentKey, KeyedState, NoKey, States
 from barrier_runtime.operators.state.ttl import Timing
-from barrier_runtime.operators.user_code import (
-    Hinting,
-    close_function,
-    function_name,
-    open_function,
-    own_function,
-    user_error,
-)
+from barrier_runtime.operators.user_code import close_function, function_name, open_function, own_function, user_error
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
 from barrier_runtime.state.values.undo import Undo
 
 
-class ProcessContext(Hinting):
+class ProcessContext(Context):
     """`ctx` of a keyed function.
 
     `key`: of the row or timer: the column's value, or a tuple of several columns' values. `timestamp`: event time of
@@ -89,9 +82,6 @@ class ProcessContext(Hinting):
         self.subtask = subtask
         self.emit = sides.emit
         self.metrics = metrics
-
-    def said_instead(self, name: str) -> str:
-        return no_attribute(name, self.__slots__)
 
 
 def check_keyed_function(function: Any, where: str) -> None:

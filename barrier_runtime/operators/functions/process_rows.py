@@ -10,24 +10,17 @@ import pyarrow as pa
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.rows import Row, RowWriter, each_row_of
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
-from barrier_runtime.operators.functions.context_hints import KEYED, no_attribute
+from barrier_runtime.operators.functions.context_hints import KEYED, Context
 from barrier_runtime.operators.functions.retried_calls import RetriedCall
 from barrier_runtime.operators.functions.user_metrics import UserMetrics
 from barrier_runtime.operators.outputs.failures import Failures, OnError
 from barrier_runtime.operators.outputs.side_outputs import EmittedByCall, SideOutputs
 from barrier_runtime.operators.retry import Retry
-from barrier_runtime.operators.user_code import (
-    Hinting,
-    close_function,
-    function_name,
-    open_function,
-    own_function,
-    user_error,
-)
+from barrier_runtime.operators.user_code import close_function, function_name, open_function, own_function, user_error
 from barrier_runtime.state.values.undo import Undo
 
 
-class RowContext(Hinting):
+class RowContext(Context):
     """`ctx` of a function without key.
 
     `emit(name, row)`: give a row to a side output of the step, as it is now. `metrics`: `counter(name).inc()` and
@@ -45,7 +38,7 @@ class RowContext(Hinting):
     def said_instead(self, name: str) -> str:
         if name in KEYED:
             return f"ctx has no {name!r}, which belongs to a key: call .key_by(…) before process()"
-        return no_attribute(name, self.__slots__)
+        return super().said_instead(name)
 
 
 class ProcessRowsOperator(Operator):
