@@ -25,7 +25,7 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -220,9 +220,8 @@ class WebHdfsStore:
         temporary = f"{self._root}/{TEMPORARY}/{uuid.uuid4().hex}"
         self.use.sent(size)
         how = {"overwrite": "false", "createflag": "create,sync_block"}
-        place, _ = self._ask("PUT", "CREATE", temporary, **how)
-        with _exchange(*_data_node(place), "PUT", data, size) as answer:
-            _checked(answer)
+        with self._data("PUT", "CREATE", temporary, how, data, size) as answer:
+            answer.read()
         return temporary
 
     def _move(self, source: str, target: str, option: str) -> bool:
@@ -247,10 +246,7 @@ class WebHdfsStore:
         raise Unavailable(f"{self.url}: the folder of {target} is removed whenever it is made; it is tried again")
 
     def _open(self, path: str, **part: str) -> Iterator[bytes]:
-        place, _ = self._ask("GET", "OPEN", path, **part)
-        with _exchange(*_data_node(place), "GET") as answer:
-            if answer.status != 200:
-                _checked(answer)
+        with self._data("GET", "OPEN", path, part) as answer:
             while chunk := answer.read(_CHUNK):
                 self.use.received(len(chunk))
                 yield chunk
@@ -337,6 +333,34 @@ class WebHdfsStore:
                     self._nodes = [node, *(each for each in nodes if each != node)]
                 return answer.getheader("Location") or "", said
         raise _NotSent("; ".join(troubles))
+
+    @contextlib.contextmanager
+    def _data(
+        self,
+        method: str,
+        operation: str,
+        path: str,
+        parameters: Mapping[str, str],
+        body: bytes | BinaryIO = b"",
+        size: int = 0,
+    ) -> Iterator[http.client.HTTPResponse]:
+        """The good answer of the data node to which the name node sends us. A name node on standby does that, too; then
+        it is the data node that is refused."""
+        for left in range(len(self._nodes) - 1, -1, -1):
+            place, _ = self._ask(method, operation, path, **parameters)
+            asked = self._nodes[0]
+            if not isinstance(body, bytes):
+                body.seek(0)
+            with _exchange(*_data_node(place), method, body, size) as answer:
+                if answer.status in (200, 201):
+                    yield answer
+                    return
+                try:
+                    _checked(answer)
+                except _Refused as refused:
+                    if refused.name != _STANDBY or not left:
+                        raise
+            self._nodes = [*(each for each in self._nodes if each != asked), asked]
 
     def _retrying(self, operation: str, key: str, call: Callable[[], _T]) -> _T:
         wait_s = _FIRST_WAIT_S

@@ -5,6 +5,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -33,6 +34,7 @@ class Node(ThreadingHTTPServer):
             **answers,
         }
         self.asked: list[str] = []
+        self.bodies: dict[str, list[bytes]] = {}
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
     @property
@@ -44,10 +46,12 @@ class Handler(BaseHTTPRequestHandler):
     server: Node
 
     def _answer(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         query = parse_qs(urlsplit(self.path).query)
         operation = "DATA" if "data" in query else query["op"][0]
         self.server.asked.append(operation)
+        if body:
+            self.server.bodies.setdefault(operation, []).append(body)
         answers = self.server.answers[operation]
         status, said = answers.pop(0) if len(answers) > 1 else answers[0]
         if status == 0:
@@ -148,6 +152,24 @@ def test_the_active_name_node_is_found_and_asked_first_from_then_on(node: Callab
     one.shutdown()
     one.server_close()  # its port refuses connections: nothing was asked, so the other one may be
     assert store_of(one, other).put_if_absent("log/1", b"mine") is PutOutcome.CREATED
+
+
+def test_a_name_node_on_standby_that_sends_to_a_data_node_is_left_for_the_other(
+    node: Callable[..., Node], tmp_path: Path
+) -> None:
+    """As it does for what is to be created: the data node is refused then."""
+    standby = [refused("StandbyException", "Operation category WRITE is not supported in state standby")]
+    one, other = (
+        node(DATA=standby, OPEN=[(307, b"")]),
+        node(DATA=[(201, b""), (201, b""), (200, b"content")], OPEN=[(307, b"")]),
+    )
+    assert store_of(one, other).put_if_absent("log/1", b"mine") is PutOutcome.CREATED
+    assert one.asked == ["LISTSTATUS", "CREATE", "DATA"]
+    (tmp_path / "file").write_bytes(b"content")
+    store_of(one, other).put_file("file", tmp_path / "file")
+    assert other.bodies["DATA"] == [b"mine", b"content"]
+    assert store_of(one, other).get("file") == b"content"
+    assert store_of(one, one).put_if_absent("log/1", b"mine") is PutOutcome.UNKNOWN
 
 
 def test_what_was_sent_to_one_name_node_is_not_sent_to_the_other(node: Callable[..., Node]) -> None:
