@@ -1,13 +1,14 @@
 """How many examples or seeds a test tries, by the profiles of tests/conftest.py. A test names what it draws by itself;
 `make test` draws a quarter of the examples, `make check` a tenth, `make oracle` ten times as many. Of the seeds
-`make check` has a fifth, because the others are marked slow."""
+`make check` has a fifth, because the others are marked slow. `make oracle` runs the tests of hypothesis and those that
+are marked `draws`."""
 
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-FEWEST = 6
+FEWEST = 4
 OF = settings.get_profile("default").max_examples
 
 
@@ -15,6 +16,11 @@ def examples(count: int, **others: Any) -> settings:
     """`@examples(300)` is written in the place of `@settings(max_examples=300, deadline=None)`."""
     drawn = max(count * settings.default.max_examples // OF, min(count, FEWEST))
     return settings(max_examples=drawn, deadline=None, **others)
+
+
+def some(count: int) -> range:
+    """`for seed in some(80)`, in a test that is marked `draws`: as many as `@examples(80)` has, one at the least."""
+    return range(max(1, count * settings.default.max_examples // OF))
 
 
 def seeds(count: int) -> list[Any]:

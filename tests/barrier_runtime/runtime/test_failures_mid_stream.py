@@ -14,8 +14,6 @@ from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 from barrier_runtime.state.store.open import open_store
 
-pytestmark = pytest.mark.usefixtures("both_ways")
-
 ROWS = 6_000
 KEYS = 600  # a multiple of every parallelism: a key's rows come from one split, so that their order is defined
 
@@ -97,6 +95,7 @@ def job(strikes, parallelism, rate, pause_s):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("parallelism", [1, 5])
 def test_failures_in_operator_snapshot_recovery_and_at_the_end_lose_double_and_reorder_nothing(parallelism):
     """U10, T3, C18."""
@@ -105,9 +104,12 @@ def test_failures_in_operator_snapshot_recovery_and_at_the_end_lose_double_and_r
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("parallelism", "aligned_timeout"), [(1, 0), (5, 0), (5, 0.02)])
-def test_the_same_with_rows_in_flight_in_the_checkpoints(parallelism, aligned_timeout):
+@pytest.mark.parametrize(
+    ("parallelism", "aligned_timeout", "wire"), [(1, 0, True), (5, 0, False), (5, 0, True), (5, 0.02, True)]
+)
+def test_the_same_with_rows_in_flight_in_the_checkpoints(parallelism, aligned_timeout, wire, monkeypatch):
     """U10, U1: full queues before a slow operator; barriers overtake them."""
+    monkeypatch.setattr("barrier_runtime.launch.local.wire_by_default", wire)
     result = struck(parallelism, 20_000, 0.0002, unaligned=True, aligned_timeout=aligned_timeout)
     assert any(each.in_flight_bytes for each in result.status.checkpoints.history if each.outcome == "complete")
 

@@ -217,10 +217,10 @@ async def test_17_megabytes_of_positions_survive_a_failure_and_a_restore_at_anot
 
 
 @pytest.mark.slow
-async def test_a_job_over_a_table_of_95000_files_takes_checkpoints_and_goes_on_after_a_failure(tmp_path: Path) -> None:
+async def test_a_job_over_a_table_of_30000_files_takes_checkpoints_and_goes_on_after_a_failure(tmp_path: Path) -> None:
     """R4"""
     ids = [
-        f"year=2024/month={n % 12:02d}/part-{n:05d}-{os.urandom(16).hex()}-c000.snappy.parquet" for n in range(95_000)
+        f"year=2024/month={n % 12:02d}/part-{n:05d}-{os.urandom(16).hex()}-c000.snappy.parquet" for n in range(30_000)
     ]
     options = {"parallelism": 1, "checkpoint_interval": 0.5, "checkpoints": str(tmp_path)}
     async with TcpJob(to_nowhere(Waiting(ids)), tmp_path, **options) as job:

@@ -18,6 +18,7 @@ from barrier_runtime.operators.joins.table import NewestTableJoinOperator, Versi
 from barrier_runtime.state.errors import InvalidJob
 from tests.barrier_runtime.operator_harness import Driven, Kind, World
 from tests.barrier_runtime.operators.joins.joined import Event, Row, Subtasks, play, random_events, sides
+from tests.drawn import some
 
 LEFT = sides()[0]
 CHANGES = pa.schema([("kk", pa.string()), ("t", pa.int64()), ("b", pa.int64()), ("gone", pa.bool_())])
@@ -88,9 +89,10 @@ def check_versioned(seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.draws
 def test_many_tables_are_joined_as_they_were() -> None:
     """Whatever the order, the borders of batches, watermarks, restarts and parallelism."""
-    for seed in range(300):
+    for seed in some(400):
         check_versioned(seed)
 
 
@@ -129,8 +131,9 @@ def check_newest(seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.draws
 def test_many_tables_are_joined_as_they_are() -> None:
-    for seed in range(80):
+    for seed in some(80):
         check_newest(seed)
 
 

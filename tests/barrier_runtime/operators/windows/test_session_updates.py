@@ -20,7 +20,7 @@ from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.operators.windows.base import LATE
 from barrier_runtime.operators.windows.session_updates import SessionUpdatesOperator, WallClockSessionOperator
 from barrier_runtime.state.errors import InvalidJob
-from tests.drawn import examples
+from tests.drawn import examples, some
 
 MS = datetime.timedelta(milliseconds=1)
 GAP, LATENESS = 10, 15
@@ -166,9 +166,10 @@ TOLD = [(None, LATENESS), (Every(7 * MS), 0), (Every(7 * MS), LATENESS), (Every(
 
 
 @pytest.mark.slow
+@pytest.mark.draws
 @pytest.mark.parametrize(("early", "lateness"), TOLD)
 def test_some_streams_of_many_rows(early: Every | None, lateness: int) -> None:
-    for seed in range(3):
+    for seed in some(4):
         rng, at = random.Random(seed), -50
         actions: list[tuple[str, Any]] = []
         for _ in range(6):
@@ -185,12 +186,12 @@ def test_some_streams_of_many_rows(early: Every | None, lateness: int) -> None:
 @pytest.mark.slow
 def test_where_batches_end_shows_in_nothing() -> None:
     rng = random.Random(5)
-    steps = [rng.choice([0, 0, 1, 4]) for _ in range(150)]
+    steps = [rng.choice([0, 0, 1, 4]) for _ in range(60)]
     reached = np.cumsum(steps).astype(np.int64)
     rows = [row(rng.choice("abc"), int(at) + 5 - rng.randint(0, 45), n) for n, at in enumerate(reached)]
     for early, lateness in TOLD:
         wanted = None
-        for cut in (1, 7, 150):
+        for cut in (1, 7, 60):
             it = Driven(operator(early, lateness), name="s", tags=[LATE])
             for begin in range(0, len(rows), cut):
                 it.feed(rows[begin : begin + cut], SCHEMA, reached=reached[begin : begin + cut])

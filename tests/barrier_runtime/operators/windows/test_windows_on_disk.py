@@ -135,7 +135,7 @@ def test_restored_between_two_slices_of_firing_none_is_missing_and_none_comes_tw
             it.operator.close()
             it = Driven(operator(kind), world, (snapshot,), name="w")
     checkpoint, restored = 100, 0
-    every = 60 if kind == "lateness" else 5  # what is kept for late rows is passed over again after a restore
+    every = 60 if kind == "lateness" else 12  # what is kept for late rows is passed over again after a restore
     while not it.operator.toward(59 + 1_000, it._emit):
         got += it.take()
         checkpoint += 1
