@@ -19,7 +19,14 @@ from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
-from barrier_runtime.operators.windows.assigners import Count, Global, Session, WindowAssigner, lateness_definition
+from barrier_runtime.operators.windows.assigners import (
+    Count,
+    Global,
+    Session,
+    Sliding,
+    WindowAssigner,
+    lateness_definition,
+)
 from barrier_runtime.operators.windows.base import LATE, told_of_windows, window_schema
 from barrier_runtime.operators.windows.count import CountWindowOperator
 from barrier_runtime.operators.windows.early import EarlyWindowOperator, WallClockWindowOperator
@@ -36,6 +43,7 @@ from barrier_runtime.operators.windows.processing_time import (
 )
 from barrier_runtime.operators.windows.session_updates import SessionUpdatesOperator, WallClockSessionOperator
 from barrier_runtime.operators.windows.sessions import SessionAggregateOperator
+from barrier_runtime.operators.windows.sliding import SlidingAggregateOperator
 from barrier_runtime.operators.windows.triggers import Every
 from barrier_runtime.operators.windows.whole.applied_aggregates import OfAggregates
 from barrier_runtime.operators.windows.whole.apply import ApplyOperator, TimeWindow, applied_definition
@@ -112,6 +120,9 @@ class WindowedStream(Generic[S]):
             definition = lateness_definition(window, lateness_ms)
         elif isinstance(window, Count):
             operator = partial(CountWindowOperator, window=window)
+            definition = window.definition
+        elif isinstance(window, Sliding) and not lateness_ms:
+            operator = partial(SlidingAggregateOperator, window=window)
             definition = window.definition
         else:
             operator = partial(WindowAggregateOperator, window=window, lateness_ms=lateness_ms)

@@ -184,6 +184,7 @@ class _Filled:
     def _opened(self, operator: Any, subtask: int, opened: ExitStack) -> KeyedOperator:
         if not isinstance(operator, KeyedOperator):
             raise InvalidJob(f"step {self._step!r} keeps no state by key that could be written: name another one")
+        operator.made_of_tables = True
         operator.open(self._context(subtask))
         opened.callback(operator.close)
         return operator

@@ -38,6 +38,7 @@ from barrier_runtime.state.values.watched_table import WatchedTable
 _BYTES = StateDescription(type=ValueType("bytes"))
 _TIMERS = StateDescription("timers")
 _LAST_FIRST = 2  # layout of columns whose entries are `last_first`
+_IN_SLICES = 3  # and are not windows, but slices of windows
 
 
 class KeyedBackend:
@@ -161,20 +162,22 @@ class KeyedBackend:
         added: Collection[str] = (),
         before: Mapping[str, str] | None = None,
         last_first: bool = False,
+        in_slices: bool = False,
     ) -> ColumnTable:
         """The state `name` as columns: name → (numpy dtype, initial value). `evictable`: only a bounded part of the
         entries is held in memory; without it all are. `added`: the last of the columns, which state of older releases
         may lack; they are 0 there. `before`: the columns of the restored state, name → numpy dtype in the order of its
         rows, if they are others or in another order; then what is stored is made anew (`columns/changed_columns`).
         `last_first`: entries that leave memory can be asked for by the last field of their keys, an int of 64 bits;
-        entries in memory may take a share of the slot's memory then (`SlotMemory.hold`)."""
+        entries in memory may take a share of the slot's memory then (`SlotMemory.hold`). `in_slices`: snapshots
+        say it, so that releases that take entries for windows refuse them."""
         if not columns:
             raise InvalidJob(f"columnar state {name!r} of {self._shard.operator} has no columns: give it one or more")
         before_layout = 1
         if name in self._described or name in self._restored_beside:
             self._check_same(name, StateDescription("columns"))
             before_layout = (self.restored(name) or ONE_VALUE).layout
-            self._check_layout(f"columns {name!r}", before_layout, _LAST_FIRST)
+            self._check_layout(f"columns {name!r}", before_layout, _IN_SLICES)
         state_id = self._state_id(name, key_width)
         stored = name in self._restored_states and any(True for _ in self._shard.scan_state(state_id))
         segments = self._segments.of(name)
@@ -195,7 +198,8 @@ class KeyedBackend:
             self._held_memory().share_bytes if last_first and evictable else None,
         )
         if last_first:
-            self._described[name] = StateDescription("columns", layout=_LAST_FIRST)
+            layout = _IN_SLICES if in_slices else _LAST_FIRST
+            self._described[name] = StateDescription("columns", layout=layout)
         self._add(name, table)
         return table
 

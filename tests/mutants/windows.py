@@ -4,11 +4,14 @@ from tests.mutants.mutant import Mutant
 
 _ASSIGNERS = "barrier_runtime/operators/windows/assigners.py"
 _AGGREGATE = "barrier_runtime/operators/windows/aggregate.py"
+_SLIDING = "barrier_runtime/operators/windows/sliding.py"
 _SESSIONS = "barrier_runtime/operators/windows/sessions.py"
 _PROCESSING_TIME = "barrier_runtime/operators/windows/processing_time.py"
 _TESTS = "tests/barrier_runtime/operators/windows"
 _LATENESS_TESTS = f"{_TESTS}/test_allowed_lateness.py"
 _ONE_JOINS_TWO = f"{_TESTS}/test_sessions.py::test_one_row_joins_two_sessions_whose_accumulators_become_one"
+_SLIDING_TESTS = f"{_TESTS}/test_sliding.py"
+_SLICES_AS_WINDOWS = f"{_SLIDING_TESTS}::test_slices_give_the_windows_and_late_rows_that_entries_per_window_give"
 _CLOCK_TESTS = f"{_TESTS}/test_processing_time.py"
 
 MUTANTS = (
@@ -47,6 +50,62 @@ MUTANTS = (
         (
             f"{_TESTS}/test_late_rows.py::test_a_row_that_is_late_for_some_of_its_windows_counts_in_the_others_and_is_not_late",
         ),
+    ),
+    Mutant(
+        "slice-removed-one-window-too-early",
+        "a slice is kept until the last window that it belongs to is over",
+        _SLIDING,
+        "        before = self._window.first_open_start(int(self._fired_ms.min()))\n",
+        "        before = self._window.first_open_start(int(self._fired_ms.min())) + self._window.slide_ms\n",
+        (f"{_SLIDING_TESTS}::test_an_entry_is_a_slice_and_is_gone_once_its_last_window_is_over",),
+    ),
+    Mutant(
+        "slice-counts-in-a-window-that-is-over",
+        "a row counts in no window that was over when it came, wherever batches end",
+        _SLIDING,
+        "        cut = self._first_over(batch, slices)\n",
+        "        cut = None\n",
+        (f"{_SLIDING_TESTS}::test_a_row_behind_the_watermark_of_its_own_batch_does_not_count_in_what_is_over_by_then",),
+    ),
+    Mutant(
+        "window-lacks-a-slice",
+        "a window is all of its slices",
+        _SLIDING,
+        "in range(start, start + self._window.size_ms, self._window.slide_ms)",
+        "in range(start + self._window.slide_ms, start + self._window.size_ms, self._window.slide_ms)",
+        (f"{_SLIDING_TESTS}::test_a_row_of_a_slice_of_which_windows_have_gone_out_counts_in_the_others",),
+    ),
+    Mutant(
+        "what-went-out-of-slices-is-not-restored",
+        "a window that has gone out for a key group does not go out again, at any parallelism",
+        _SLIDING,
+        "                    np.maximum(part, floor.watermark_ms, out=part)\n",
+        "                    np.maximum(part, WATERMARK_MIN, out=part)\n",
+        (_SLICES_AS_WINDOWS,),
+    ),
+    Mutant(
+        "part-of-a-window-goes-out-again",
+        "what a window has told before a barrier it does not tell again behind it",
+        _SLIDING,
+        "            self._fired_ms[of_groups] = self._window.last_ms(start)\n            yield\n",
+        "            yield\n        self._fired_ms[groups] = self._window.last_ms(start)\n",
+        (f"{_TESTS}/test_firing_in_slices.py",),
+    ),
+    Mutant(
+        "evicted-slice-counts-twice",
+        "an entry that leaves memory while its window is added up counts once",
+        _SLIDING,
+        "                unseen = ~seen[numbers]\n",
+        "                unseen = np.ones(len(numbers), np.bool_)\n",
+        (_SLICES_AS_WINDOWS, f"{_TESTS}/test_windows_on_disk.py"),
+    ),
+    Mutant(
+        "windows-of-an-older-release-are-taken-for-slices",
+        "state that was stored as windows goes on as windows",
+        _SLIDING,
+        "(were_slices if context.restored else not self.made_of_tables)",
+        "(True if context.restored else not self.made_of_tables)",
+        (f"{_SLIDING_TESTS}::test_state_of_windows_goes_on_as_windows",),
     ),
     Mutant(
         "joined-session-loses-its-timer",

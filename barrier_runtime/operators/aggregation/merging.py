@@ -16,16 +16,23 @@ def merge_entries(
 ) -> None:
     """Each entry `into[i]` gets what it and `later[i]` have together; its rows count as the earlier ones. All row ids
     are different."""
+    bounds.forget_all()
+    merge_columns(plan, columns, into, columns, later, left)
+
+
+def merge_columns(
+    plan: AggregationPlan, columns: Columns, into: Ints, others: Columns, later: Ints, left: Left
+) -> None:
+    """`merge_entries` of entries `later` that are rows of other columns."""
 
     def of_entry(column: str, index: int, aggregate: str = "sum_", /) -> Exception:
         return left(column, int(into[index]), aggregate)
 
-    bounds.forget_all()
     for accumulator in plan.accumulators:
         if accumulator.kind == "carry":
             continue  # with its sum
         target = columns[accumulator.name]
-        ours, theirs = target[into], target[later]
+        ours, theirs = target[into], others[accumulator.name][later]
         with np.errstate(invalid="ignore"):  # NaN is a value here
             merged: Values = accumulator.ufunc(ours, theirs)
         if accumulator.sums_integers:
@@ -35,10 +42,12 @@ def merge_entries(
                 raise of_entry(accumulator.column, int(np.argmax(leaves)))
             carry = columns.get(f"carry:{accumulator.column}")
             if carry is not None:
-                carry[into] += carry[later] + np.where(leaves, np.where(ours < 0, -1, 1), 0)
+                more = others[f"carry:{accumulator.column}"][later]
+                carry[into] += more + np.where(leaves, np.where(ours < 0, -1, 1), 0)
         target[into] = merged
     for composite in plan.composites:
         names = list(composite.storage())
-        before, after = ({name: columns[name][row_ids] for name in names} for row_ids in (into, later))
+        before = {name: columns[name][into] for name in names}
+        after = {name: others[name][later] for name in names}
         for name, values in composite.merged(before, after, of_entry).items():
             columns[name][into] = values

@@ -35,6 +35,7 @@ class KeyedOperator(KeyedLife):
     """Base of the stateful operators after `key_by`."""
 
     kind = "keyed operator"
+    made_of_tables = False  # its first state is not made of rows, but of entries as users write them
     definition = ""  # see `OperatorSpec`
 
     def __init__(
@@ -147,6 +148,7 @@ class KeyedOperator(KeyedLife):
         added: Collection[str],
         evictable: bool = False,
         by_last: bool = False,
+        in_slices: bool = False,
     ) -> ColumnTable:
         """The one columnar table of an operator (see `KeyedBackend.column_table`). Where the restored state has other
         columns, or in another order, its rows are made anew: what is new is at its initial value in all of them, what
@@ -162,7 +164,8 @@ class KeyedOperator(KeyedLife):
             stored = {column: types[column] for column in self._state_columns}
             before = stored if [column for column in types if column in stored] != list(stored) else None
         self._state_types, self._state_columns = types, tuple(types)
-        return self.backend.column_table(name, columns, len(self._key_columns), evictable, added, before, by_last)
+        width = len(self._key_columns)
+        return self.backend.column_table(name, columns, width, evictable, added, before, by_last, in_slices)
 
     def _known_columns(self) -> frozenset[str]:
         """Names of the columns that the restored state has; empty where there is none, or it does not say."""

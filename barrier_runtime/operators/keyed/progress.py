@@ -174,6 +174,11 @@ class Floors:
         """Event time of those that were ahead."""
         return tuple(floor.watermark_ms for floor in self._floors)
 
+    @property
+    def by_group(self) -> npt.NDArray[np.int64]:
+        """Event time of each key group that was ahead, or `WATERMARK_MIN`."""
+        return self._of_group
+
     def watermarks(self, keys: Sequence[pa.Array], watermark_ms: int) -> npt.NDArray[np.int64]:
         """Event time of each row, given its key columns."""
         return np.maximum(self._of_group[key_groups_of(keys, self._max_parallelism)], watermark_ms)

@@ -90,11 +90,16 @@ class WindowAggregateOperator(WindowOperator):
         """Of restored entries: those that were emitted when they were over, and kept."""
         return self._table.columns[FIRINGS][row_ids] > 0 if self._lateness_ms else np.zeros(len(row_ids), np.bool_)
 
+    @property
+    def _per_row(self) -> int:
+        """Entries that a row is added to, at most."""
+        return self._window.per_row
+
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         if self.stops and len(batch) > _ROWS_ON_DISK and self._bound is not None and not self._table.is_in_memory:
             self._process_slices(batch, emit)
             return
-        if len(batch) * self._window.per_row > _MAX_ASSIGNED and len(batch) > 1:
+        if len(batch) * self._per_row > _MAX_ASSIGNED and len(batch) > 1:
             half = len(batch) // 2
             self.process(batch.slice(0, half), emit)
             if self._rest is not None:

@@ -183,8 +183,16 @@ class Sliding(WindowAssigner):
     def first_start(self, time_ms: int) -> int:
         return time_ms - (time_ms - self.offset_ms) % self.slide_ms - (self.size_ms - self.slide_ms)
 
+    def slices(self, times_ms: Ints) -> Ints:
+        """Start of the slice of each time: of the last window that it belongs to."""
+        return times_ms - np.mod(times_ms - self.offset_ms, self.slide_ms)
+
+    def first_from(self, time_ms: int) -> int:
+        """The first start of a window that is not before that."""
+        return time_ms + (self.offset_ms - time_ms) % self.slide_ms
+
     def assign(self, times_ms: Ints) -> tuple[Ints | None, Ints]:
-        last = times_ms - np.mod(times_ms - self.offset_ms, self.slide_ms)
+        last = self.slices(times_ms)
         if self.per_row == 1:
             return None, last
         return np.arange(len(times_ms), dtype=np.int64).repeat(self.per_row), (last[:, None] - self._back_ms).ravel()

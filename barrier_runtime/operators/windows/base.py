@@ -13,6 +13,7 @@ from barrier_runtime.data.event_time import check_event_time_type, event_times_m
 from barrier_runtime.data.grouping import extremes, order_of_ints
 from barrier_runtime.data.keys import sort_rows
 from barrier_runtime.operators.aggregation.accumulators import SumBounds
+from barrier_runtime.operators.aggregation.batch_values import Left
 from barrier_runtime.operators.aggregation.described import describe_aggregates
 from barrier_runtime.operators.aggregation.own import AnyAggregate, columns_used
 from barrier_runtime.operators.aggregation.plan import plan_aggregates
@@ -48,6 +49,7 @@ class WindowOperator(KeyedOperator):
     kind = "window"
     _way: Iterator[None] | None = None  # what is left to do on the way to `_going_to_ms`, in steps
     _rest: Batch | None = None  # rows that `process` gave back
+    _in_slices = False  # entries are slices of windows, see `sliding`
     _behind_floors = False  # restored on the way, by subtasks that were not equally far
 
     def __init__(
@@ -85,7 +87,7 @@ class WindowOperator(KeyedOperator):
         self._plan = plan_aggregates(self._aggregates, columns, self.where, self._known_columns())
         self._output = window_schema(columns, self._key_columns, self._aggregates, self.where, beside)
         storage = {**more, **self._plan.storage()}
-        self._table = self._column_table("windows", storage, self._plan.added(), evictable, by_last=True)
+        self._table = self._column_table("windows", storage, self._plan.added(), evictable, True, self._in_slices)
         describe_aggregates(self.backend, self._aggregates, self.where, first=self.context.subtask == 0)
         self._bounds = SumBounds()
 
@@ -253,11 +255,13 @@ class WindowOperator(KeyedOperator):
         updates: Ints | None = None,
         early: bool | npt.NDArray[np.bool_] = False,
         retracted: bool = False,
+        of_id: Left | None = None,
     ) -> pa.RecordBatch:
-        """Rows of output, one per entry of `row_ids` and of `accumulators`. `fields`: of their keys."""
+        """Rows of output, one per entry of `row_ids` and of `accumulators`. `fields`: of their keys. `of_id`: what to
+        raise for a result that does not fit its type, where ids are not those of the table."""
 
-        def left(column: str, row: int, aggregate: str = "sum_", /) -> InvalidJob:
-            return self._left(column, int(row_ids[row]), aggregate)
+        def left(column: str, row: int, aggregate: str = "sum_", /) -> Exception:
+            return (of_id or self._left)(column, int(row_ids[row]), aggregate)
 
         *keys, starts = fields
         beside = {

@@ -54,6 +54,13 @@ class ByStart:
                 self._row_ids[start] = []
                 heapq.heappush(self._starts, start)
 
+    def row_ids_of(self, start: int) -> Ints:
+        """Entries of that window, which there is, in the order in which they were noted."""
+        row_ids = self._row_ids[start]
+        if len(row_ids) > 1:
+            row_ids[:] = [np.concatenate(row_ids)]
+        return row_ids[0]
+
     def take(self, before: int) -> Ints | None:
         """Those of windows that start before that; None when there are none. Only with row ids."""
         taken: list[Ints] = []

@@ -171,6 +171,18 @@ def windows_that_wait(stream: Stream) -> Stream:
     return window.aggregate(rows=count(), n=max_("n"), x=mean("n"))
 
 
+def sliding_windows(stream: Stream) -> Stream:
+    """In slices; with late rows, as rows like the others."""
+    window = stream.key_by("k").window("w", Sliding(20 * MS, 5 * MS), event_time="t")
+    results, late = window.aggregate(late=True, rows=count(), n=max_("n"), x=mean("n"))
+    return results.union(
+        late.map(
+            lambda row: {**dict.fromkeys(results.schema.names), "k": row["k"], "n": -row["n"]},
+            schema=results.schema,
+        )
+    )
+
+
 def timers_of_windows(stream: Stream) -> Stream:
     counted = windows(stream).map(
         lambda row: {"k": row["k"], "t": int(row["window_end"].timestamp() * 1000), "n": row["n"]}, schema=SCHEMA
@@ -200,6 +212,7 @@ FLOWS = [
     recent,
     windows,
     session_windows,
+    sliding_windows,
     windows_that_wait,
     windows_of_sessions,
     timers_of_windows,

@@ -18,12 +18,13 @@ from barrier_runtime.operators.windows import firing
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.early import EarlyWindowOperator
 from barrier_runtime.operators.windows.sessions import SessionAggregateOperator
+from barrier_runtime.operators.windows.sliding import SlidingAggregateOperator
 from tests.drawn import examples
 
 MS = datetime.timedelta(milliseconds=1)
 AGGREGATES = {"n": count(), "total": sum_("v")}
 MANY = 1_500
-KINDS = ["tumbling", "sliding", "lateness", "early", "early by lateness", "session"]
+KINDS = ["tumbling", "sliding", "sliding windows", "lateness", "early", "early by lateness", "session"]
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,9 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 def operator(kind: str) -> Operator:
     if kind == "session":
         return SessionAggregateOperator("w", ["k"], Session(10 * MS), "t", AGGREGATES)
-    window = Sliding(20 * MS, 10 * MS) if kind == "sliding" else Tumbling(20 * MS)
+    if kind == "sliding":
+        return SlidingAggregateOperator("w", ["k"], Sliding(20 * MS, 10 * MS), "t", AGGREGATES)
+    window = Sliding(20 * MS, 10 * MS) if kind == "sliding windows" else Tumbling(20 * MS)
     lateness_ms = 15 if "lateness" in kind else 0
     if "early" in kind:
         return EarlyWindowOperator(

@@ -13,6 +13,7 @@ from operator_harness import Driven, World
 from barrier_runtime import CollectSink, Dataflow, Session, Sliding, Tumbling, count, stddev
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.base import LATE
+from barrier_runtime.operators.windows.sliding import SlidingAggregateOperator
 from barrier_runtime.state.errors import InvalidJob
 from tests.drawn import examples
 
@@ -24,8 +25,8 @@ def rows_at(*times: int) -> list[dict[str, Any]]:
     return [{"k": "a", "t": t, "other": [n]} for n, t in enumerate(times)]
 
 
-def driven(window: Any, world: World | None = None, restored: Any = ()) -> Driven:
-    made = WindowAggregateOperator("w", ["k"], window, "t", {"n": count()}, SCHEMA, late=True)
+def driven(window: Any, world: World | None = None, restored: Any = (), kind: Any = WindowAggregateOperator) -> Driven:
+    made = kind("w", ["k"], window, "t", {"n": count()}, SCHEMA, late=True)
     return Driven(made, world, restored, name="w", tags=[LATE])
 
 
@@ -33,17 +34,24 @@ def late_rows(it: Driven) -> list[dict[str, Any]]:
     return [row for batch in it.side[LATE] for row in batch.rows.to_pylist()]
 
 
-@pytest.mark.parametrize("window", [Tumbling(10 * MS), Sliding(20 * MS, 5 * MS)])
+@pytest.mark.parametrize(
+    ("window", "kind"),
+    [
+        (Tumbling(10 * MS), WindowAggregateOperator),
+        (Sliding(20 * MS, 5 * MS), WindowAggregateOperator),
+        (Sliding(20 * MS, 5 * MS), SlidingAggregateOperator),
+    ],
+)
 @examples(80)
 @given(
     steps=st.lists(st.tuples(st.lists(st.integers(-60, 60), max_size=8), st.integers(-60, 60)), max_size=6),
     restart=st.booleans(),
 )
 def test_rows_in_time_and_late_rows_are_all_rows(
-    window: Any, steps: list[tuple[list[int], int]], restart: bool
+    window: Any, kind: Any, steps: list[tuple[list[int], int]], restart: bool
 ) -> None:
     world = World()
-    it, fed, late, counted = driven(window, world), [], [], 0
+    it, fed, late, counted = driven(window, world, kind=kind), [], [], 0
     for checkpoint, (times, watermark) in enumerate(steps, 1):
         rows = rows_at(*times)
         fed += rows
@@ -56,7 +64,7 @@ def test_rows_in_time_and_late_rows_are_all_rows(
         if restart:
             snapshot = it.snapshot(checkpoint)
             it.operator.close()
-            it = driven(window, world, (snapshot,))
+            it = driven(window, world, (snapshot,), kind)
     reached, true = -1_000, []
     for times, watermark in steps:
         # a time's last window ends where the size after the slide's step that it lies in does
@@ -69,8 +77,9 @@ def test_rows_in_time_and_late_rows_are_all_rows(
     assert "late_rows" not in world.metrics.counts
 
 
-def test_a_row_that_is_late_for_some_of_its_windows_counts_in_the_others_and_is_not_late() -> None:
-    it = driven(Sliding(20 * MS, 5 * MS))
+@pytest.mark.parametrize("kind", [WindowAggregateOperator, SlidingAggregateOperator])
+def test_a_row_that_is_late_for_some_of_its_windows_counts_in_the_others_and_is_not_late(kind: Any) -> None:
+    it = driven(Sliding(20 * MS, 5 * MS), kind=kind)
     it.watermark(19)  # [0, 20) is over, and all before it
     it.feed(rows_at(4, 5, 19), SCHEMA)
     assert [row["t"] for row in late_rows(it)] == [4]

@@ -16,6 +16,7 @@ from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.operators.aggregation.functions import count, max_, mean, min_, sum_
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.assigners import Sliding, Tumbling, WindowAssigner
+from barrier_runtime.operators.windows.sliding import SlidingAggregateOperator
 from barrier_runtime.state.errors import InvalidJob
 from tests.drawn import examples
 
@@ -41,7 +42,8 @@ EPOCH = datetime.datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def operator(window: WindowAssigner = WINDOW) -> WindowAggregateOperator:
-    return WindowAggregateOperator("w", ["a", "b"], window, "t", AGGREGATES)
+    kind = SlidingAggregateOperator if isinstance(window, Sliding) else WindowAggregateOperator
+    return kind("w", ["a", "b"], window, "t", AGGREGATES)
 
 
 def at(ms: int) -> datetime.datetime:

@@ -10,16 +10,17 @@ import pyarrow as pa
 import pytest
 from operator_harness import Driven, Slots, World, entries_left, held_in_memory
 
-from barrier_runtime import Sliding, Tumbling, count, first, sum_
+from barrier_runtime import Sliding, Tumbling, count, first, max_, sum_
 from barrier_runtime.data.elements import WATERMARK_MAX, Batch
 from barrier_runtime.operators.windows import aggregate, base, firing
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
+from barrier_runtime.operators.windows.sliding import SlidingAggregateOperator
 from barrier_runtime.state.columns import column_table
 
 MS = datetime.timedelta(milliseconds=1)
 MANY, HELD = 3_000, 200
 AGGREGATES = {"n": count(), "total": sum_("v"), "v1": first("v")}
-KINDS = ["tumbling", "sliding", "lateness"]
+KINDS = ["tumbling", "sliding", "sliding windows", "lateness"]
 MOSTLY_SLOW = ["tumbling", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])]
 
 
@@ -36,7 +37,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def operator(kind: str) -> WindowAggregateOperator:
-    window = Sliding(20 * MS, 10 * MS) if kind == "sliding" else Tumbling(20 * MS)
+    if kind == "sliding":
+        adding_up = {"n": count(), "total": sum_("v"), "v1": max_("v")}
+        return SlidingAggregateOperator("w", ["k"], Sliding(20 * MS, 10 * MS), "t", adding_up)
+    window = Sliding(20 * MS, 10 * MS) if kind == "sliding windows" else Tumbling(20 * MS)
     return WindowAggregateOperator("w", ["k"], window, "t", AGGREGATES, lateness_ms=15 if kind == "lateness" else 0)
 
 
@@ -52,13 +56,17 @@ def batches(text: bool = False, many: int = MANY) -> list[pa.RecordBatch]:
     return [rows.slice(start, 100) for start in range(0, many, 100)]
 
 
-def model(text: bool = False, slide: int = 20) -> list[tuple[Any, ...]]:
+def model(kind: str = "tumbling", text: bool = False) -> list[tuple[Any, ...]]:
+    slide = 10 if "sliding" in kind else 20
     found: dict[tuple[Any, int], list[int]] = {}
     for each in pa.Table.from_batches(batches(text)).to_pylist():
         last = each["t"] // slide * slide
         for start in range(last - 20 + slide, last + 1, slide):
             found.setdefault((each["k"], start), []).append(each["v"])
-    return sorted((key, start, len(values), sum(values), values[0]) for (key, start), values in found.items())
+    return sorted(
+        (key, start, len(values), sum(values), max(values) if kind == "sliding" else values[0])
+        for (key, start), values in found.items()
+    )
 
 
 def plain(results: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
@@ -78,7 +86,7 @@ def test_most_windows_are_not_in_memory_and_all_come_out_once(kind: str, text: b
         most = max(most, it.operator._table.entries)  # type: ignore[attr-defined]
     assert most < 3 * HELD
     it.watermark(WATERMARK_MAX)
-    assert plain(it.take()) == model(text, 10 if kind == "sliding" else 20)
+    assert plain(it.take()) == model(kind, text)
     it.snapshot(1)
     assert entries_left(it.operator) == 0
 
@@ -108,7 +116,7 @@ def test_rows_that_come_for_windows_on_disk_are_given_back_after_a_slice(
                     it.operator.stops = True
     assert slices > 100
     it.watermark(WATERMARK_MAX)
-    assert plain(it.take()) == model(slide=10 if kind == "sliding" else 20)
+    assert plain(it.take()) == model(kind)
 
 
 def test_what_was_deleted_since_its_neighbours_were_read_does_not_come_back() -> None:
@@ -135,7 +143,7 @@ def test_restored_between_two_slices_of_firing_none_is_missing_and_none_comes_tw
             it.operator.close()
             it = Driven(operator(kind), world, (snapshot,), name="w")
     checkpoint, restored = 100, 0
-    every = 60 if kind == "lateness" else 12  # what is kept for late rows is passed over again after a restore
+    every = 60 if kind in ("lateness", "sliding") else 12  # what is kept is passed over, or added up, again
     while not it.operator.toward(59 + 1_000, it._emit):
         got += it.take()
         checkpoint += 1
@@ -145,7 +153,7 @@ def test_restored_between_two_slices_of_firing_none_is_missing_and_none_comes_tw
             it.operator.close()
             it = Driven(operator(kind), world, (snapshot,), name="w")
     assert restored
-    assert plain(got + it.take()) == model(slide=10 if kind == "sliding" else 20)
+    assert plain(got + it.take()) == model(kind)
 
 
 @pytest.mark.parametrize("kind", MOSTLY_SLOW)
@@ -160,7 +168,7 @@ def test_what_is_on_disk_goes_along_to_another_parallelism(kind: str) -> None:
     slots = slots.rescaled(50, 3)
     slots.watermarks(WATERMARK_MAX, WATERMARK_MAX, WATERMARK_MAX)
     got += slots.take()
-    assert plain(got) == model(slide=10 if kind == "sliding" else 20)
+    assert plain(got) == model(kind)
     for driven in slots.driven:
         driven.snapshot(51)
         assert entries_left(driven.operator) == 0
