@@ -4,7 +4,8 @@ Hash based (no sort), because keys of a stream are many and unordered. A tiny ba
 beats the fixed cost of the vectorised way below some hundred rows.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,19 +31,33 @@ def group_rows(columns: list[pa.Array]) -> Groups:
         tuples = zip(*[column.to_pylist() for column in columns], strict=True)
         of_row = np.fromiter((numbers.setdefault(key, len(numbers)) for key in tuples), np.int64, rows)
         return Groups(of_row, list(numbers))
-    codes, groups = _encode(columns[0])
-    for column in columns[1:]:
-        more, size = _encode(column)
-        codes, groups = _encode(pa.array(codes * size + more))
-    first = np.empty(groups, np.int64)
-    first[codes[::-1]] = np.arange(rows - 1, -1, -1)
+    encoded = [_encode(column) for column in columns]
+    several = [each for each in encoded if len(each.dictionary) > 1]
+    if len(several) < 2:  # what is the same in all rows, as a date often is, tells no groups apart
+        apart = several[0] if several else encoded[0]
+        groups, of_row = len(apart.dictionary), _codes(apart)
+        fields: list[Iterable[Any]] = [
+            each.dictionary.to_pylist() if each is apart else itertools.repeat(each.dictionary[0].as_py(), groups)
+            for each in encoded
+        ]
+        return Groups(of_row, list(zip(*fields, strict=True)))
+    together = several[0]
+    for more in several[1:]:
+        together = _encode(pa.array(_codes(together) * len(more.dictionary) + _codes(more)))
+    of_row = _codes(together)
+    first = np.empty(len(together.dictionary), np.int64)
+    first[of_row[::-1]] = np.arange(rows - 1, -1, -1)
     taken = pa.array(first)
-    return Groups(codes, list(zip(*[column.take(taken).to_pylist() for column in columns], strict=True)))
+    return Groups(of_row, list(zip(*[column.take(taken).to_pylist() for column in columns], strict=True)))
 
 
-def _encode(column: pa.Array) -> tuple[npt.NDArray[np.int64], int]:
-    encoded = column.dictionary_encode(null_encoding="encode")
-    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), len(encoded.dictionary)
+def _encode(column: pa.Array) -> pa.DictionaryArray:
+    """Values are numbered in the order in which they come first."""
+    return column.dictionary_encode(null_encoding="encode")
+
+
+def _codes(encoded: pa.DictionaryArray) -> npt.NDArray[np.int64]:
+    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
 
 
 def extremes(numbers: npt.NDArray[np.int64]) -> tuple[int, int]:

@@ -174,10 +174,12 @@ def test_groups_are_numbered_by_first_appearance_in_small_and_large_batches(rows
     random = np.random.default_rng(2)
     a = pa.array([None if v == 3 else f"s{v}" for v in random.integers(0, 5, rows)])
     b = pa.array([None if v == 3 else int(v) for v in random.integers(0, 50, rows)], pa.int64())
-    groups = group_rows([a, b])
-    keys = list(zip(a.to_pylist(), b.to_pylist(), strict=True))
-    assert groups.keys == list(dict.fromkeys(keys))
-    assert [groups.keys[i] for i in groups.of_row.tolist()] == keys
+    same, null = pa.array(["the same"] * rows), pa.array([None] * rows, pa.int64())
+    for columns in ([a, b], [same, b, null], [a, same], [same], [null, same], [b, same, a], [b]):
+        groups = group_rows(columns)
+        keys = list(zip(*[column.to_pylist() for column in columns], strict=True))
+        assert groups.keys == list(dict.fromkeys(keys))
+        assert [groups.keys[i] for i in groups.of_row.tolist()] == keys
 
 
 @pytest.mark.parametrize("entries", [False, True])
