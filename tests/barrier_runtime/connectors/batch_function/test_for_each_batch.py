@@ -66,7 +66,7 @@ class CalledAtOnce(BatchFunctionSink):
 def test_a_function_that_keeps_the_number_is_certified(tmp_path: Path) -> None:
     target = Target(tmp_path / "target.db")
     certificate = certify(
-        lambda: CalledAtOnce(target), target.rows, scenarios=60, inside=30, seeds=range(3), ordered=True
+        lambda: CalledAtOnce(target), target.rows, scenarios=20, inside=10, seeds=range(2), ordered=True
     )
     assert certificate.guarantee == "exactly once"
 
