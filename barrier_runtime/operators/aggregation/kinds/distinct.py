@@ -58,7 +58,7 @@ class DistinctCells(Cells):
             first = _first_of_group(rows, *batch.codes(kind.column))
         if not len(first):
             return cells, counts, new
-        groups = np.repeat(np.arange(len(cells)), np.diff(np.searchsorted(first, [*rows.starts, len(rows.order)])))
+        groups = np.searchsorted(rows.starts, first, side="right") - 1
         if kind.encoding.is_one_word:
             fresh = self._learned_words(cells, counts, groups, rows.ordered(codes)[first], words)
         else:

@@ -21,8 +21,7 @@ _WORD_BYTES = 8
 _GAP = bytes(_WORD_BYTES - COUNT.size)  # between two cells: what begins behind one value is aligned for all
 _NONE = COUNT.pack(0)
 _LOOKED_THROUGH = 1 << 15  # words at once
-_MARK_BITS = 18  # a table of a quarter of a megabyte: of 10,000 words it passes over 96 of 100 others
-_MARK_SHIFT = np.uint64(64 - _MARK_BITS)
+_MARK_BITS = 5  # places per word, as a power of two: 31 of 32 other words are passed over
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # as in `row_index`
 
 
@@ -43,7 +42,7 @@ def learned_together(cells: Values, groups: Ints, codes: Ints, words: Ints) -> F
     for group, cell, count, more in zip(touched.tolist(), befores, counts, added.tolist(), strict=True):
         if more:
             end = at + more * words.itemsize
-            cells[group] = b"".join((COUNT.pack(count), memoryview(cell)[COUNT.size :], data[at:end]))
+            cells[group] = b"".join((COUNT.pack(count), cell[COUNT.size :], data[at:end]))
             at = end
     return fresh
 
@@ -59,14 +58,15 @@ def _found_in(cells: Sequence[bytes], words: Ints) -> Ints:
     index there. Cells are joined with a gap, which makes the number of values of the next one a word, and looked
     through in parts that stay in the processor's cache: nearly all values are passed over by one look at a table."""
     ends = np.cumsum(counts_of_words(cells) + 1)  # behind the word that follows each cell's values
-    marks = np.zeros(1 << _MARK_BITS, np.bool_)
-    marks[words.view(np.uint64) * _MIX >> _MARK_SHIFT] = True
+    bits = len(words).bit_length() + _MARK_BITS
+    marks, shift = np.zeros(1 << bits, np.bool_), np.uint64(64 - bits)
+    marks[words.view(np.uint64) * _MIX >> shift] = True
     cuts = np.unique(np.searchsorted(ends, np.arange(0, int(ends[-1]), _LOOKED_THROUGH)))
     found, values, begin = [], [], 0
     for first, last in zip(cuts.tolist(), [*cuts[1:].tolist(), len(cells)], strict=True):
         part = np.frombuffer(_GAP.join(cells[first:last]), np.int64, offset=COUNT.size)
         mixed = part.view(np.uint64) * _MIX
-        mixed >>= _MARK_SHIFT
+        mixed >>= shift
         some = np.flatnonzero(marks.take(mixed.view(np.int64)))
         values.append(part[some])
         found.append(some + begin)
