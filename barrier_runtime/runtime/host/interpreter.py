@@ -3,7 +3,7 @@
 import gc
 import sys
 
-from barrier_runtime.runtime.host.time_slice import ask_for_short_slices
+from barrier_runtime.state.time_slice import ask_for_short_slices
 
 _SWITCH_INTERVAL_S = 0.0005  # how long a worker thread may keep the loop waiting for the interpreter (default: 5 ms)
 _GC_THRESHOLDS = (50_000, 50, 1_000)  # full collections are rare: their pauses are tail latency

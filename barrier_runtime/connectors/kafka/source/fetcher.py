@@ -34,6 +34,7 @@ from barrier_runtime.connectors.kafka.source.stall_detector import StallTimeouts
 from barrier_runtime.connectors.kafka.source.topic_ids import TopicIds
 from barrier_runtime.connectors.kafka.source.turns import Turns, standing_at
 from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.time_slice import ask_for_short_slices
 
 _AT_ONCE = 2_000  # messages: some milliseconds of the interpreter's time
 _WAIT_S = 0.1  # how long an order may lie
@@ -112,6 +113,7 @@ class Fetcher:
 
     def _run(self) -> None:
         consumer = None
+        ask_for_short_slices(also_started=True)  # rows wait for this thread, and for those of the client
         try:
             log_throttle = self._log_throttle
             consumer = self._client.consumer(error_cb=log_throttle.on_error, on_commit=log_throttle.on_commit)

@@ -1,4 +1,4 @@
-"""The thread of a slot's loop gets short time slices where the kernel has them, and nothing else changes."""
+"""A thread that rows wait for gets short time slices where the kernel has them, and nothing else changes."""
 
 import ctypes
 import json
@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from barrier_runtime.runtime.host.time_slice import SLICE_NS, ask_for_short_slices
+from barrier_runtime.state.time_slice import SLICE_NS, ask_for_short_slices
 
 _GET = {"x86_64": 315, "aarch64": 275}  # sched_getattr
 
@@ -31,14 +31,15 @@ def kernel():
 @pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() not in _GET or kernel() < (6, 12), reason="needs Linux 6.12"
 )
-def test_the_calling_thread_has_short_slices_and_those_it_starts_the_usual_ones_and_nobody_becomes_less_nice():
+@pytest.mark.parametrize("also_started", [False, True])
+def test_the_calling_thread_has_short_slices_those_it_starts_if_told_so_and_nobody_becomes_less_nice(also_started):
     """In a process of its own: it is for good."""
     program = (
         "import json, os, threading\n"
         "from test_time_slice import attributes, ask_for_short_slices\n"
         "before = attributes()[1]\n"
         "os.nice(5)\n"
-        "assert ask_for_short_slices()\n"
+        f"assert ask_for_short_slices({also_started})\n"
         "seen = []\n"
         "thread = threading.Thread(target=lambda: seen.append(attributes()))\n"
         "thread.start(), thread.join()\n"
@@ -56,7 +57,7 @@ def test_the_calling_thread_has_short_slices_and_those_it_starts_the_usual_ones_
     before, own, of_its_thread = json.loads(done.stdout)
     nice = min(19, os.nice(0) + 5)
     assert own == [nice, SLICE_NS]
-    assert of_its_thread == [nice, before]
+    assert of_its_thread == [nice, SLICE_NS if also_started else before]
     assert before > SLICE_NS
 
 
@@ -69,7 +70,7 @@ def test_a_system_without_it_goes_on_as_it_was(monkeypatch):
 def test_who_chose_another_policy_keeps_it():
     program = (
         "import os\n"
-        "from barrier_runtime.runtime.host.time_slice import ask_for_short_slices\n"
+        "from barrier_runtime.state.time_slice import ask_for_short_slices\n"
         "os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))\n"
         "assert not ask_for_short_slices()\n"
         "assert os.sched_getscheduler(0) == os.SCHED_BATCH\n"
