@@ -7,6 +7,7 @@ and was most of the tail it measured.) The first write of each generation is not
 
 import time
 import uuid
+from array import array
 from pathlib import Path
 
 import numpy as np
@@ -19,19 +20,17 @@ from barrier_runtime.data.few_rows import FewRows
 
 
 class _Rows:
-    """`noted[0]`: intended emission, `noted[1]`: arrival; nanoseconds. Grows by doubling."""
+    """Intended emission and arrival of each row; nanoseconds."""
 
     def __init__(self) -> None:
-        self.noted: npt.NDArray[np.int64] = np.empty((2, 65_536), np.int64)
-        self.count = 0
+        self.intended, self.arrived = array("q"), array("q")
 
     def add(self, arrived_ns: int, intended_ns: npt.NDArray[np.int64] | list[int]) -> None:
-        end = self.count + len(intended_ns)
-        while end > self.noted.shape[1]:
-            self.noted = np.concatenate([self.noted, np.empty_like(self.noted)], axis=1)
-        self.noted[0, self.count : end] = intended_ns
-        self.noted[1, self.count : end] = arrived_ns
-        self.count = end
+        if isinstance(intended_ns, list):
+            self.intended.extend(intended_ns)
+        else:
+            self.intended.frombytes(intended_ns.tobytes())
+        self.arrived.extend([arrived_ns] * len(intended_ns))
 
 
 class MeasuringSink(TwoPhaseCommitSink):
@@ -80,11 +79,12 @@ class MeasuringSink(TwoPhaseCommitSink):
         self._keep(transaction)
 
     def _keep(self, transaction: "_Rows") -> None:
-        if transaction.count:
+        if transaction.intended:
             name = f"rows-{self._context.token}-{self._context.subtask}-{uuid.uuid4().hex}"
-            np.save(Path(self.folder, f".{name}.npy"), transaction.noted[:, : transaction.count])
+            noted = np.array([transaction.intended, transaction.arrived])
+            np.save(Path(self.folder, f".{name}.npy"), noted)
             Path(self.folder, f".{name}.npy").rename(Path(self.folder, f"{name}.npy"))
-            transaction.count = 0
+            del transaction.intended[:], transaction.arrived[:]
 
     def commit(self, committable: bytes) -> None:
         """Never called: pre-commit hands nothing over."""

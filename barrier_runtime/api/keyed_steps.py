@@ -298,6 +298,7 @@ class StatefulSteps(KeyedSteps[S]):
             on_error=on_error,
         )
         in_time = callable(getattr(function, "on_timer", None)) or bool(expiring)
+        by_wall_clock = why_by_wall_clock(function, states)
         streams: S | tuple[S, ...] = self._stateful(
             name,
             "process",
@@ -305,8 +306,9 @@ class StatefulSteps(KeyedSteps[S]):
             output,
             with_errors(function_name(function), on_error),
             detail="every" if in_time else "none",
+            timeless=not (in_time or by_wall_clock),
             side_outputs=sides,
-            by_wall_clock=why_by_wall_clock(function, states),
+            by_wall_clock=by_wall_clock,
             states=states,
         )
         return streams

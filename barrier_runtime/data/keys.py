@@ -87,8 +87,8 @@ class KeyCodec:
         """Per row the state key, and what a user's function sees of it."""
         few = batch.few
         if few is not None:
-            positions = [few.layout.positions[column] for column in self.columns]
-            if few.layout.keys.issuperset(positions):
+            positions, _ = few.layout.key_columns(self.columns)
+            if positions:
                 columns = [few.columns[position] for position in positions]
                 state_keys = list(zip(*columns, strict=True))
                 return state_keys, columns[0] if self._single else state_keys

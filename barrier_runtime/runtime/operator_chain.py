@@ -66,7 +66,10 @@ class OperatorChain:
         for output in self.outputs:
             if not output.writable:
                 return False
-        return all(operator.has_room for operator in self._bounded)
+        for operator in self._bounded:  # noqa: SIM110
+            if not operator.has_room:
+                return False
+        return True
 
     @property
     def may_emit(self) -> bool:

@@ -169,15 +169,17 @@ class Scheduler:
     def _is_due(self, subtask: Subtask) -> bool:
         if subtask.source is None or not self._latency_target_s:
             return True
-        source, gathering_ns, now_ns = subtask.source[1], self._gathering_ns, self.source_time.now_ns()
-        if _is_over(source.next_due_ns(gathering_ns), now_ns):
-            return True
-        return self._rows_wait and _is_over(source.next_due_ns(int(gathering_ns * _JOINS)), now_ns)
+        gathering_ns = int(self._gathering_ns * _JOINS) if self._rows_wait else self._gathering_ns
+        due_ns = subtask.source[1].next_due_ns(gathering_ns)
+        return due_ns is None or due_ns <= self.source_time.now_ns()
 
     @property
     def _rows_wait(self) -> bool:
         """A pass takes place anyway, for rows that came from elsewhere."""
-        return any(subtask.has_input for subtask in self._subtasks)
+        for subtask in self._subtasks:  # noqa: SIM110
+            if subtask.has_input:
+                return True
+        return False
 
     def _note_long(self, seconds: float, subtask: Subtask) -> None:
         """A pass ends with the step that is over its budget: that one was long."""
@@ -224,7 +226,3 @@ class Scheduler:
         if rings_ns is not None and rings_ns != self._rings_ns:
             self._rings_ns = rings_ns
             self._timer.set((rings_ns - now_ns) / 1e9)
-
-
-def _is_over(due_ns: int | None, now_ns: int) -> bool:
-    return due_ns is None or due_ns <= now_ns

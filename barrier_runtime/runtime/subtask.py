@@ -128,7 +128,10 @@ class Subtask:
     @property
     def has_input(self) -> bool:
         """Something in a queue may be read."""
-        return any(channel.readable for channel in self.inputs)
+        for channel in self.inputs:  # noqa: SIM110
+            if channel.readable:
+                return True
+        return False
 
     def step(self) -> bool:
         """Do a bounded piece of work. True when something was done."""
@@ -148,6 +151,8 @@ class Subtask:
             self._ahead = False
             for each in self.inputs:
                 each.settle()
+        if not self._replay and not self.has_input:
+            return worked
         now_ns = self._host.now_ns()
         until_ns = now_ns + _STEP_NS
         for _ in range(_ELEMENTS_PER_STEP):

@@ -134,7 +134,7 @@ class IntKeys:
         missing = np.flatnonzero(row_ids < 0)
         if not len(missing):
             return row_ids, _NO_ROWS
-        table, fresh = self._table, key_batch[:, missing]
+        table, fresh = self._table, key_batch.take(missing, axis=1)
         self._make_room(len(missing))
         there = places[missing] if table is self._table else self._table.home(self._mixed(fresh))
         row_ids[missing], made = self._insert(fresh, there)
@@ -187,7 +187,7 @@ class IntKeys:
         wrong = (~self._equal(key_batch, there) & (there != _FREE)).nonzero()[0]
         rows = wrong
         while len(wrong) > _FEW:  # somebody else lives there, or did: look one further
-            places, key_batch = places[wrong] + 1 & mask, key_batch[:, wrong]
+            places, key_batch = places[wrong] + 1 & mask, key_batch.take(wrong, axis=1)
             there = table.take(places)
             found[rows], ends[rows] = there, places
             wrong = (~self._equal(key_batch, there) & (there != _FREE)).nonzero()[0]
@@ -237,17 +237,17 @@ class IntKeys:
         """All row ids into another table, at once."""
         self._table, self._successor = _cleared(bits), None
         there = self.all()
-        self._table.settle(there, self._mixed(self._keys[:, there]))
+        self._table.settle(there, self._mixed(self.key_batch(there)))
 
     def _succeed(self, successor: _Places, made: RowIds) -> None:
         """The successor gets to know of the next row ids. `made`: those that have just been taken."""
         if not successor.clear(_CLEARED_AT_LEAST + _CLEARED_PER_KEY * len(made)):
             return
         again = made[made < self._known]
-        successor.settle(again, self._mixed(self._keys[:, again]))
+        successor.settle(again, self._mixed(self.key_batch(again)))
         end = min(self._known + _KNOWN_AT_LEAST + _KNOWN_PER_KEY * len(made), self.numbers.limit)
         known = self._known + np.flatnonzero(self._active[self._known : end])
-        successor.settle(known, self._mixed(self._keys[:, known]))
+        successor.settle(known, self._mixed(self.key_batch(known)))
         self._known = end
         if end == self.numbers.limit:
             self._table, self._successor = successor, None
@@ -275,12 +275,13 @@ class IntKeys:
                 made.append(fresh)
                 lost = np.ones(len(rows), np.bool_)
                 lost[winners] = False
-                rows, places, key_batch = rows[lost], places[lost], key_batch[:, lost]
+                left = np.flatnonzero(lost)
+                rows, places, key_batch = rows[left], places[left], key_batch.take(left, axis=1)
             there = table.take(places)
             same = self._equal(key_batch, there)
             found[rows[same]] = there[same]
             left = np.flatnonzero(~same)
-            rows, places, key_batch = rows[left], places[left] + 1 & mask, key_batch[:, left]
+            rows, places, key_batch = rows[left], places[left] + 1 & mask, key_batch.take(left, axis=1)
         return found, np.concatenate(made)
 
 

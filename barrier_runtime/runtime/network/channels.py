@@ -263,7 +263,10 @@ class ResultPartition:
 
     @property
     def writable(self) -> bool:
-        return all(channel.writable for channel in self._channels)
+        for channel in self._channels:  # noqa: SIM110
+            if not channel.writable:
+                return False
+        return True
 
     def emit(self, batch: Batch) -> None:
         if batch.few is None:

@@ -49,6 +49,7 @@ SCHEMA, BATCH, WATERMARK, IDLE, BARRIER, CANCEL, END, REACHED, FEW_ROWS = range(
 HEADER_SIZE = _HEADER.size
 MAX_PAYLOAD = 64 * 1024 * 1024  # bytes
 _BYTES_PER_FRAME_TARGET = 16 * 1024 * 1024  # larger batches are cut before sending
+_SMALL = 4 * 1024  # bytes of a payload; copying it costs less than one more piece to write
 
 
 class FrameError(BarrierRuntimeError):
@@ -135,7 +136,9 @@ class FrameWriter:
         crc = zlib.crc32(payload, zlib.crc32(_CRC_PART.pack(length, kind, self._sequence, emit_ns), version))
         header = _HEADER.pack(length, kind, self._sequence, emit_ns, crc, version)
         self._sequence += 1
-        return [header, payload] if length else [header]
+        if length > _SMALL:
+            return [header, payload]
+        return [header + payload if isinstance(payload, bytes) else header + payload.to_pybytes()]
 
 
 class FrameReader:
@@ -151,8 +154,10 @@ class FrameReader:
     def feed(self, data: bytes) -> list[tuple[Element, int]]:
         """All elements that are complete now, each with its size on the wire: the schema and the event times that came
         ahead of a batch count as part of it, so that whoever takes all elements has taken all bytes."""
-        buffer = self._buffer
-        buffer += data
+        buffer: bytes | bytearray = data
+        if self._buffer:
+            self._buffer += data
+            buffer = self._buffer
         elements: list[tuple[Element, int]] = []
         start = 0
         available = len(buffer)
@@ -177,8 +182,10 @@ class FrameReader:
                 elements.append((element, self._ahead))
                 self._ahead = 0
             start = end
-        if start:
-            del buffer[:start]
+        if buffer is data:
+            self._buffer += data[start:] if start else data
+        elif start:
+            del self._buffer[:start]
         return elements
 
     def _decode(self, kind: int, payload: bytes, emit_ns: int) -> Element | None:

@@ -233,6 +233,39 @@ def test_a_stream_with_two_readers_ends_its_chain_and_each_reader_begins_one() -
     ]
 
 
+class _OnlyRows:
+    def process(self, key: int, row: Row, ctx: ProcessContext) -> Row:
+        return row
+
+
+class _ByEventTime(_OnlyRows):
+    def on_timer(self, key: int, timestamp_ms: int, ctx: ProcessContext) -> None:
+        """Waits for watermarks."""
+
+
+class _ByWallClock(_OnlyRows):
+    def on_wall_timer(self, key: int, due_ms: int, ctx: ProcessContext) -> None:
+        """May come while no row does, and asks how far event time is."""
+
+
+@pytest.mark.parametrize(("function", "interval_ms"), [(_OnlyRows, 10), (_ByEventTime, 0), (_ByWallClock, 0)])
+def test_watermarks_that_no_step_waits_for_are_told_every_10_ms(function: type[_OnlyRows], interval_ms: int) -> None:
+    flow, ticks = flow_and_stream()
+    out = ticks.key_by("key").process("each", function, schema={"key": int, "value": int, "intended_at": int})
+    out.sink("out", CollectSink())
+
+    def told_every_ms() -> int:
+        source = compile_plan(flow.plan, 2).chains[0].source
+        assert source is not None
+        return source.watermark_interval_ms
+
+    assert told_every_ms() == interval_ms
+    out.key_by("key").window("windows", Tumbling(SECOND), event_time="intended_at").aggregate(n=count()).sink(
+        "windows-out", CollectSink()
+    )
+    assert told_every_ms() == 0
+
+
 def test_a_union_begins_a_chain_with_one_port_per_input() -> None:
     flow, ticks = flow_and_stream()
     more = flow.rate("more", 10, 10, keys=10)

@@ -157,7 +157,7 @@ def test_a_gap_and_a_repetition_in_the_sequence_are_refused():
 def test_rows_before_their_schema_and_unknown_kinds_are_refused():
     writer = FrameWriter()
     chunks = writer.encode(Batch(rows(1), 0))
-    only_rows = b"".join(bytes(chunk) for chunk in chunks[2:])
+    only_rows = b"".join(bytes(chunk) for chunk in chunks[1:])  # the first one is the schema
     with pytest.raises(FrameError):
         FrameReader().feed(only_rows)
 
