@@ -27,10 +27,13 @@ def kernel():
     return tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
+needs_short_slices = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() not in _GET or kernel() < (6, 12), reason="needs Linux 6.12"
 )
+
+
+@pytest.mark.slow
+@needs_short_slices
 @pytest.mark.parametrize("also_started", [False, True])
 def test_the_calling_thread_has_short_slices_those_it_starts_if_told_so_and_nobody_becomes_less_nice(also_started):
     """In a process of its own: it is for good."""

@@ -2,6 +2,8 @@
 
 import datetime
 import pickle
+import threading
+import time
 from typing import Any
 
 import msgspec
@@ -10,11 +12,15 @@ import pytest
 from confluent_kafka import Uuid
 
 from barrier_runtime import Dataflow
-from barrier_runtime.connectors.kafka.source.client import known_id
+from barrier_runtime.connectors.kafka.source.client import KafkaClient, known_id
+from barrier_runtime.connectors.kafka.source.fetcher import Fetcher
 from barrier_runtime.connectors.kafka.source.partition_queue import Fetched, PartitionQueue
 from barrier_runtime.connectors.kafka.source.position import KafkaPosition, KafkaSplit, owner, resumed, split_id
 from barrier_runtime.connectors.kafka.source.retention import lost, outlook
+from barrier_runtime.connectors.kafka.source.stall_detector import StallTimeouts
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.time_slice import SLICE_NS
+from tests.state.test_time_slice import attributes, needs_short_slices
 
 
 def test_the_partitions_of_a_topic_are_dealt_out_evenly_and_always_alike() -> None:
@@ -187,3 +193,23 @@ def test_the_source_travels_without_its_consumers_and_shows_no_secret() -> None:
     assert repr(again) == repr(source) == "Kafka topics t at localhost:9, from earliest, group g"
     assert again.schema == source.schema
     assert "sesame" not in repr(source._client)
+
+
+@needs_short_slices
+def test_the_thread_that_reads_and_those_of_its_client_have_short_slices_before_the_client_is_made() -> None:
+    seen: list[int] = []
+
+    def settings() -> dict[str, Any]:
+        """Asked for by the thread that reads, and refused by the client."""
+        started = threading.Thread(target=lambda: seen.append(attributes()[1]))
+        started.start()
+        started.join()
+        seen.append(attributes()[1])
+        return {"no.such.setting": 1}
+
+    client = KafkaClient("source 'x'", "localhost:1", "group", settings)
+    fetcher = Fetcher("source 'x'", client, lambda: pytest.fail("no client"), 1 << 20, StallTimeouts())
+    deadline_s = time.monotonic() + 60
+    while not fetcher.failed and time.monotonic() < deadline_s:
+        time.sleep(0.001)
+    assert seen == [SLICE_NS, SLICE_NS]
