@@ -278,11 +278,11 @@ def test_every_row_of_every_file_is_visible_once_over_restarts_with_other_parall
 
     def more() -> None:
         name = f"{len(written):04}.jsonl"
-        written[name] = chance.randint(0, 400)
+        written[name] = chance.randint(0, 200)
         appear(folder, name, written[name])
 
     for parallelism in (2, 3, 1, 2):
-        target = len(written) + 40
+        target = len(written) + 20
         more()
 
         def until(target: int = target) -> bool:
