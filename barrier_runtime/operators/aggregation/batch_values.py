@@ -71,8 +71,12 @@ class BatchValues:
 
     def codes(self, column: str) -> tuple[Ints, int]:
         """A number per row, and how many there are: rows of one number have the same value. -1 where it is null."""
-        encoded = self._batch.column(column).dictionary_encode()
+        encoded = self.encoded(column)
         return codes_of(encoded), len(encoded.dictionary)
+
+    def encoded(self, column: str) -> pa.DictionaryArray:
+        """Values are numbered in the order in which they come first."""
+        return self._batch.column(column).dictionary_encode()
 
     def plain(self, column: str) -> list[Any]:
         """One Python value per row, None where it is null."""

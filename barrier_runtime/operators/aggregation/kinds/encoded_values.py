@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, codes_of
-from barrier_runtime.operators.aggregation.state_columns import Ints, Values, from_words, word_dtypes
+from barrier_runtime.operators.aggregation.state_columns import Ints, Values, from_words, to_words, word_dtypes
 from barrier_runtime.state.columns.wide_columns import WIDE
 
 _length = struct.Struct("<I")
@@ -44,6 +44,9 @@ class EncodedValues:
     def coded(self, batch: BatchValues, column: str) -> tuple[Ints, Ints]:
         """Of values of one word: a number per row, which rises by one where a value comes first, -1 where the column is
         null; and the word of each number."""
+        if pa.types.is_signed_integer(self.kind):  # the values are the words: those of the batch need not be made
+            encoded = batch.encoded(column)
+            return codes_of(encoded), to_words(encoded.dictionary)[0]
         (word,), valid = batch.words(column), batch.valid(column)
         words = pa.array(self._plain(word).view(np.int64), mask=None if valid is None else ~valid)
         encoded = words.dictionary_encode()
