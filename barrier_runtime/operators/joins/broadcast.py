@@ -62,6 +62,7 @@ class EnrichOperator(Operator):
         self._added: list[pa.Array] = []
         self._keys: list[pa.Array] = []  # per key column: the table's distinct values
         self._combined = pa.array([], pa.int64())  # per table row: its key as one number
+        self._is_row = False
         self._index: dict[Any, int] = {}
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
@@ -97,6 +98,7 @@ class EnrichOperator(Operator):
                     f"and cannot be converted ({error}): give both one type"
                 ) from error
         self._keys = [key.unique() for key in keys]
+        self._is_row = len(keys) == 1 and len(self._keys[0]) == len(keys[0])  # the code of a key is the table's row
         self._combined = self._codes(keys)
         tuples = keys[0].to_pylist() if len(keys) == 1 else zip(*[key.to_pylist() for key in keys], strict=True)
         self._index = {key: row for row, key in enumerate(tuples) if not _has_null(key)}
@@ -109,7 +111,10 @@ class EnrichOperator(Operator):
         return pa.array([find(key) for key in tuples], pa.int64())
 
     def _search(self, columns: list[pa.Array]) -> pa.Array:
-        return pc.index_in(self._codes(columns), value_set=self._combined, skip_nulls=True)
+        codes = self._codes(columns)
+        if self._is_row:
+            return codes
+        return pc.index_in(codes, value_set=self._combined, skip_nulls=True)
 
     def _codes(self, columns: list[pa.Array]) -> pa.Array:
         """The key of each row as one number; null where a value is null or not in the table."""
