@@ -474,8 +474,9 @@ def test_jsonl_sink_is_certified_on_a_store_in_memory() -> None:
         reset=lambda: stores.append(MemoryStore()),
         leftovers=lambda: list(stores[-1].list("_staging/")),
         ordered=True,
-        scenarios=60,
-        inside=40,
+        scenarios=30,
+        inside=20,
+        seeds=range(5),
     )
     assert certificate.guarantee == "exactly once"
 
@@ -489,9 +490,10 @@ def test_jsonl_sink_that_stages_early_is_certified() -> None:
         reset=lambda: stores.append(MemoryStore()),
         leftovers=lambda: list(stores[-1].list("_staging/")),
         ordered=True,
-        scenarios=60,
+        scenarios=30,
+        seeds=range(5),
     )
-    assert certificate.scenarios > 60
+    assert certificate.scenarios > 40
 
 
 def test_parquet_sink_is_certified_in_a_folder(tmp_path: Path) -> None:
@@ -501,10 +503,10 @@ def test_parquet_sink_is_certified_in_a_folder(tmp_path: Path) -> None:
         lambda: committed_in(open_store(str(folders[-1])), parquet_rows),
         reset=lambda: folders.append(tmp_path / str(len(folders))),
         ordered=True,
-        scenarios=20,
-        seeds=range(3),
+        scenarios=8,
+        seeds=range(2),
     )
-    assert certificate.scenarios > 30
+    assert certificate.scenarios > 20
 
 
 # ---------------------------------------------------------------- the judge

@@ -107,7 +107,8 @@ def test_the_sink_is_exactly_once_wherever_it_crashes(kind: type[MailboxSink]) -
     certify(
         lambda: kind(mailbox, max_bytes_in_memory=3_000),
         mailbox.read,
-        scenarios=150,
+        scenarios=60,
+        seeds=range(6),
         ordered=True,
         job_store=store,
         reset=mailbox.letters.clear,
@@ -124,7 +125,8 @@ def test_the_sink_is_exactly_once_where_no_list_shows_anything(monkeypatch: pyte
     certify(
         lambda: MailboxSink(mailbox, max_bytes_in_memory=3_000),
         mailbox.read,
-        scenarios=150,
+        scenarios=60,
+        seeds=range(6),
         ordered=True,
         job_store=store,
         reset=mailbox.letters.clear,
