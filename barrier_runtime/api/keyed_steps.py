@@ -306,7 +306,7 @@ class StatefulSteps(KeyedSteps[S]):
             output,
             with_errors(function_name(function), on_error),
             detail="every" if in_time else "none",
-            timeless=not (in_time or by_wall_clock),
+            timeless=not (in_time or by_wall_clock or event_time),
             side_outputs=sides,
             by_wall_clock=by_wall_clock,
             states=states,

@@ -42,8 +42,8 @@ class ProcessContext(Context):
 
     `key`: of the row or timer: the column's value, or a tuple of several columns' values. `timestamp`: event time of
     the row (when `event_time=` is given; None if null) or of the timer, ms; None to a wall-clock timer. `watermark`:
-    event time the stream has reached, ms; to a timer of event time its own time; where no timer and no TTL waits for
-    it, what came in the last 10 ms may not count yet. `state`: the states by name.
+    event time the stream has reached, ms; to a timer of event time its own time; in a step without `event_time=`
+    and timers what came in the last 10 ms may not count yet. `state`: the states by name.
     `timers`: `register(ms)` and `delete(ms)`. `wall_timers`: the same by the wall clock, and `after(timedelta)`.
     `emit(name, row)`: give a row to a side output of the step, as it is now. `metrics`: `counter(name).inc()`,
     `gauge(name).set(value)` and `histogram(name).record(value)`, told with the step's own.

@@ -248,10 +248,16 @@ class _ByWallClock(_OnlyRows):
         """May come while no row does, and asks how far event time is."""
 
 
-@pytest.mark.parametrize(("function", "interval_ms"), [(_OnlyRows, 10), (_ByEventTime, 0), (_ByWallClock, 0)])
-def test_watermarks_that_no_step_waits_for_are_told_every_10_ms(function: type[_OnlyRows], interval_ms: int) -> None:
+@pytest.mark.parametrize(
+    ("function", "event_time", "interval_ms"),
+    [(_OnlyRows, None, 10), (_OnlyRows, "intended_at", 0), (_ByEventTime, None, 0), (_ByWallClock, None, 0)],
+)
+def test_watermarks_that_no_step_waits_for_are_told_every_10_ms(
+    function: type[_OnlyRows], event_time: str | None, interval_ms: int
+) -> None:
     flow, ticks = flow_and_stream()
-    out = ticks.key_by("key").process("each", function, schema={"key": int, "value": int, "intended_at": int})
+    keyed, schema = ticks.key_by("key"), {"key": int, "value": int, "intended_at": int}
+    out = keyed.process("each", function, schema=schema, event_time=event_time)
     out.sink("out", CollectSink())
 
     def told_every_ms() -> int:
