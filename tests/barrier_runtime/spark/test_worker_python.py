@@ -34,6 +34,15 @@ def test_a_python_without_the_package_is_told_with_the_remedy(tmp_path: Path) ->
     assert program in str(told.value)
 
 
+def test_a_python_that_finds_the_package_but_not_what_it_needs_is_told(tmp_path: Path) -> None:
+    """As one with the source on its path: each slot failed, and the job waited for slots for ever."""
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    with pytest.raises(InvalidJob, match=r"No module named '\w+'\): set PYSPARK_PYTHON="):
+        check_worker_python(str(program), str(Path(__file__).parents[3]))
+
+
 def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(InvalidJob, match=r"would run /no/such/python, which is not there: set PYSPARK_PYTHON="):
         check_worker_python("/no/such/python", "")
