@@ -5,10 +5,13 @@ What depends on the order of rows takes all rows of the one entry to have arrive
 
 import numpy as np
 
+from barrier_runtime.data.grouping import greatest_magnitude
 from barrier_runtime.operators.aggregation.accumulators import SumBounds
 from barrier_runtime.operators.aggregation.batch_values import Left
 from barrier_runtime.operators.aggregation.plan import AggregationPlan
 from barrier_runtime.operators.aggregation.state_columns import Columns, Ints, Values
+
+_TOO_FAR = 1 << 63
 
 
 def merge_entries(
@@ -51,3 +54,24 @@ def merge_columns(
         after = {name: others[name][later] for name in names}
         for name, values in composite.merged(before, after, of_entry).items():
             columns[name][into] = values
+
+
+def merge_at_once(plan: AggregationPlan, columns: Columns, into: Ints, others: Columns, later: Ints) -> bool:
+    """`merge_columns` where `into` may name an entry several times: they are merged in this order. False: these have to
+    be merged entry by entry, and nothing was done."""
+    if plan.composites:
+        return False
+    for accumulator in plan.accumulators:
+        values = others[accumulator.name][later]
+        if accumulator.kind == "carry":
+            if np.count_nonzero(values):
+                return False
+        elif accumulator.sums_integers:
+            most = greatest_magnitude(columns[accumulator.name][into]) + greatest_magnitude(values) * len(values)
+            if most >= _TOO_FAR:
+                return False
+    for accumulator in plan.accumulators:
+        if accumulator.kind != "carry":
+            with np.errstate(invalid="ignore"):  # NaN is a value here
+                accumulator.ufunc.at(columns[accumulator.name], into, others[accumulator.name][later])
+    return True

@@ -38,7 +38,7 @@ from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.grouping import order_of_ints, stable_order
 from barrier_runtime.data.keys import sort_rows
 from barrier_runtime.operators.aggregation.functions import Aggregate
-from barrier_runtime.operators.aggregation.merging import merge_columns
+from barrier_runtime.operators.aggregation.merging import merge_at_once, merge_columns
 from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.base import Capture, Emit, OperatorContext
 from barrier_runtime.operators.keyed.progress import Floor, Progress
@@ -243,9 +243,7 @@ class SlidingAggregateOperator(WindowAggregateOperator):
         """`groups`: key groups, for which it goes out."""
         if not self._due.has_row_ids:
             self._keys = self._new_keys()
-        for slice_start in range(start, start + self._window.size_ms, self._window.slide_ms):
-            if slice_start in self._due.starts:
-                yield from self._add_up(slice_start, None if groups.all() else groups)
+        yield from self._add_up(start, None if groups.all() else groups)
         present = np.flatnonzero(self._sums["rows"]) if self._sums else _NONE
         for numbers, of_groups in self._parts_of(present, groups):
             if len(numbers):
@@ -253,15 +251,33 @@ class SlidingAggregateOperator(WindowAggregateOperator):
             self._fired_ms[of_groups] = self._window.last_ms(start)
             yield
 
-    def _add_up(self, slice_start: int, groups: npt.NDArray[np.bool_] | None) -> Iterator[None]:
-        """Into `_sums`, what the entries of a slice have."""
-        for row_ids, numbers in self._entries(slice_start):
-            if groups is not None:
-                chosen = groups[self._keys.groups[numbers]]
-                row_ids, numbers = row_ids[chosen], numbers[chosen]
-            self._grow_sums()
-            merge_columns(self._plan, self._sums, numbers, self._table.columns, row_ids, self._left_of_number)
-            yield
+    def _add_up(self, start: int, groups: npt.NDArray[np.bool_] | None) -> Iterator[None]:
+        """Into `_sums`, what the slices of a window have; small ones together, as most of what they take is calls."""
+        waiting: list[tuple[Ints, Ints]] = []
+        entries = 0
+        for slice_start in range(start, start + self._window.size_ms, self._window.slide_ms):
+            for row_ids, numbers in self._entries(slice_start) if slice_start in self._due.starts else ():
+                if groups is not None:
+                    chosen = groups[self._keys.groups[numbers]]
+                    row_ids, numbers = row_ids[chosen], numbers[chosen]
+                waiting.append((row_ids, numbers))
+                entries += len(numbers)
+                if entries >= firing.PART or not self._due.has_row_ids:  # else row ids are good for now alone
+                    self._merge(waiting)
+                    waiting, entries = [], 0
+                    yield
+        self._merge(waiting)
+
+    def _merge(self, slices: list[tuple[Ints, Ints]]) -> None:
+        """Row ids and numbers of entries of some slices, the oldest first."""
+        self._grow_sums()
+        columns = self._table.columns
+        if len(slices) > 1:
+            row_ids, numbers = (np.concatenate(each) for each in zip(*slices, strict=True))
+            if merge_at_once(self._plan, self._sums, numbers, columns, row_ids):
+                return
+        for row_ids, numbers in slices:
+            merge_columns(self._plan, self._sums, numbers, columns, row_ids, self._left_of_number)
 
     def _entries(self, slice_start: int) -> Iterator[tuple[Ints, Ints]]:
         """Row ids and numbers of the entries of a slice, each once, in parts."""
@@ -290,7 +306,7 @@ class SlidingAggregateOperator(WindowAggregateOperator):
     def _parts_of(self, numbers: Ints, groups: npt.NDArray[np.bool_]) -> Iterator[tuple[Ints, Ints]]:
         """Parts of these keys, in order, and the key groups that are done with them."""
         its_groups = np.flatnonzero(groups)
-        if len(numbers) <= firing.FEW:
+        if groups.all() and len(numbers) <= firing.FEW:  # else some of it may have gone out before a restore, by groups
             yield self._in_order(numbers), its_groups
             return
         of_number = self._keys.groups[numbers]
