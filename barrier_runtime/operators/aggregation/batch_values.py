@@ -37,6 +37,7 @@ class BatchValues:
         self._valid: dict[str, npt.NDArray[np.bool_] | None] = {}
         self._filled: dict[tuple[str, str], Values] = {}
         self._words: dict[str, Words] = {}
+        self.latest: dict[Any, tuple[RunningOrder, list[Values], npt.NDArray[np.intp]]] = {}  # see `kinds/picks`
 
     def valid(self, column: str) -> npt.NDArray[np.bool_] | None:
         """Which rows are not null; None when all are."""

@@ -61,7 +61,7 @@ class Pick(RowByRow):
 
     def after(self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left) -> dict[str, Values]:
         has, groups = before[self._part("has")], rows.groups()
-        latest = rows.latest(self._replacing(before, rows, groups, batch))
+        latest = self._latest(before, rows, groups, batch)
         valid = batch.valid(self.column)
         given = np.full(len(groups), _VALUE, np.int8)
         if valid is not None:
@@ -115,6 +115,18 @@ class Pick(RowByRow):
         return [self._part(part) for part in _parts("by", self.by_kind)]
 
     # ---- which rows replace what is held
+
+    def _latest(self, before: Columns, rows: RunningOrder, groups: Positions, batch: BatchValues) -> Positions:
+        """For each row the one that is held then (see `RunningOrder.latest`). Several values of the row that has the
+        greatest of one column are told by one search, unless one of them came to the state later."""
+        if not self._compares_another:
+            return rows.latest(self._replacing(before, rows, groups, batch))
+        held = [before[name] for name in (self._part("has"), *self._by_names)]
+        found = batch.latest.get((self.rule, self.by))
+        if found is None or found[0] is not rows or not all(map(np.array_equal, found[1], held)):
+            latest = rows.latest(self._replacing(before, rows, groups, batch))
+            found = batch.latest[self.rule, self.by] = rows, held, latest
+        return found[2]
 
     def _replacing(self, before: Columns, rows: RunningOrder, groups: Positions, batch: BatchValues) -> Positions:
         counts = batch.valid(self.by or self.column) if self.known or self.by else None
