@@ -20,6 +20,7 @@ from barrier_runtime import Dataflow
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.partitioning import hash_partition
+from barrier_runtime.operators.aggregation.batch_values import BatchValues, RunningOrder
 from barrier_runtime.operators.aggregation.functions import (
     Aggregate,
     all_,
@@ -38,8 +39,10 @@ from barrier_runtime.operators.aggregation.functions import (
     var_pop,
     variance,
 )
+from barrier_runtime.operators.aggregation.kinds.picks import Pick
 from barrier_runtime.operators.aggregation.plan import plan_aggregates
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
+from barrier_runtime.operators.aggregation.state_columns import Columns
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.assigners import Sliding, Tumbling
@@ -545,3 +548,30 @@ def test_an_unsigned_number_beyond_the_signed_ones_is_refused_with_the_remedy(ag
     driven = Driven(RunningAggregateOperator("r", ["k"], {"x": aggregate}))
     with pytest.raises(InvalidJob, match=r"running aggregate 'r': column 'v' \(uint64\).*cast it to float64"):
         driven.feed(pa.record_batch({"k": [1], "v": pa.array([2**63], pa.uint64())}))
+
+
+def test_values_of_one_row_are_found_together_and_one_that_came_later_by_itself() -> None:
+    """Picks by one column share a search as long as they hold the same."""
+    picks = [Pick("max", column, pa.int64(), "x", pa.int64()) for column in ("a", "b", "c")]
+    picks.append(Pick("min", "a", pa.int64(), "x", pa.int64()))
+    random = np.random.default_rng(8)
+
+    def batch() -> pa.RecordBatch:
+        return pa.record_batch({name: random.integers(0, 50, 40) for name in ("a", "b", "c", "x")})
+
+    def after(pick: Pick, before: Columns, rows: RunningOrder, values: BatchValues) -> dict[str, list[Any]]:
+        return {name: column.tolist() for name, column in pick.running(before, rows, values, _left)[1].items()}
+
+    held = [{name: np.full(4, initial, dtype) for name, (dtype, initial) in pick.storage().items()} for pick in picks]
+    for number in range(3):
+        added, rows = batch(), RunningOrder.of(random.permutation(np.arange(40) % 4))
+        together = BatchValues(added, "a step")
+        for pick, before in zip(picks, held, strict=True):
+            alone = after(pick, before, rows, BatchValues(added, "a step"))
+            assert after(pick, before, rows, together) == alone
+            if number or pick.column != "b":  # b is there from the second batch on
+                before.update(pick.running(before, rows, together, _left)[0])
+
+
+def _left(column: str, row_id: int, aggregate: str = "sum_") -> Exception:
+    return AssertionError(column)
