@@ -102,6 +102,26 @@ def test_what_is_no_table_is_refused(folder: str) -> None:
         source("gs://bucket/table")
 
 
+def test_a_table_with_deletion_vectors_is_refused_until_the_feature_is_dropped(folder: str) -> None:
+    """The protocols are those that Delta's jar 4.4 writes."""
+
+    def commit(version: int, reader: int, **features: list[str]) -> None:
+        protocol = {"minReaderVersion": reader, "minWriterVersion": 7, **features}
+        lines = (json.dumps({"commitInfo": {"timestamp": 0}}), json.dumps({"protocol": protocol}))
+        (Path(folder) / "_delta_log" / f"{version:020d}.json").write_text("\n".join(lines))
+
+    append(folder, 1, 2, 3)
+    common = ["invariants", "appendOnly"]
+    commit(1, 3, readerFeatures=["deletionVectors"], writerFeatures=["deletionVectors", *common])
+    with pytest.raises(
+        InvalidJob, match=r"version 1 of the table \S+ has deletion vectors.*DROP FEATURE deletionVectors"
+    ):
+        source(folder)
+    commit(2, 1, writerFeatures=[*common, "checkpointProtection"])
+    with reading(source(folder)) as reader:
+        assert sorted(taken(reader, 3)) == [1, 2, 3]
+
+
 def test_a_job_reads_a_table_on_s3_to_its_end(s3: S3Server, tmp_path: Path) -> None:
     url = f"{s3.url}/tables/numbers"
     options = {"AWS_ENDPOINT_URL": s3.endpoint, "AWS_ALLOW_HTTP": "true", "aws_conditional_put": "etag"}
