@@ -5,19 +5,23 @@ What a function refers to is looked through: variables of the functions around i
 attributes of its object. Libraries' data is taken for copyable; nothing is pickled.
 """
 
+import copyreg
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from functools import partial
 from itertools import chain, islice
-from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from types import CodeType, FunctionType, GetSetDescriptorType, MethodType, ModuleType
+from typing import Any, TypeVar
+from weakref import WeakSet
 
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.state.errors import BarrierRuntimeError
 
 _DATA = ("numpy", "pyarrow", "pandas", "polars", "datetime", "decimal")
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type(...), range, slice)
+_BY_CLOUDPICKLE = (ModuleType, CodeType, GetSetDescriptorType, TypeVar, WeakSet, memoryview, property)
+_MADE_ANEW = ("__", "_abc_impl")  # with the class
 _ELEMENTS = 100  # of a list, that are looked at
 _OBJECTS = 10_000
 
@@ -29,7 +33,7 @@ def uncopyable(value: Any) -> str:
     kept = []  # what is made on the way, so that no id comes twice
     while todo and len(seen) < _OBJECTS:
         path, found = todo.pop()
-        if id(found) in seen or isinstance(found, (*_ATOMS, ModuleType)):
+        if id(found) in seen or isinstance(found, _ATOMS + _BY_CLOUDPICKLE):
             continue
         seen.add(id(found))
         kept.append(found)
@@ -59,16 +63,17 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((path, each) for each in (value.func, *value.args, *value.keywords.values()))
     elif isinstance(value, type):
         if _by_value(value):
-            own = ((name, each) for name, each in vars(value).items() if not name.startswith("__"))
+            own = ((name, each) for name, each in vars(value).items() if not name.startswith(_MADE_ANEW))
             yield from ((f"`{name}` of class {value.__name__}", each) for name, each in own)
     elif isinstance(value, Mapping):
         yield from ((path, each) for each in islice(chain(value.keys(), value.values()), _ELEMENTS))
-    elif isinstance(value, list | tuple | set | frozenset):
+    elif isinstance(value, list | tuple | set | frozenset | KeysView | ValuesView | ItemsView):
         yield from ((path, each) for each in islice(value, _ELEMENTS))
     elif isinstance(value, classmethod | staticmethod):
         yield path, value.__func__
-    elif type(value).__module__.partition(".")[0] not in _DATA and not isinstance(value, property):
-        state = value.__reduce_ex__(4)
+    elif type(value).__module__.partition(".")[0] not in _DATA:
+        reduced = copyreg.dispatch_table.get(type(value))
+        state = value.__reduce_ex__(4) if reduced is None else reduced(value)
         state = state[2] if isinstance(state, tuple) and len(state) > 2 else None
         for each in state if isinstance(state, tuple) else (state,):
             inner = each.items() if isinstance(each, dict) else [("", each)]

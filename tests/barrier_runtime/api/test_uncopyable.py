@@ -1,15 +1,22 @@
 """A function that refers to what no other process can have is told with the step and the variable: as a warning where
 the flow runs in one process, as an error where it is to run on Spark, before that starts."""
 
+import abc
+import enum
 import io
+import logging
+import re
 import threading
 import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
+import pydantic
 import pytest
+from pyspark import cloudpickle
 
 from barrier_runtime import CollectSink, Dataflow, InvalidJob, JsonlSink
 from barrier_runtime.graph.uncopyable import uncopyable
@@ -86,6 +93,41 @@ def test_a_run_on_spark_is_refused_with_step_and_variable(tmp_path: Path) -> Non
 )
 def test_the_variable_is_found(value: Any, told: str) -> None:
     assert uncopyable(value) == told
+
+
+def test_what_cloudpickle_copies_in_ways_of_its_own_is_not_told() -> None:
+    class Shape(abc.ABC):
+        sides = {"a": 1}
+
+        @property
+        @abc.abstractmethod
+        def area(self) -> int: ...
+
+    class Square(Shape):
+        @classmethod
+        def of(cls) -> Any:
+            return cls()
+
+        @property
+        def area(self) -> int:
+            return 1
+
+    class Row(pydantic.BaseModel):
+        at: int
+
+    class Answers(Protocol):
+        def answer(self) -> int: ...
+
+    class Colour(enum.Enum):
+        RED = "red"
+
+    of_the_program = [
+        Square, Square.of, Square(), Row, Row(at=1), Answers, Colour, Colour.RED, re.compile("a+"),
+        memoryview(b"a"), Shape.sides.keys(), Shape.sides.items(), logging.getLogger("a"), WeakSet(), TypeVar("V"),
+    ]  # fmt: skip
+    for value in of_the_program:
+        cloudpickle.dumps(value)
+        assert uncopyable(closing_over(value)) == ""
 
 
 def test_what_refers_to_itself_is_looked_at_once() -> None:
