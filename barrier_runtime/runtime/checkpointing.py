@@ -98,9 +98,9 @@ class Checkpointing:
         for run in self._runs_of(subtask, checkpoint):
             run.recorded(in_flight, write, self._executors.of_rows_in_flight(subtask.chain))
 
-    def drain_slice(self) -> bool:
-        """One slice of one snapshot's frozen state. True when more is left."""
-        more = any(run.drain_slice() for run in self.runs)
+    def drain_slice(self, slices: int = 1) -> bool:
+        """A slice of one snapshot's frozen state, or so many at once. True when more is left."""
+        more = any(run.drain_slice(slices) for run in self.runs)
         self.runs = [run for run in self.runs if not run.over]
         return more
 

@@ -94,6 +94,7 @@ class OperatorContexts:
         metrics: MetricRegistry,
         report_commit: Callable[[str, CommitReport], None],
         call_later: Callable[[float, Callable[[], None]], None],
+        merge_later: Callable[[float, Callable[[], None]], None],
         wake: Callable[[], None],
         wake_from_thread: Callable[[], None],
         at_hand: AtHand,
@@ -110,6 +111,7 @@ class OperatorContexts:
         self._metrics = metrics
         self._report_commit = report_commit
         self._call_later = call_later
+        self._merge_later = merge_later
         self._wake = wake
         self._wake_from_thread = wake_from_thread
 
@@ -142,7 +144,7 @@ class OperatorContexts:
                 thresholds=settings.thresholds,
                 watched=settings.watched,
             )
-            backend.snapshots.merge(res.clock.monotonic_s, self._call_later)
+            backend.snapshots.merge(res.clock.monotonic_s, self._merge_later)
             return backend
 
         executor, snapshot_executor = self._executors.add_operator(chain, operator)

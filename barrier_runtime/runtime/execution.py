@@ -51,6 +51,8 @@ from barrier_runtime.runtime.subtask import Subtask
 from barrier_runtime.state.errors import UserCodeError
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
+_PAUSED_SLICES = 8  # of frozen state at once, when sources have stopped: few rows are left to wait for that
+_PAUSED_S = 0.05  # between two looks whether they read on
 _ADAPT_S = 0.2  # between two looks at how much the channels' windows should hold
 
 
@@ -75,6 +77,7 @@ class Execution:
         self._events = events
         self._completed = deploy.checkpoint or 0  # the newest checkpoint that is
         self._cancelled = False
+        self._paused = 0  # the checkpoint behind which sources read nothing; 0: there is none
         self.closed: asyncio.Future[None] = resources.loop.create_future()  # cancelled, and every operator let go
         self._wall_ns = resources.clock.wall_ns
         self.scheduler = Scheduler(
@@ -96,6 +99,7 @@ class Execution:
             metrics,
             commits.report,
             self._call_later,
+            self._call_unless_paused,
             wake,
             self._wake_from_thread,
             self,
@@ -196,6 +200,8 @@ class Execution:
 
     def trigger(self, barrier: Barrier, *, pause: bool = False, overtakes_timers: bool = False) -> None:
         """As `Subtask.on_trigger`."""
+        if pause:
+            self._paused = self._paused or barrier.id
         self._guarded(lambda subtask: subtask.on_trigger(barrier, pause, overtakes_timers))
 
     def end_sources(self) -> None:
@@ -245,6 +251,8 @@ class Execution:
     def abort(self, checkpoint: int) -> None:
         self._guarded(lambda subtask: subtask.on_abort(checkpoint))
         self._checkpointing.abort(checkpoint)
+        if checkpoint >= self._paused:
+            self._paused = 0
         self.scheduler.wake()  # sources that were paused with it go on
 
     def _guarded(self, order: Callable[[Subtask], None]) -> None:
@@ -260,7 +268,7 @@ class Execution:
         """Barriers that came in, then one slice of one snapshot's frozen state. True when more is left."""
         self._guarded(Subtask.take_announcements)
         checkpointing = self._checkpointing
-        return bool(checkpointing.runs) and checkpointing.drain_slice()
+        return bool(checkpointing.runs) and checkpointing.drain_slice(_PAUSED_SLICES if self._paused else 1)
 
     # ------------------------------------------------------------ SubtaskHost
 
@@ -341,6 +349,18 @@ class Execution:
 
     def _call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
         self._timer(delay_s, callback)
+
+    def _call_unless_paused(self, delay_s: float, callback: Callable[[], None]) -> None:
+        """For work that may wait. Databases that merge while sources stand would have to write it all out in the move
+        to come, where they are closed."""
+
+        def call() -> None:
+            if self._paused:
+                self._timer(_PAUSED_S, call)
+            else:
+                callback()
+
+        self._timer(delay_s, call)
 
     def _wake_from_thread(self) -> None:
         loop = self._res.loop

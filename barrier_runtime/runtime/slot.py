@@ -203,6 +203,11 @@ class Slot:
             return
         self._drop_generation(message.token)
         self._res.copies.keep_only(message.keep_checkpoint)
+        self._res.workers.submit(self._res.copies.delete_unwanted, self._on_deleted)
+
+    def _on_deleted(self, result: None, error: BaseException | None) -> None:
+        if error is not None:
+            log.warning("slot %d could not delete old copies of state: %s", self.identity.slot, error)
 
     def _on_deploy(self, message: Deploy) -> None:
         if message.token < self.token or (message.token == self.token and self._phase != "idle"):

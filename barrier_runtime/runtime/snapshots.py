@@ -77,11 +77,11 @@ class SnapshotRun:
         if not self._undrained:
             self._write()
 
-    def drain_slice(self) -> bool:
-        """Write one slice of frozen state. True while there is more."""
+    def drain_slice(self, slices: int = 1) -> bool:
+        """Write a slice of frozen state, or so many at once. True while there is more."""
         if not self._undrained:
             return False
-        if self._undrained[-1].drain(_DRAIN_ENTRIES):
+        if self._undrained[-1].drain(slices * _DRAIN_ENTRIES):
             self._undrained.pop()
             if not self._undrained:
                 self._write()

@@ -152,6 +152,13 @@ class Rescale:
             return (self.decided_ms or 0) + self.request.timeout_ms
         return None
 
+    def holds_checkpoints(self, decided: int) -> bool:
+        """The checkpoint to move with is the next one and comes soon, is under way, or is decided: then what comes
+        after it is another generation's. `decided`: the newest that is."""
+        if self.state is RescaleState.STARTING:
+            return self.ahead.holds_others(decided)
+        return self.paused_ms is not None and self.state.pausing
+
     def pauses(self, checkpoint: int) -> bool:
         """Sources read nothing after this checkpoint."""
         return self.state.pausing and self.barrier is not None and checkpoint >= self.barrier

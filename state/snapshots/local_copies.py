@@ -108,11 +108,10 @@ class LocalCopies:
                 path.unlink(missing_ok=True)
 
     def keep_only(self, checkpoint: int) -> None:
-        """Drop the copies of every other checkpoint, now."""
+        """Drop the copies of every other checkpoint. Only marks them."""
         with self._lock:
             for key in [key for key in self._copies if key[2] != checkpoint]:
                 self._unwanted.append(self._copies.pop(key).directory)
-        self.delete_unwanted()
 
     def drop_all(self) -> None:
         with self._lock:

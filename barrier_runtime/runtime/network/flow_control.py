@@ -19,7 +19,7 @@ CHUNK_NS = 20_000_000
 _LONG_NS = CHUNK_NS // 10
 MIN_CHUNK_BYTES = 1024
 _FIRST_BYTES = 256 * 1024
-_FIRST_CHUNK_BYTES = 64 * 1024
+_FIRST_CHUNK_BYTES = 16 * 1024  # behind a restore caches are cold and much is due: the first rows are to be out soon
 _GROWTH = 4
 
 

@@ -96,7 +96,7 @@ class Running(Phase):
 
     def deadline(self, job: Job) -> int | None:
         graces = [slot.lost_ms + job.spec.reconnect_grace_ms for slot in job.slots if slot.lost_ms is not None]
-        triggers = not job.commits.too_far_behind and not self._stops_for_rescale(job)
+        triggers = not job.commits.too_far_behind and not self._holds_checkpoints(job)
         pending = self._pending(job).next_deadline(with_trigger=triggers)
         rescale = job.rescales.open
         others = (pending, None if rescale is None or self._decides_move(job) else rescale.deadline_ms)
@@ -208,7 +208,7 @@ class Running(Phase):
     # ------------------------------------------------------------ checkpoints
 
     def on_trigger(self, job: Job, now_ms: int) -> Decision | None:
-        if not self._stops_for_rescale(job):
+        if not self._holds_checkpoints(job):
             self._pending(job).request()
         return self._pump(job, now_ms)
 
@@ -301,7 +301,7 @@ class Running(Phase):
             pending.triggering = Triggering.ON_REQUEST
             if not any(checkpoint.final for checkpoint in pending.open):
                 pending.request()
-        if not self._stops_for_rescale(job):
+        if not self._holds_checkpoints(job):
             self._trigger_if_due(job, now_ms)
         ready = pending.ready()
         if ready is not None and not job.log.in_flight:
@@ -452,9 +452,10 @@ class Running(Phase):
             return True
         newest = job.decided.manifest
         fetched = min(slot.prefetched for slot in self._fetching(job, rescale))
-        due = rescale.ahead.next(fetched, newest.checkpoint, now_ms - newest.created_wall_ms, late)
+        under_way = [checkpoint.id for checkpoint in self._pending(job).open]
+        age_ms = now_ms - newest.created_wall_ms
+        due = rescale.ahead.next(fetched, newest.checkpoint, age_ms, bool(under_way), late)
         if due is Next.CHECKPOINT:
-            under_way = [checkpoint.id for checkpoint in self._pending(job).open]
             rescale.ahead.taken(under_way[-1] if under_way else self._pending(job).request())
         return due is Next.STOP
 
@@ -487,10 +488,9 @@ class Running(Phase):
         job.fail_rescale(error, now_ms)
         return Restart(f"the job goes on as it was: {error}", counted=False)
 
-    def _stops_for_rescale(self, job: Job) -> bool:
-        """The checkpoint to move with is under way or decided: what comes after it is another generation's."""
+    def _holds_checkpoints(self, job: Job) -> bool:
         rescale = job.rescales.open
-        return rescale is not None and rescale.paused_ms is not None and rescale.state.pausing
+        return rescale is not None and rescale.holds_checkpoints(job.last_completed)
 
     def _committed(self, job: Job, now_ms: int) -> None:
         """More may be visible than was."""

@@ -100,6 +100,48 @@ async def test_sources_read_nothing_behind_a_checkpoint_that_pauses_them_until_i
     await bench.close()
 
 
+async def test_what_may_wait_waits_while_sources_stand_and_is_dropped_with_its_generation(tmp_path):
+    bench, moved = Bench(tmp_path), []
+    await bench.running(5)
+    merge_later = bench.slots[0]._execution._call_unless_paused
+    merge_later(0.0, lambda: moved.append("first"))
+    await bench.until(lambda: moved == ["first"])
+    bench.tell(Trigger(5, 1, 0, pause=True))
+    merge_later(0.0, lambda: moved.append("second"))
+    await bench.acks(1, 5)
+    await bench.checkpoint(2, 5)
+    assert moved == ["first"]
+    bench.tell(AbortCheckpoint(5, 1, "no"))
+    await bench.until(lambda: moved == ["first", "second"])
+    bench.tell(Trigger(5, 3, 0, pause=True))
+    merge_later(0.0, lambda: moved.append("third"))
+    bench.tell(CancelGeneration(6, 2))
+    await bench.slots[0].closed()
+    await bench.running(6)
+    await bench.checkpoint(4, 6)
+    assert moved == ["first", "second"]
+    await bench.close()
+
+
+async def test_copies_of_another_checkpoint_are_deleted_beside_the_loop(tmp_path, monkeypatch):
+    """Between two generations the loop has other things to do than to remove files."""
+    bench, threads = Bench(tmp_path), []
+    await bench.running(5)
+    copies = bench.slots[0]._res.copies
+    folders = [copies.new_directory(tmp_path / "copies", number) for number in (1, 2)]
+    for number, folder in enumerate(folders, 1):
+        folder.mkdir(parents=True)
+        copies.add("target", 0, number, folder, ())
+    delete = copies.delete_unwanted
+    monkeypatch.setattr(copies, "delete_unwanted", lambda: (delete(), threads.append(threading.current_thread())))
+    bench.tell(CancelGeneration(6, 2))
+    await bench.until(lambda: threads)
+    assert threading.main_thread() not in threads
+    assert not folders[0].exists()
+    assert folders[1].is_dir()
+    await bench.close()
+
+
 async def test_before_it_answers_the_checkpoint_that_a_job_stops_with_a_slot_tells_its_last_figures(tmp_path):
     """The job may end with that answer, and no heartbeat comes any more."""
     bench = Bench(tmp_path)

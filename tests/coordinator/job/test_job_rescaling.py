@@ -7,7 +7,7 @@ from coordinator_world import Coordinator, FakeSlot, kinds, log_of, options, spe
 
 from barrier_runtime.coordinator.client.rest_types import RescaleAsked
 from barrier_runtime.coordinator.job.effects import Append, WriteManifest
-from barrier_runtime.coordinator.job.events import UserRescale
+from barrier_runtime.coordinator.job.events import UserRescale, UserTrigger
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.log.records import Complete, Fence
 from barrier_runtime.coordinator.status.health import HANGING_MS
@@ -394,6 +394,47 @@ def test_slots_that_stay_are_waited_for_where_no_new_one_comes_and_sources_stop_
     commit(number, a, b)
     coordinator.settle()
     assert fences(store)[-1] == (1, number)
+
+
+def test_a_checkpoint_under_way_is_fetched_before_the_sources_stop_and_the_next_one_is_that_of_the_move():
+    """Else sources would stop behind it, and what came in two checkpoints would be fetched in the pause."""
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    a.prefetches = b.prefetches = False
+    first = coordinator.checkpoint(a, b)
+    ask(coordinator, 1)
+    coordinator.later(0)
+    coordinator.post(UserTrigger())
+    under_way = a.last(Trigger).checkpoint
+    assert under_way == first + 1
+    a.fetched(first)
+    coordinator.later(0)
+    coordinator.acknowledge(a, b)
+    assert (a.last(Prefetch).checkpoint, a.last(Trigger).checkpoint) == (under_way, under_way)
+    coordinator.later(2_000)
+    coordinator.post(UserTrigger())
+    coordinator.later(0)
+    assert a.last(Trigger).checkpoint == under_way, "no other comes between, though one is due, and asked for"
+    a.fetched(under_way)
+    number = last_checkpoint(coordinator, a, b)
+    assert number == under_way + 1
+    commit(number, a, b)
+    coordinator.settle()
+    assert fences(store)[-1] == (1, number)
+
+
+def test_checkpoints_are_not_held_back_longer_than_a_slot_may_take_to_fetch():
+    coordinator, a, b = started(MemoryStore())
+    a.prefetches = b.prefetches = False
+    first = coordinator.checkpoint(a, b)
+    ask(coordinator, 1)
+    coordinator.later(0)
+    coordinator.post(UserTrigger())
+    a.fetched(first)
+    coordinator.later(0)
+    coordinator.acknowledge(a, b)
+    coordinator.later(PATIENCE_MS)
+    assert (a.last(Trigger).checkpoint, a.last(Trigger).pause) == (first + 2, True)
 
 
 def test_what_was_fetched_for_another_move_does_not_count():

@@ -447,6 +447,8 @@ def test_keeping_only_one_checkpoint_deletes_the_folders_of_the_others(rocksdb_b
     snapshots = {number: checkpoint(backend, number) for number in (1, 2, 3)}
     backend.close()
     rocksdb_bench.copies.keep_only(2)
+    assert len(list(rocksdb_bench.directory.glob("*/checkpoint-*"))) == 3, "it is marked, and deleted off the loop"
+    rocksdb_bench.copies.delete_unwanted()
     folders = [path.name for path in rocksdb_bench.directory.glob("*/checkpoint-*")]
     assert [name.split("-")[1] for name in folders] == ["2"]
     assert rocksdb_bench.copies.find("counts", 0, snapshots[2].files) is not None
