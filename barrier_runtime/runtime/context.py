@@ -13,6 +13,7 @@ from barrier_runtime.coordinator.wire.messages import Deploy
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.operators.base import CommitReport, OperatorContext
 from barrier_runtime.operators.metrics import MetricRegistry
+from barrier_runtime.runtime.host.generation_timers import GenerationTimers
 from barrier_runtime.runtime.host.workers import WorkerExecutor, WorkerPool
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
@@ -93,8 +94,7 @@ class OperatorContexts:
         executors: GenerationExecutors,
         metrics: MetricRegistry,
         report_commit: Callable[[str, CommitReport], None],
-        call_later: Callable[[float, Callable[[], None]], None],
-        merge_later: Callable[[float, Callable[[], None]], None],
+        later: GenerationTimers,
         wake: Callable[[], None],
         wake_from_thread: Callable[[], None],
         at_hand: AtHand,
@@ -110,8 +110,7 @@ class OperatorContexts:
         self._executors = executors
         self._metrics = metrics
         self._report_commit = report_commit
-        self._call_later = call_later
-        self._merge_later = merge_later
+        self._later = later
         self._wake = wake
         self._wake_from_thread = wake_from_thread
 
@@ -144,7 +143,7 @@ class OperatorContexts:
                 thresholds=settings.thresholds,
                 watched=settings.watched,
             )
-            backend.snapshots.merge(res.clock.monotonic_s, self._merge_later)
+            backend.snapshots.merge(res.clock.monotonic_s, self._later.call_when_reading)
             return backend
 
         executor, snapshot_executor = self._executors.add_operator(chain, operator)
@@ -163,7 +162,7 @@ class OperatorContexts:
             local_dir=directory,
             make_store=res.make_store,
             job_store=res.store,
-            call_later=self._call_later,
+            call_later=self._later.call_later,
             wake=self._wake,
             now_s=res.clock.monotonic_s,
             wall_ms=lambda: res.clock.wall_ns() // 1_000_000,

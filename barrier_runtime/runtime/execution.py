@@ -35,6 +35,7 @@ from barrier_runtime.runtime.checkpointing import Checkpointing
 from barrier_runtime.runtime.closing import POLL_S, Closing
 from barrier_runtime.runtime.context import GenerationExecutors, OperatorContexts
 from barrier_runtime.runtime.given import committables, restored_in
+from barrier_runtime.runtime.host.generation_timers import GenerationTimers
 from barrier_runtime.runtime.host.workers import WorkerExecutor
 from barrier_runtime.runtime.in_flight.writer import InFlightData
 from barrier_runtime.runtime.load import LoadSince
@@ -51,8 +52,7 @@ from barrier_runtime.runtime.subtask import Subtask
 from barrier_runtime.state.errors import UserCodeError
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
-_PAUSED_SLICES = 8  # of frozen state at once, when sources have stopped: few rows are left to wait for that
-_PAUSED_S = 0.05  # between two looks whether they read on
+_PAUSED_SLICES = 8  # of frozen state at once, while sources stand: few rows are left to wait for that
 _ADAPT_S = 0.2  # between two looks at how much the channels' windows should hold
 
 
@@ -77,7 +77,7 @@ class Execution:
         self._events = events
         self._completed = deploy.checkpoint or 0  # the newest checkpoint that is
         self._cancelled = False
-        self._paused = 0  # the checkpoint behind which sources read nothing; 0: there is none
+        self._later = GenerationTimers(self._timer)
         self.closed: asyncio.Future[None] = resources.loop.create_future()  # cancelled, and every operator let go
         self._wall_ns = resources.clock.wall_ns
         self.scheduler = Scheduler(
@@ -98,8 +98,7 @@ class Execution:
             executors,
             metrics,
             commits.report,
-            self._call_later,
-            self._call_unless_paused,
+            self._later,
             wake,
             self._wake_from_thread,
             self,
@@ -201,7 +200,7 @@ class Execution:
     def trigger(self, barrier: Barrier, *, pause: bool = False, overtakes_timers: bool = False) -> None:
         """As `Subtask.on_trigger`."""
         if pause:
-            self._paused = self._paused or barrier.id
+            self._later.pause(barrier.id)
         self._guarded(lambda subtask: subtask.on_trigger(barrier, pause, overtakes_timers))
 
     def end_sources(self) -> None:
@@ -251,8 +250,7 @@ class Execution:
     def abort(self, checkpoint: int) -> None:
         self._guarded(lambda subtask: subtask.on_abort(checkpoint))
         self._checkpointing.abort(checkpoint)
-        if checkpoint >= self._paused:
-            self._paused = 0
+        self._later.aborted(checkpoint)
         self.scheduler.wake()  # sources that were paused with it go on
 
     def _guarded(self, order: Callable[[Subtask], None]) -> None:
@@ -267,8 +265,8 @@ class Execution:
     def _between_passes(self) -> bool:
         """Barriers that came in, then one slice of one snapshot's frozen state. True when more is left."""
         self._guarded(Subtask.take_announcements)
-        checkpointing = self._checkpointing
-        return bool(checkpointing.runs) and checkpointing.drain_slice(_PAUSED_SLICES if self._paused else 1)
+        slices = _PAUSED_SLICES if self._later.sources_stand else 1
+        return bool(self._checkpointing.runs) and self._checkpointing.drain_slice(slices)
 
     # ------------------------------------------------------------ SubtaskHost
 
@@ -346,21 +344,6 @@ class Execution:
         if not self._cancelled:
             self._events.failed(subtask, operator, error)
             self.cancel()
-
-    def _call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
-        self._timer(delay_s, callback)
-
-    def _call_unless_paused(self, delay_s: float, callback: Callable[[], None]) -> None:
-        """For work that may wait. Databases that merge while sources stand would have to write it all out in the move
-        to come, where they are closed."""
-
-        def call() -> None:
-            if self._paused:
-                self._timer(_PAUSED_S, call)
-            else:
-                callback()
-
-        self._timer(delay_s, call)
 
     def _wake_from_thread(self) -> None:
         loop = self._res.loop

@@ -72,17 +72,15 @@ class _Tree:
     @staticmethod
     def of(expression: pc.Expression) -> "_Tree | None":
         """None: it cannot be told what it is made of."""
-        (buffer,) = expression.__reduce__()[1]
-        row = pa.ipc.open_file(buffer).get_batch(0)
-        _, _, told = row.schema.to_string(truncate_metadata=False).partition(_METADATA)
-        pairs = [line.partition(": ") for line in told.splitlines()]
-        tree = _Tree([(key, value[1:-1]) for key, _, value in pairs], row)
         try:
-            if tree.part(0, len(pairs)).equals(expression):
-                return tree
+            (buffer,) = expression.__reduce__()[1]
+            row = pa.ipc.open_file(buffer).get_batch(0)
+            _, _, told = row.schema.to_string(truncate_metadata=False).partition(_METADATA)
+            pairs = [line.partition(": ") for line in told.splitlines()]
+            tree = _Tree([(key, value[1:-1]) for key, _, value in pairs], row)
+            return tree if tree.part(0, len(pairs)).equals(expression) else None
         except (pa.ArrowException, ValueError):
-            pass  # a name with a line break, for instance
-        return None
+            return None  # a column by its number, or a name with a line break, for instance
 
     @property
     def calls(self) -> list[tuple[int, int]]:

@@ -36,6 +36,7 @@ def sql(text: str) -> pc.Expression:
         ([sql("CASE WHEN n > 0 THEN n END"), sql("CASE WHEN n > 0 THEN m END"), sql("n > 0")], 2),
         ([pc.struct_field(pc.field("s"), "x") + 1, pc.struct_field(pc.field("s"), "x"), pc.field("s", "y")], 1),
         ([pc.field("n"), pc.field("n"), pc.scalar(1), pc.scalar(1), *[pc.add(pc.scalar(1), 2)] * 2], 0),
+        ([pc.field(1) + 1, pc.field(1) + 1], 0),  # a column by its number is in no serialised form
         ([pc.field("n").cast(pa.int32()), pc.field("n").cast(pa.int16())], 0),  # nearly the same is not the same
         ([pc.field("n") + pa.scalar(1, pa.int8()), pc.field("n") + pa.scalar(1, pa.int16())], 0),
         (

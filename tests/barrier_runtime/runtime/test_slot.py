@@ -103,7 +103,7 @@ async def test_sources_read_nothing_behind_a_checkpoint_that_pauses_them_until_i
 async def test_what_may_wait_waits_while_sources_stand_and_is_dropped_with_its_generation(tmp_path):
     bench, moved = Bench(tmp_path), []
     await bench.running(5)
-    merge_later = bench.slots[0]._execution._call_unless_paused
+    merge_later = bench.slots[0]._execution._later.call_when_reading
     merge_later(0.0, lambda: moved.append("first"))
     await bench.until(lambda: moved == ["first"])
     bench.tell(Trigger(5, 1, 0, pause=True))
