@@ -4,6 +4,7 @@ through the real `Facts`, real records, manifests, committables and rows.
 Every step returns the history, so that one reads as one expression: `job().checkpoint(1, 2).out(1)`.
 """
 
+import dataclasses
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -380,6 +381,11 @@ class History:
         rows = list(spoil([row for lot in lots for row in self.lots[lot]]))
         for checker in self.checkers:
             checker.on_visible(sink, checkpoint, (), rows)
+        return self
+
+    def keeps(self, *legs: tuple[str, int, int, int]) -> "History":
+        """The last checkpoint has these in open files of `out`."""
+        self.facts.decisions[-1] = dataclasses.replace(self.facts.decisions[-1], kept=frozenset(legs))
         return self
 
     def end(self, *, expected_all: bool = True) -> "History":

@@ -51,6 +51,7 @@ WHOLE = FileRef("file.sst", 10, sha256_hex(b"0123456789"), data("file"))
 PART = FileRef("part.sst", 4, sha256_hex(b"3456"), data("file"), 3)
 PLACES = set(itertools.product("ab", (0, 1)))
 STAGED = tuple(PATHS.staged_rows("out", 1, 0, number, f"id{number}") for number in (1, 2, 3))
+OLDER = ("a", 0, 3, 1)  # than another leg of its account, which split 1 has
 REASON = "it refers to 1 files that were already deleted, e.g. x"
 ABORTED = CheckpointStatus(checkpoint=1, token=1, outcome="aborted", reason=REASON, triggered_ms=0, duration_ms=1)
 REFUSED = encode_history(StoredHistory(job="bank", run_id="run", history=(ABORTED,)))
@@ -101,6 +102,14 @@ def staged() -> History:
 def shown(*, spoil: Any = list, upto: int = 6) -> History:
     """Two sinks, one checkpoint; `out` shows it, `side` shows it spoiled."""
     return two_sinks().checkpoint(1, upto).out(1).side(1, spoil=spoil)
+
+
+def but_the_older(rows: Rows) -> Rows:
+    return [row for row in rows if identity(row) != OLDER]
+
+
+def identity(row: Row) -> tuple[str, int, int, int]:
+    return row.source, row.split, row.seq, row.leg
 
 
 def place(row: Row) -> tuple[str, int]:
@@ -479,6 +488,18 @@ READERS: Table = {
             lambda: job().checkpoint(1, 4).out(1, spoil=lambda rows: account_raised(rows, n=1)).end(expected_all=False),
             "sink out: account",
             also=("OneCut",),
+        ),
+        Case(
+            "a leg in an open file, and a later one of its account is visible",
+            lambda: (
+                two_sinks().checkpoint(1, 4).side(1).keeps(OLDER).out(1, spoil=but_the_older).end(expected_all=False)
+            ),
+        ),
+        Case(
+            "the same, and the leg is nowhere",
+            lambda: two_sinks().checkpoint(1, 4).side(1).out(1, spoil=but_the_older).end(expected_all=False),
+            "account 0 has no leg",
+            also=("NothingLost", "OneCut"),
         ),
         Case(
             "numbers that begin with 0",
