@@ -500,7 +500,8 @@ def test_a_barrier_is_taken_between_two_slices() -> None:
     subtask.queue((0, Barrier(1, 4, 0)))
     subtask.work()
     emitted = subtask.emitted()
-    assert emitted.index(Barrier(1, 4, 0)) == 1, "behind the first slice"
+    before = emitted[: emitted.index(Barrier(1, 4, 0))]
+    assert 0 < sum(map(len, before)) <= 1_000, "behind the first slice, which has so many timers at most"
     while subtask.subtask.step():
         emitted += subtask.emitted()
     assert sum(len(each) for each in emitted if isinstance(each, list)) == 2_500
