@@ -501,7 +501,7 @@ def test_a_barrier_is_taken_between_two_slices() -> None:
     subtask.work()
     emitted = subtask.emitted()
     before = emitted[: emitted.index(Barrier(1, 4, 0))]
-    assert 0 < sum(map(len, before)) <= 1_000, "behind the first slice, which has so many timers at most"
+    assert sum(map(len, before)) <= 1_000, "behind the first slice, which has so many timers at most"
     while subtask.subtask.step():
         emitted += subtask.emitted()
     assert sum(len(each) for each in emitted if isinstance(each, list)) == 2_500
