@@ -6,7 +6,6 @@ store once (a retry could meet its own first try and take it for another's), and
 """
 
 import contextlib
-import hashlib
 import json
 import random
 import time
@@ -15,8 +14,15 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable, missing_extra
-from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, ObjectStore, PutOutcome
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable, missing_extra
+from barrier_runtime.state.store.object_store import (
+    ObjectInfo,
+    ObjectNotFound,
+    ObjectStore,
+    PutOutcome,
+    check_published,
+    sha256_of,
+)
 from barrier_runtime.state.store.paths import check_key, check_prefix
 
 _T = TypeVar("_T")
@@ -175,7 +181,7 @@ class CloudStore:
                 self._retrying("publish", final, lambda: self._obstore.copy(self._client, old, new))
                 copied = True
         if not copied:
-            self._check_published(staged, final, sha256)
+            check_published(self, staged, final, sha256, self._sha256_of(final))
         self.delete([staged])
 
     # ---- inside
@@ -191,24 +197,12 @@ class CloudStore:
             return False
         return True
 
-    def _check_published(self, staged: str, final: str, sha256: str) -> None:
-        name = self._name(final)
-
-        def read() -> str:
-            digest = hashlib.sha256()
-            for chunk in self._obstore.get(self._client, name).stream():
-                digest.update(chunk)
-            return digest.hexdigest()
-
-        try:
-            found = self._retrying("get", final, read)
-        except ObjectNotFound:
-            raise ObjectNotFound(f"neither {self.url}/{staged} nor {self.url}/{final} is there") from None
-        if found != sha256:
-            raise Corrupt(
-                f"{self.url}/{final} has other content than was staged: expected sha256 {sha256}, found {found}; "
-                "if another writer uses this name, give this sink a location of its own"
-            )
+    def _sha256_of(self, key: str) -> str | None:
+        """Of what is there; None: nothing is."""
+        name = self._name(key)
+        with contextlib.suppress(ObjectNotFound):
+            return self._retrying("get", key, lambda: sha256_of(self._obstore.get(self._client, name).stream()))
+        return None
 
     def _retrying(self, operation: str, key: str, call: Callable[[], _T]) -> _T:
         wait_s = _FIRST_WAIT_S

@@ -20,8 +20,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
-from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, ObjectStore, PutOutcome
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+from barrier_runtime.state.store.object_store import (
+    ObjectInfo,
+    ObjectNotFound,
+    ObjectStore,
+    PutOutcome,
+    check_published,
+)
 from barrier_runtime.state.store.paths import check_key, check_prefix
 from barrier_runtime.state.store.use import StoreUse
 
@@ -172,12 +178,8 @@ class LocalStore:
         with self._named_trouble("publish", final):
             try:
                 self._link(source, target)
-            except FileExistsError:
-                self._check_published(final, target, sha256)
-            except FileNotFoundError:
-                if not target.exists():
-                    raise ObjectNotFound(f"neither {self.url}/{staged} nor {self.url}/{final} is there") from None
-                self._check_published(final, target, sha256)
+            except (FileExistsError, FileNotFoundError):
+                check_published(self, staged, final, sha256, _sha256_of(target) if target.exists() else None)
             self._sync_name(target)
             source.unlink(missing_ok=True)
             self._prune(source.parent)
@@ -206,14 +208,6 @@ class LocalStore:
             if identity is not None and identity == _identity(parent):
                 _remember(self._inside, folder, identity)
         return target
-
-    def _check_published(self, final: str, target: Path, sha256: str) -> None:
-        found = _sha256_of(target)
-        if found != sha256:
-            raise Corrupt(
-                f"{self.url}/{final} is already there with other content: expected sha256 {sha256}, found {found}; "
-                "another writer uses this name, give this sink a location of its own"
-            )
 
     def _rename(self, source: Path, target: Path) -> None:
         self._into_folder(target, lambda: os.replace(source, target))

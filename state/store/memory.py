@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from barrier_runtime.state.errors import Corrupt, Unavailable
-from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, PutOutcome
+from barrier_runtime.state.errors import Unavailable
+from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, PutOutcome, check_published
 from barrier_runtime.state.store.paths import check_key, check_prefix
 
 
@@ -186,17 +186,11 @@ class MemoryStore:
 
     def _publish(self, staged: str, final: str, sha256: str) -> None:
         existing = self._objects.get(final)
-        if existing is not None:
-            found = hashlib.sha256(existing.data).hexdigest()
-            if found != sha256:
-                raise Corrupt(
-                    f"{self.url}/{final} is already there with other content: expected sha256 {sha256}, found {found}; "
-                    "another writer uses this name, give this sink a location of its own"
-                )
-        elif staged in self._objects:
+        if existing is None and staged in self._objects:
             self._set(final, self._objects[staged].data)
         else:
-            raise ObjectNotFound(f"neither {self.url}/{staged} nor {self.url}/{final} is there")
+            found = None if existing is None else hashlib.sha256(existing.data).hexdigest()
+            check_published(self, staged, final, sha256, found)
         self._drop(staged)
 
     def _create(self, key: str, data: bytes) -> None:

@@ -12,12 +12,13 @@ Contract, for every implementation
 """
 
 import enum
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from barrier_runtime.state.errors import BarrierRuntimeError
+from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt
 
 
 class ObjectNotFound(BarrierRuntimeError):
@@ -87,6 +88,24 @@ def folders_in(store: ObjectStore, prefix: str) -> list[str]:
         return sorted(store.folders(prefix))
     below = (info.key[len(prefix) :] for info in store.list(prefix))
     return sorted({key.split("/", 1)[0] for key in below if "/" in key})
+
+
+def sha256_of(chunks: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def check_published(store: ObjectStore, staged: str, final: str, expected: str, found: str | None) -> None:
+    """`found`: the sha256 of what is at `final`, where `staged` should be by now; None: nothing is."""
+    if found is None:
+        raise ObjectNotFound(f"neither {store.url}/{staged} nor {store.url}/{final} is there")
+    if found != expected:
+        raise Corrupt(
+            f"{store.url}/{final} has other content than was staged: expected sha256 {expected}, found {found}; "
+            "if another writer uses this name, give this sink a location of its own"
+        )
 
 
 def get_or_none(store: ObjectStore, key: str) -> bytes | None:

@@ -19,9 +19,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable, missing_extra
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable, missing_extra
 from barrier_runtime.state.store.multipart import MultipartUploads
-from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, ObjectStore, PutOutcome
+from barrier_runtime.state.store.object_store import (
+    ObjectInfo,
+    ObjectNotFound,
+    ObjectStore,
+    PutOutcome,
+    check_published,
+    sha256_of,
+)
 from barrier_runtime.state.store.paths import check_key, check_prefix
 from barrier_runtime.state.store.urls import without_credentials
 from barrier_runtime.state.store.use import StoreUse
@@ -194,13 +201,7 @@ class S3Store:
             with contextlib.suppress(ObjectNotFound):
                 self._copy(staged, final)
             found = self._sha256_of(final)
-            if found is None:
-                raise ObjectNotFound(f"neither {self.url}/{staged} nor {self.url}/{final} is there")
-        if found != sha256:
-            raise Corrupt(
-                f"{self.url}/{final} has other content than was staged: expected sha256 {sha256}, found {found}; "
-                "if another writer uses this name, give this sink a location of its own"
-            )
+        check_published(self, staged, final, sha256, found)
         self.delete([staged])
 
     # ---- uploads that are completed later
@@ -264,10 +265,7 @@ class S3Store:
             return base64.b64decode(stored).hex()
 
         def read() -> str:
-            digest = hashlib.sha256()
-            for chunk in self._client.get_object(Bucket=self._bucket, Key=name)["Body"].iter_chunks(_CHUNK):
-                digest.update(chunk)
-            return digest.hexdigest()
+            return sha256_of(self._client.get_object(Bucket=self._bucket, Key=name)["Body"].iter_chunks(_CHUNK))
 
         return self._retrying("get", key, read)
 

@@ -17,7 +17,6 @@ digits are in folders of 100,000, of which no caller knows.
 
 import contextlib
 import getpass
-import hashlib
 import http.client
 import json
 import os
@@ -30,8 +29,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
-from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
-from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, PutOutcome
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, PutOutcome, check_published, sha256_of
 from barrier_runtime.state.store.paths import check_key, check_prefix
 from barrier_runtime.state.store.use import StoreUse
 
@@ -185,7 +184,7 @@ class WebHdfsStore:
         with contextlib.suppress(ObjectNotFound):  # it has been published, or it is nowhere
             moved = self._retrying("publish", staged, lambda: self._move(source, target, "NONE"))
         if not moved:
-            self._check_published(staged, final, sha256)
+            check_published(self, staged, final, sha256, self._sha256_of(final))
         self.delete([staged])
 
     # ---- paths
@@ -290,24 +289,12 @@ class WebHdfsStore:
             if each["modificationTime"] < before:
                 self._remove(f"{folder}/{each['pathSuffix']}")
 
-    def _check_published(self, staged: str, final: str, sha256: str) -> None:
-        path = self._path(final)
-
-        def read() -> str:
-            digest = hashlib.sha256()
-            for chunk in self._open(path):
-                digest.update(chunk)
-            return digest.hexdigest()
-
-        try:
-            found = self._retrying("get", final, read)
-        except ObjectNotFound:
-            raise ObjectNotFound(f"neither {self.url}/{staged} nor {self.url}/{final} is there") from None
-        if found != sha256:
-            raise Corrupt(
-                f"{self.url}/{final} is already there with other content: expected sha256 {sha256}, found {found}; "
-                "another writer uses this name, give this sink a location of its own"
-            )
+    def _sha256_of(self, key: str) -> str | None:
+        """Of what is there; None: nothing is."""
+        path = self._path(key)
+        with contextlib.suppress(ObjectNotFound):
+            return self._retrying("get", key, lambda: sha256_of(self._open(path)))
+        return None
 
     # ---- requests
 
