@@ -7,8 +7,6 @@ store once (a retry could meet its own first try and take it for another's), and
 
 import contextlib
 import json
-import random
-import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -24,6 +22,7 @@ from barrier_runtime.state.store.object_store import (
     sha256_of,
 )
 from barrier_runtime.state.store.paths import check_key, check_prefix
+from barrier_runtime.state.store.retrying import retried
 
 _T = TypeVar("_T")
 Cloud = Literal["gs", "abfss"]
@@ -205,26 +204,15 @@ class CloudStore:
         return None
 
     def _retrying(self, operation: str, key: str, call: Callable[[], _T]) -> _T:
-        wait_s = _FIRST_WAIT_S
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                found = call()
-            except Exception as error:
-                trouble = error if isinstance(error, BarrierRuntimeError) else self._trouble(operation, key, error)
-                if not isinstance(trouble, Unavailable):
-                    raise trouble from (None if trouble is error else error)
-                if isinstance(trouble, _NoToken) and not self._had_token and attempt == _FIRST_TOKEN_ATTEMPTS:
-                    raise InvalidJob(
-                        f"{operation} of {self.url}/{key} found no credentials: {_CREDENTIALS[self._cloud]}"
-                    ) from error
-                if attempt == _ATTEMPTS:
-                    raise Unavailable(f"{trouble} (gave up after {attempt} attempts)") from error
-            else:
-                self._had_token = True
-                return found
-            time.sleep(wait_s * (0.5 + random.random() / 2))
-            wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
-        raise AssertionError("the last attempt returns or raises")
+        def trouble_of(error: Exception, attempt: int) -> BarrierRuntimeError:
+            trouble = error if isinstance(error, BarrierRuntimeError) else self._trouble(operation, key, error)
+            if isinstance(trouble, _NoToken) and not self._had_token and attempt == _FIRST_TOKEN_ATTEMPTS:
+                return InvalidJob(f"{operation} of {self.url}/{key} found no credentials: {_CREDENTIALS[self._cloud]}")
+            return trouble
+
+        found = retried(call, trouble_of, _ATTEMPTS, _FIRST_WAIT_S, _LONGEST_WAIT_S)
+        self._had_token = True
+        return found
 
     def _trouble(self, operation: str, key: str, error: Exception) -> BarrierRuntimeError:
         """What an exception of the client means for the caller. Keeps answers of servers out of the message."""

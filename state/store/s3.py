@@ -10,8 +10,6 @@ import base64
 import contextlib
 import hashlib
 import os
-import random
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -30,6 +28,7 @@ from barrier_runtime.state.store.object_store import (
     sha256_of,
 )
 from barrier_runtime.state.store.paths import check_key, check_prefix
+from barrier_runtime.state.store.retrying import retried
 from barrier_runtime.state.store.urls import without_credentials
 from barrier_runtime.state.store.use import StoreUse
 
@@ -272,20 +271,17 @@ class S3Store:
     def _retrying(self, operation: str, key: str, call: Callable[[], _T]) -> _T:
         """Run `call`, again after trouble that may pass, a bounded number of times with growing pauses."""
         budget = self._budget
-        wait_s = budget.first_wait_s
-        for attempt in range(1, budget.attempts + 1):
+        if budget.attempts < 1:
+            raise Unavailable(f"{operation} of {self.url}/{key} has no attempts in its budget: allow one or more")
+
+        def ask() -> _T:
             self.use.request(operation)
-            try:
-                return call()
-            except Exception as error:
-                trouble = error if isinstance(error, BarrierRuntimeError) else self._trouble(operation, key, error)
-                if not isinstance(trouble, Unavailable):
-                    raise trouble from (None if trouble is error else error)
-                if attempt == budget.attempts:
-                    raise Unavailable(f"{trouble} (gave up after {attempt} attempts)") from error
-            time.sleep(wait_s * (0.5 + random.random() / 2))
-            wait_s = min(wait_s * 2, budget.longest_wait_s)
-        raise Unavailable(f"{operation} of {self.url}/{key} has no attempts in its budget: allow one or more")
+            return call()
+
+        def trouble_of(error: Exception, attempt: int) -> BarrierRuntimeError:
+            return error if isinstance(error, BarrierRuntimeError) else self._trouble(operation, key, error)
+
+        return retried(ask, trouble_of, budget.attempts, budget.first_wait_s, budget.longest_wait_s)
 
     def _trouble(self, operation: str, key: str, error: Exception) -> BarrierRuntimeError:
         """What an exception of boto3 means for the caller. Keeps request headers and credentials out of the message."""

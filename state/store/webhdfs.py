@@ -20,7 +20,6 @@ import getpass
 import http.client
 import json
 import os
-import random
 import re
 import time
 import uuid
@@ -32,6 +31,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, PutOutcome, check_published, sha256_of
 from barrier_runtime.state.store.paths import check_key, check_prefix
+from barrier_runtime.state.store.retrying import retried
 from barrier_runtime.state.store.use import StoreUse
 
 _T = TypeVar("_T")
@@ -350,19 +350,10 @@ class WebHdfsStore:
             self._nodes = [*(each for each in self._nodes if each != asked), asked]
 
     def _retrying(self, operation: str, key: str, call: Callable[[], _T]) -> _T:
-        wait_s = _FIRST_WAIT_S
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                return call()
-            except Exception as error:
-                trouble = self._trouble(operation, key, error)
-                if not isinstance(trouble, Unavailable):
-                    raise trouble from (None if trouble is error else error)
-                if attempt == _ATTEMPTS:
-                    raise Unavailable(f"{trouble} (gave up after {attempt} attempts)") from error
-            time.sleep(wait_s * (0.5 + random.random() / 2))
-            wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
-        raise AssertionError("the last attempt returns or raises")
+        def trouble_of(error: Exception, attempt: int) -> BarrierRuntimeError:
+            return self._trouble(operation, key, error)
+
+        return retried(call, trouble_of, _ATTEMPTS, _FIRST_WAIT_S, _LONGEST_WAIT_S)
 
     def _trouble(self, operation: str, key: str, error: Exception) -> BarrierRuntimeError:
         """What an exception means for the caller."""

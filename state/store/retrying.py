@@ -1,0 +1,35 @@
+"""The one loop in which a remote store bears trouble that may pass: a bounded number of attempts, with growing pauses,
+which are of random length so that slots do not ask again all at once."""
+
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
+
+_T = TypeVar("_T")
+
+
+def retried(
+    call: Callable[[], _T],
+    trouble_of: Callable[[Exception, int], BarrierRuntimeError],
+    attempts: int,
+    first_wait_s: float,
+    longest_wait_s: float,
+) -> _T:
+    """What `call` returns. `trouble_of(error, attempt)`: what an exception of the attempt of that number, from 1 on,
+    means; `Unavailable` is tried again, everything else is raised at once."""
+    wait_s = first_wait_s
+    for attempt in range(1, attempts + 1):
+        try:
+            return call()
+        except Exception as error:
+            trouble = trouble_of(error, attempt)
+            if not isinstance(trouble, Unavailable):
+                raise trouble from (None if trouble is error else error)
+            if attempt == attempts:
+                raise Unavailable(f"{trouble} (gave up after {attempt} attempts)") from error
+        time.sleep(wait_s * (0.5 + random.random() / 2))
+        wait_s = min(wait_s * 2, longest_wait_s)
+    raise AssertionError("the last attempt returns or raises")
