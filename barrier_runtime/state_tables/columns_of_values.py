@@ -17,7 +17,7 @@ Values of an earlier version (`migrate=`) are shown as they are stored: its fiel
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,7 @@ _PLAIN: dict[str, pa.DataType] = {
 PACKED_INT = ValueType("packed int")  # of the runtime's own: eight bytes, big endian
 _packed_int = struct.Struct(">q")
 _TEXT = {"datetime", "time", "date", "timedelta", "uuid", "decimal"}
+_LIST = b"\xdd"  # of MessagePack, with its length in four bytes
 _decode = msgspec.msgpack.Decoder().decode
 _json = msgspec.json.Encoder(order="deterministic")
 
@@ -50,6 +51,9 @@ class ValueColumn:
 
     type: pa.DataType
     of: Callable[[Any], Any]
+
+    def array(self, values: list[Any]) -> pa.Array:
+        return pa.array(values if self.of is _same else [self.of(value) for value in values], self.type)
 
 
 def _same(value: Any) -> Any:
@@ -136,3 +140,22 @@ def decoded(data: bytes, kind: ValueType | None, where: str) -> Any:
         raise Corrupt(
             f"{where}: a value is not readable ({error}): it is of a codec that this release does not know"
         ) from error
+
+
+def decoded_all(data: Sequence[bytes], kind: ValueType | None, where: str) -> list[Any]:
+    """`decoded` of many, with their marks. One behind the other they are one list of MessagePack, which is read in a
+    fraction of the time, unless some have marks: no MessagePack begins so."""
+    if kind is not None and (kind.kind == "pickle" or kind == PACKED_INT):
+        return [decoded(without_marks(each)[1], kind, where) for each in data]
+    try:
+        return _as_list(data)
+    except UNREADABLE:
+        own = [without_marks(each)[1] for each in data]
+    try:
+        return _as_list(own)
+    except UNREADABLE:
+        return [decoded(each, kind, where) for each in own]  # tells what is wrong
+
+
+def _as_list(values: Sequence[bytes]) -> list[Any]:
+    return _decode(_LIST + len(values).to_bytes(4, "big") + b"".join(values))  # type: ignore[no-any-return]

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,18 +35,25 @@ from barrier_runtime.state.columns.segment import Segment, as_binary
 from barrier_runtime.state.columns.wide_columns import is_wide
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.file_links import segment_number
-from barrier_runtime.state.keys.key_codec import decode_key
+from barrier_runtime.state.keys.key_codec import decode_columns, decode_key
 from barrier_runtime.state.kv.shard import PREFIX_BYTES
 from barrier_runtime.state.snapshots.snapshot import KEYS, ONE_VALUE, OperatorSnapshot, StateDescription
 from barrier_runtime.state.snapshots.stored_values import with_values
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.values.entry_table import is_number
 from barrier_runtime.state_tables.beside_keyed import beside_batches, beside_of, pending_of
-from barrier_runtime.state_tables.columns_of_values import PACKED_INT, ValueColumn, column_of, decoded, without_marks
+from barrier_runtime.state_tables.columns_of_values import (
+    PACKED_INT,
+    ValueColumn,
+    column_of,
+    decoded_all,
+    without_marks,
+)
 from barrier_runtime.state_tables.finding import find_checkpoint, pinned_checkpoint
 from barrier_runtime.state_tables.wanted_keys import TIME, WantedKeys
 
 _BATCH_ROWS = 16_384
+_BATCH_BYTES = 16 << 20  # of values
 _GROUP_BYTES = 2
 _READS_AT_ONCE = 8
 _COLUMNS = StateDescription("columns")
@@ -286,11 +294,10 @@ class StoredState:
                 first, last = groups or (0, 0xFFFF)
                 for segment in opened.segments(state, first, last, columns):
                     yield from _of_segment(segment, keys, self._manifest.max_parallelism)
-                entries = opened.entries(state, first, last)
-                for rows in _rows(entries, what, keys, f"{self._what}, {keys.where}", with_values):
-                    batch = rows.batch(schema)
+                entries = opened.entry_lists(state, first, last)
+                for batch in _of_entries(entries, what, keys, f"{self._what}, {keys.where}", with_values):
                     schema = schema or batch.schema
-                    yield batch
+                    yield batch if batch.schema.equals(schema) else batch.cast(schema)
 
 
 def states_of(snapshot: OperatorSnapshot) -> dict[str, StateDescription]:
@@ -330,67 +337,71 @@ def _only(batch: pa.RecordBatch, where: Mapping[str, Any]) -> pa.RecordBatch:
     return batch
 
 
-@dataclass
-class _Rows:
-    """A lot of entries on their way into a batch."""
-
-    keys: WantedKeys
-    what: StateDescription
-    column: ValueColumn | None  # None: values are not wanted
-    found: list[tuple[tuple[Any, ...], Any, Any, int | None]]  # key, position or entry or time, value, write time
-
-    def batch(self, schema: pa.Schema | None) -> pa.RecordBatch:
-        keys = [key for key, _, _, _ in self.found]
-        arrays = [self.keys.array(place, list(field)) for place, field in enumerate(zip(*keys, strict=True))]
-        names = self.keys.named(len(arrays))
-        kind = self.what.kind
-        if kind in ("list", "map"):
-            names.append("position" if kind == "list" else "entry")
-            arrays.append(pa.array([beside for _, beside, _, _ in self.found]))
-        if kind == "timers":
-            names.append("at")
-            arrays.append(pa.array([beside for _, beside, _, _ in self.found], TIME))
-        elif self.column is not None:
-            names.append("value")
-            arrays.append(pa.array([self.column.of(value) for _, _, value, _ in self.found], self.column.type))
-        if self.what.ttl is not None:
-            names.append("written_at")
-            arrays.append(pa.array([written for _, _, _, written in self.found], TIME))
-        batch = pa.RecordBatch.from_arrays(arrays, names)
-        return batch if schema is None or batch.schema.equals(schema) else batch.cast(schema)
-
-
-def _rows(
-    entries: Iterator[tuple[bytes, bytes]], what: StateDescription, keys: WantedKeys, where: str, with_values: bool
-) -> Iterator[_Rows]:
-    if what.kind == "columns":
-        if next(entries, None) is not None:
+def _of_entries(
+    lists: Iterator[list[tuple[bytes, bytes]]], what: StateDescription, keys: WantedKeys, where: str, with_values: bool
+) -> Iterator[pa.RecordBatch]:
+    column = column_of(what.type) if with_values and what.kind != "timers" else None
+    for entries in _batched(lists):
+        if what.kind == "columns":
             raise InvalidJob(
                 f"{where}: its entries were moved to disk, and the checkpoint does not tell their columns: read one "
                 "that was taken while they fitted in memory"
             )
-        return
-    column = column_of(what.type) if with_values else None
-    rows = _Rows(keys, what, column, [])
-    for whole, data in entries:
-        fields = decode_key(whole, PREFIX_BYTES)
-        key, beside = fields, None
-        if what.kind == "timers" and what != ONE_VALUE:
-            key, beside = fields[1:], fields[0]
-        elif what.kind in ("list", "map"):
-            if fields[-1] is True and is_number(data):
-                continue  # the number of entries
-            key, beside = fields[:-2], fields[-1]
-        if not keys.wants_all and not keys.wants(key):
-            continue
-        written_ms, own = without_marks(data)
-        value = None if what.kind == "timers" or not with_values else decoded(own, what.type, where)
-        rows.found.append((key, beside, value, written_ms))
-        if len(rows.found) >= _BATCH_ROWS:
-            yield rows
-            rows = _Rows(keys, what, column, [])
-    if rows.found:
-        yield rows
+        if what.kind in ("list", "map"):
+            entries = [entry for entry in entries if not is_number(entry[1])]
+        batch = _batch(entries, what, keys, column, where) if entries else None
+        if batch is not None and batch.num_rows:
+            yield batch
+
+
+def _batched(lists: Iterator[list[tuple[bytes, bytes]]]) -> Iterator[list[tuple[bytes, bytes]]]:
+    found: list[tuple[bytes, bytes]] = []
+    size = 0
+    for some in lists:
+        found += some
+        size += sum([len(data) for _, data in some])
+        if len(found) >= _BATCH_ROWS or size >= _BATCH_BYTES:
+            yield found
+            found, size = [], 0
+    if found:
+        yield found
+
+
+def _batch(
+    entries: list[tuple[bytes, bytes]],
+    what: StateDescription,
+    keys: WantedKeys,
+    column: ValueColumn | None,  # None: values are not wanted
+    where: str,
+) -> pa.RecordBatch:
+    fields: list[Any] = decode_columns([whole for whole, _ in entries], PREFIX_BYTES)
+    data = [value for _, value in entries]
+    beside = None
+    if what.kind == "timers":
+        beside, fields = fields[0], fields[1:]
+    elif what.kind in ("list", "map"):
+        beside, fields = fields[-1], fields[:-2]
+    if not keys.wants_all:
+        lists = [list(each) for each in fields]
+        chosen = [keys.wants(key) for key in zip(*lists, strict=True)]
+        fields = [list(compress(each, chosen)) for each in lists]
+        beside = None if beside is None else list(compress(beside, chosen))
+        data = list(compress(data, chosen))
+    arrays = [keys.array(place, field) for place, field in enumerate(fields)]
+    names = keys.named(len(arrays))
+    if what.kind in ("list", "map"):
+        names.append("position" if what.kind == "list" else "entry")
+        arrays.append(pa.array(beside))
+    if what.kind == "timers":
+        names.append("at")
+        arrays.append(pa.array(beside, pa.int64()).cast(TIME))
+    elif column is not None:
+        names.append("value")
+        arrays.append(column.array(decoded_all(data, what.type, where)))
+    if what.ttl is not None:
+        names.append("written_at")
+        arrays.append(pa.array([without_marks(each)[0] for each in data], TIME))
+    return pa.RecordBatch.from_arrays(arrays, names)
 
 
 def _of_segment(segment: Segment, keys: WantedKeys, max_parallelism: int) -> Iterator[pa.RecordBatch]:

@@ -7,6 +7,7 @@ entries of one state in few key groups fetches of RocksDB's files the blocks tha
 import shutil
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
 
@@ -16,7 +17,7 @@ from barrier_runtime.state.columns.segment_set import rows_by_headers, segments_
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.file_links import segment_number
 from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory, link_database
-from barrier_runtime.state.kv.shard import Shard, scan_state
+from barrier_runtime.state.kv.shard import Shard, scan_state_lists
 from barrier_runtime.state.kv.store import KvStore
 from barrier_runtime.state.snapshots.partial_download import download_range
 from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot
@@ -25,6 +26,7 @@ from barrier_runtime.state.store.object_store import ObjectStore
 
 _CACHE_BYTES = 32 << 20
 _DOWNLOADS_AT_ONCE = 4
+_LISTED = 1_024
 _BEHIND_KEY = b"\xff"  # no field of a key begins so
 
 
@@ -111,24 +113,30 @@ class StoredPart:
 
     def entries(self, state: str, first: int = 0, last: int = 0xFFFF) -> Iterator[tuple[bytes, bytes]]:
         """(whole key, data) of the state's entries in key groups `first` to `last`, both inclusive, in their order."""
+        return chain.from_iterable(self.entry_lists(state, first, last))
+
+    def entry_lists(self, state: str, first: int = 0, last: int = 0xFFFF) -> Iterator[list[tuple[bytes, bytes]]]:
+        """`entries`, many at a time."""
         keyed, given = self._keyed, b""
         first, last = max(first, keyed.key_group_first), min(last, keyed.key_group_last)
         try:
-            for entry in self._scanned(keyed.states[state], first, last):
-                given = entry[0]
-                yield entry
+            for some in self._scanned(keyed.states[state], first, last):
+                given = some[-1][0]
+                yield some
         except Corrupt:
             if self._only is None:
                 raise
             # Damage, or a hole: who looks for the next key passes over what was deleted behind it, wherever that ends.
             self._fetch_whole()
-            yield from (entry for entry in self._scanned(keyed.states[state], first, last) if entry[0] > given)
+            for some in self._scanned(keyed.states[state], first, last):
+                yield [entry for entry in some if entry[0] > given]
 
-    def _scanned(self, number: int, first: int, last: int) -> Iterator[tuple[bytes, bytes]]:
+    def _scanned(self, number: int, first: int, last: int) -> Iterator[list[tuple[bytes, bytes]]]:
         if not self._key:
-            return scan_state(self._opened, number, first, last)
+            return scan_state_lists(self._opened, number, first, last)
         start = Shard.prefix(first, number) + self._key
-        return self._opened.scan(start, start + _BEHIND_KEY)
+        entries = self._opened.scan(start, start + _BEHIND_KEY)
+        return iter(lambda: list(islice(entries, _LISTED)), [])
 
     @property
     def _opened(self) -> KvStore:

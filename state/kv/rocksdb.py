@@ -8,7 +8,10 @@ a snapshot. The write-ahead log is off: the checkpoint is the log. All databases
 import os
 import shutil
 import stat
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ _MIB = 1 << 20
 _FIRST_SCANNED = 4  # entries that one iterator reads; many who scan look at one only
 _MOST_SCANNED = 1_024
 _SCANNED_BYTES = 1 * _MIB
+_key_of = itemgetter(0)
 _RUNS = 20  # sorted runs of files before some are merged
 _SIMILAR_PERCENT = 100  # by which a run may be larger than its neighbour, to be merged with it
 _SPACE_PERCENT = 200  # of the oldest run: when the others weigh that much, all are merged
@@ -155,15 +159,17 @@ class RocksDbKv:
     def _scanned(self, start: bytes, end: bytes, most: int) -> tuple[list[tuple[bytes, bytes]], bytes]:
         """Up to `most` entries, and where to go on; `end` when there is nothing more."""
         found: list[tuple[bytes, bytes]] = []
-        size = 0
+        size, wanted = 0, _FIRST_SCANNED
         # Not with ReadOptions.set_iterate_upper_bound: rocksdict lets go of the bound's bytes while the iterator lives.
-        for entry in self._db.items(from_key=start):
-            if entry[0] >= end:
-                return found, end
-            found.append(entry)
-            size += len(entry[1])
+        entries = self._db.items(from_key=start)
+        while some := list(islice(entries, min(wanted, most - len(found)))):
+            if some[-1][0] >= end:
+                return found + some[: bisect_left(some, end, key=_key_of)], end
+            found += some
+            size += sum([len(data) for _, data in some])
             if len(found) == most or size >= _SCANNED_BYTES:
-                return found, entry[0] + b"\0"
+                return found, some[-1][0] + b"\0"
+            wanted *= 4
         behind = found[-1][0] + b"\0" if found else start
         return found, behind if self._goes_on(behind) else end
 

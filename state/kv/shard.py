@@ -7,6 +7,7 @@ frozen entries of that checkpoint may be written. `may_write` says whether anyth
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import Any
 
 from barrier_runtime.state.errors import ProtocolViolation
@@ -15,6 +16,8 @@ from barrier_runtime.state.keys.key_groups import key_group, key_groups_of_keys
 from barrier_runtime.state.kv.store import Entry, KvStore
 
 PREFIX_BYTES = 4  # key group and state id
+_FIRST_LISTED = 4  # entries; many who scan look at one only
+_MOST_LISTED = 1_024
 _pack_prefix = struct.Struct(">HH").pack
 _read_prefix = struct.Struct(">HH").unpack_from
 
@@ -100,21 +103,42 @@ class Shard:
 
 
 def scan_state(kv: KvStore, state_id: int, first: int, last: int) -> Iterator[tuple[bytes, bytes]]:
-    """Skips over other states and over empty groups, so that 32,768 mostly empty groups cost little."""
+    return chain.from_iterable(scan_state_lists(kv, state_id, first, last))
+
+
+def scan_state_lists(kv: KvStore, state_id: int, first: int, last: int) -> Iterator[list[tuple[bytes, bytes]]]:
+    """`scan_state`, up to 1,024 at a time. Skips over other states and over empty groups, so that 32,768 mostly empty
+    groups cost little."""
     group = first
     while group <= last:
         start = _pack_prefix(group, state_id)
-        next_group = last + 1
-        for key, value in kv.scan(start, range_end(last)):
-            if key[:PREFIX_BYTES] != start:
-                found_group, found_state = _read_prefix(key)
-                if found_state == state_id:  # the next group begins right behind: go on with the same scan
-                    start = key[:PREFIX_BYTES]
-                else:
-                    next_group = found_group if found_state < state_id else found_group + 1
-                    break
-            yield key, value
+        next_group, most = last + 1, _FIRST_LISTED
+        entries = kv.scan(start, range_end(last))
+        while some := list(islice(entries, most)):
+            ended = None
+            if not some[0][0].startswith(start) or not some[-1][0].startswith(start):
+                some, start, ended = _own_of(some, start, state_id)
+            if some:
+                yield some
+            if ended is not None:
+                next_group = ended
+                break
+            most = min(4 * most, _MOST_LISTED)
         group = next_group
+
+
+def _own_of(
+    some: list[tuple[bytes, bytes]], start: bytes, state_id: int
+) -> tuple[list[tuple[bytes, bytes]], bytes, int | None]:
+    """Entries up to the first that is of another state; how the last of them begins; and where there is another state,
+    the group to look into next."""
+    for at, (key, _) in enumerate(some):
+        if not key.startswith(start):
+            found_group, found_state = _read_prefix(key)
+            if found_state != state_id:
+                return some[:at], start, found_group if found_state < state_id else found_group + 1
+            start = key[:PREFIX_BYTES]  # the next group begins right behind: go on with the same scan
+    return some, start, None
 
 
 def range_start(group: int) -> bytes:

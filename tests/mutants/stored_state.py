@@ -320,8 +320,8 @@ MUTANTS = (
         "scans-repeat-an-entry",
         "a scan of RocksDB that goes on gives each entry once",
         "state/kv/rocksdb.py",
-        'return found, entry[0] + b"\\0"',
-        "return found, entry[0]",
+        'return found, some[-1][0] + b"\\0"',
+        "return found, some[-1][0]",
         ("tests/state/kv/test_rocksdb_kv.py",),
     ),
     Mutant(

@@ -81,7 +81,7 @@ def test_values_that_nobody_asked_for_are_not_decoded(stored: StoredState, monke
     def never(*arguments: Any) -> Any:
         raise AssertionError("a value was decoded")
 
-    monkeypatch.setattr(stored_state, "decoded", never)
+    monkeypatch.setattr(stored_state, "decoded_all", never)
     with pytest.raises(AssertionError, match="was decoded"):
         values_of(stored, "own", "last")
     assert stored.table("own", "last", columns=["user"]).read_all().num_rows == 300
@@ -127,3 +127,11 @@ def test_chosen_columns_of_a_part_or_key_without_rows_are_empty(stored: StoredSt
     assert sorted(each.num_rows for each in values) == [0, 1]
     assert values[0].schema == values[1].schema
     assert stored.table("sums", "running", {"user": "nobody"}, columns=columns).read_all().num_rows == 0
+
+
+def test_large_values_make_batches_of_few_rows(stored: StoredState, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = values_of(stored, "own", "kept")
+    monkeypatch.setattr(stored_state, "_BATCH_BYTES", 100)
+    batches = list(stored.table("own", "kept"))
+    assert len(batches) > 2 * stored.parts("own", "kept")
+    assert pa.Table.from_batches(batches).equals(whole)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barrier_runtime.state.errors import Corrupt, InvalidJob
-from barrier_runtime.state.keys.key_codec import decode_key, encode_key
+from barrier_runtime.state.keys.key_codec import decode_columns, decode_key, encode_key
 from tests.drawn import examples
 
 UTC = dt.timezone.utc
@@ -45,6 +45,25 @@ def test_a_key_comes_back_as_it_was(key: tuple[Any, ...]) -> None:
     assert back == key
     assert [type(field) for field in back] == [type(field) for field in key]
     assert decode_key(b"1234" + encode_key(key), 4) == key
+
+
+_alike = st.lists(st.sampled_from([*FIELDS, st.integers(-5, 5)]), max_size=3).flatmap(
+    lambda kinds: st.lists(st.tuples(*kinds), min_size=1, max_size=6)
+)
+
+
+@examples(300)
+@given(_alike)
+def test_columns_of_many_keys_are_the_fields_of_each(keys: list[tuple[Any, ...]]) -> None:
+    columns = [list(column) for column in decode_columns([b"1234" + encode_key(key) for key in keys], 4)]
+    assert columns == [list(field) for field in zip(*keys, strict=True)]
+
+
+def test_of_many_keys_the_one_that_is_none_is_told() -> None:
+    good = encode_key((5,))
+    for bad in (good[:-1], b"\xff" * len(good), good + b"\x30abc", b"\x30abc"):
+        with pytest.raises(Corrupt, match=bad.hex()):
+            decode_columns([good, bad])
 
 
 @examples(500)
