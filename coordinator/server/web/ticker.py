@@ -47,7 +47,9 @@ class _Topic:
     page: int = 0
     page_s: float = 0.0  # when it rose last
     changes: str = ""
-    fresh: asyncio.Condition = field(default_factory=asyncio.Condition)
+    # Done with the next tick, which puts another in its place. No Condition: a reader that is cancelled twice, as anyio
+    # does, would release the lock that another reader holds, or leave it taken.
+    fresh: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class Ticker:
@@ -75,10 +77,9 @@ class Ticker:
                 if topic.number != seen:
                     seen = topic.number
                     yield topic.data
-                try:
-                    async with topic.fresh:
-                        await asyncio.wait_for(topic.fresh.wait(), KEEP_ALIVE_S)
-                except asyncio.TimeoutError:
+                    continue  # while it was taken, a tick may have come, or the session have ended
+                ticked, _ = await asyncio.wait([topic.fresh], timeout=KEEP_ALIVE_S)
+                if not ticked:
                     yield _KEEP_ALIVE
         finally:
             topic.readers -= 1
@@ -90,8 +91,8 @@ class Ticker:
             await asyncio.sleep(TICK_S)
             for name, topic in list(self._topics.items()):
                 self._make(name, topic)
-                async with topic.fresh:
-                    topic.fresh.notify_all()
+                fresh, topic.fresh = topic.fresh, asyncio.get_running_loop().create_future()
+                fresh.set_result(None)
 
     def _make(self, name: str, topic: _Topic) -> None:
         try:

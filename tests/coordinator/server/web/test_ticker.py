@@ -1,6 +1,7 @@
 """One tick for all readers: what they share, when the task lives, and that a slow or leaving reader harms no other."""
 
 import asyncio
+from random import Random
 
 import msgspec
 import pytest
@@ -51,6 +52,8 @@ async def test_all_readers_get_the_same_bytes_and_each_tick_is_made_once(quick):
     readers = [ticker.follow("flights", 1e9) for _ in range(5)]
     first = [await anext(reader) for reader in readers]
     assert told(first[-1])["figures"] == {"records": "5"}, "a new reader has a tick at once"
+    for reader in readers[:-1]:
+        assert told(await anext(reader)) == told(first[-1]), "what was made while it took the one before"
     made = looked.times["flights"]
     later = await asyncio.gather(*(anext(reader) for reader in readers))
     ticks = {id(each) for each in later}  # one, unless the loop was late for some of the readers
@@ -129,3 +132,30 @@ async def test_a_stream_says_that_it_lives_and_ends_with_the_session(quick, monk
     clock.now_s = 200.0
     assert [each async for each in reader] == []
     ticker._task.cancel()
+
+
+async def test_readers_that_come_and_leave_at_any_moment_end_no_other_stream(monkeypatch):
+    """Who leaves is cancelled again and again, as anyio does, until it has ended: a page that another one replaces."""
+    monkeypatch.setattr(module, "TICK_S", 0.0)
+    ticker, chance = Ticker(Looked(), Clock()), Random(0)
+
+    async def read() -> None:
+        async for _ in ticker.follow("flights", 1e9):
+            pass
+
+    staying, leaving = set(), set()
+    for _ in range(3000):
+        if len(staying) < 4 and chance.random() < 0.3:
+            staying.add(asyncio.create_task(read()))
+        if staying and chance.random() < 0.1:
+            leaving.add(staying.pop())
+        for task in leaving:
+            task.cancel()
+        await asyncio.sleep(0)
+        assert not any(task.done() for task in staying)
+        leaving = {task for task in leaving if not task.done()}
+    for task in staying:
+        task.cancel()
+    await asyncio.wait(staying, timeout=30)
+    await asyncio.wait_for(ticker._task, 30)
+    assert ticker.readers == 0
