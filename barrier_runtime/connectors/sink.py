@@ -38,6 +38,11 @@ class SinkContext:
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex  # never the same twice, also in other processes
     wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
 
+    @property
+    def where(self) -> str:
+        """For messages."""
+        return f"job {self.job!r}, sink {self.sink!r}, subtask {self.subtask}"
+
 
 def check_methods(sink: Any, where: str) -> None:
     """Raise `InvalidJob` when `sink`, an instance or a class of sinks, lacks a method that it must have."""

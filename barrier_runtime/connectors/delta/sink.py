@@ -74,7 +74,7 @@ class DeltaSink(TwoPhaseCommitSink):
 
     def open(self, context: SinkContext) -> None:
         self._context = context
-        self._where = f"job {context.job!r}, sink {context.sink!r}, subtask {context.subtask}"
+        self._where = context.where
         self._names = names_of(context, "parquet")
         store = self._checked_store(context)
         self._staging = Staging(store, self._names, self._where)

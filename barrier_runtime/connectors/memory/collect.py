@@ -147,7 +147,7 @@ class CollectSink(TwoPhaseCommitSink):
         )
 
     def open(self, context: SinkContext) -> None:
-        self._where = f"job {context.job!r}, sink {context.sink!r}, subtask {context.subtask}"
+        self._where = context.where
 
     def begin_transaction(self) -> list[pa.RecordBatch]:
         return []

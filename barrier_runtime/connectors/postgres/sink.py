@@ -142,7 +142,7 @@ class PostgresSink(TwoPhaseCommitSink):
 
     def open(self, context: SinkContext) -> None:
         self._context = context
-        self._where = f"job {context.job!r}, sink {context.sink!r}, subtask {context.subtask}"
+        self._where = context.where
         self._names = Names(
             context.job,
             context.sink,

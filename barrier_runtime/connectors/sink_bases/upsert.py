@@ -40,7 +40,7 @@ class UpsertSink(TwoPhaseCommitSink):
 
     def open(self, context: SinkContext) -> None:
         self._context = context
-        self._where = f"job {context.job!r}, sink {context.sink!r}, subtask {context.subtask}"
+        self._where = context.where
         self._schema_checked = False
         self._buffers: InOrder[bool] = InOrder()
 

@@ -103,7 +103,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
 
     def open(self, context: SinkContext) -> None:
         self._context = context
-        self._where = f"job {context.job!r}, sink {context.sink!r}, subtask {context.subtask}"
+        self._where = context.where
         self._paths = Paths(context.job)
         self._numbers = itertools.count(1)
         self._numbering = threading.Lock()

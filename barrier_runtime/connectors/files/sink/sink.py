@@ -112,7 +112,7 @@ class FileSink(TwoPhaseCommitSink):
 
     def open(self, context: SinkContext) -> None:
         self._context = context
-        self._where = f"job {context.job!r}, sink {context.sink!r}, subtask {context.subtask}"
+        self._where = context.where
         self._names = names_of(context, self.suffix, folders=bool(self.partition_by))
         self._schema_checked = False
         self._last = False  # no more rows come

@@ -34,7 +34,7 @@ class KafkaDirect(TwoPhaseCommitSink):
         self._format = format
 
     def open(self, context: SinkContext) -> None:
-        where = f"job {context.job!r}, sink {context.sink!r}, subtask {context.subtask}"
+        where = context.where
         config = self._cluster_of["config"]
         self._cluster = KafkaCluster(self._cluster_of["bootstrap_servers"], config, where)
         limits = read_limits(self._cluster, self._topic, config)
