@@ -53,7 +53,7 @@ def few_events(numbers: Sequence[int], emitted_ns: Sequence[int], keys: int) -> 
     return FewRows.made_of(SCHEMA, columns)
 
 
-def bounded(begin: int, end: int, keys: int, pace: int = 100_000) -> pa.RecordBatch:
+def bounded(begin: int, end: int, keys: int, pace: int) -> pa.RecordBatch:
     """Rows `begin` … `end` - 1 of a bounded input, with `pace` of them per second of event time."""
     numbers = np.arange(begin, end)
     return events(numbers, _BEGIN_NS + numbers * (10**9 // pace), keys)

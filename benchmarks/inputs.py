@@ -29,8 +29,11 @@ def file_rows(spec: RunSpec) -> int:
 
 def with_input(spec: RunSpec, parent: Path, rows_per_file: int) -> RunSpec:
     """`spec` with the folder of its `rows`, rounded up to whole files; files that are not there yet are made."""
-    is_nexmark = workload(spec.workload).input == "nexmark"
-    every = parent / (f"nexmark-{rows_per_file}" if is_nexmark else f"events-{spec.keys}-{rows_per_file}")
+    known = workload(spec.workload)
+    is_nexmark = known.input == "nexmark"
+    pace = known.pace(spec.keys)
+    of_pace = f"-{pace}-a-second" if known.per_key is not None else ""
+    every = parent / (f"nexmark-{rows_per_file}" if is_nexmark else f"events-{spec.keys}-{rows_per_file}{of_pace}")
     count = -(-spec.rows // rows_per_file)
     first = every / f"first-{count}"
     first.mkdir(parents=True, exist_ok=True)
@@ -38,7 +41,7 @@ def with_input(spec: RunSpec, parent: Path, rows_per_file: int) -> RunSpec:
         made = every / f"part-{number:05}.parquet"
         if not made.exists():
             begin, end = number * rows_per_file, (number + 1) * rows_per_file
-            rows = nexmark.bounded(begin, end) if is_nexmark else events.bounded(begin, end, spec.keys)
+            rows = nexmark.bounded(begin, end) if is_nexmark else events.bounded(begin, end, spec.keys, pace)
             events.write_parquet(made, rows)
         if not (first / made.name).exists():
             (first / made.name).hardlink_to(made)

@@ -22,6 +22,7 @@ from barrier_runtime.api.dataflow import Stream
 from benchmarks.sliding import sliding
 
 _SIZE, _SLIDE = timedelta(seconds=10), timedelta(seconds=2)
+_NEAR = timedelta(seconds=5)
 _NS_PER_MS = 1_000_000
 WIDE_BYTES = 100  # of a key and its state in "wide-state"
 
@@ -47,6 +48,11 @@ class Workload:
     flink_key: tuple[str, ...] = ()  # Flink's rows replace each other by it, without taking anything back
     flink_ends: bool = True  # Flink brings out all that is in the input; if not, its sums are at most the answer's
     listed: tuple[str, str] | None = None  # (ours, Flink's): a list per group, the greatest first; Flink has rows
+    per_key: float | None = None  # rows of a key in a second of a bounded input's event time; None: 100,000 of all keys
+
+    def pace(self, keys: int) -> int:
+        """Rows per second of event time of a bounded input."""
+        return 100_000 if self.per_key is None else max(1, round(keys * self.per_key))
 
     def flow(self, read: Callable[[Dataflow], Stream]) -> tuple[Dataflow, Stream]:
         """A flow of its own, and the result's stream, still without a sink."""
@@ -122,6 +128,14 @@ def _two_shuffles(events: Stream) -> Stream:
     return _emitted(spread, ("n", "keys"))
 
 
+def _interval_join(events: Stream) -> Stream:
+    left = events.filter("value % 2 = 0").select({"key": "key", "price": "value", "at": "at", "emitted": "emitted"})
+    right = events.filter("value % 2 = 1").select({"key": "key", "rate": "value", "at": "at", "emitted": "emitted"})
+    joined = left.key_by("key").join("join", right.key_by("key"), between=(-_NEAR, _NEAR), event_time="at")
+    emitted = "greatest(emitted, emitted_right)"
+    return joined.select({"key": "key", "price": "price", "rate": "rate", "emitted": emitted})
+
+
 _END = "unix_millis(window.end) * 1000000 AS emitted"
 _FLINK_END = "UNIX_TIMESTAMP(CAST(window_end AS STRING)) * 1000000000 AS emitted"
 _TUMBLE = "TABLE(TUMBLE(TABLE events, DESCRIPTOR(ts), INTERVAL '10' SECOND))"
@@ -183,6 +197,20 @@ TWO_SHUFFLES = Workload(
     windowed=True,
 )
 
+INTERVAL_JOIN = Workload(
+    "interval-join",
+    "rows of two streams with equal keys within 5 s of each other: one for each row, in the mean",
+    "SELECT l.key, l.value AS price, r.value AS rate, greatest(l.emitted, r.emitted) AS emitted FROM events l "
+    "JOIN events r ON l.key = r.key AND r.at BETWEEN l.at - 5000 AND l.at + 5000 "
+    "WHERE l.value % 2 = 0 AND r.value % 2 = 1",
+    "SELECT l.`key`, l.`value` AS price, r.`value` AS rate, GREATEST(l.emitted, r.emitted) AS emitted FROM events l "
+    "JOIN events r ON l.`key` = r.`key` AND r.ts BETWEEN l.ts - INTERVAL '5' SECOND AND l.ts + INTERVAL '5' SECOND "
+    "WHERE MOD(l.`value`, 2) = 0 AND MOD(r.`value`, 2) = 1",
+    _interval_join,
+    "append",
+    per_key=0.2,
+)
+
 ROWWISE = ("python-count", "wide-state")
 """Where a Python function sees every row."""
 
@@ -190,7 +218,7 @@ ROWWISE = ("python-count", "wide-state")
 def _all() -> dict[str, Workload]:
     from benchmarks.nexmark_queries import QUERIES
 
-    mine = (KEYED_COUNT, PYTHON_COUNT, WIDE_STATE, MAP_FILTER, TUMBLING, SLIDING, TWO_SHUFFLES)
+    mine = (KEYED_COUNT, PYTHON_COUNT, WIDE_STATE, MAP_FILTER, TUMBLING, SLIDING, TWO_SHUFFLES, INTERVAL_JOIN)
     return {workload.name: workload for workload in (*mine, *QUERIES)}
 
 

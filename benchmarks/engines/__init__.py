@@ -34,7 +34,7 @@ ENGINES: Mapping[str, Known] = {
         "Flink SQL",
         "flink-sql",
         "#8fb3d9",
-        workloads=("keyed-count",),  # elsewhere `flink` is SQL already
+        workloads=("keyed-count", "interval-join"),  # elsewhere `flink` is SQL already
         setup="benchmarks.flink_setup",
     ),
     "pyflink": Known(
@@ -64,4 +64,4 @@ ENGINES: Mapping[str, Known] = {
         setup="benchmarks.engines.bytewax",
     ),
 }
-"""`flink` is Java's DataStream for the keyed count, and SQL for everything else."""
+"""`flink` is Java's DataStream for the keyed count and the interval join, and SQL for everything else."""

@@ -1,5 +1,5 @@
-"""Flink: in a MiniCluster of one JVM ("flink": Java's DataStream for the keyed count, SQL for the rest; "flink-sql"),
-or PyFlink's DataStream in threads ("pyflink").
+"""Flink: in a MiniCluster of one JVM ("flink": Java's DataStream for what `_DATA_STREAM` names, SQL for the rest;
+"flink-sql"), or PyFlink's DataStream in threads ("pyflink").
 
 RocksDB, incremental checkpoints, buffers flushed after 1 ms when latency is measured (the default, 100 ms, when it is
 not). This process starts the JVM or the side environment's Python, hands on the order to stop, and reads the
@@ -39,7 +39,7 @@ _COMPLETED = re.compile(
     r"(?:, finalizationTime=(\d+) ms)?"
 )
 _LOG = "flink.log"
-
+_DATA_STREAM = ("keyed-count", "interval-join")
 
 # Of Nexmark's own runner, and memory for the state of its joins.
 _NEXMARK = {
@@ -97,7 +97,7 @@ def _java(spec: RunSpec) -> list[str]:
         "keys": str(spec.keys),
         "parallelism": str(spec.parallelism),
         "folder": spec.folder,
-        "program": "keyed-count" if spec.engine == "flink" and spec.workload == "keyed-count" else "sql",
+        "program": spec.workload if spec.engine == "flink" and spec.workload in _DATA_STREAM else "sql",
         "sql": known.flink,
         "source_ddl": _source_ddl(spec),
         "sink_ddl": _sink_ddl(spec),

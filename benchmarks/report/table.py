@@ -2,7 +2,7 @@
 
 A row per figure that was measured, "-" where an engine was not. Medians over the rounds, and from three rounds on their
 95 % intervals in brackets (`intervals`). A row of latencies ends with the cores that they took. Flink's column is
-Java's DataStream for the keyed count, and SQL elsewhere.
+Java's DataStream for the keyed count and the interval join, and SQL elsewhere.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -3,12 +3,14 @@ package bench.flink;
 import bench.Stamps;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.time.Duration;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.stream.Collectors;
+import org.apache.flink.api.common.eventtime.WatermarkStrategy;
 import org.apache.flink.api.common.functions.OpenContext;
 import org.apache.flink.api.common.state.ValueState;
 import org.apache.flink.api.common.state.ValueStateDescriptor;
@@ -17,8 +19,10 @@ import org.apache.flink.configuration.Configuration;
 import org.apache.flink.core.execution.JobClient;
 import org.apache.flink.runtime.client.JobCancellationException;
 import org.apache.flink.streaming.api.datastream.DataStream;
+import org.apache.flink.streaming.api.datastream.KeyedStream;
 import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
 import org.apache.flink.streaming.api.functions.KeyedProcessFunction;
+import org.apache.flink.streaming.api.functions.co.ProcessJoinFunction;
 import org.apache.flink.streaming.api.functions.sink.v2.DiscardingSink;
 import org.apache.flink.table.api.DataTypes;
 import org.apache.flink.table.api.Schema;
@@ -63,10 +67,12 @@ public final class FlinkJob {
             }
         }
         JobClient job;
-        if (options.get("program").equals("keyed-count")) {
+        if (!options.get("program").equals("sql")) {
             DataStream<Row> rows = events != null ? events : tables.toDataStream(tables.sqlQuery(
                 "SELECT `key`, `value`, `at`, emitted FROM events"));
-            job = start(options, env, tables, counted(rows), List.of("key", "n", "emitted"));
+            job = options.get("program").equals("keyed-count")
+                ? start(options, env, tables, counted(rows), List.of("key", "n", "emitted"))
+                : start(options, env, tables, joined(rows), List.of("key", "price", "rate", "emitted"));
         } else {
             String[] statements = options.get("sql").split(";");
             for (int i = 0; i < statements.length - 1; i++) {
@@ -76,16 +82,12 @@ public final class FlinkJob {
             if (options.get("sink").equals("discard")) {
                 tables.executeSql("CREATE TEMPORARY TABLE nowhere (" + columnsOf(result) + ") WITH ('connector' = 'blackhole')");
                 job = result.executeInsert("nowhere").getJobClient().orElseThrow();
-            } else if (options.get("sink").equals("answer")) {
-                String names = String.join("\n", result.getResolvedSchema().getColumnNames());
-                Files.writeString(Path.of(options.get("folder"), "answer-columns.txt"), names);
-                Schema schema = Schema.newBuilder().fromResolvedSchema(result.getResolvedSchema()).build();
-                tables.toChangelogStream(result, schema, ChangelogMode.all())
-                    .addSink(new AnswerSink(options.get("folder")));
-                job = env.executeAsync("answer");
             } else {
-                List<String> names = result.getResolvedSchema().getColumnNames();
-                job = start(options, env, tables, tables.toChangelogStream(result), names);
+                Schema schema = Schema.newBuilder().fromResolvedSchema(result.getResolvedSchema()).build();
+                DataStream<Row> changes = options.get("sink").equals("answer")
+                    ? tables.toChangelogStream(result, schema, ChangelogMode.all())
+                    : tables.toChangelogStream(result);
+                job = start(options, env, tables, changes, result.getResolvedSchema().getColumnNames());
             }
         }
         waitFor(job);
@@ -122,6 +124,29 @@ public final class FlinkJob {
         }
     }
 
+    /** The interval join as Flink's documentation writes it: even values with odd ones of the key within 5 s. */
+    static DataStream<Row> joined(DataStream<Row> rows) {
+        DataStream<Row> timed = rows.assignTimestampsAndWatermarks(
+            WatermarkStrategy.<Row>forMonotonousTimestamps().withTimestampAssigner((row, at) -> (Long) row.getField(2)));
+        return side(timed, 0).intervalJoin(side(timed, 1))
+            .between(Duration.ofSeconds(-5), Duration.ofSeconds(5))
+            .process(new Joiner())
+            .returns(Types.ROW_NAMED(
+                new String[] {"key", "price", "rate", "emitted"}, Types.LONG, Types.LONG, Types.LONG, Types.LONG));
+    }
+
+    private static KeyedStream<Row, Long> side(DataStream<Row> rows, long odd) {
+        return rows.filter(row -> (Long) row.getField(1) % 2 == odd).keyBy(row -> (Long) row.getField(0), Types.LONG);
+    }
+
+    static final class Joiner extends ProcessJoinFunction<Row, Row, Row> {
+        @Override
+        public void processElement(Row left, Row right, Context context, Collector<Row> out) {
+            long emitted = Math.max((Long) left.getField(3), (Long) right.getField(3));
+            out.collect(Row.of(left.getField(0), left.getField(1), right.getField(1), emitted));
+        }
+    }
+
     private static JobClient start(
         Map<String, String> options,
         StreamExecutionEnvironment env,
@@ -132,6 +157,10 @@ public final class FlinkJob {
             case "measure":
                 rows.addSink(new MeasuringSink(options.get("folder"), names.indexOf("emitted")));
                 return env.executeAsync("bench");
+            case "answer":
+                Files.writeString(Path.of(options.get("folder"), "answer-columns.txt"), String.join("\n", names));
+                rows.addSink(new AnswerSink(options.get("folder")));
+                return env.executeAsync("answer");
             case "discard":
                 rows.sinkTo(new DiscardingSink<>());
                 return env.executeAsync("bench");
