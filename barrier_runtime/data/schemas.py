@@ -100,6 +100,19 @@ def lines_parser(read: Callable[[bytes], pa.Table], schema: pa.Schema, where: st
     return parse
 
 
+def refuse_unreadable(schema: pa.Schema, kind: str, read: Callable[[pa.Schema], object], where: str) -> None:
+    """`read`: reads a line without values as these columns; Arrow says then which types it cannot make of text."""
+    try:
+        read(schema)
+    except pa.ArrowNotImplementedError as error:
+        for field in schema if len(schema) > 1 else ():
+            refuse_unreadable(pa.schema([field]), kind, read, where)
+        raise InvalidJob(
+            f"{where}: column {schema.names[0]!r} is declared as {schema.field(0).type}, which is not read from {kind}"
+            ": declare another type, or read text and parse that in map()"
+        ) from error
+
+
 def fit(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
     """`batch` with the columns and types of `schema`; widening only."""
     if batch.schema.equals(schema):

@@ -1,6 +1,7 @@
 """The commands about state as tables: `state tables`, `show`, `count`, `diff` and `export`."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -78,10 +79,19 @@ def export(url: str, job: str, checkpoint: int | None, state: str, to: Path) -> 
     with open_checkpoint(url, job, checkpoint) as stored:
         operator, name = _named(state)
         reader, rows = stored.table(operator, name), 0
-        with pq.ParquetWriter(to, reader.schema) as writer:
-            for batch in reader:
-                writer.write_batch(batch)
-                rows += batch.num_rows
+        beside = to.with_name(f".{to.name}.{os.getpid()}")
+        try:
+            file = beside.open("wb")
+        except OSError as error:
+            raise InvalidJob(f"{to} cannot be written: {error.strerror}: choose another file") from error
+        try:
+            with file, pq.ParquetWriter(file, reader.schema) as writer:
+                for batch in reader:
+                    writer.write_batch(batch)
+                    rows += batch.num_rows
+            beside.replace(to)
+        finally:
+            beside.unlink(missing_ok=True)
     return f"{to}: {rows:,} rows"
 
 

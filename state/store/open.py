@@ -15,6 +15,7 @@ from barrier_runtime.state.store.urls import shown, without_credentials
 
 _memory_stores: dict[str, MemoryStore] = {}
 _memory_lock = threading.Lock()
+_ONE_SLASH = re.compile("(file|s3a?|gs|abfss|webhdfs|hdfs|memory):/")
 _FORMS = (
     "use file:///folder, a plain folder path, s3://bucket/prefix, gs://bucket/prefix, "
     "abfss://container@account.dfs.core.windows.net/prefix, webhdfs://namenode:9870/folder or memory://name"
@@ -50,6 +51,8 @@ def _opened(url: str, open_folder: Callable[[Path], ObjectStore]) -> ObjectStore
     if not url.strip():
         raise InvalidJob(f"the storage URL is empty: {_FORMS}")
     if "://" not in url:
+        if _ONE_SLASH.match(url):
+            raise InvalidJob(f"storage URL {url!r} has no // behind its scheme: {_FORMS}")
         return open_folder(Path(url).expanduser())
     without_credentials(url, "the storage")
     try:
@@ -130,7 +133,8 @@ def _open_webhdfs(url: str) -> ObjectStore:
     from barrier_runtime.state.store.webhdfs import WebHdfsStore
 
     parts = urlsplit(url)
-    if not all(re.fullmatch(r"[A-Za-z0-9._-]+:[0-9]{1,5}", node) for node in parts.netloc.split(",")) or parts.query:
+    nodes = [re.fullmatch(r"[A-Za-z0-9._-]+:([0-9]{1,5})", node) for node in parts.netloc.split(",")]
+    if parts.query or any(node is None or not 0 < int(node[1]) < 65_536 for node in nodes):
         raise InvalidJob(
             f"storage URL {shown(url)!r} is not understood: use webhdfs://namenode:9870/folder, or "
             "webhdfs://one:9870,other:9870/folder where the name node has a standby"

@@ -54,6 +54,9 @@ def test_a_state_is_exported_whole(folder: str, tmp_path: Path) -> None:
     assert {(row["user"], row["room"]): row["value"] for row in rows} == {(str(n % 3), n % 2): n for n in range(54, 60)}
     with pytest.raises(InvalidJob, match="exists already"):
         export(folder, "kept", None, "last.last", tmp_path / "last.parquet")
+    with pytest.raises(InvalidJob, match=r"no/a\.parquet cannot be written: No such file or directory: choose"):
+        export(folder, "kept", None, "last.last", tmp_path / "no" / "a.parquet")
+    assert [each.name for each in tmp_path.iterdir()] == ["last.parquet"]
 
 
 def test_wrong_names_and_conditions(folder: str) -> None:

@@ -20,7 +20,7 @@ from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.reader import FileReader
 from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.connectors.files.source.text import open_text, or_compressed
-from barrier_runtime.data.schemas import lines_parser
+from barrier_runtime.data.schemas import lines_parser, refuse_unreadable
 from barrier_runtime.state.errors import InvalidJob
 
 _CHECKED_IN_DRIVER = 200
@@ -168,10 +168,16 @@ def make_parser(header: bytes, where: str, *, schema: pa.Schema, form: CsvForm =
                 f"{where}: it has no column {column!r} (its header has {', '.join(names)}): "
                 "correct schema=, or read this file as a source of its own"
             )
-    options = pacsv.ConvertOptions(
+    nulls, named = len(names) * form.delimiter.encode() + b"\n", [*names, "\n"]  # one more: blank lines are skipped
+    refuse_unreadable(schema, "CSV", lambda columns: _parse(nulls, named, form, _options(columns)), where)
+    options = _options(schema)
+    return lines_parser(lambda data: _parse(form.as_utf8(data, where), names, form, options), schema, where)
+
+
+def _options(schema: pa.Schema) -> pacsv.ConvertOptions:
+    return pacsv.ConvertOptions(
         column_types=schema, include_columns=schema.names, strings_can_be_null=True, quoted_strings_can_be_null=False
     )
-    return lines_parser(lambda data: _parse(form.as_utf8(data, where), names, form, options), schema, where)
 
 
 def column_names(header: bytes, form: CsvForm, where: str) -> list[str]:

@@ -35,6 +35,9 @@ class JsonlFiles(Files):
     may_grow = True
     suffixes = or_compressed((".jsonl", ".ndjson", ".json"))
 
+    def check(self) -> None:
+        json_parser(self.where, self.schema_in(self.files[0]) if self.files else self.schema)
+
     def file_reader(self, file: FoundFile, rows_per_second: float | None) -> FileReader:
         schema = self.schema_in(file)
 

@@ -417,6 +417,22 @@ def test_a_json_array_is_told_from_lines(tmp_path: Path, schema: pa.Schema | Non
         read()
 
 
+@pytest.mark.parametrize(
+    ("files", "line", "type"),
+    [
+        (JsonlFiles, '{"a": 1, "b": {"x": 1}}', pa.map_(pa.string(), pa.int64())),
+        (JsonlFiles, '{"a": 1, "b": "2s"}', pa.duration("s")),
+        (CsvFiles, "a,b", pa.list_(pa.int64())),
+    ],
+)
+def test_a_type_that_is_not_made_of_text_is_refused_with_its_column(
+    tmp_path: Path, files: type[Any], line: str, type: pa.DataType
+) -> None:
+    (tmp_path / f"a.{files.kind.lower()}").write_text(line + "\n")
+    with pytest.raises(InvalidJob, match=r"column 'b' is declared as .*, which is not read from (JSON|CSV): declare"):
+        spec_of(files("src", str(tmp_path), pa.schema([("a", pa.int64()), ("b", type)]), None))
+
+
 def test_a_name_that_is_not_utf8_is_told_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"caf\xe9.csv")).write_text("n\n1\n")
     with pytest.raises(InvalidJob, match=r"the name of file .*/caf\\xe9.csv is not UTF-8: rename it"):
