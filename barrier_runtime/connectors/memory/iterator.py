@@ -29,12 +29,18 @@ _POLL_NS = 1_000_000  # at an iterator that waits …
 _GATHER_NS = 5_000_000  # … and gave rows just now: small batches cost more than they are worth
 
 
-class _Part(msgspec.Struct, frozen=True):
+class SplitShare(msgspec.Struct, frozen=True):
+    """Split `index` of `of`, in its payload: as a source of numbered rows, row index, index + of, index + 2 * of, …"""
+
     index: int
     of: int
 
 
-_PART = msgspec.json.Decoder(_Part)
+SHARE = msgspec.json.Decoder(SplitShare)
+
+
+def shares(of: int) -> list[Split]:
+    return [Split(f"{i}-of-{of}", msgspec.json.encode(SplitShare(i, of))) for i in range(of)]
 
 
 class _Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,15 +92,14 @@ class IteratedRows:
         return f"iterator {function_name(self._make_iterator)}"
 
     def splits(self, parallelism: int) -> Sequence[Split]:
-        of = self._splits or parallelism
-        return [Split(f"{i}-of-{of}", msgspec.json.encode(_Part(i, of))) for i in range(of)]
+        return shares(self._splits or parallelism)
 
     def reader(self, split: Split) -> SplitReader:
-        return IteratorReader(self._name, self._make_iterator, _PART.decode(split.payload), self.schema)
+        return IteratorReader(self._name, self._make_iterator, SHARE.decode(split.payload), self.schema)
 
 
 class IteratorReader:
-    def __init__(self, name: str, make_iterator: MakeIterator, part: _Part, schema: pa.Schema) -> None:
+    def __init__(self, name: str, make_iterator: MakeIterator, part: SplitShare, schema: pa.Schema) -> None:
         self._name = name
         self._part = part
         self._make_iterator = make_iterator

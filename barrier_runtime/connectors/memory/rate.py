@@ -9,20 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
+from barrier_runtime.connectors.memory.iterator import SHARE, SplitShare, shares
 from barrier_runtime.connectors.pacing import Schedule
 from barrier_runtime.connectors.source import Polled, Split, SplitReader
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows
 from barrier_runtime.state.errors import InvalidJob
-
-
-class _Part(msgspec.Struct, frozen=True):
-    """Split `index` of `of`: the values index, index + of, index + 2 * of, …"""
-
-    index: int
-    of: int
-
-
-_PART = msgspec.json.Decoder(_Part)
 
 
 class _Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,18 +68,17 @@ class GeneratedRows:
         return f"rate {self._rows_per_second:g}/s, " + ("endless" if self._rows is None else f"{self._rows} rows")
 
     def splits(self, parallelism: int) -> Sequence[Split]:
-        of = self._splits or parallelism
-        return [Split(f"{i}-of-{of}", msgspec.json.encode(_Part(i, of))) for i in range(of)]
+        return shares(self._splits or parallelism)
 
     def reader(self, split: Split) -> SplitReader:
-        part = _PART.decode(split.payload)
+        part = SHARE.decode(split.payload)
         rows = None if self._rows is None else max(0, math.ceil((self._rows - part.index) / part.of))
         return RateReader(part, rows, self._rows_per_second, self._keys, self.schema)
 
 
 class RateReader:
     def __init__(
-        self, part: _Part, rows: int | None, rows_per_second: float, keys: int | None, schema: pa.Schema
+        self, part: SplitShare, rows: int | None, rows_per_second: float, keys: int | None, schema: pa.Schema
     ) -> None:
         self._part = part
         self._rows = rows
