@@ -116,11 +116,19 @@ MUTANTS = (
         (_ONE_JOINS_TWO,),
     ),
     Mutant(
+        "joined-session-loses-sums",
+        "a session that came of two has the sums of both, where order is nothing, too",
+        _SESSIONS,
+        "            if len(merged):\n",
+        "            if not len(merged):\n",
+        (_ONE_JOINS_TWO,),
+    ),
+    Mutant(
         "joined-session-loses-rows",
         "a session that came of two has the rows of both",
         _SESSIONS,
-        "            if len(pairs):\n                columns",
-        "            if not len(pairs):\n                columns",
+        "            if pairs.any():\n",
+        "            if not pairs.any():\n",
         (_ONE_JOINS_TWO,),
     ),
     Mutant(

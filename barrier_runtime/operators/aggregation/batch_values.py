@@ -39,6 +39,10 @@ class BatchValues:
         self._words: dict[str, Words] = {}
         self.latest: dict[Any, tuple[RunningOrder, list[Values], npt.NDArray[np.intp]]] = {}  # see `kinds/picks`
 
+    def take(self, rows: npt.NDArray[Any]) -> "BatchValues":
+        """Of some rows."""
+        return BatchValues(self._batch.take(pa.array(rows)), self._where)
+
     def valid(self, column: str) -> npt.NDArray[np.bool_] | None:
         """Which rows are not null; None when all are."""
         if column not in self._valid:

@@ -7,7 +7,7 @@ import numpy as np
 
 from barrier_runtime.data.grouping import greatest_magnitude
 from barrier_runtime.operators.aggregation.accumulators import SumBounds
-from barrier_runtime.operators.aggregation.batch_values import Left
+from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left
 from barrier_runtime.operators.aggregation.plan import AggregationPlan
 from barrier_runtime.operators.aggregation.state_columns import Columns, Ints, Values
 
@@ -74,4 +74,24 @@ def merge_at_once(plan: AggregationPlan, columns: Columns, into: Ints, others: C
         if accumulator.kind != "carry":
             with np.errstate(invalid="ignore"):  # NaN is a value here
                 accumulator.ufunc.at(columns[accumulator.name], into, others[accumulator.name][later])
+    return True
+
+
+def may_be_in_any_order(plan: AggregationPlan) -> bool:
+    """Whether it makes no difference in which order rows are added and entries merged, as long as no sum leaves 64
+    bits. It does to floats, whose bits differ, and to what is taken from the first or last row."""
+    return not plan.composites and all(accumulator.dtype == "int64" for accumulator in plan.accumulators)
+
+
+def in_any_order(plan: AggregationPlan, columns: Columns, row_ids: Ints, batch: BatchValues) -> bool:
+    """Whether it makes no difference for the entries `row_ids` and the rows of `batch`: no sum of any of them leaves 64
+    bits, or did before. `plan`: one that may be in any order."""
+    for accumulator in plan.accumulators:
+        if accumulator.kind == "carry":
+            if np.count_nonzero(columns[accumulator.name][row_ids]):
+                return False
+        elif accumulator.sums_integers:
+            values, before = batch.values(accumulator), columns[accumulator.name][row_ids]
+            if greatest_magnitude(values) * len(values) + greatest_magnitude(before) * len(before) >= _TOO_FAR:
+                return False
     return True

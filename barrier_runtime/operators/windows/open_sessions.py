@@ -103,8 +103,8 @@ class OpenSessions:
         return Sessions(self._key[row_ids], self._first_ms[row_ids], last_ms[row_ids])
 
     def replace(self, keys: Ints, rest: Ints, gone: Ints, row_ids: Ints, sessions: Sessions) -> None:
-        """Now the sessions of `keys` are `row_ids`, and behind them `rest`. `gone`: row ids that are sessions no more,
-        or of another start."""
+        """Now the sessions of `keys` are `row_ids`, by key and time, and before them `rest`. `gone`: row ids that are
+        sessions no more, or of another start."""
         capacity = 1 + max((int(ids.max()) for ids in (row_ids, gone) if len(ids)), default=-1)
         if capacity > len(self._key):
             self._key, self._first_ms = _extended(self._key, capacity), _extended(self._first_ms, capacity)
@@ -112,24 +112,16 @@ class OpenSessions:
             self._due = _extended(self._due, capacity, _NEVER)
         self._due[gone] = _NEVER
         self._key[row_ids], self._first_ms[row_ids] = sessions.keys, sessions.first_ms
-        order = order_of_ints([sessions.keys, -sessions.first_ms])
-        linked, of_key = row_ids[order], sessions.keys[order]
         self._newest[keys] = rest
-        of_position = np.searchsorted(keys, of_key)
-        last = np.ones(len(linked), np.bool_)
-        last[:-1] = of_key[1:] != of_key[:-1]
-        older = np.empty_like(linked)
-        older[:-1] = linked[1:]
-        older[last] = rest[of_position[last]]
-        newer = np.empty_like(linked)
-        newer[1:] = linked[:-1]
-        first = np.ones(len(linked), np.bool_)
-        first[1:] = last[:-1]
-        newer[first] = _NONE
-        self._older[linked], self._newer[linked] = older, newer
-        behind = last & (older >= 0)
-        self._newer[older[behind]] = linked[behind]
-        self._newest[of_key[first]] = linked[first]
+        first = np.diff(sessions.keys, prepend=-1) != 0  # of their keys
+        last = np.roll(first, -1)
+        older, newer = np.empty_like(row_ids), np.empty_like(row_ids)
+        older[1:], newer[:-1] = row_ids[:-1], row_ids[1:]
+        older[first], newer[last] = self._newest[sessions.keys[first]], _NONE
+        self._older[row_ids], self._newer[row_ids] = older, newer
+        behind = first & (older >= 0)
+        self._newer[older[behind]] = row_ids[behind]
+        self._newest[sessions.keys[last]] = row_ids[last]
         self._forget_keys(keys)
         begun = self._due[row_ids] == _NEVER
         self._look_again(row_ids[begun], sessions.last_ms[begun])

@@ -1,14 +1,18 @@
 """Which session each row of a batch belongs to. Pure arithmetic on milliseconds since the epoch.
 
 The result is that of taking the rows one by one, as they come: a row belongs to the open session of its key that it
-touches, joins the two that it touches, or begins one. Nearly always that can be told for a whole batch at once: rows
-and open sessions, sorted by key and time, are cut where nothing follows within the gap, and when each row of such a
-*component* touches what came of it before, the component is one session. The others are taken row by row: rows that
-join sessions, rows behind the watermark.
+touches, joins the two that it touches, or begins one. Nearly always that can be told for a whole batch at once: rows,
+sorted by key and time, are cut into *runs* where nothing follows within the gap; runs and open sessions, sorted in the
+same way, are cut into *components*. Which components are one session each:
 
-Where two sessions become one, the order in which rows were added to either must not be lost (a sum of floats has other
-bits in another order). So a session that others are merged into is on a higher *level*, and what is added to sessions
-of one level comes after the merges of that level, and before those of the next.
+    rows are added up     a component is one session when
+    in any order          none of its rows is late, and none of its sessions over by the event time of its last row
+    as they come          each row touches what came of the component before, which is not over
+The others are taken row by row: those with rows behind the watermark; and where order matters, rows that join sessions.
+
+Where two sessions become one, the order in which rows were added to either must not be lost if it matters (a sum of
+floats has other bits in another order). So a session that others are merged into is on a higher *level*, and what is
+added to sessions of one level comes after the merges of that level, and before those of the next.
 """
 
 from bisect import bisect_right
@@ -19,14 +23,13 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from barrier_runtime.data.elements import WATERMARK_MIN
 from barrier_runtime.data.grouping import order_of_ints, stable_order
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 LATE = -1
-_ROOM = 1 << 62  # for times of all components one behind the other
+_ROOM = 1 << 62  # for times of all groups one behind the other
 
 
 @dataclass
@@ -43,10 +46,46 @@ class Sessions:
 
 
 @dataclass
+class Runs:
+    """Rows in the order of key and time (`order`), cut where nothing follows within the gap. `starts`: where each run
+    begins there, `spans`: what sessions they are among themselves."""
+
+    order: npt.NDArray[np.intp]
+    starts: Ints
+    lengths: Ints
+    spans: Sessions
+
+    def earliest(self) -> tuple[Ints, Ints]:
+        """The keys, rising, and the earliest time of each."""
+        firsts = np.flatnonzero(np.diff(self.spans.keys, prepend=-1))
+        return self.spans.keys[firsts], self.spans.first_ms[firsts]
+
+    def by_row(self, of_run: Ints) -> Ints:
+        """One number per row, of one per run."""
+        of_row = np.empty(len(self.order), np.int64)
+        of_row[self.order] = np.repeat(of_run, self.lengths)
+        return of_row
+
+
+def runs_of(keys: Ints, times_ms: Ints, gap_ms: int) -> Runs:
+    """`keys`: a number per row, below 2**32. At least one row."""
+    order = order_of_ints([keys, times_ms])
+    keys, times_ms = keys[order], times_ms[order]
+    cuts = np.ones(len(keys), np.bool_)
+    np.greater(times_ms[1:], times_ms[:-1] + gap_ms, out=cuts[1:])
+    cuts[1:] |= keys[1:] != keys[:-1]
+    starts = np.flatnonzero(cuts)
+    ends = np.append(starts[1:], len(keys))
+    return Runs(order, starts, ends - starts, Sessions(keys[starts], times_ms[starts], times_ms[ends - 1]))
+
+
+@dataclass
 class AssignedSessions:
     """`sessions`: those that were open, in their order, then those that the batch begins. `merged`: which of them have
-    become part of another. `of_row`: per row the session that it was added to, LATE for late rows. `levels`: of rows,
-    None when all are 0. `merges`: (level, the session that stays, the one that is merged into it), by level.
+    become part of another. `of_row`: per row the session that it was added to, LATE for late rows. `merges`: a row
+    (level, the session that stays, the one that is merged into it) each, by level. `levels`: of rows.
+
+    Without `levels` rows and merges may come in any order, and a session stays that is not merged itself.
 
     `end`: rows from there on are not assigned. By the event time of that row a session is over that has to go first;
     then nothing else here counts."""
@@ -54,72 +93,102 @@ class AssignedSessions:
     sessions: Sessions
     merged: Mask
     of_row: Ints
+    merges: Ints
     levels: Ints | None
-    merges: list[tuple[int, int, int]]
     end: int
+    by_time: Ints | None = None  # sessions that are not merged, by key and time; None: not known
     rows: Ints | None = None  # which ones of the batch `of_row` is about; None: all
 
 
 def assign_sessions(
-    keys: Ints, times_ms: Ints, watermarks: int | Ints, opened: Sessions, gap_ms: int
+    runs: Runs,
+    keys: Ints,
+    times_ms: Ints,
+    watermarks: int | Ints,
+    opened: Sessions,
+    gap_ms: int,
+    any_order: bool,
 ) -> AssignedSessions:
-    """`keys`: a number per row, below 2**32. `watermarks`: event time at each row. `opened`: sessions that are not
-    over, of these keys; those that no row can reach may be left out."""
-    rows, known = len(keys), len(opened)
-    item_keys = np.concatenate([keys, opened.keys])
-    starts = np.concatenate([times_ms, opened.first_ms])
-    order = order_of_ints([item_keys, starts])
-    item_keys, starts = item_keys[order], starts[order]
-    new_key = np.diff(item_keys, prepend=item_keys[0] - 1) != 0
-    cuts = new_key.copy()
-    cuts[1:] |= starts[1:] > _reach(order, new_key, starts, rows, opened.last_ms)[:-1] + gap_ms
-    component = np.empty(rows + known, np.int64)
+    """`runs`: of the rows. `watermarks`: event time at each row. `opened`: sessions that are not over, of these keys;
+    those that no row can reach may be left out. `any_order`: it does not matter in which order rows are added to a
+    session, and sessions merged."""
+    spans, count, known = runs.spans, len(runs.starts), len(opened)
+    item_keys = np.concatenate([spans.keys, opened.keys])
+    firsts = np.concatenate([spans.first_ms, opened.first_ms])
+    lasts = np.concatenate([spans.last_ms, opened.last_ms])
+    order = order_of_ints([item_keys, firsts]) if known else np.arange(count)
+    item_keys, firsts, lasts = item_keys[order], firsts[order], lasts[order]
+    cuts = np.diff(item_keys, prepend=item_keys[0] - 1) != 0
+    reach = _running_most(lasts, np.cumsum(cuts) - 1)
+    cuts[1:] |= firsts[1:] > reach[:-1] + gap_ms
+    begins = np.flatnonzero(cuts)
+    first_ms, last_ms = firsts[begins], reach[np.append(begins[1:], len(order)) - 1]
+    component = np.empty(len(order), np.int64)
     component[order] = np.cumsum(cuts) - 1
-    of_row, of_opened = component[:rows], component[rows:]
-    components = int(component.max()) + 1
+    of_run, of_opened = component[:count], component[count:]
 
-    its_opened = np.full(components, -1, np.int64)
-    its_opened[of_opened] = np.arange(known)
-    together = _are_one(of_row, times_ms, watermarks, its_opened, opened, gap_ms)
-    together &= np.bincount(of_opened, minlength=components) <= 1
-    together[of_opened[np.bincount(of_row, minlength=components)[of_opened] == 0]] = True  # no rows for them
+    session = np.full(len(begins), -1, np.int64)  # of each component; the earliest of those that were open
+    by_time = order[order >= count][::-1] - count
+    session[of_opened[by_time]] = by_time
+    if any_order:
+        still_ms = np.minimum.reduceat(np.where(order < count, firsts, lasts), begins) + gap_ms
+        together = still_ms > _reached(runs, of_run, watermarks, len(begins))
+    else:
+        together = np.zeros(len(begins), np.bool_)
+    if not together.all():
+        alone = np.bincount(of_opened, minlength=len(begins)) <= 1
+        together |= alone & _are_one(runs.by_row(of_run), times_ms, watermarks, session, opened, gap_ms)
+        together |= np.bincount(of_run, minlength=len(begins)) == 0  # no rows for them
 
-    first_ms, last_ms = opened.first_ms.copy(), opened.last_ms.copy()
-    begun = np.flatnonzero(together & (its_opened < 0))
-    session = its_opened
+    begun = np.flatnonzero(together & (session < 0))
     session[begun] = known + np.arange(len(begun))
     sessions = Sessions(
-        np.concatenate([opened.keys, np.zeros(len(begun), np.int64)]),
-        np.concatenate([first_ms, np.full(len(begun), np.iinfo(np.int64).max)]),
-        np.concatenate([last_ms, np.full(len(begun), WATERMARK_MIN)]),
+        np.concatenate([opened.keys, item_keys[begins[begun]]]),
+        np.concatenate([opened.first_ms, first_ms[begun]]),
+        np.concatenate([opened.last_ms, last_ms[begun]]),
     )
-    easy = together[of_row]
-    assigned = np.where(easy, session[of_row], LATE)
-    if easy.any():
-        _stretch(sessions, assigned[easy], keys[easy], times_ms[easy])
-    done = AssignedSessions(sessions, np.zeros(len(sessions), np.bool_), assigned, None, [], rows)
-    if not easy.all():
-        hard = np.flatnonzero(~easy)
-        hard = hard[stable_order(of_row[hard])]
+    stays = session[together]
+    sessions.first_ms[stays], sessions.last_ms[stays] = first_ms[together], last_ms[together]
+    merged = np.zeros(len(sessions), np.bool_)
+    merged[:known] = together[of_opened] & (session[of_opened] != np.arange(known))
+    gone = np.flatnonzero(merged)
+    merges = np.stack([np.zeros_like(gone), session[of_opened[gone]], gone], axis=1)
+    of_row = runs.by_row(np.where(together[of_run], session[of_run], LATE))
+    done = AssignedSessions(sessions, merged, of_row, merges, None, len(keys), session)
+    if not together.all():
+        done.by_time = None
+        component_of_row = runs.by_row(of_run)
+        hard = np.flatnonzero(~together[component_of_row])
+        hard = hard[stable_order(component_of_row[hard])]
         hard_opened = np.flatnonzero(~together[of_opened])
         hard_opened = hard_opened[order_of_ints([of_opened[hard_opened], opened.first_ms[hard_opened]])]
-        _OneByOne(done, known, gap_ms).take(
-            hard, of_row[hard], keys, times_ms, watermarks, hard_opened, of_opened[hard_opened]
+        one_by_one = _OneByOne(done, gap_ms)
+        levels = one_by_one.take(
+            hard, component_of_row[hard], keys, times_ms, watermarks, hard_opened, of_opened[hard_opened]
         )
+        one_by_one.finish(None if any_order else levels)
     return done
 
 
-def _reach(order: npt.NDArray[np.intp], new_key: Mask, starts: Ints, rows: int, opened_last: Ints) -> Ints:
-    """Per item, in order, the last time of it and all items of its key before it. Open sessions are apart, so of these
-    the latest reaches farthest."""
-    if not len(opened_last):
-        return starts
-    positions = np.arange(len(order))
-    latest = np.maximum.accumulate(np.where(order >= rows, positions, -1))
-    of_key = np.maximum.accumulate(np.where(new_key, positions, 0))
-    there = latest >= of_key
-    last = opened_last[np.maximum(order[np.maximum(latest, 0)] - rows, 0)]
-    return np.where(there, np.maximum(starts, last), starts)
+def _running_most(values: Ints, groups: Ints) -> Ints:
+    """Per item the greatest value of it and those before it in its group. `groups`: numbers, rising from 0."""
+    least = int(values.min())
+    span = int(values.max()) - least + 1
+    if span * (int(groups[-1]) + 1) >= _ROOM:
+        distinct, ranks = np.unique(values, return_inverse=True)
+        return distinct[_running_most(ranks, groups)]
+    shift = groups * span - least
+    most: Ints = np.maximum.accumulate(values + shift) - shift
+    return most
+
+
+def _reached(runs: Runs, of_run: Ints, watermarks: int | Ints, components: int) -> int | Ints:
+    """Event time at the last row of each component."""
+    if isinstance(watermarks, int):
+        return watermarks
+    reached = np.full(components, np.iinfo(np.int64).min)
+    np.maximum.at(reached, of_run, np.maximum.reduceat(watermarks[runs.order], runs.starts))
+    return reached
 
 
 def _are_one(
@@ -127,19 +196,11 @@ def _are_one(
 ) -> Mask:
     """Per component whether its rows, as they come, all belong to one session that is never over, which `its_opened` is
     or the first row begins."""
-    components = len(its_opened)
     order = stable_order(of_row)
     its, times = of_row[order], times_ms[order]
-    firsts = np.flatnonzero(np.diff(its, prepend=-1))
-    base = int(times.min())
-    span = int(times.max()) - base + 1
-    together = np.zeros(components, np.bool_)
-    if span * components >= _ROOM:
-        return together
-    offset = times - base
-    high = np.maximum.accumulate(offset + its * span) - its * span + base
-    falling = (components - 1 - its) * span
-    low = np.minimum.accumulate(offset + falling) - falling + base
+    changes = np.diff(its, prepend=-1) != 0
+    firsts, groups = np.flatnonzero(changes), np.cumsum(changes) - 1
+    low, high = -_running_most(-times, groups), _running_most(times, groups)
     if len(opened):
         number = its_opened[its]
         there = number >= 0
@@ -156,27 +217,20 @@ def _are_one(
         high_before[firsts[there]] = opened.last_ms[number[there]]
     reached = watermarks if isinstance(watermarks, int) else watermarks[order]
     fits = (times >= low_before - gap_ms) & (times <= high_before + gap_ms) & (high_before + gap_ms > reached)
+    together = np.zeros(len(its_opened), np.bool_)
     together[its[firsts]] = np.logical_and.reduceat(fits, firsts)
     return together
-
-
-def _stretch(sessions: Sessions, of_row: Ints, keys: Ints, times_ms: Ints) -> None:
-    sessions.keys[of_row] = keys
-    np.minimum.at(sessions.first_ms, of_row, times_ms)
-    np.maximum.at(sessions.last_ms, of_row, times_ms)
 
 
 class _OneByOne:
     """Rows that are taken one by one, component after component."""
 
-    def __init__(self, done: AssignedSessions, known: int, gap_ms: int) -> None:
+    def __init__(self, done: AssignedSessions, gap_ms: int) -> None:
         self._done = done
         self._gap_ms = gap_ms
-        self._known = known
         self._count = len(done.sessions)
         self._keys: list[int] = []  # of sessions begun here
         self._spans: dict[int, tuple[int, int]] = {}  # of all sessions met here
-        self._merged: list[int] = []
         self._merges: list[tuple[int, int, int]] = []
 
     def take(
@@ -188,8 +242,9 @@ class _OneByOne:
         watermarks: int | Ints,
         opened: Ints,
         of_opened: Ints,
-    ) -> None:
-        """`rows`: their numbers, by component (`of_row`), and in each as they come. `opened`: by component and time."""
+    ) -> Ints:
+        """`rows`: their numbers, by component (`of_row`), and in each as they come. `opened`: by component and time.
+        Gives the level of each row of the batch."""
         done = self._done
         levels = np.zeros(len(done.of_row), np.int64)
         firsts = np.flatnonzero(np.diff(of_row, prepend=-1))
@@ -205,7 +260,7 @@ class _OneByOne:
                 its.tolist(), int(keys[its[0]]), times_ms[its].tolist(), reached, opened[lower:upper].tolist()
             )
             done.of_row[its], levels[its] = sessions, its_levels
-        self._finish(levels)
+        return levels
 
     def _component(
         self, rows: list[int], key: int, times: list[int], reached: Sequence[int], opened: list[int]
@@ -228,7 +283,6 @@ class _OneByOne:
                 level[stays] = max(level[stays], level[goes]) + 1
                 self._merges.append((level[stays], stays, goes))
                 self._spans[goes] = firsts.pop(at + 1), lasts[at + 1]
-                self._merged.append(goes)
                 lasts[at] = lasts.pop(at + 1)
             elif before:
                 lasts[at] = max(lasts[at], time)
@@ -249,7 +303,8 @@ class _OneByOne:
         self._spans.update(zip(numbers, zip(firsts, lasts, strict=True), strict=True))
         return of_row, of_level
 
-    def _finish(self, levels: Ints) -> None:
+    def finish(self, levels: Ints | None) -> None:
+        """`levels`: of rows, if order matters."""
         done, sessions = self._done, self._done.sessions
         more = np.zeros(len(self._keys), np.int64)
         sessions.keys = np.concatenate([sessions.keys, np.array(self._keys, np.int64)])
@@ -259,8 +314,23 @@ class _OneByOne:
         if len(numbers):
             spans = np.array(list(self._spans.values()), np.int64)
             sessions.first_ms[numbers], sessions.last_ms[numbers] = spans[:, 0], spans[:, 1]
-        done.merged = np.zeros(len(sessions), np.bool_)
-        done.merged[self._merged] = True
-        if self._merges:
-            done.levels = levels
-            done.merges = sorted(self._merges)
+        done.merged = np.concatenate([done.merged, np.zeros(len(self._keys), np.bool_)])
+        if not self._merges:
+            return
+        merges = np.array(sorted(self._merges), np.int64)
+        done.merged[merges[:, 2]] = True
+        if levels is None:
+            _flatten(done, merges)
+        done.levels = levels
+        done.merges = np.concatenate([done.merges, merges])
+
+
+def _flatten(done: AssignedSessions, merges: Ints) -> None:
+    """Rows are added to sessions that stay, and these take in all others, of `merges`, themselves."""
+    part_of = np.arange(len(done.sessions))
+    part_of[merges[:, 2]] = merges[:, 1]
+    while (further := part_of[part_of] != part_of).any():
+        part_of[further] = part_of[part_of[further]]
+    merges[:, 1] = part_of[merges[:, 2]]
+    added = done.of_row != LATE
+    done.of_row[added] = part_of[done.of_row[added]]

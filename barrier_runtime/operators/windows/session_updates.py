@@ -31,8 +31,8 @@ from barrier_runtime.operators.windows.assigners import Session, lateness_defini
 from barrier_runtime.operators.windows.base import Ints, told_of_windows
 from barrier_runtime.operators.windows.by_start import ByStart
 from barrier_runtime.operators.windows.changed import ByWallClock, ChangedWindows
-from barrier_runtime.operators.windows.session_assignment import LATE, AssignedSessions, assign_sessions
-from barrier_runtime.operators.windows.sessions import LAST, SessionAggregateOperator, earliest_times
+from barrier_runtime.operators.windows.session_assignment import LATE, AssignedSessions, assign_sessions, runs_of
+from barrier_runtime.operators.windows.sessions import LAST, SessionAggregateOperator
 from barrier_runtime.operators.windows.triggers import Every
 from barrier_runtime.state.errors import ProtocolViolation
 
@@ -136,10 +136,11 @@ class SessionUpdatesOperator(ChangedWindows, SessionAggregateOperator):
         """How many rows come before the first one that may tell or retract something, or be late."""
         columns = self._table.columns
         numbers = self._key_numbers(batch.rows)
-        keys, earliest_ms = earliest_times(numbers, times_ms)
+        runs = runs_of(numbers, times_ms, self._gap_ms)
+        keys, earliest_ms = runs.earliest()
         opened, _ = self._open.reached(keys, earliest_ms, columns[LAST])
         known = self._open.spans(opened, columns[LAST])
-        done = assign_sessions(numbers, times_ms, super()._gone_by(batch), known, self._gap_ms)
+        done = assign_sessions(runs, numbers, times_ms, super()._gone_by(batch), known, self._gap_ms, any_order=True)
         self._open.unused(keys)
         end = done.end
         late = np.flatnonzero(done.of_row[:end] == LATE)
@@ -158,7 +159,7 @@ class SessionUpdatesOperator(ChangedWindows, SessionAggregateOperator):
         """How many rows come before one that may be the last of `rows` since the last result of its session; where
         sessions become one, of its key."""
         since = self._since(opened)
-        if done.merges:
+        if len(done.merges):
             groups, before = numbers, np.zeros(max(int(numbers.max()), int(done.sessions.keys.max())) + 1, np.int64)
             np.add.at(before, done.sessions.keys[: len(opened)], since)
         else:

@@ -17,13 +17,24 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.grouping import group_rows, order_of_ints
 from barrier_runtime.operators.aggregation.accumulators import add_to_groups
 from barrier_runtime.operators.aggregation.batch_values import BatchValues
-from barrier_runtime.operators.aggregation.merging import merge_entries
+from barrier_runtime.operators.aggregation.merging import (
+    in_any_order,
+    may_be_in_any_order,
+    merge_at_once,
+    merge_entries,
+)
 from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.windows.assigners import Session
 from barrier_runtime.operators.windows.base import SPAN, Ints, WindowOperator
 from barrier_runtime.operators.windows.open_sessions import STEPS, OpenSessions
-from barrier_runtime.operators.windows.session_assignment import LATE, AssignedSessions, Sessions, assign_sessions
+from barrier_runtime.operators.windows.session_assignment import (
+    LATE,
+    AssignedSessions,
+    Sessions,
+    assign_sessions,
+    runs_of,
+)
 from barrier_runtime.state.errors import ProtocolViolation
 
 LAST = "last"  # column of state: time of the last row, ms
@@ -49,6 +60,7 @@ class SessionAggregateOperator(WindowOperator):
 
     def bind(self, columns: pa.Schema) -> None:
         self._bind_table(columns, {LAST: ("int64", 0), **self._more_state()}, self._beside)
+        self._any_order = may_be_in_any_order(self._plan)
         row_ids = self._table.load_all()
         if not len(row_ids):
             return
@@ -60,7 +72,9 @@ class SessionAggregateOperator(WindowOperator):
             starts = np.array([key[-1] for key in keys], np.int64)
             numbers = self._open.numbers_of([key[:-1] for key in keys])
         its_keys = np.unique(numbers)
-        known = Sessions(numbers, starts, self._table.columns[LAST][row_ids])
+        order = order_of_ints([numbers, starts])
+        row_ids = row_ids[order]
+        known = Sessions(numbers[order], starts[order], self._table.columns[LAST][row_ids])
         self._open.replace(its_keys, np.full(len(its_keys), -1, np.int64), row_ids[:0], row_ids, known)
 
     def _more_state(self) -> dict[str, tuple[str, Any]]:
@@ -108,26 +122,40 @@ class SessionAggregateOperator(WindowOperator):
     def _add(self, batch: Batch, times_ms: Ints, emit: Emit) -> int:
         """Add the first rows, as many as can be before a session has to go; gives their number."""
         numbers = self._key_numbers(batch.rows)
-        keys, earliest_ms = earliest_times(numbers, times_ms)
+        runs = runs_of(numbers, times_ms, self._gap_ms)
+        keys, earliest_ms = runs.earliest()
         opened, rest = self._open.reached(keys, earliest_ms, self._table.columns[LAST])
         known = self._open.spans(opened, self._table.columns[LAST])
-        done = assign_sessions(numbers, times_ms, self._gone_by(batch), known, self._gap_ms)
+
+        def assigned(any_order: bool) -> AssignedSessions:
+            return assign_sessions(runs, numbers, times_ms, self._gone_by(batch), known, self._gap_ms, any_order)
+
+        done = assigned(self._any_order)
         if done.end < len(batch):
             self._open.unused(keys)
             return self._add(batch.slice(0, done.end), times_ms[: done.end], emit) if done.end else 0
+        values = self._values(batch, done)
+        if self._any_order and not in_any_order(self._plan, self._table.columns, opened, values):
+            done = assigned(any_order=False)
+            values = self._values(batch, done)
+        if done.rows is not None:
+            self._give_late(batch, np.bincount(done.rows, minlength=len(batch)) == 0, emit)
+        row_ids = self._entries(done, opened)
+        if len(done.of_row):
+            self._aggregate(values, done, row_ids)
+        self._keep(keys, rest, done, opened, row_ids)
+        return len(batch)
+
+    def _values(self, batch: Batch, done: AssignedSessions) -> BatchValues:
+        """Of the rows that are not late, which are all that `done` is about then."""
         late = done.of_row == LATE
         rows = batch.rows
         if late.any():
-            self._give_late(batch, late, emit)
             done.rows = np.flatnonzero(~late)
             rows = rows.take(pa.array(done.rows))
             done.of_row = done.of_row[done.rows]
             done.levels = None if done.levels is None else done.levels[done.rows]
-        row_ids = self._entries(done, opened)
-        if rows.num_rows:
-            self._aggregate(rows, done, row_ids)
-        self._keep(keys, rest, done, opened, row_ids)
-        return len(batch)
+        return BatchValues(rows, self.where)
 
     def _gone_by(self, batch: Batch) -> int | Ints:
         """Sessions that end by that time are gone, at each row."""
@@ -156,23 +184,25 @@ class SessionAggregateOperator(WindowOperator):
         keys = self._open.key_tuples(numbers)
         return self._table.row_ids([(*key, start) for key, start in zip(keys, first_ms.tolist(), strict=True)])
 
-    def _aggregate(self, rows: pa.RecordBatch, done: AssignedSessions, row_ids: Ints) -> None:
-        of_row, levels = row_ids[done.of_row], done.levels
+    def _aggregate(self, values: BatchValues, done: AssignedSessions, row_ids: Ints) -> None:
+        of_row, levels, columns = row_ids[done.of_row], done.levels, self._table.columns
+        into, merged = row_ids[done.merges[:, 1]], row_ids[done.merges[:, 2]]
         if levels is None:
-            self._add_rows(rows, of_row)
+            if len(merged):
+                self._bounds.forget_all()
+                if not merge_at_once(self._plan, columns, into, columns, merged):
+                    raise ProtocolViolation(f"{self.where}: the order of rows is lost, though it matters")
+            self._add_rows(values, of_row)
             return
-        merges = np.array(done.merges, np.int64)
-        for level in range(int(max(levels.max(), merges[-1, 0])) + 1):
-            pairs = merges[merges[:, 0] == level]
-            if len(pairs):
-                columns = self._table.columns
-                merge_entries(self._plan, columns, row_ids[pairs[:, 1]], row_ids[pairs[:, 2]], self._bounds, self._left)
+        for level in range(int(max(levels.max(), done.merges[-1, 0])) + 1):
+            pairs = done.merges[:, 0] == level
+            if pairs.any():
+                merge_entries(self._plan, columns, into[pairs], merged[pairs], self._bounds, self._left)
             its = np.flatnonzero(levels == level)
             if len(its):
-                self._add_rows(rows.take(pa.array(its)), of_row[its])
+                self._add_rows(values.take(its), of_row[its])
 
-    def _add_rows(self, rows: pa.RecordBatch, of_row: Ints) -> None:
-        values = BatchValues(rows, self.where)
+    def _add_rows(self, values: BatchValues, of_row: Ints) -> None:
         add_to_groups(self._plan, self._table.columns, of_row, values, self._bounds, self._left)
 
     def _keep(self, keys: Ints, rest: Ints, done: AssignedSessions, opened: Ints, row_ids: Ints) -> Ints:
@@ -197,8 +227,12 @@ class SessionAggregateOperator(WindowOperator):
         self._table.mark_dirty(row_ids[changed & stay])
         if len(gone):
             self._table.remove(gone)
-        left = Sessions(sessions.keys[stay], sessions.first_ms[stay], sessions.last_ms[stay])
-        self._open.replace(keys, rest, gone, row_ids[stay], left)
+        by_time = done.by_time
+        if by_time is None:
+            by_time = np.flatnonzero(stay)
+            by_time = by_time[order_of_ints([sessions.keys[by_time], sessions.first_ms[by_time]])]
+        left = Sessions(sessions.keys[by_time], sessions.first_ms[by_time], sessions.last_ms[by_time])
+        self._open.replace(keys, rest, gone, row_ids[by_time], left)
         return row_ids
 
     def _fire(self, row_ids: Ints, emit: Emit) -> None:
@@ -208,11 +242,3 @@ class SessionAggregateOperator(WindowOperator):
         results = self._results(row_ids, fields, ends, accumulators)
         self._table.remove(row_ids)
         self._send(results, ends - 1, emit)
-
-
-def earliest_times(numbers: Ints, times_ms: Ints) -> tuple[Ints, Ints]:
-    """The different `numbers`, rising, and the least time of each."""
-    order = order_of_ints([numbers])
-    ordered = numbers[order]
-    firsts = np.flatnonzero(np.diff(ordered, prepend=-1))
-    return ordered[firsts], np.minimum.reduceat(times_ms[order], firsts)
