@@ -15,6 +15,7 @@ import pyarrow as pa
 
 _TINY = 300  # rows
 _FEW = 64  # numbers; Python is faster than numpy below
+_ROOM = 1 << 62  # for values of all groups one behind the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +103,15 @@ def order_of_ints(columns: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.in
         else:
             order = order[np.argsort(values, kind="stable")]
     return order
+
+
+def running_most(values: npt.NDArray[np.int64], groups: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Per item the greatest value of it and those before it in its group. `groups`: numbers, rising from 0."""
+    least = int(values.min())
+    span = int(values.max()) - least + 1
+    if span * (int(groups[-1]) + 1) >= _ROOM:
+        distinct, ranks = np.unique(values, return_inverse=True)
+        return distinct[running_most(ranks, groups)]
+    shift = groups * span - least
+    most: npt.NDArray[np.int64] = np.maximum.accumulate(values + shift) - shift
+    return most

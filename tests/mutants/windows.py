@@ -116,6 +116,14 @@ MUTANTS = (
         (_ONE_JOINS_TWO,),
     ),
     Mutant(
+        "joined-session-forgets-how-it-was-joined",
+        "rows of a session come before the rows of one that is merged into it, also where that was joined before",
+        "barrier_runtime/operators/windows/session_rounds.py",
+        "np.maximum(level[into], level[goes]) + 1",
+        "level[into] + 1",
+        (f"{_TESTS}/test_sessions.py",),
+    ),
+    Mutant(
         "joined-session-loses-sums",
         "a session that came of two has the sums of both, where order is nothing, too",
         _SESSIONS,

@@ -23,13 +23,14 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from barrier_runtime.data.grouping import order_of_ints, stable_order
+from barrier_runtime.data.grouping import order_of_ints, running_most, stable_order
+from barrier_runtime.operators.windows.session_rounds import join_in_rounds
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 LATE = -1
-_ROOM = 1 << 62  # for times of all groups one behind the other
+_FEW = 16  # components; beside fewer of their size rows are faster taken one by one
 
 
 @dataclass
@@ -99,6 +100,21 @@ class AssignedSessions:
     by_time: Ints | None = None  # sessions that are not merged, by key and time; None: not known
     rows: Ints | None = None  # which ones of the batch `of_row` is about; None: all
 
+    def begin(self, keys: Ints, first_ms: Ints, last_ms: Ints) -> Ints:
+        """More sessions; gives their numbers."""
+        own, before = self.sessions, len(self.sessions)
+        self.sessions = Sessions(
+            np.concatenate([own.keys, keys]),
+            np.concatenate([own.first_ms, first_ms]),
+            np.concatenate([own.last_ms, last_ms]),
+        )
+        self.merged = np.concatenate([self.merged, np.zeros(len(keys), np.bool_)])
+        return np.arange(before, len(self.sessions))
+
+    def merge(self, merges: Ints) -> None:
+        self.merges = np.concatenate([self.merges, merges])
+        self.merged[merges[:, 2]] = True
+
 
 def assign_sessions(
     runs: Runs,
@@ -119,7 +135,7 @@ def assign_sessions(
     order = order_of_ints([item_keys, firsts]) if known else np.arange(count)
     item_keys, firsts, lasts = item_keys[order], firsts[order], lasts[order]
     cuts = np.diff(item_keys, prepend=item_keys[0] - 1) != 0
-    reach = _running_most(lasts, np.cumsum(cuts) - 1)
+    reach = running_most(lasts, np.cumsum(cuts) - 1)
     cuts[1:] |= firsts[1:] > reach[:-1] + gap_ms
     begins = np.flatnonzero(cuts)
     first_ms, last_ms = firsts[begins], reach[np.append(begins[1:], len(order)) - 1]
@@ -130,15 +146,13 @@ def assign_sessions(
     session = np.full(len(begins), -1, np.int64)  # of each component; the earliest of those that were open
     by_time = order[order >= count][::-1] - count
     session[of_opened[by_time]] = by_time
-    if any_order:
-        still_ms = np.minimum.reduceat(np.where(order < count, firsts, lasts), begins) + gap_ms
-        together = still_ms > _reached(runs, of_run, watermarks, len(begins))
-    else:
-        together = np.zeros(len(begins), np.bool_)
+    still_ms = np.minimum.reduceat(np.where(order < count, firsts, lasts), begins) + gap_ms
+    in_time = still_ms > _reached(runs, of_run, watermarks, len(begins))
+    together = in_time if any_order else np.zeros(len(begins), np.bool_)
     if not together.all():
         alone = np.bincount(of_opened, minlength=len(begins)) <= 1
-        together |= alone & _are_one(runs.by_row(of_run), times_ms, watermarks, session, opened, gap_ms)
-        together |= np.bincount(of_run, minlength=len(begins)) == 0  # no rows for them
+        one = alone & _are_one(runs.by_row(of_run), times_ms, watermarks, session, opened, gap_ms)
+        together = together | one | (np.bincount(of_run, minlength=len(begins)) == 0)  # or no rows are for them
 
     begun = np.flatnonzero(together & (session < 0))
     session[begun] = known + np.arange(len(begun))
@@ -156,30 +170,83 @@ def assign_sessions(
     of_row = runs.by_row(np.where(together[of_run], session[of_run], LATE))
     done = AssignedSessions(sessions, merged, of_row, merges, None, len(keys), session)
     if not together.all():
-        done.by_time = None
-        component_of_row = runs.by_row(of_run)
-        hard = np.flatnonzero(~together[component_of_row])
-        hard = hard[stable_order(component_of_row[hard])]
-        hard_opened = np.flatnonzero(~together[of_opened])
-        hard_opened = hard_opened[order_of_ints([of_opened[hard_opened], opened.first_ms[hard_opened]])]
-        one_by_one = _OneByOne(done, gap_ms)
-        levels = one_by_one.take(
-            hard, component_of_row[hard], keys, times_ms, watermarks, hard_opened, of_opened[hard_opened]
-        )
-        one_by_one.finish(None if any_order else levels)
+        component_of_row, levels = runs.by_row(of_run), np.zeros(len(keys), np.int64)
+        size = np.bincount(component_of_row, minlength=len(begins))
+        side_by_side = _side_by_side(in_time & ~together, size)
+        if side_by_side.any():
+            its = _rows_of(side_by_side, component_of_row, of_opened, opened)
+            whole, components = _in_rounds(done, levels, *its, keys, times_ms, gap_ms), its[1]
+            session[components] = whole
+            done.sessions.first_ms[whole], done.sessions.last_ms[whole] = first_ms[components], last_ms[components]
+        left = ~(together | side_by_side)
+        if left.any():
+            done.by_time = None
+            its = _rows_of(left, component_of_row, of_opened, opened)
+            _OneByOne(done, gap_ms).take(*its, levels, keys, times_ms, watermarks)
+        _finish(done, None if any_order else levels)
     return done
 
 
-def _running_most(values: Ints, groups: Ints) -> Ints:
-    """Per item the greatest value of it and those before it in its group. `groups`: numbers, rising from 0."""
-    least = int(values.min())
-    span = int(values.max()) - least + 1
-    if span * (int(groups[-1]) + 1) >= _ROOM:
-        distinct, ranks = np.unique(values, return_inverse=True)
-        return distinct[_running_most(ranks, groups)]
-    shift = groups * span - least
-    most: Ints = np.maximum.accumulate(values + shift) - shift
-    return most
+def _side_by_side(components: Mask, size: Ints) -> Mask:
+    """Those of `components` that are faster taken in rounds, which have some rows each. `size`: in rows."""
+    sizes = np.sort(size[components])
+    most = sizes[-_FEW] if len(sizes) >= _FEW else 0
+    return components & (size <= most)
+
+
+def _rows_of(components: Mask, of_row: Ints, of_opened: Ints, opened: Sessions) -> tuple[Ints, Ints, Ints, Ints]:
+    """Of some components: the rows, by component and as they came, the component of each, the open sessions by
+    component and time, and the component of each."""
+    rows = np.flatnonzero(components[of_row])
+    rows = rows[stable_order(of_row[rows])]
+    sessions = np.flatnonzero(components[of_opened])
+    sessions = sessions[order_of_ints([of_opened[sessions], opened.first_ms[sessions]])]
+    return rows, of_row[rows], sessions, of_opened[sessions]
+
+
+def _in_rounds(
+    done: AssignedSessions,
+    levels: Ints,
+    rows: Ints,
+    of_row: Ints,
+    opened: Ints,
+    of_opened: Ints,
+    keys: Ints,
+    times_ms: Ints,
+    gap_ms: int,
+) -> Ints:
+    """Gives the session that each of `rows` is part of in the end."""
+    known = done.sessions
+    first_ms, last_ms = known.first_ms[opened], known.last_ms[opened]
+    joined = join_in_rounds(of_row, times_ms[rows], of_opened, first_ms, last_ms, gap_ms)
+    began = rows[joined.began]
+    numbers = np.concatenate([opened, done.begin(keys[began], times_ms[began], times_ms[began])])
+    done.of_row[rows], levels[rows] = numbers[joined.of_row], joined.levels
+    joined.merges[:, 1:] = numbers[joined.merges[:, 1:]]
+    done.merge(joined.merges)
+    return numbers[joined.ends[joined.of_row]]
+
+
+def _finish(done: AssignedSessions, levels: Ints | None) -> None:
+    """`levels`: of rows, if order matters."""
+    if not len(done.merges):
+        return
+    if levels is None:
+        _flatten(done)
+    else:
+        done.levels = levels
+        done.merges = done.merges[np.argsort(done.merges[:, 0], kind="stable")]
+
+
+def _flatten(done: AssignedSessions) -> None:
+    """Rows are added to sessions that stay, and these take in all others themselves."""
+    part_of = np.arange(len(done.sessions))
+    part_of[done.merges[:, 2]] = done.merges[:, 1]
+    while (further := part_of[part_of] != part_of).any():
+        part_of[further] = part_of[part_of[further]]
+    done.merges[:, 1] = part_of[done.merges[:, 2]]
+    added = done.of_row != LATE
+    done.of_row[added] = part_of[done.of_row[added]]
 
 
 def _reached(runs: Runs, of_run: Ints, watermarks: int | Ints, components: int) -> int | Ints:
@@ -200,7 +267,7 @@ def _are_one(
     its, times = of_row[order], times_ms[order]
     changes = np.diff(its, prepend=-1) != 0
     firsts, groups = np.flatnonzero(changes), np.cumsum(changes) - 1
-    low, high = -_running_most(-times, groups), _running_most(times, groups)
+    low, high = -running_most(-times, groups), running_most(times, groups)
     if len(opened):
         number = its_opened[its]
         there = number >= 0
@@ -237,16 +304,15 @@ class _OneByOne:
         self,
         rows: Ints,
         of_row: Ints,
+        opened: Ints,
+        of_opened: Ints,
+        levels: Ints,
         keys: Ints,
         times_ms: Ints,
         watermarks: int | Ints,
-        opened: Ints,
-        of_opened: Ints,
-    ) -> Ints:
-        """`rows`: their numbers, by component (`of_row`), and in each as they come. `opened`: by component and time.
-        Gives the level of each row of the batch."""
+    ) -> None:
+        """`rows`: their numbers, by component (`of_row`), and in each as they come. `opened`: by component and time."""
         done = self._done
-        levels = np.zeros(len(done.of_row), np.int64)
         firsts = np.flatnonzero(np.diff(of_row, prepend=-1))
         ends = [*firsts[1:].tolist(), len(rows)]
         opened_from = np.searchsorted(of_opened, of_row[firsts]).tolist()
@@ -260,7 +326,14 @@ class _OneByOne:
                 its.tolist(), int(keys[its[0]]), times_ms[its].tolist(), reached, opened[lower:upper].tolist()
             )
             done.of_row[its], levels[its] = sessions, its_levels
-        return levels
+        more = np.zeros(len(self._keys), np.int64)
+        done.begin(np.array(self._keys, np.int64), more, more)
+        numbers = np.fromiter(self._spans, np.int64, len(self._spans))
+        if len(numbers):
+            spans = np.array(list(self._spans.values()), np.int64)
+            done.sessions.first_ms[numbers], done.sessions.last_ms[numbers] = spans[:, 0], spans[:, 1]
+        if self._merges:
+            done.merge(np.array(self._merges, np.int64))
 
     def _component(
         self, rows: list[int], key: int, times: list[int], reached: Sequence[int], opened: list[int]
@@ -302,35 +375,3 @@ class _OneByOne:
             of_level[position] = level[numbers[at]]
         self._spans.update(zip(numbers, zip(firsts, lasts, strict=True), strict=True))
         return of_row, of_level
-
-    def finish(self, levels: Ints | None) -> None:
-        """`levels`: of rows, if order matters."""
-        done, sessions = self._done, self._done.sessions
-        more = np.zeros(len(self._keys), np.int64)
-        sessions.keys = np.concatenate([sessions.keys, np.array(self._keys, np.int64)])
-        sessions.first_ms = np.concatenate([sessions.first_ms, more])
-        sessions.last_ms = np.concatenate([sessions.last_ms, more])
-        numbers = np.fromiter(self._spans, np.int64, len(self._spans))
-        if len(numbers):
-            spans = np.array(list(self._spans.values()), np.int64)
-            sessions.first_ms[numbers], sessions.last_ms[numbers] = spans[:, 0], spans[:, 1]
-        done.merged = np.concatenate([done.merged, np.zeros(len(self._keys), np.bool_)])
-        if not self._merges:
-            return
-        merges = np.array(sorted(self._merges), np.int64)
-        done.merged[merges[:, 2]] = True
-        if levels is None:
-            _flatten(done, merges)
-        done.levels = levels
-        done.merges = np.concatenate([done.merges, merges])
-
-
-def _flatten(done: AssignedSessions, merges: Ints) -> None:
-    """Rows are added to sessions that stay, and these take in all others, of `merges`, themselves."""
-    part_of = np.arange(len(done.sessions))
-    part_of[merges[:, 2]] = merges[:, 1]
-    while (further := part_of[part_of] != part_of).any():
-        part_of[further] = part_of[part_of[further]]
-    merges[:, 1] = part_of[merges[:, 2]]
-    added = done.of_row != LATE
-    done.of_row[added] = part_of[done.of_row[added]]

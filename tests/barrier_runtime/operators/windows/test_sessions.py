@@ -5,6 +5,7 @@ import itertools
 import random
 from collections import defaultdict
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from operator_harness import Driven, Kind, World
 from barrier_runtime import Session, count, first, last, max_, mean, min_, stddev, sum_
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.partitioning import hash_partition
+from barrier_runtime.operators.windows import session_assignment
 from barrier_runtime.operators.windows.base import LATE
 from barrier_runtime.operators.windows.sessions import SessionAggregateOperator
 from barrier_runtime.state.errors import InvalidJob
@@ -399,13 +401,16 @@ def test_integer_keys_are_taken_for_tuples_from_the_first_null_on() -> None:
 
 @pytest.mark.slow
 @examples(150)
-@given(st.lists(ACTION, max_size=12), st.booleans())
-def test_sessions_equal_a_row_by_row_model_bit_for_bit_whatever_comes(
-    actions: list[tuple[str, Any]], in_any_order: bool
-) -> None:
-    """Sums of floats of such sizes show in which order rows were added and sessions merged. `in_any_order`: aggregates
-    to which that is nothing, whose sessions are found another way."""
-    world, model, aggregates = World(), Model(), IN_ANY_ORDER if in_any_order else AGGREGATES
+@given(st.lists(ACTION, max_size=12), st.sampled_from(["one by one", "in rounds", "in any order"]))
+def test_sessions_equal_a_row_by_row_model_bit_for_bit_whatever_comes(actions: list[tuple[str, Any]], how: str) -> None:
+    """Sums of floats of such sizes show in which order rows were added and sessions merged. `how`: sessions that become
+    one are found; in any order where aggregates allow it."""
+    with patch.object(session_assignment, "_FEW", 1 if how == "in rounds" else 1_000):
+        beside_model(actions, IN_ANY_ORDER if how == "in any order" else AGGREGATES)
+
+
+def beside_model(actions: list[tuple[str, Any]], aggregates: dict[str, Any]) -> None:
+    world, model = World(), Model()
     it, collected, late = driven(operator(aggregates=aggregates), world), [], []
     for checkpoint, (action, argument) in enumerate([*actions, ("watermark", WATERMARK_MAX)], 1):
         if action == "rows":
