@@ -304,8 +304,8 @@ MUTANTS = (
         "sums-of-sessions-depend-on-cuts",
         "a session that is over by a row's event time goes before the row is added, where order is nothing, too",
         "barrier_runtime/operators/windows/session_assignment.py",
-        "together = still_ms > _reached",
-        "together = still_ms >= still_ms + 0 * _reached",
+        "in_time = still_ms > _reached",
+        "in_time = still_ms >= still_ms + 0 * _reached",
         ("tests/barrier_runtime/operators/windows/test_sessions.py",),
     ),
     Mutant(
