@@ -41,8 +41,8 @@ from barrier_runtime.operators.windows.processing_time import (
     ProcessingTimeWindowOperator,
     wall_clock_definition,
 )
-from barrier_runtime.operators.windows.session_updates import SessionUpdatesOperator, WallClockSessionOperator
-from barrier_runtime.operators.windows.sessions import SessionAggregateOperator
+from barrier_runtime.operators.windows.sessions.aggregate import SessionAggregateOperator
+from barrier_runtime.operators.windows.sessions.updates import SessionUpdatesOperator, WallClockSessionOperator
 from barrier_runtime.operators.windows.sliding import SlidingAggregateOperator
 from barrier_runtime.operators.windows.triggers import Every
 from barrier_runtime.operators.windows.whole.applied_aggregates import OfAggregates

@@ -287,7 +287,7 @@ MUTANTS = (
     Mutant(
         "merged-sessions-never-end",
         "a session that another one was merged into, or that began anew, is looked at when it is over",
-        "barrier_runtime/operators/windows/open_sessions.py",
+        "barrier_runtime/operators/windows/sessions/open_sessions.py",
         "        self._due[gone] = _NEVER\n",
         "",
         ("tests/barrier_runtime/operators/windows/test_sessions.py",),
@@ -295,7 +295,7 @@ MUTANTS = (
     Mutant(
         "sessions-depend-on-cuts",
         "a session that is over by a row's event time goes before the row is added, wherever batches end",
-        "barrier_runtime/operators/windows/session_assignment.py",
+        "barrier_runtime/operators/windows/sessions/assignment.py",
         "(high_before + gap_ms > reached)",
         "(times == times)",
         ("tests/barrier_runtime/operators/windows/test_sessions.py",),
@@ -303,7 +303,7 @@ MUTANTS = (
     Mutant(
         "sums-of-sessions-depend-on-cuts",
         "a session that is over by a row's event time goes before the row is added, where order is nothing, too",
-        "barrier_runtime/operators/windows/session_assignment.py",
+        "barrier_runtime/operators/windows/sessions/assignment.py",
         "in_time = still_ms > _reached",
         "in_time = still_ms >= still_ms + 0 * _reached",
         ("tests/barrier_runtime/operators/windows/test_sessions.py",),
@@ -311,7 +311,7 @@ MUTANTS = (
     Mutant(
         "row-that-touches-an-open-session-begins-another",
         "a row exactly the gap after the last one of an open session belongs to it",
-        "barrier_runtime/operators/windows/session_assignment.py",
+        "barrier_runtime/operators/windows/sessions/assignment.py",
         "cuts[1:] |= firsts[1:] > reach",
         "cuts[1:] |= firsts[1:] >= reach",
         ("tests/barrier_runtime/operators/windows/test_sessions.py",),
@@ -327,7 +327,7 @@ MUTANTS = (
     Mutant(
         "touching-sessions-stay-apart",
         "a row exactly the gap after the last one belongs to the session",
-        "barrier_runtime/operators/windows/session_assignment.py",
+        "barrier_runtime/operators/windows/sessions/assignment.py",
         "np.greater(times_ms[1:], times_ms[:-1] + gap_ms",
         "np.greater_equal(times_ms[1:], times_ms[:-1] + gap_ms",
         ("tests/barrier_runtime/operators/windows/test_sessions.py",),
@@ -360,7 +360,7 @@ MUTANTS = (
     Mutant(
         "sessions-are-looked-at-once",
         "a session that went on since it was last looked at is looked at again",
-        "barrier_runtime/operators/windows/open_sessions.py",
+        "barrier_runtime/operators/windows/sessions/open_sessions.py",
         "            self._look_again(row_ids, last_ms[row_ids])\n",
         "            pass\n",
         ("tests/barrier_runtime/operators/windows/test_sessions.py",),
@@ -378,7 +378,7 @@ MUTANTS = (
     Mutant(
         "session-merge-loses-its-timer",
         "a session that two became is told when it is over",
-        "barrier_runtime/operators/windows/session_updates.py",
+        "barrier_runtime/operators/windows/sessions/updates.py",
         "        changed = now[with_rows[~done.merged[with_rows]]]\n",
         "        changed = now[with_rows[~done.merged[with_rows]]][: 0 if done.merges else None]\n"
         "        self._waits[now[[stays for _, stays, _ in done.merges]]] = False\n",
@@ -387,7 +387,7 @@ MUTANTS = (
     Mutant(
         "told-sessions-stay-when-they-are-none",
         "what was told of a session that became part of another is retracted",
-        "barrier_runtime/operators/windows/session_updates.py",
+        "barrier_runtime/operators/windows/sessions/updates.py",
         "        told = (merged | moved) & (columns[FIRINGS][opened] > 0)\n",
         "        told = moved & (columns[FIRINGS][opened] > 0)\n",
         ("tests/barrier_runtime/operators/windows/test_session_updates.py",),
@@ -395,7 +395,7 @@ MUTANTS = (
     Mutant(
         "sessions-wait-a-millisecond-less",
         "a session is kept until the watermark has passed its end by the allowed lateness",
-        "barrier_runtime/operators/windows/session_updates.py",
+        "barrier_runtime/operators/windows/sessions/updates.py",
         "        return max(watermark_ms, WATERMARK_MIN + self._lateness_ms) - self._lateness_ms\n",
         "        return max(watermark_ms, WATERMARK_MIN + self._lateness_ms) - self._lateness_ms + 1\n",
         ("tests/barrier_runtime/operators/windows/test_session_updates.py",),
@@ -403,7 +403,7 @@ MUTANTS = (
     Mutant(
         "updates-of-sessions-depend-on-cuts",
         "a late row that tells its session is taken when event time is where it is at that row",
-        "barrier_runtime/operators/windows/session_updates.py",
+        "barrier_runtime/operators/windows/sessions/updates.py",
         "            end = int(late[0])\n",
         "            end = int(late[-1])\n",
         ("tests/barrier_runtime/operators/windows/test_session_updates.py",),

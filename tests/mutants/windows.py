@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 _ASSIGNERS = "barrier_runtime/operators/windows/assigners.py"
 _AGGREGATE = "barrier_runtime/operators/windows/aggregate.py"
 _SLIDING = "barrier_runtime/operators/windows/sliding.py"
-_SESSIONS = "barrier_runtime/operators/windows/sessions.py"
+_SESSIONS = "barrier_runtime/operators/windows/sessions/aggregate.py"
 _PROCESSING_TIME = "barrier_runtime/operators/windows/processing_time.py"
 _TESTS = "tests/barrier_runtime/operators/windows"
 _LATENESS_TESTS = f"{_TESTS}/test_allowed_lateness.py"
@@ -110,7 +110,7 @@ MUTANTS = (
     Mutant(
         "joined-session-loses-its-timer",
         "a session that has grown, or come of two, is looked at again when it may be over",
-        "barrier_runtime/operators/windows/open_sessions.py",
+        "barrier_runtime/operators/windows/sessions/open_sessions.py",
         "        for row_ids in going_on:  #",
         "        for row_ids in going_on[:0]:  #",
         (_ONE_JOINS_TWO,),
@@ -118,7 +118,7 @@ MUTANTS = (
     Mutant(
         "joined-session-forgets-how-it-was-joined",
         "rows of a session come before the rows of one that is merged into it, also where that was joined before",
-        "barrier_runtime/operators/windows/session_rounds.py",
+        "barrier_runtime/operators/windows/sessions/rounds.py",
         "np.maximum(level[into], level[goes]) + 1",
         "level[into] + 1",
         (f"{_TESTS}/test_sessions.py",),

@@ -26,8 +26,8 @@ from barrier_runtime.operators.keyed.wall_clock import WakeUps, WallClock
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.base import Ints, WindowOperator
 from barrier_runtime.operators.windows.early import EarlyWindowOperator, WallClockWindowOperator
-from barrier_runtime.operators.windows.session_updates import SessionUpdatesOperator, WallClockSessionOperator
-from barrier_runtime.operators.windows.sessions import SessionAggregateOperator
+from barrier_runtime.operators.windows.sessions.aggregate import SessionAggregateOperator
+from barrier_runtime.operators.windows.sessions.updates import SessionUpdatesOperator, WallClockSessionOperator
 from barrier_runtime.operators.windows.whole.apply import ApplyOperator
 from barrier_runtime.operators.windows.whole.top import TopOperator
 

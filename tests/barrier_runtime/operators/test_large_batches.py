@@ -22,7 +22,7 @@ from barrier_runtime.operators.joins.table import VersionedTableJoinOperator
 from barrier_runtime.operators.joins.window import WindowJoinOperator
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.early import EarlyWindowOperator
-from barrier_runtime.operators.windows.sessions import SessionAggregateOperator
+from barrier_runtime.operators.windows.sessions.aggregate import SessionAggregateOperator
 from barrier_runtime.operators.windows.whole.apply import ApplyOperator
 from barrier_runtime.operators.windows.whole.top import TopOperator
 

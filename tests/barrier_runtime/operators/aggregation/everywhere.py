@@ -19,7 +19,7 @@ from barrier_runtime.operators.aggregation.running import RunningAggregateOperat
 from barrier_runtime.operators.base import Operator
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.assigners import Session, Sliding, Tumbling
-from barrier_runtime.operators.windows.sessions import SessionAggregateOperator
+from barrier_runtime.operators.windows.sessions.aggregate import SessionAggregateOperator
 
 MS = datetime.timedelta(milliseconds=1)
 SIZE, GAP = 100, 10

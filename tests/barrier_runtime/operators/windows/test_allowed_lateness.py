@@ -15,7 +15,7 @@ from barrier_runtime import CollectSink, Dataflow, Session, Sliding, Tumbling, c
 from barrier_runtime.data.elements import WATERMARK_MIN
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.base import LATE
-from barrier_runtime.operators.windows.session_updates import SessionUpdatesOperator
+from barrier_runtime.operators.windows.sessions.updates import SessionUpdatesOperator
 from barrier_runtime.state.errors import InvalidJob
 from tests.drawn import examples
 

@@ -17,7 +17,7 @@ from barrier_runtime.operators.base import Operator
 from barrier_runtime.operators.windows import firing
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.early import EarlyWindowOperator
-from barrier_runtime.operators.windows.sessions import SessionAggregateOperator
+from barrier_runtime.operators.windows.sessions.aggregate import SessionAggregateOperator
 from barrier_runtime.operators.windows.sliding import SlidingAggregateOperator
 from tests.drawn import examples
 

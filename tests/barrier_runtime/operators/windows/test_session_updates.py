@@ -18,7 +18,7 @@ from window_models import Rows, actions_of, driven_beside, plain
 from barrier_runtime import CollectSink, Dataflow, Every, Session, count, first, last, max_, sum_
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.operators.windows.base import LATE
-from barrier_runtime.operators.windows.session_updates import SessionUpdatesOperator, WallClockSessionOperator
+from barrier_runtime.operators.windows.sessions.updates import SessionUpdatesOperator, WallClockSessionOperator
 from barrier_runtime.state.errors import InvalidJob
 from tests.drawn import examples, some
 

@@ -17,9 +17,9 @@ from operator_harness import Driven, Kind, World
 from barrier_runtime import Session, count, first, last, max_, mean, min_, stddev, sum_
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.partitioning import hash_partition
-from barrier_runtime.operators.windows import session_assignment
 from barrier_runtime.operators.windows.base import LATE
-from barrier_runtime.operators.windows.sessions import SessionAggregateOperator
+from barrier_runtime.operators.windows.sessions import assignment
+from barrier_runtime.operators.windows.sessions.aggregate import SessionAggregateOperator
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from tests.drawn import examples
@@ -405,7 +405,7 @@ def test_integer_keys_are_taken_for_tuples_from_the_first_null_on() -> None:
 def test_sessions_equal_a_row_by_row_model_bit_for_bit_whatever_comes(actions: list[tuple[str, Any]], how: str) -> None:
     """Sums of floats of such sizes show in which order rows were added and sessions merged. `how`: sessions that become
     one are found; in any order where aggregates allow it."""
-    with patch.object(session_assignment, "_FEW", 1 if how == "in rounds" else 1_000):
+    with patch.object(assignment, "_FEW", 1 if how == "in rounds" else 1_000):
         beside_model(actions, IN_ANY_ORDER if how == "in any order" else AGGREGATES)
 
 

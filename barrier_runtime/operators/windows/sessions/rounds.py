@@ -1,4 +1,4 @@
-"""Rows that join sessions, for many *components* (see `session_assignment`) side by side, where order matters.
+"""Rows that join sessions, for many *components* (see `assignment`) side by side, where order matters.
 
 All rows of a component are one session in the end; what is asked for is how it came to be, row by row. A row is between
 those that came before it and are next to it in time; what it touches of these two says what becomes of it:
@@ -24,7 +24,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass
-class Joined:
+class JoinedRows:
     """Sessions are told by number: those that were open, then those begun by the rows `began`, in this order.
     `of_row`: the session that each row was added to, `levels`: its level then. `merges`: (level, the one that stays,
     the one that is merged into it). `ends`: of each session the one that it is part of in the end."""
@@ -38,7 +38,7 @@ class Joined:
 
 def join_in_rounds(
     components: Ints, times_ms: Ints, of_opened: Ints, first_ms: Ints, last_ms: Ints, gap_ms: int
-) -> Joined:
+) -> JoinedRows:
     """`components`: of rows, rising; those of one in the order in which they came. `of_opened`: the component of each
     session that was open, `first_ms` and `last_ms` their times."""
     rows, known = len(components), len(of_opened)
@@ -84,7 +84,7 @@ def join_in_rounds(
             level[into] = np.maximum(level[into], level[goes]) + 1
             merges.append(np.stack([level[into], into, goes], axis=1))
         session[places[next_ones]], levels[next_ones] = stays, level[stays]
-    return Joined(session[places], levels, np.concatenate(merges), began, _ends(part_of, np.arange(len(part_of))))
+    return JoinedRows(session[places], levels, np.concatenate(merges), began, _ends(part_of, np.arange(len(part_of))))
 
 
 def _ends(part_of: Ints, sessions: Ints) -> Ints:

@@ -27,14 +27,14 @@ from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.windows.assigners import Session
 from barrier_runtime.operators.windows.base import SPAN, Ints, WindowOperator
-from barrier_runtime.operators.windows.open_sessions import STEPS, OpenSessions
-from barrier_runtime.operators.windows.session_assignment import (
+from barrier_runtime.operators.windows.sessions.assignment import (
     LATE,
     AssignedSessions,
     Sessions,
     assign_sessions,
     runs_of,
 )
+from barrier_runtime.operators.windows.sessions.open_sessions import STEPS, OpenSessions
 from barrier_runtime.state.errors import ProtocolViolation
 
 LAST = "last"  # column of state: time of the last row, ms

@@ -31,8 +31,8 @@ from barrier_runtime.operators.windows.assigners import Session, lateness_defini
 from barrier_runtime.operators.windows.base import Ints, told_of_windows
 from barrier_runtime.operators.windows.by_start import ByStart
 from barrier_runtime.operators.windows.changed import ByWallClock, ChangedWindows
-from barrier_runtime.operators.windows.session_assignment import LATE, AssignedSessions, assign_sessions, runs_of
-from barrier_runtime.operators.windows.sessions import LAST, SessionAggregateOperator
+from barrier_runtime.operators.windows.sessions.aggregate import LAST, SessionAggregateOperator
+from barrier_runtime.operators.windows.sessions.assignment import LATE, AssignedSessions, assign_sessions, runs_of
 from barrier_runtime.operators.windows.triggers import Every
 from barrier_runtime.state.errors import ProtocolViolation
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from barrier_runtime.data.grouping import order_of_ints
-from barrier_runtime.operators.windows.session_assignment import Sessions
+from barrier_runtime.operators.windows.sessions.assignment import Sessions
 from barrier_runtime.state.keys.row_index import IntKeys, Key, TupleKeys, tuple_keys
 
 Ints: TypeAlias = npt.NDArray[np.int64]

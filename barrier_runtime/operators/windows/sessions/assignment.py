@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from barrier_runtime.data.grouping import order_of_ints, running_most, stable_order
-from barrier_runtime.operators.windows.session_rounds import join_in_rounds
+from barrier_runtime.operators.windows.sessions.rounds import join_in_rounds
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -47,7 +47,7 @@ class Sessions:
 
 
 @dataclass
-class Runs:
+class BatchRuns:
     """Rows in the order of key and time (`order`), cut where nothing follows within the gap. `starts`: where each run
     begins there, `spans`: what sessions they are among themselves."""
 
@@ -68,7 +68,7 @@ class Runs:
         return of_row
 
 
-def runs_of(keys: Ints, times_ms: Ints, gap_ms: int) -> Runs:
+def runs_of(keys: Ints, times_ms: Ints, gap_ms: int) -> BatchRuns:
     """`keys`: a number per row, below 2**32. At least one row."""
     order = order_of_ints([keys, times_ms])
     keys, times_ms = keys[order], times_ms[order]
@@ -77,7 +77,7 @@ def runs_of(keys: Ints, times_ms: Ints, gap_ms: int) -> Runs:
     cuts[1:] |= keys[1:] != keys[:-1]
     starts = np.flatnonzero(cuts)
     ends = np.append(starts[1:], len(keys))
-    return Runs(order, starts, ends - starts, Sessions(keys[starts], times_ms[starts], times_ms[ends - 1]))
+    return BatchRuns(order, starts, ends - starts, Sessions(keys[starts], times_ms[starts], times_ms[ends - 1]))
 
 
 @dataclass
@@ -117,7 +117,7 @@ class AssignedSessions:
 
 
 def assign_sessions(
-    runs: Runs,
+    runs: BatchRuns,
     keys: Ints,
     times_ms: Ints,
     watermarks: int | Ints,
@@ -249,7 +249,7 @@ def _flatten(done: AssignedSessions) -> None:
     done.of_row[added] = part_of[done.of_row[added]]
 
 
-def _reached(runs: Runs, of_run: Ints, watermarks: int | Ints, components: int) -> int | Ints:
+def _reached(runs: BatchRuns, of_run: Ints, watermarks: int | Ints, components: int) -> int | Ints:
     """Event time at the last row of each component."""
     if isinstance(watermarks, int):
         return watermarks

@@ -1,0 +1,1 @@
+"""Sessions: windows whose ends depend on their rows."""
