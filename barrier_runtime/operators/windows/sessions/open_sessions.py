@@ -135,25 +135,39 @@ class OpenSessions:
         """
         limit = watermark_ms // self._step_ms
         going_on: list[Ints] = []
-        while self._dues and self._dues[0] <= limit:
-            due = heapq.heappop(self._dues)
-            for looked_at in self._by_due.pop(due):
-                for first in range(0, len(looked_at), _PART):
-                    row_ids = looked_at[first : first + _PART]
-                    row_ids = _distinct(row_ids[self._due[row_ids] == due])
-                    self._due[row_ids] = _NEVER  # a row id that was used again may be there twice
-                    ends = last_ms[row_ids] <= watermark_ms - self._gap_ms
-                    going_on.append(row_ids[~ends])
-                    over = row_ids[ends]
-                    if len(over):
-                        self._unlink(over)
-                        yield over
+        for row_ids, dues in self._due_by(limit):
+            row_ids = _distinct(row_ids[self._due[row_ids] == dues])
+            self._due[row_ids] = _NEVER  # a row id that was used again may be there twice
+            ends = last_ms[row_ids] <= watermark_ms - self._gap_ms
+            going_on.append(row_ids[~ends])
+            over = row_ids[ends]
+            if len(over):
+                self._unlink(over)
+                yield over
         self._looked_ms, soonest_ms = watermark_ms, (limit + 1) * self._step_ms
         for row_ids in going_on:  # perhaps in the last step again
             self._look_again(row_ids, last_ms[row_ids])
             if len(row_ids):
                 soonest_ms = min(soonest_ms, int(last_ms[row_ids].min()) + self._gap_ms)
         self._soonest_ms = soonest_ms
+
+    def _due_by(self, limit: int) -> Iterator[tuple[Ints, Ints]]:
+        """All that was to be looked at by then, with its due time, in parts that are neither small nor large."""
+        parts: list[Ints] = []
+        dues: list[int] = []
+        count = 0
+        while self._dues and self._dues[0] <= limit:
+            due = heapq.heappop(self._dues)
+            its = np.concatenate(self._by_due.pop(due))
+            for first in range(0, len(its), _PART):
+                parts.append(its[first : first + _PART])
+                dues.append(due)
+                count += len(parts[-1])
+                if count >= _PART:
+                    yield np.concatenate(parts), np.repeat(dues, [len(part) for part in parts])
+                    parts, dues, count = [], [], 0
+        if parts:
+            yield np.concatenate(parts), np.repeat(dues, [len(part) for part in parts])
 
     @property
     def next_ms(self) -> int | None:
