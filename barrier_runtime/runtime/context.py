@@ -143,7 +143,7 @@ class OperatorContexts:
                 thresholds=settings.thresholds,
                 watched=settings.watched,
             )
-            backend.snapshots.merge(res.clock.monotonic_s, self._later.call_when_reading)
+            backend.snapshots.merge(res.clock.monotonic_s, self._later.call_when_settled)
             return backend
 
         executor, snapshot_executor = self._executors.add_operator(chain, operator)

@@ -77,7 +77,7 @@ class Execution:
         self._events = events
         self._completed = deploy.checkpoint or 0  # the newest checkpoint that is
         self._cancelled = False
-        self._later = GenerationTimers(self._timer)
+        self.later = GenerationTimers(self._timer, resources.clock.monotonic_s)
         self.closed: asyncio.Future[None] = resources.loop.create_future()  # cancelled, and every operator let go
         self._wall_ns = resources.clock.wall_ns
         self.scheduler = Scheduler(
@@ -98,7 +98,7 @@ class Execution:
             executors,
             metrics,
             commits.report,
-            self._later,
+            self.later,
             wake,
             self._wake_from_thread,
             self,
@@ -200,7 +200,7 @@ class Execution:
     def trigger(self, barrier: Barrier, *, pause: bool = False, overtakes_timers: bool = False) -> None:
         """As `Subtask.on_trigger`."""
         if pause:
-            self._later.pause(barrier.id)
+            self.later.pause(barrier.id)
         self._guarded(lambda subtask: subtask.on_trigger(barrier, pause, overtakes_timers))
 
     def end_sources(self) -> None:
@@ -250,7 +250,7 @@ class Execution:
     def abort(self, checkpoint: int) -> None:
         self._guarded(lambda subtask: subtask.on_abort(checkpoint))
         self._checkpointing.abort(checkpoint)
-        self._later.aborted(checkpoint)
+        self.later.aborted(checkpoint)
         self.scheduler.wake()  # sources that were paused with it go on
 
     def _guarded(self, order: Callable[[Subtask], None]) -> None:
@@ -265,7 +265,7 @@ class Execution:
     def _between_passes(self) -> bool:
         """Barriers that came in, then one slice of one snapshot's frozen state. True when more is left."""
         self._guarded(Subtask.take_announcements)
-        slices = _PAUSED_SLICES if self._later.sources_stand else 1
+        slices = _PAUSED_SLICES if self.later.sources_stand else 1
         return bool(self._checkpointing.runs) and self._checkpointing.drain_slice(slices)
 
     # ------------------------------------------------------------ SubtaskHost

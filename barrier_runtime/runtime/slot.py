@@ -242,7 +242,11 @@ class Slot:
         self._send(self._restored)
 
     def _on_prefetch(self, message: Prefetch) -> None:
-        """One at a time, and of those that wait the newest."""
+        """One at a time, and of those that wait the newest. Of a slot that is going to leave nothing is fetched."""
+        if self._execution is not None:
+            self._execution.later.move_is_near()
+        if self.identity.slot >= message.parallelism:
+            return
         if self._prefetched[0] != message.parallelism:
             self._prefetched = (0, 0)
         if self._prefetching:
@@ -251,16 +255,8 @@ class Slot:
         self._prefetching = True
         res = self._res
         at_once = res.settings.transfers_at_once if self._execution is None else 1  # beside work, one after the other
-        work = partial(
-            prefetch,
-            res.store,
-            res.paths,
-            res.copies,
-            res.local_dir / "prefetched",
-            self.identity.slot,
-            message,
-            at_once,
-        )
+        folder = res.local_dir / "prefetched"
+        work = partial(prefetch, res.store, res.paths, res.copies, folder, self.identity.slot, message, at_once)
         res.workers.submit(work, partial(self._on_prefetched, message))
 
     def _on_prefetched(self, message: Prefetch, fetched: int, error: BaseException | None) -> None:

@@ -5,6 +5,7 @@ a millisecond, with pauses between, on the loop, which is the only one that writ
 |-------------------|----------------------------------------------------------------------------------------------|
 | the first barrier | it begins: rows that waited for the restore come before                                      |
 | a slice           | moves entries, unless the store must not be written: from a barrier to its snapshot's links  |
+| a move is near    | whoever calls slices waits with them: what they moved would have to be fetched in the pause  |
 | nothing is left   | the next snapshot closes what is empty; then the shard takes the one database that is left   |
 | the backend ends  | it ends; what has moved counts as far as a checkpoint has it                                 |
 """

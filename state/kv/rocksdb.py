@@ -18,8 +18,11 @@ from typing import Any
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.file_links import database_of, link_or_copy, segment_number
 from barrier_runtime.state.kv.key_ranges import RANGES_FILE
+from barrier_runtime.state.kv.live_files import LiveFiles
+from barrier_runtime.state.kv.sst_blocks import UnknownLayout
 from barrier_runtime.state.kv.store import Entry
 
+_CURRENT = "CURRENT"
 CONFIG_FILE = "rocksdict-config.json"
 _OUR_CONFIG = '{"raw_mode":true,"prefix_extractors":{}}'
 _MIB = 1 << 20
@@ -118,6 +121,7 @@ class RocksDbKv:
         self._get = self._db.get
         # The last checkpoint's directory, and its files. None: there is none, or something was written since.
         self._last: tuple[Path, list[str]] | None = None
+        self._live = "", LiveFiles()  # of the MANIFEST of that name
 
     def get(self, key: bytes) -> bytes | None:
         return self._get(key)  # type: ignore[no-any-return]
@@ -195,17 +199,48 @@ class RocksDbKv:
             raise _trouble(f"cannot flush the state database in {self._directory}", error) from error
 
     def checkpoint(self, directory: Path) -> None:
-        """Without a write since the last one, its files are linked again: the database is not asked, which would hold
-        the interpreter for milliseconds. They are the same state, also when compaction has replaced them since."""
+        """Without a write since the last one, its files are linked again: they are the same state, also when compaction
+        has replaced them since. RocksDB itself links them only where they are just changing: it holds the interpreter
+        while each file and folder is synced, which takes as long as the disk has other work."""
         if self._last is None or not self._linked_again(*self._last, directory):
-            try:
-                self._checkpoint(self._db).create_checkpoint(str(directory))
-            except Exception as error:
-                raise _trouble(f"cannot link the files of the state database into {directory}", error) from error
-            for options in directory.glob("OPTIONS-*"):  # never read: a database is opened with the options of now
-                options.unlink()
+            self.flush()
+            if not self._linked(directory):
+                try:
+                    self._checkpoint(self._db).create_checkpoint(str(directory))
+                except Exception as error:
+                    raise _trouble(f"cannot link the files of the state database into {directory}", error) from error
+                for options in directory.glob("OPTIONS-*"):  # never read: a database is opened with the options of now
+                    options.unlink()
             self._last = directory, os.listdir(directory)
         directory.chmod(stat.S_IRWXU)
+
+    def _linked(self, directory: Path) -> bool:
+        """All files that MANIFEST names at one moment: where each of them could be linked, later ones do not matter.
+        False: some were replaced, or RocksDB has others by now, or another format of MANIFEST."""
+        if directory.exists():
+            return False
+        try:
+            current = (self._directory / _CURRENT).read_bytes()
+            name = current.decode().strip()
+            content = (self._directory / name).read_bytes()
+            if self._live[0] != name:
+                self._live = name, LiveFiles()
+            if not self._live[1].read(content):
+                return False
+            names = {f"{number:06d}.sst" for number in self._live[1].numbers}
+            if {each["name"].lstrip("/") for each in self._db.live_files()} != names:
+                return False
+            directory.mkdir(mode=0o700)
+            for each in names:
+                link_or_copy(self._directory / each, directory / each)
+            (directory / name).write_bytes(content)
+            (directory / _CURRENT).write_bytes(current)
+            return True
+        except UnknownLayout:
+            self._live = "", LiveFiles()
+        except FileNotFoundError:
+            shutil.rmtree(directory, ignore_errors=True)
+        return False
 
     def _linked_again(self, last: Path, names: list[str], directory: Path) -> bool:
         """False: the last checkpoint's directory is gone, or parts of it. Its owner deletes it when it likes."""

@@ -39,9 +39,9 @@ def index_of(footer: bytes) -> FilePart:
         raise UnknownLayout("another format of tables")
     at = 1  # behind the kind of checksum
     for _ in range(2):  # of the index of other blocks, which is not needed
-        _, at = _varint(footer, at)
-    offset, at = _varint(footer, at)
-    size, _ = _varint(footer, at)
+        _, at = varint(footer, at)
+    offset, at = varint(footer, at)
+    size, _ = varint(footer, at)
     return FilePart(offset, offset + size + _TRAILER_BYTES)
 
 
@@ -63,7 +63,7 @@ def _content(block: bytes) -> bytes:
         return data
     if kind != _LZ4:
         raise UnknownLayout(f"an index that is compressed in a way of number {kind}")
-    size, at = _varint(data, 0)
+    size, at = varint(data, 0)
     if size > _MOST_INDEX_BYTES:
         raise UnknownLayout(f"an index of {size} bytes")
     try:
@@ -79,16 +79,16 @@ def _entries(content: bytes) -> list[tuple[bytes, FilePart]]:
     found: list[tuple[bytes, FilePart]] = []
     at, key, before = 0, b"", FilePart(0, 0)
     while at < entries_end:
-        shared, at = _varint(content, at)
-        own, at = _varint(content, at)
+        shared, at = varint(content, at)
+        own, at = varint(content, at)
         key = key[:shared] + content[at : at + own]
         at += own
         if shared == 0:
-            offset, at = _varint(content, at)
-            size, at = _varint(content, at)
+            offset, at = varint(content, at)
+            size, at = varint(content, at)
         else:
             offset = before.end
-            longer, at = _varint(content, at)
+            longer, at = varint(content, at)
             size = before.end - before.offset - _TRAILER_BYTES + (longer >> 1 ^ -(longer & 1))
         before = FilePart(offset, offset + size + _TRAILER_BYTES)
         if found and before.offset != found[-1][1].end:
@@ -99,7 +99,7 @@ def _entries(content: bytes) -> list[tuple[bytes, FilePart]]:
     return found
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def varint(data: bytes, at: int) -> tuple[int, int]:
     """A number of seven bits per byte, lowest first; and where it ends."""
     number = 0
     for shift in range(0, 70, 7):

@@ -1,19 +1,22 @@
-"""What one generation in a slot does later: operators' timers, and work that waits while sources stand, so that a move
-to other slots, which stops them, has the processor for itself."""
+"""What one generation in a slot does later: operators' timers, and work that waits while the job is about to move to
+other slots, so that the move has the processor for itself, and little to fetch."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 _Later: TypeAlias = Callable[[float, Callable[[], None]], Any]
-_LOOK_S = 0.05  # between two looks whether sources read on
+_LOOK_S = 0.05  # between two looks whether work may go on
+_NEAR_S = 5.0  # behind a sign that the job is about to move; a move that takes longer to prepare gives others
 
 
 class GenerationTimers:
     """For the loop's thread. `later(delay_s, callback)` calls back once, unless the generation has ended by then."""
 
-    def __init__(self, later: _Later) -> None:
+    def __init__(self, later: _Later, now_s: Callable[[], float]) -> None:
         self._later = later
+        self._now_s = now_s
         self._paused = 0  # the checkpoint behind which sources read nothing; 0: there is none
+        self._near_until_s = 0.0
 
     @property
     def sources_stand(self) -> bool:
@@ -28,15 +31,19 @@ class GenerationTimers:
         if checkpoint >= self._paused:
             self._paused = 0
 
+    def move_is_near(self) -> None:
+        """Slots fetch what they are going to have."""
+        self._near_until_s = self._now_s() + _NEAR_S
+
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
         self._later(delay_s, callback)
 
-    def call_when_reading(self, delay_s: float, callback: Callable[[], None]) -> None:
-        """For work that may wait. Databases that merge while sources stand would have to write it all out in the move
-        to come, where they are closed."""
+    def call_when_settled(self, delay_s: float, callback: Callable[[], None]) -> None:
+        """For work that may wait. What databases merge in the move to come, or before it, is new in its last
+        checkpoint, and has to be written out, uploaded and fetched while sources stand."""
 
         def call() -> None:
-            if self.sources_stand:
+            if self.sources_stand or self._now_s() < self._near_until_s:
                 self._later(_LOOK_S, call)
             else:
                 callback()
