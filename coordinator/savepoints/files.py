@@ -33,12 +33,19 @@ _CREATE_ATTEMPTS = 5
 
 
 def write_savepoint(store: ObjectStore, url: str, copy: SavepointCopy) -> int:
-    """Copy `copy.objects` of `store` to the folder `url`, and make them a savepoint. Returns the bytes that it has. The
-    same savepoint again is no error; raises `InvalidJob` where another one is, `ObjectNotFound` when a file is gone."""
-    return make_savepoint(url, copy.savepoint, [(store, copy.objects)])
+    """Copy `copy.objects` of `store` to the folder `url`, and make them a savepoint: where the job goes on, beside
+    its slots, which need the machine more. Returns the bytes that it has. The same savepoint again is no error; raises
+    `InvalidJob` where another one is, `ObjectNotFound` when a file is gone."""
+    return make_savepoint(url, copy.savepoint, [(store, copy.objects)], beside_work=not copy.savepoint.final)
 
 
-def make_savepoint(url: str, wanted: Savepoint, parts: Sequence[tuple[ObjectStore, Mapping[str, str]]]) -> int:
+def make_savepoint(
+    url: str,
+    wanted: Savepoint,
+    parts: Sequence[tuple[ObjectStore, Mapping[str, str]]],
+    *,
+    beside_work: bool = False,
+) -> int:
     """The same of objects that lie in several stores: each with its objects, key there -> key in the folder."""
     target = open_store(url)
     known = _found(target, url)
@@ -50,7 +57,8 @@ def make_savepoint(url: str, wanted: Savepoint, parts: Sequence[tuple[ObjectStor
     if known is None:
         files = files_by_object(wanted.taken)
         for store, objects in parts:
-            copy_objects(store, target, objects, {key: files.get(to, ()) for key, to in objects.items()})
+            held = {key: files.get(to, ()) for key, to in objects.items()}
+            copy_objects(store, target, objects, held, beside_work=beside_work)
         _create(target, url, wanted)
     return sum(object_sizes(wanted.taken).values()) + len(encode_savepoint(wanted))
 
@@ -135,12 +143,15 @@ def copy_objects(
     target: ObjectStore,
     objects: Mapping[str, str],
     files: Mapping[str, Collection[FileRef]],
+    *,
+    beside_work: bool = False,
 ) -> None:
     """`objects`: key of `source` -> key of `target`. `files`: what an object of `source` must hold, which is looked at
     where its bytes come through this process; raises `Corrupt` for what is damaged, and writes none of it."""
 
     def copy(key: str) -> None:
-        copy_object(source, key, target, objects[key], partial(verify_parts, source, files.get(key, ())))
+        check = partial(verify_parts, source, files.get(key, ()))
+        copy_object(source, key, target, objects[key], check, beside_work=beside_work)
 
     if COPIES_AT_ONCE == 1:
         for key in objects:

@@ -133,7 +133,7 @@ class CloudStore:
             path.unlink(missing_ok=True)
             raise
 
-    def copy_from(self, source: ObjectStore, key: str, to: str) -> bool:
+    def copy_from(self, source: ObjectStore, key: str, to: str, beside_work: bool = False) -> bool:
         """By the service; only from the same bucket or container."""
         if not isinstance(source, CloudStore) or (source._cloud, source._place) != (self._cloud, self._place):
             return False

@@ -12,8 +12,8 @@ from barrier_runtime.state.store.object_store import ObjectStore
 class CopiesItself(Protocol):
     """A store that can fetch from another one without this process reading the bytes."""
 
-    def copy_from(self, source: ObjectStore, key: str, to: str) -> bool:
-        """False: not from that one."""
+    def copy_from(self, source: ObjectStore, key: str, to: str, beside_work: bool = False) -> bool:
+        """False: not from that one. `beside_work`: others need this machine more."""
         ...
 
 
@@ -22,11 +22,17 @@ def _unchecked(path: Path) -> None:
 
 
 def copy_object(
-    source: ObjectStore, key: str, target: ObjectStore, to: str, check: Callable[[Path], None] = _unchecked
+    source: ObjectStore,
+    key: str,
+    target: ObjectStore,
+    to: str,
+    check: Callable[[Path], None] = _unchecked,
+    *,
+    beside_work: bool = False,
 ) -> None:
     """`source`'s object `key` becomes `target`'s object `to`. Raises `ObjectNotFound` if there is none. `check`: raises
     when the bytes that this process has read are not what they should be; they are not written then."""
-    if isinstance(target, CopiesItself) and target.copy_from(source, key, to):
+    if isinstance(target, CopiesItself) and target.copy_from(source, key, to, beside_work):
         return
     with tempfile.TemporaryDirectory(prefix="barrier-copy-") as folder:
         path = Path(folder) / "object"

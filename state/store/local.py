@@ -14,9 +14,11 @@ import contextlib
 import errno
 import hashlib
 import os
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -62,6 +64,7 @@ class LocalStore:
             self._root = root.resolve(strict=True)
             self._durable: dict[Path, int] = {}
             self._inside: dict[str, tuple[int, int]] = {}
+            self._beside_work = threading.Lock()
             self._temporary = self._root / TEMPORARY
             self._temporary.mkdir(mode=0o700, exist_ok=True)
             self._sweep_temporary()
@@ -77,6 +80,7 @@ class LocalStore:
         store.use = StoreUse()
         store._root = root.resolve(strict=True)
         store._durable = {}  # folder -> inode: its name is known to be synced
+        store._beside_work = threading.Lock()
         store._inside = {}  # folder -> device, inode: no link leads from it out of the root
         store._temporary = store._root / TEMPORARY
         return store
@@ -95,9 +99,12 @@ class LocalStore:
         self._wrote(len(data))
 
     def put_file(self, key: str, path: Path) -> None:
+        self._put_file(key, path, _copy_durably)
+
+    def _put_file(self, key: str, path: Path, copy: Callable[[Path, Path], None]) -> None:
         target = self._target(key)
         with self._named_trouble("put", key), self._temporary_file() as temporary:
-            _copy_durably(path, temporary)
+            copy(path, temporary)
             self._rename(temporary, target)
         self._wrote(path.stat().st_size)
 
@@ -140,13 +147,14 @@ class LocalStore:
                 copy.write(chunk)
         self._read(path.stat().st_size)
 
-    def copy_from(self, source: ObjectStore, key: str, to: str) -> bool:
-        """From another folder, without a copy in between."""
+    def copy_from(self, source: ObjectStore, key: str, to: str, beside_work: bool = False) -> bool:
+        """From another folder, without a copy in between; beside work one after the other, and slowly."""
         if not isinstance(source, LocalStore):
             return False
         with source._named_trouble("get", key), _open_object(source._target(key)):
             pass  # it is there: from here on trouble is about our end
-        self.put_file(to, source._target(key))
+        with self._beside_work if beside_work else contextlib.nullcontext():
+            self._put_file(to, source._target(key), _copy_beside_work if beside_work else _copy_durably)
         return True
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -323,9 +331,7 @@ def _open_object(path: Path) -> BinaryIO:
 def _write_durably(path: Path, data: bytes) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     with os.fdopen(descriptor, "wb", buffering=0) as file:
-        view = memoryview(data)
-        while view:
-            view = view[file.write(view) :]
+        _write_all(file, data)
         os.fsync(descriptor)
 
 
@@ -335,6 +341,27 @@ def _copy_durably(source: Path, target: Path) -> None:
             writer.write(chunk)
         writer.flush()
         os.fsync(writer.fileno())
+
+
+def _copy_beside_work(source: Path, target: Path) -> None:
+    """Each piece goes to the disk at once, and a rest follows that is as long as it took: who else waits for the disk,
+    or for a processor, waits for a piece."""
+    with source.open("rb") as reader, target.open("xb", buffering=0) as writer:
+        at, began_s = 0, time.monotonic()
+        while chunk := reader.read(_CHUNK):
+            at += _write_all(writer, chunk)
+            if hasattr(os, "posix_fadvise"):  # it begins to write what is not needed in memory
+                os.posix_fadvise(writer.fileno(), at - len(chunk), len(chunk), os.POSIX_FADV_DONTNEED)
+            time.sleep(time.monotonic() - began_s)
+            began_s = time.monotonic()
+        os.fsync(writer.fileno())
+
+
+def _write_all(file: BinaryIO | FileIO, data: bytes) -> int:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+    return len(data)
 
 
 def _remember(folders: dict[K, V], folder: K, identity: V) -> None:

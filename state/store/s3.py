@@ -140,7 +140,7 @@ class S3Store:
         self._retrying("get", key, lambda: self._client.download_file(self._bucket, name, str(path)))
         self.use.received(path.stat().st_size)
 
-    def copy_from(self, source: ObjectStore, key: str, to: str) -> bool:
+    def copy_from(self, source: ObjectStore, key: str, to: str, beside_work: bool = False) -> bool:
         """By the service, in parts where the object is large. Only from a bucket of the same service."""
         if not isinstance(source, S3Store) or source._endpoint != self._endpoint:
             return False

@@ -150,8 +150,11 @@ def test_an_object_is_copied_from_another_store_whole(any_store: ObjectStore, tm
     content = bytes(range(256)) * 40_000
     for number, other in enumerate(others):
         other.put(f"from/{number}", content)
-        copy_object(other, f"from/{number}", any_store, f"to/{number}")
-        assert any_store.get(f"to/{number}") == content
+        for beside_work in (False, True):
+            copy_object(other, f"from/{number}", any_store, f"to/{number}", beside_work=beside_work)
+            assert any_store.get(f"to/{number}") == content
+            if not beside_work:
+                any_store.delete([f"to/{number}"])
         with pytest.raises(ObjectNotFound):
             copy_object(other, "from/nothing", any_store, "to/nothing")
     assert sorted(info.key for info in any_store.list("to/")) == ["to/0", "to/1", "to/2"]
