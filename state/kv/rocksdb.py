@@ -8,6 +8,7 @@ a snapshot. The write-ahead log is off: the checkpoint is the log. All databases
 import os
 import shutil
 import stat
+import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -30,6 +31,7 @@ _FIRST_SCANNED = 4  # entries that one iterator reads; many who scan look at one
 _MOST_SCANNED = 1_024
 _SCANNED_BYTES = 1 * _MIB
 _key_of = itemgetter(0)
+_LINKINGS, _BETWEEN_LINKINGS_S = 10, 0.005
 _RUNS = 20  # sorted runs of files before some are merged
 _SIMILAR_PERCENT = 100  # by which a run may be larger than its neighbour, to be merged with it
 _SPACE_PERCENT = 200  # of the oldest run: when the others weigh that much, all are merged
@@ -204,7 +206,7 @@ class RocksDbKv:
         while each file and folder is synced, which takes as long as the disk has other work."""
         if self._last is None or not self._linked_again(*self._last, directory):
             self.flush()
-            if not self._linked(directory):
+            if not self._linked_soon(directory):
                 try:
                     self._checkpoint(self._db).create_checkpoint(str(directory))
                 except Exception as error:
@@ -214,33 +216,41 @@ class RocksDbKv:
             self._last = directory, os.listdir(directory)
         directory.chmod(stat.S_IRWXU)
 
-    def _linked(self, directory: Path) -> bool:
-        """All files that MANIFEST names at one moment: where each of them could be linked, later ones do not matter.
-        False: some were replaced, or RocksDB has others by now, or another format of MANIFEST."""
+    def _linked_soon(self, directory: Path) -> bool:
+        """False: files have changed each time, or RocksDB has another format of MANIFEST."""
         if directory.exists():
             return False
-        try:
-            current = (self._directory / _CURRENT).read_bytes()
-            name = current.decode().strip()
-            content = (self._directory / name).read_bytes()
-            if self._live[0] != name:
-                self._live = name, LiveFiles()
-            if not self._live[1].read(content):
+        for _ in range(_LINKINGS):
+            try:
+                if self._linked(directory):
+                    return True
+            except UnknownLayout:
+                self._live = "", LiveFiles()
                 return False
-            names = {f"{number:06d}.sst" for number in self._live[1].numbers}
-            if {each["name"].lstrip("/") for each in self._db.live_files()} != names:
-                return False
-            directory.mkdir(mode=0o700)
-            for each in names:
-                link_or_copy(self._directory / each, directory / each)
-            (directory / name).write_bytes(content)
-            (directory / _CURRENT).write_bytes(current)
-            return True
-        except UnknownLayout:
-            self._live = "", LiveFiles()
-        except FileNotFoundError:
-            shutil.rmtree(directory, ignore_errors=True)
+            except FileNotFoundError:  # compaction has replaced it
+                shutil.rmtree(directory, ignore_errors=True)
+            time.sleep(_BETWEEN_LINKINGS_S)
         return False
+
+    def _linked(self, directory: Path) -> bool:
+        """All files that MANIFEST names at one moment: where each of them could be linked, later ones do not matter.
+        False: RocksDB is about to have others."""
+        current = (self._directory / _CURRENT).read_bytes()
+        name = current.decode().strip()
+        content = (self._directory / name).read_bytes()
+        if self._live[0] != name:
+            self._live = name, LiveFiles()
+        if not self._live[1].read(content):
+            return False
+        names = {f"{number:06d}.sst" for number in self._live[1].numbers}
+        if {each["name"].lstrip("/") for each in self._db.live_files()} != names:
+            return False
+        directory.mkdir(mode=0o700)
+        for each in names:
+            link_or_copy(self._directory / each, directory / each)
+        (directory / name).write_bytes(content)
+        (directory / _CURRENT).write_bytes(current)
+        return True
 
     def _linked_again(self, last: Path, names: list[str], directory: Path) -> bool:
         """False: the last checkpoint's directory is gone, or parts of it. Its owner deletes it when it likes."""
