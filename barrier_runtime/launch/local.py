@@ -159,10 +159,10 @@ def run_local(plan: Plan, options: JobOptions, *, wire: bool | None = None) -> J
 
     Raises what `Dataflow.run` raises. Ctrl-C ends it, and SIGTERM ends the program, without what is temporary.
     """
-    troubles: list[BaseException] = []
+    slots: list[Slot] = []
     with _Termination() as termination:
-        run = partial(run_graph, wire=wire, troubles=troubles)
-        return _run(plan, options, lambda *job: termination.watched(run(*job)), troubles)
+        run = partial(run_graph, wire=wire, slots=slots)
+        return _run(plan, options, lambda *job: termination.watched(run(*job)), slots)
 
 
 def run_until_terminated(plan: Plan, options: JobOptions) -> tuple[JobResult | None, bool]:
@@ -179,7 +179,7 @@ def _run(
     plan: Plan,
     options: JobOptions,
     run: Callable[[JobGraph, JobSpec, ObjectStore, JobOptions], Coroutine[Any, Any, JobStatus]],
-    troubles: Sequence[BaseException],
+    slots: Sequence[Slot],
 ) -> JobResult:
     job = PreparedJob(plan, options)
     with StorageOfRun(options) as storage_url:
@@ -194,7 +194,7 @@ def _run(
             status = run_to_its_end(functions.watched(run(job.graph, job.spec, store, options)))
         if status.outcome == "finished":
             job.unstage(storage_url)
-    raise_unless_ended_well(status, troubles)
+    raise_unless_ended_well(status, raised_in(slots))
     return JobResult(status)
 
 
@@ -317,6 +317,11 @@ def make_runner(spec: JobSpec, store: ObjectStore) -> JobRunner:
     return JobRunner(spec, store, leader=uuid.uuid4().hex, host=socket.gethostname())
 
 
+def raised_in(slots: Sequence[Slot]) -> list[BaseException]:
+    """What each raised last, if it did."""
+    return [slot.trouble for slot in slots if slot.trouble is not None]
+
+
 async def run_graph(
     graph: JobGraph,
     spec: JobSpec,
@@ -324,13 +329,13 @@ async def run_graph(
     options: JobOptions,
     runner: JobRunner | None = None,
     wire: bool | None = None,
-    troubles: list[BaseException] | None = None,
+    slots: list[Slot] | None = None,
     clock: Clock = SYSTEM_CLOCK,
     programs: Mapping[str, JobGraph] = MappingProxyType({}),
 ) -> JobStatus:
     """Run coordinator and slots on this loop until the job ended; its last status. `runner`: of a caller who follows or
     stops the job; it is run here. `wire`: see the module; None: `wire_by_default`. `clock`: of the slots.
-    `troubles` gets what slots raised last, for the program that runs the job to look at. `programs`: by their names in
+    `slots` gets them as they start, for the program that runs the job to look at. `programs`: by their names in
     `JobSpec`, those that may replace the one that the job begins with."""
     pa.array([0])  # at its first conversion pyarrow imports pandas, if it is there: not in the loop of a running slot
     wire = wire_by_default if wire is None else wire
@@ -341,7 +346,7 @@ async def run_graph(
     directory = Path(tempfile.mkdtemp(prefix="barrier-runtime-local-"))
     workers = Workers(loop)
     mesh = LocalMesh()
-    slots: list[Slot] = []
+    slots = [] if slots is None else slots
 
     def start(index: int, program: str = "") -> None:
         link = _Link(runner, loop, wire)
@@ -357,8 +362,6 @@ async def run_graph(
             start(index)
         await running
         await asyncio.gather(*(slot.left for slot in slots))
-        if troubles is not None:
-            troubles += [slot.trouble for slot in slots if slot.trouble is not None]
         return runner.status()
     finally:
         running.cancel()

@@ -1,6 +1,6 @@
 """Runs the graph of a replay in this process, on a store of its own, until all that it is to read was read.
 
-    restore ─► read to the positions ─► stop with a last checkpoint ─► over
+    restore ─► read to the positions ─► all is done ─► stop with a last checkpoint ─► over
                      │ nothing comes for `rows_timeout_s`, and rows are missing: refused, which ones
                      │ a function raises: over, that is what was looked for
 
@@ -18,14 +18,16 @@ from barrier_runtime.connectors.read_range import OpenRange, ReadRange
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.job_graph import JobGraph
-from barrier_runtime.launch.local import make_runner, run_graph
+from barrier_runtime.launch.local import make_runner, raised_in, run_graph
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.runtime.host.clock import SystemClock
+from barrier_runtime.runtime.slot import Slot
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore
 
 ROWS_TIMEOUT_S = 30.0  # for a row of a source that has some left to give
 _LOOK_S = 0.01
+_RESTS = 3  # looks one behind the other at which no slot has anything to do: rows may be between two
 _IDLE_S = 2.0  # without an end: nothing has come for so long
 
 
@@ -58,17 +60,20 @@ async def run_replay(
 ) -> ReplayEnded:
     """`wall_ms`: what the wall clock says to operators. Raises `InvalidJob` when rows do not come."""
     runner = make_runner(spec, store)
-    troubles: list[BaseException] = []
+    slots: list[Slot] = []
     clock = SystemClock() if wall_ms is None else StandingClock(wall_ms)
-    running = asyncio.ensure_future(run_graph(graph, spec, store, options, runner, False, troubles, clock))
+    running = asyncio.ensure_future(run_graph(graph, spec, store, options, runner, False, slots, clock))
     try:
-        progress = _Progress(ranges, rows_timeout_s)
+        progress, rests = _Progress(ranges, rows_timeout_s), 0
         while not running.done():
-            if runner.phase == "running" and progress.over():
+            # What is due by then, such as windows, may take a while, and a barrier would not wait for it.
+            rests = rests + 1 if all(slot.at_rest for slot in slots) else 0
+            if runner.phase == "running" and progress.over() and rests >= _RESTS:
                 runner.stop("checkpoint")
                 break
             await asyncio.wait([running], timeout=_LOOK_S)
         status = await running
+        troubles = raised_in(slots)
         return ReplayEnded(status, troubles[-1] if troubles else None)
     finally:
         if not running.done():

@@ -135,6 +135,11 @@ class Slot:
         self._heartbeats = 0
         self._loop_lag_ms = 0.0
 
+    @property
+    def at_rest(self) -> bool:
+        """Nothing that came to its subtasks is left to do."""
+        return self._execution is not None and all(each.at_rest for each in self._execution.subtasks)
+
     # ------------------------------------------------------------ messages
 
     def connected(self) -> None:
@@ -242,11 +247,9 @@ class Slot:
         self._send(self._restored)
 
     def _on_prefetch(self, message: Prefetch) -> None:
-        """One at a time, and of those that wait the newest. Of a slot that is going to leave nothing is fetched."""
+        """One at a time, and of those that wait the newest."""
         if self._execution is not None:
             self._execution.later.move_is_near()
-        if self.identity.slot >= message.parallelism:
-            return
         if self._prefetched[0] != message.parallelism:
             self._prefetched = (0, 0)
         if self._prefetching:

@@ -126,6 +126,11 @@ class Subtask:
         return not self._paused and self.chain.has_room
 
     @property
+    def at_rest(self) -> bool:
+        """What came is done; of what a source has left to give, this says nothing."""
+        return not (self.chain.is_under_way or self._replay or self._announcements or self.has_input)
+
+    @property
     def has_input(self) -> bool:
         """Something in a queue may be read."""
         for channel in self.inputs:  # noqa: SIM110

@@ -469,7 +469,7 @@ class Running(Phase):
         if decided is None:
             return
         order = Prefetch(decided.manifest.checkpoint, decided.ref, after.parallelism, after.max_parallelism)
-        for slot in (*job.slots.standbys, *(() if rescale.request.replaces else job.slots)):  # who leaves: it is near
+        for slot in self._fetching(job, rescale):
             if slot.connected and slot.is_to_prefetch(rescale.request.id, order.checkpoint):
                 job.outbox.send(slot, order)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from barrier_runtime import Dataflow, ParquetSink, Sliding, first, sum_
-from barrier_runtime.operators.windows.sliding import SLICES
+from barrier_runtime.operators.windows.sliding import SLICES, SlidingAggregateOperator
 from barrier_runtime.replay import replay, verify
 from barrier_runtime.state_tables.finding import find_checkpoint
 from tests.barrier_runtime.replay.two_checkpoints import ROWS, USERS, two_checkpoints
@@ -45,8 +45,19 @@ def total_of(row: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("kind", ["in slices", pytest.param("whole", marks=pytest.mark.slow)])
-def test_sliding_windows_come_out_again_as_they_were_committed(kind: str, tmp_path: Path) -> None:
+def test_sliding_windows_come_out_again_as_they_were_committed(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where windows are still going out when the last row has been read again: then nothing was to end yet."""
     job = two_checkpoints(str(tmp_path / "ckpt"), lambda: flow_of(kind, tmp_path / "out"))
+    reach = SlidingAggregateOperator._reach
+
+    def slowly(self: SlidingAggregateOperator, *arguments: Any) -> Iterator[None]:
+        for _ in reach(self, *arguments):
+            time.sleep(0.005)
+            yield
+
+    monkeypatch.setattr(SlidingAggregateOperator, "_reach", slowly)
     found = verify(job.flow, after=job.before, until=job.until, checkpoints=job.folder)
     assert found.same, found.differences
     assert (found.read, found.read_back) == (job.rows_until - job.rows_before, ("out",))

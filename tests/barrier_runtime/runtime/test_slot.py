@@ -63,17 +63,6 @@ async def test_a_slot_tells_of_what_it_has_fetched_for_the_next_move_only(tmp_pa
     await bench.until(lambda: told() == 7)
 
 
-async def test_a_slot_that_is_going_to_leave_fetches_nothing(tmp_path):
-    bench = Bench(tmp_path, parallelism=2)
-    told = lambda index: [m.prefetched for m in bench.links[index].got(Heartbeat)]  # noqa: E731
-    bench.tell(Prefetch(8, ManifestRef("gone", "0" * 64), 1, 128))
-    await bench.until(lambda: told(0) == [8])
-    bench.tell(Prefetch(9, ManifestRef("gone", "0" * 64), 2, 128))
-    await bench.until(lambda: told(1))
-    assert told(1) == [9]
-    await bench.close()
-
-
 async def test_a_slot_restores_starts_takes_a_checkpoint_and_hears_of_its_completion(tmp_path):
     """C4"""
     bench = Bench(tmp_path)
