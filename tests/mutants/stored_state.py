@@ -280,8 +280,16 @@ MUTANTS = (
         "put-file-without-fsync",
         "a file is durable before its put returns",
         "state/store/local.py",
-        "        os.fsync(writer.fileno())\n",
-        "",
+        "        writer.flush()\n        os.fsync(writer.fileno())\n",
+        "        writer.flush()\n",
+        ("tests/state/store/test_power_cut.py",),
+    ),
+    Mutant(
+        "copy-beside-work-without-fsync",
+        "a file that is copied slowly is durable, too",
+        "state/store/local.py",
+        "            began_s = time.monotonic()\n        os.fsync(writer.fileno())\n",
+        "            began_s = time.monotonic()\n",
         ("tests/state/store/test_power_cut.py",),
     ),
     Mutant(
