@@ -21,12 +21,13 @@ import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import sleep
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from barrier_runtime.connectors.sink_bases.json_values import json_values
 from barrier_runtime.connectors.sink_bases.table_columns import check_names
 from barrier_runtime.data.rows import preview
 from barrier_runtime.state.errors import InvalidJob
@@ -230,11 +231,10 @@ def _as_json(values: pa.Array) -> pa.Array:
     meanwhile.
     """
     encode = msgspec.json.Encoder().encode
-    plain: Callable[[Any], Any] = dict if pa.types.is_map(values.type) else lambda each: each
     texts: list[str | None] = []
     for start in range(0, len(values), _PYTHON_ROWS):
-        chunk = values.slice(start, _PYTHON_ROWS).to_pylist()
-        texts += [None if each is None else encode(plain(each)).decode() for each in chunk]
+        chunk = json_values(values.slice(start, _PYTHON_ROWS))
+        texts += [None if each is None else encode(each).decode() for each in chunk]
         sleep(0)
     return pa.array(texts, pa.string())
 

@@ -32,6 +32,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from barrier_runtime.connectors.sink_bases.json_values import json_values
 from barrier_runtime.connectors.sink_bases.table_columns import check_names
 from barrier_runtime.state.errors import InvalidJob
 
@@ -181,11 +182,13 @@ def _in_microseconds(kind: pa.DataType) -> Convert:
     return lambda values: values.cast(kind, safe=getattr(values.type, "unit", "") != "ns")
 
 
-def _by_value(values: pa.Array, spelled: Callable[[Any], str]) -> pa.Array:
+def _by_value(
+    values: pa.Array, spelled: Callable[[Any], str], python: Callable[[pa.Array], list[Any]] = pa.Array.to_pylist
+) -> pa.Array:
     """Text made by Python, in small chunks: holding the GIL for long delays every record that comes meanwhile."""
     texts: list[str | None] = []
     for start in range(0, len(values), _PYTHON_ROWS):
-        chunk = values.slice(start, _PYTHON_ROWS).to_pylist()
+        chunk = python(values.slice(start, _PYTHON_ROWS))
         texts += [None if each is None else spelled(each) for each in chunk]
         sleep(0)
     return pa.array(texts, pa.string())
@@ -202,8 +205,7 @@ def _as_interval(values: pa.Array) -> pa.Array:
 
 def _as_json(values: pa.Array) -> pa.Array:
     encode = msgspec.json.Encoder().encode
-    plain: Callable[[Any], Any] = dict if pa.types.is_map(values.type) else lambda each: each
-    return _by_value(values, lambda each: encode(plain(each)).decode())
+    return _by_value(values, lambda each: encode(each).decode(), json_values)
 
 
 def _as_array_literals(values: pa.Array, inner: Convert) -> pa.Array:

@@ -320,7 +320,7 @@ class ParquetSink(FileSink):
 
 
 class JsonlSink(FileSink):
-    """JSON lines: times as ISO 8601, binary as base64, NaN as null."""
+    """JSON lines: times as ISO 8601, binary as base64, a map as an object, NaN as null."""
 
     kind = "jsonl"
     suffix = "jsonl"

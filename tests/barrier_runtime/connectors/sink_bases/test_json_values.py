@@ -1,0 +1,50 @@
+"""JSON of sinks: nothing of a value is lost, and a map is what sources of JSON read as a map."""
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from barrier_runtime.connectors.sink_bases import encoders
+from barrier_runtime.connectors.sink_bases.json_values import json_values
+
+TAGS = pa.map_(pa.string(), pa.int64())
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "json"),
+    [
+        (TAGS, [None, [("a", 1), ("b", None)], []], 'null,{"a":1,"b":null},{}'),
+        (pa.list_(TAGS), [[[("a", 1)], None]], '[{"a":1},null]'),
+        (pa.map_(pa.int32(), TAGS), [[(7, [("a", 1)])]], '{"7":{"a":1}}'),
+        (pa.map_(pa.date32(), pa.binary()), [[(0, b"x")]], '{"1970-01-01":"eA=="}'),
+        (pa.map_(pa.struct([("x", pa.int64())]), pa.int64()), [[({"x": 1}, 2)]], '[[{"x":1},2]]'),
+        (pa.timestamp("ns"), [1, None], '"1970-01-01T00:00:00.000000001",null'),
+        (pa.list_(pa.timestamp("ns", "UTC")), [[1]], '["1970-01-01T00:00:00.000000001Z"]'),
+        (pa.struct([("d", pa.duration("ns"))]), [{"d": -1_000_000_001}, None], '{"d":"-PT1.000000001S"},null'),
+        (pa.duration("ns"), [86_400_000_000_000], '"P1D"'),
+        (pa.duration("s"), [2**62], '"PT4611686018427387904S"'),
+        (pa.time64("ns"), [1], '"00:00:00.000000001"'),
+        (pa.time64("ns"), [1_000], '"00:00:00.000001"'),
+        (pa.timestamp("ms", "UTC"), [253_402_300_800_000], '"10000-01-01T00:00:00.000Z"'),
+        (pa.date32(), [2_932_897], '"10000-01-01"'),
+    ],
+)
+def test_values_are_written_whole(kind: pa.DataType, values: list[Any], json: str) -> None:
+    lines = encoders.jsonl([pa.record_batch({"c": pa.array(values, kind)})]).decode().splitlines()
+    assert ",".join(line[len('{"c":') : -1] for line in lines) == json
+
+
+def test_a_part_of_nested_columns_is_that_part() -> None:
+    inner = pa.struct([("x", pa.list_(pa.int64(), 2)), ("y", pa.large_list(pa.string()))])
+    rows = [
+        None,
+        [],
+        [None, {"x": None, "y": ["a", None]}],
+        [{"x": [1, None], "y": None}],
+        None,
+        [{"x": [3, 4], "y": []}],
+    ]
+    column = pa.array(rows, pa.list_(inner))
+    for first in range(len(rows)):
+        assert json_values(column.slice(first, 3)) == rows[first : first + 3]
