@@ -150,6 +150,16 @@ class ColumnTable:
             return self._remembered(fields[0])
         return self._placed(np.array(fields, np.int64))
 
+    def new_row_ids_int64(self, *fields: Ints) -> RowIds:
+        """`row_ids_int64` of keys, each once, of which none has an entry: nobody looks for them."""
+        self._begin_call()
+        fits, keys = self._rows.fits(len(fields)), self._rows.keys
+        if not fits or not isinstance(keys, IntKeys):
+            return self.row_ids_int64(*fields)
+        self.made = keys.add(np.array(fields, np.int64))
+        self._begin_entries(self.made)
+        return self.made
+
     def row_ids_of_few(self, keys: list[int]) -> list[int]:
         """`row_ids_int64` of one field, for a few keys as a list."""
         self._begin_call()

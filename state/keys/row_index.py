@@ -142,6 +142,17 @@ class IntKeys:
             self._succeed(self._successor, made)
         return row_ids, made
 
+    def add(self, key_batch: Ints) -> RowIds:
+        """`place` of keys, each once, that have no row id."""
+        self._make_room(key_batch.shape[1])
+        made = self.numbers.take(key_batch.shape[1])
+        self._keys[:, made] = key_batch
+        self._active[made] = True
+        self._table.settle(made, self._mixed(key_batch))
+        if self._successor is not None:
+            self._succeed(self._successor, made)
+        return made
+
     def remove(self, row_ids: RowIds) -> None:
         """The row ids (each once) are free. Their places hold them on, and are passed over as those of other keys."""
         self._active[row_ids] = False

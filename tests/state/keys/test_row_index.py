@@ -50,6 +50,9 @@ def keys_come_and_go(fields: int, data: st.DataObject) -> None:
     keys, expected = IntKeys(fields), dict[Key, int]()
     batches = st.lists(st.tuples(*[FIELD] * fields), max_size=60)
     for batch in data.draw(st.lists(batches, min_size=1, max_size=12)):
+        if data.draw(st.booleans()):
+            keys.add(key_batch_of(new := [key for key in dict.fromkeys(batch) if key not in expected], fields))
+            expected.update(zip(new, keys.find(key_batch_of(new, fields)).tolist(), strict=True))
         row_ids, made = keys.place(key_batch_of(batch, fields))
         fresh = {key: row_id for key, row_id in zip(batch, row_ids.tolist(), strict=True) if key not in expected}
         assert sorted(made.tolist()) == sorted(fresh.values())
@@ -78,6 +81,9 @@ def many_keys_come_and_go(fields: int) -> None:
     random, keys, expected = np.random.default_rng(5), IntKeys(fields), dict[Key, int]()
     for step in range(30):
         key_batch = random.integers(0, 40_000, (fields, 9_000)) // (1, 100)[fields - 1]
+        if step % 2:
+            new = [key for key in set(zip(*key_batch.tolist(), strict=True)) if key not in expected]
+            expected.update(zip(new, keys.add(key_batch_of(new, fields)).tolist(), strict=True))
         for key, row_id in zip(zip(*key_batch.tolist(), strict=True), keys.place(key_batch)[0].tolist(), strict=True):
             assert expected.setdefault(key, row_id) == row_id
         if step % 4 == 3:

@@ -180,7 +180,7 @@ class SessionAggregateOperator(WindowOperator):
     def _placed(self, numbers: Ints, first_ms: Ints) -> Ints:
         fields = self._open.key_fields(numbers)
         if fields is not None:
-            return self._table.row_ids_int64(*fields, first_ms)
+            return self._table.new_row_ids_int64(*fields, first_ms)
         keys = self._open.key_tuples(numbers)
         return self._table.row_ids([(*key, start) for key, start in zip(keys, first_ms.tolist(), strict=True)])
 

@@ -196,7 +196,7 @@ class OpenSessions:
             return
         dues = last_ms // self._step_ms + self._gap_ms // self._step_ms
         self._due[row_ids] = dues
-        order = np.argsort(dues, kind="stable")
+        order = order_of_ints([dues])
         row_ids, dues = row_ids[order], dues[order]
         firsts = np.flatnonzero(np.diff(dues, prepend=dues[:1] - 1))
         for due, its_ids in zip(dues[firsts].tolist(), np.split(row_ids, firsts[1:]), strict=True):
