@@ -35,6 +35,7 @@ from barrier_runtime.state.store.use import StoreUse
 
 TEMPORARY = ".barrier-tmp"  # folder of half-written files, directly below the root; never listed
 _STALE_TEMPORARY_S = 24 * 3_600.0
+_LONGEST_REST_S = 1.0
 _CHUNK = 1 << 20
 _REMEMBERED_FOLDERS = 1_024
 _PAGE = 1_000  # objects that S3 lists with one request: what this folder would cost there
@@ -352,7 +353,7 @@ def _copy_beside_work(source: Path, target: Path) -> None:
             at += _write_all(writer, chunk)
             if hasattr(os, "posix_fadvise"):  # it begins to write what is not needed in memory
                 os.posix_fadvise(writer.fileno(), at - len(chunk), len(chunk), os.POSIX_FADV_DONTNEED)
-            time.sleep(time.monotonic() - began_s)
+            time.sleep(min(time.monotonic() - began_s, _LONGEST_REST_S))
             began_s = time.monotonic()
         os.fsync(writer.fileno())
 
