@@ -26,7 +26,7 @@ from barrier_runtime.state.store.object_store import ObjectStore
 
 _CACHE_BYTES = 32 << 20
 _DOWNLOADS_AT_ONCE = 4
-_LISTED = 1_024
+_LISTED = 64
 _BEHIND_KEY = b"\xff"  # no field of a key begins so
 
 

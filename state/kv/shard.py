@@ -17,7 +17,7 @@ from barrier_runtime.state.kv.store import Entry, KvStore
 
 PREFIX_BYTES = 4  # key group and state id
 _FIRST_LISTED = 4  # entries; many who scan look at one only
-_MOST_LISTED = 1_024
+_MOST_LISTED = 64  # of 8 MB each they fit in memory still
 _pack_prefix = struct.Struct(">HH").pack
 _read_prefix = struct.Struct(">HH").unpack_from
 
@@ -107,7 +107,7 @@ def scan_state(kv: KvStore, state_id: int, first: int, last: int) -> Iterator[tu
 
 
 def scan_state_lists(kv: KvStore, state_id: int, first: int, last: int) -> Iterator[list[tuple[bytes, bytes]]]:
-    """`scan_state`, up to 1,024 at a time. Skips over other states and over empty groups, so that 32,768 mostly empty
+    """`scan_state`, up to 64 at a time. Skips over other states and over empty groups, so that 32,768 mostly empty
     groups cost little."""
     group = first
     while group <= last:
