@@ -2,11 +2,16 @@
 
     data blocks · filter · index · other blocks that an open file needs · footer (53 bytes)
 
-The index names, per data block, where it is and a key that no key of it exceeds. Only places are taken from it: what is
-in the blocks is read by RocksDB, which checks each block's own checksum, so bytes that were wrongly left out are damage
-to it, never another value. A layout that is not known here raises `UnknownLayout`: then the whole file is to be read.
+The index names, per data block, where it is and a key that no key of it exceeds. It has one level, a block of that for
+the whole file, or two: its parts are such blocks, one behind the other, and the block behind them names, per part,
+where it is and a key that no key of it exceeds. Which of them a file has, `rocksdb` decides by the size of filters.
+
+Only places are taken from it: what is in the blocks is read by RocksDB, which checks each block's own checksum, so
+bytes that were wrongly left out are damage to it, never another value. A layout that is not known here raises
+`UnknownLayout`: then the whole file is to be read.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -45,16 +50,39 @@ def index_of(footer: bytes) -> FilePart:
     return FilePart(offset, offset + size + _TRAILER_BYTES)
 
 
-def blocks_of(index: bytes, start: bytes, end: bytes) -> FilePart:
+def whole_index(top: bytes, place: FilePart) -> FilePart:
+    """The index with the parts that it has, which lie right before it. `top`: the bytes at `index_of`, which `place`
+    is."""
+    named = _entries(_content(top))
+    first, last = named[0][1], named[-1][1]
+    if first.offset == 0:
+        return place
+    if last.end != place.offset:
+        raise UnknownLayout("an index whose parts do not end where it begins")
+    return FilePart(first.offset, place.end)
+
+
+def blocks_of(index: bytes, whole: FilePart, top: FilePart, start: bytes, end: bytes) -> FilePart:
     """Data blocks with all keys from `start` on and below `end`, and with the first key behind these, which tells a
-    reader that it has all. `index`: the bytes at `index_of`."""
+    reader that it has all. `index`: the bytes at `whole_index`, which `whole` is."""
     found: list[FilePart] = []
     past = 0  # blocks whose last key is not below `end`
-    for highest, place in _entries(_content(index)):
-        if highest >= start and past < 2:
+    for highest, place in _named(index, whole, top, start):
+        if highest >= start:
             found.append(place)
             past += highest >= end
+        if past == 2:
+            break
     return FilePart(found[0].offset, found[-1].end) if found else FilePart(0, 0)
+
+
+def _named(index: bytes, whole: FilePart, top: FilePart, start: bytes) -> Iterator[tuple[bytes, FilePart]]:
+    """The entries of data blocks, those of parts left out that have only keys before `start`."""
+    for highest, place in _entries(_content(index[top.offset - whole.offset :])):
+        if whole == top:
+            yield highest, place
+        elif highest >= start:
+            yield from _entries(_content(index[place.offset - whole.offset : place.end - whole.offset]))
 
 
 def _content(block: bytes) -> bytes:
@@ -92,10 +120,10 @@ def _entries(content: bytes) -> list[tuple[bytes, FilePart]]:
             size = before.end - before.offset - _TRAILER_BYTES + (longer >> 1 ^ -(longer & 1))
         before = FilePart(offset, offset + size + _TRAILER_BYTES)
         if found and before.offset != found[-1][1].end:
-            raise UnknownLayout("data blocks that do not follow each other")
+            raise UnknownLayout("blocks that do not follow each other")
         found.append((key, before))
-    if at != entries_end or not found or found[0][1].offset != 0:
-        raise UnknownLayout("an index that does not name all blocks")
+    if at != entries_end or not found:
+        raise UnknownLayout("an index that is cut")
     return found
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from barrier_runtime.state.errors import Corrupt, Unavailable
-from barrier_runtime.state.kv.sst_blocks import FOOTER_BYTES, FilePart, UnknownLayout, blocks_of, index_of
+from barrier_runtime.state.kv.sst_blocks import FOOTER_BYTES, FilePart, UnknownLayout, blocks_of, index_of, whole_index
 from barrier_runtime.state.snapshots.snapshot import FileRef
 from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.snapshots.verified import describe, download_verified
@@ -60,17 +60,30 @@ class _Remote:
 
 def _download_blocks(remote: _Remote, path: Path, start: bytes, end: bytes) -> None:
     size = remote.ref.size
-    tail = FilePart(max(0, size - max(_TAIL_BYTES, size // _TAIL_SHARE)), size)
-    data = remote.read(tail)
-    index = index_of(data[-FOOTER_BYTES:])
-    if index.offset < tail.offset:
-        data = remote.read(FilePart(index.offset, tail.offset)) + data
-    else:
-        data = data[index.offset - tail.offset :]
-    blocks = blocks_of(data[: index.end - index.offset], start, end)
+    tail = _Tail(remote, size, b"")
+    footer = tail.part(FilePart(size - max(_TAIL_BYTES, size // _TAIL_SHARE), size))[-FOOTER_BYTES:]
+    top = index_of(footer)
+    whole = whole_index(tail.part(top), top)
+    blocks = blocks_of(tail.part(whole), whole, top, start, end)
     with path.open("xb") as file:
         file.truncate(size)
         file.seek(blocks.offset)
         file.write(remote.read(blocks))
-        file.seek(index.offset)
-        file.write(data)
+        file.seek(tail.begins)
+        file.write(tail.data)
+
+
+@dataclass
+class _Tail:
+    """The end of a file, as much of it as was asked for: its bytes from `begins` on."""
+
+    remote: _Remote
+    begins: int
+    data: bytes
+
+    def part(self, place: FilePart) -> bytes:
+        offset = max(0, place.offset)
+        if offset < self.begins:
+            self.data = self.remote.read(FilePart(offset, self.begins)) + self.data
+            self.begins = offset
+        return self.data[offset - self.begins : place.end - self.begins]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from barrier_runtime.state.backend.stored_part import KeyGroups, StoredPart
-from barrier_runtime.state.kv import sst_blocks
+from barrier_runtime.state.kv import rocksdb, sst_blocks
 from barrier_runtime.state.kv.key_ranges import RANGES_FILE, KeyRanges
 from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory
 from barrier_runtime.state.kv.shard import Shard
@@ -18,6 +18,7 @@ from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot
 from barrier_runtime.state.snapshots.transfer import local_files, upload
 from barrier_runtime.state.store.memory import MemoryStore
 
+NO_WHOLE_FILTERS = 1 << 40
 GROUPS, STATES = 128, {"one": 1, "two": 2, "three": 3}
 
 
@@ -59,18 +60,20 @@ def all_of(keyed: KeyedSnapshot, store: MemoryStore, folder: Path, only: KeyGrou
         return list(opened.entries(only.state, only.first, only.last))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "in_parts"), [(0, False), (1, True), (2, True)])
 def test_any_key_groups_give_what_the_whole_files_give(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: int, in_parts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several runs of files, with entries that were written again, deleted one by one, and deleted by group."""
+    """Several runs of files, with entries that were written again, deleted one by one, and deleted by group.
+    `in_parts`: indexes of all but the first have two levels."""
     monkeypatch.setattr(partial_download, "_WHOLE_BYTES", 0)
     monkeypatch.setattr(partial_download, "_TAIL_BYTES", (60, 1_000, 8_000)[seed])
+    monkeypatch.setattr(rocksdb, "_WHOLE_FILTERS", NO_WHOLE_FILTERS if in_parts else 1)
     rng = random.Random(seed)
     kv = RocksDbKv(tmp_path / "db", SlotMemory(16 << 20))
     for _ in range(4):
         keys = [
-            Shard.prefix(rng.randrange(GROUPS), rng.randint(1, 3)) + rng.randbytes(1) * rng.randint(1, 3)
+            Shard.prefix(rng.randrange(GROUPS), rng.randint(1, 3)) + rng.randbytes(1) * rng.randint(1, 300)
             for _ in range(2_000)
         ]
         kv.write([(key, rng.randbytes(60) if rng.random() < 0.7 else None) for key in keys])
@@ -89,11 +92,15 @@ def test_any_key_groups_give_what_the_whole_files_give(
     assert found > 50
 
 
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[KeyedSnapshot, CountedStore]:
-    """Three runs of files of some megabytes."""
+@pytest.fixture(scope="module", params=["in parts", "whole"])
+def large(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[KeyedSnapshot, CountedStore]:
+    """Three runs of files of some megabytes; indexes of all but the first may have two levels."""
     rng, folder, store = random.Random(1), tmp_path_factory.mktemp("large"), CountedStore()
-    kv = RocksDbKv(folder / "db", SlotMemory(16 << 20))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rocksdb, "_WHOLE_FILTERS", NO_WHOLE_FILTERS if request.param == "in parts" else 1)
+        kv = RocksDbKv(folder / "db", SlotMemory(16 << 20))
     for run in range(3):
         keys = [Shard.prefix(group, run + 1) + bytes([n]) for group in range(GROUPS) for n in range(100)]
         kv.write([(key, rng.randbytes(200)) for key in keys])
@@ -137,7 +144,13 @@ def test_a_key_that_was_deleted_with_many_behind_it_costs_a_second_look(tmp_path
     assert store.read > keyed.full_bytes
 
 
-@pytest.mark.parametrize("what", ["footer", "version", "compression"])
+# RocksDB leaves a part of 4 kB as it is: it would hardly become smaller.
+@pytest.mark.parametrize(
+    ("large", "what"),
+    [("in parts", "footer"), ("in parts", "version"), ("whole", "compression")],
+    indirect=["large"],
+    scope="module",
+)
 def test_files_of_a_layout_that_is_not_known_are_fetched_whole(
     what: str, large: tuple[KeyedSnapshot, CountedStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

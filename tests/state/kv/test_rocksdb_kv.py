@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
+from barrier_runtime.state.kv import rocksdb
 from barrier_runtime.state.kv.rocksdb import CONFIG_FILE, RocksDbKv, SlotMemory, link_database
+from barrier_runtime.state.kv.sst_blocks import FOOTER_BYTES, index_of, whole_index
 
 MEMORY = SlotMemory(16 << 20)
 
@@ -73,6 +75,41 @@ def test_a_scan_gives_the_range_in_order_also_when_much_is_written_meanwhile(tmp
         if len(found) == 10:
             kv.write([(bytes(3) + bytes([n]) + b"x", b"v") for n in range(100)])
     assert [number for number in found if number < 2**31] == list(range(100, 4_100))
+    kv.close()
+
+
+def test_filters_that_take_much_of_the_memory_are_written_in_parts_beside_files_that_have_whole_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With files of before, after it is opened again, and after all were merged."""
+    monkeypatch.setattr(rocksdb, "_WHOLE_FILTERS", (16 << 20) // 10_000)  # 8,000 keys
+
+    def in_parts() -> list[bool]:
+        found = []
+        for path in sorted((tmp_path / "db").glob("*.sst")):
+            data = path.read_bytes()
+            top = index_of(data[-FOOTER_BYTES:])
+            found.append(whole_index(data[top.offset : top.end], top) != top)
+        return found
+
+    def key(number: int) -> bytes:
+        return number.to_bytes(4, "big")
+
+    kv = RocksDbKv(tmp_path / "db", SlotMemory(16 << 20))
+    for run, expected in enumerate([[False], [False] * 2, [False] * 3, [False] * 3 + [True]]):
+        kv.write([(key(5 * number + run), key(run)) for number in range(3_000)])
+        kv.flush()
+        assert in_parts() == expected
+    kv.close()
+    kv = RocksDbKv(tmp_path / "db", SlotMemory(16 << 20))
+    for _ in range(2):
+        values = kv.get_many([key(number) for number in range(15_000)])
+        assert values == [None if number % 5 == 4 else key(number % 5) for number in range(15_000)]
+        assert len(list(kv.scan(b"", b"\xff"))) == 12_000
+        kv.write([(key(0), key(0))])
+        kv.flush()
+        kv.compact()
+    assert in_parts() == [True]
     kv.close()
 
 
