@@ -74,9 +74,15 @@ class Run:
             self._since = 0
             self.snapshot()
 
-    def begin_all(self) -> None:
+    def begin_all(self, told_rows: int) -> None:
+        """Tells the rate of each part of so many."""
+        told, spent = 0, _Spent()
         for first in range(0, self._pairs, self._batch_rows):
-            self.feed(np.arange(first, min(first + self._batch_rows, self._pairs)) * _ODD % self._pairs)
+            end = min(first + self._batch_rows, self._pairs)
+            self.feed(np.arange(first, end) * _ODD % self._pairs)
+            if end - told >= told_rows:
+                print(f"       {end:,} pairs, the last {end - told:,} at {spent.rates(end - told)}", flush=True)
+                told, spent = end, _Spent()
 
     def again(self, rows: int) -> None:
         random = np.random.default_rng(1)
@@ -111,6 +117,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--again", type=int, default=1_000_000, help="rows for pairs that are there")
     parser.add_argument("--batch", type=int, default=8_192, help="rows of a batch")
     parser.add_argument("--snapshot-every", type=int, default=5_000_000, help="rows")
+    parser.add_argument("--tell-every", type=int, default=5_000_000, help="pairs begun, after which their rate is told")
     parser.add_argument("--folder", default="build/bench/evicted")
     chosen = parser.parse_args(arguments)
     pairs = chosen.pairs | 1  # prime to the multiplier
@@ -121,7 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
         run = Run(scratch, pairs, chosen.batch, chosen.snapshot_every)
         print(describe())
         spent = _Spent()
-        run.begin_all()
+        run.begin_all(chosen.tell_every)
         print(f"begun: {pairs:,} pairs, {spent.rates(pairs)}; longest call {run.longest_s * 1e3:.0f} ms", flush=True)
         run.longest_s, spent = 0.0, _Spent()
         run.again(chosen.again)

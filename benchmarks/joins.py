@@ -4,6 +4,11 @@
 
 Both streams have a row of each key every ten seconds of event time on average, at random, so within ±5 s a row has one
 match. `rows/s` counts rows of both sides; times are CPU times of this thread, so two cores do about twice as much.
+
+    python -m benchmarks.joins interval --keys 1000000 --bytes 400
+
+Each row has a text of so many bytes besides. A join of five seconds holds about a row of each key and side; told is how
+much of them is in mapped files, and how much memory the process has that no file is behind.
 """
 
 import argparse
@@ -13,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,21 +35,42 @@ from benchmarks.surroundings import Surroundings
 _5_S = datetime.timedelta(seconds=5)
 _EVERY_MS = 10_000  # a row of a key, per side
 _SNAPSHOT_EVERY = 64  # batches
+_LOOK_EVERY = 16  # batches
+_OF_FILES = "(deleted)"  # of mapped files, which have no name
 
 
-def _side(value: str) -> Side:
-    return Side(("key",), "at", pa.schema([("key", pa.int64()), ("at", pa.int64()), (value, pa.int64())]))
+def _side(value: str, text_bytes: int) -> Side:
+    text = [(f"{value}_text", pa.string())] if text_bytes else []
+    return Side(("key",), "at", pa.schema([("key", pa.int64()), ("at", pa.int64()), (value, pa.int64()), *text]))
 
 
-_SIDES = (_side("price"), _side("rate"))
-_JOINS: dict[str, Callable[[], Operator]] = {
-    "interval": lambda: IntervalJoinOperator("join", *_SIDES, (-_5_S, _5_S)),
-    "outer": lambda: IntervalJoinOperator("join", *_SIDES, (-_5_S, _5_S), "full"),
-    "asof": lambda: AsOfJoinOperator("join", *_SIDES),
+_JOINS: dict[str, Callable[[Side, Side], Operator]] = {
+    "interval": lambda left, right: IntervalJoinOperator("join", left, right, (-_5_S, _5_S)),
+    "outer": lambda left, right: IntervalJoinOperator("join", left, right, (-_5_S, _5_S), "full"),
+    "asof": lambda left, right: AsOfJoinOperator("join", left, right),
 }
 
 
-def run(operator: Operator, keys: int, rows: int, batch_rows: int) -> tuple[float, int]:
+@dataclass
+class Held:
+    """The most that there was, in bytes."""
+
+    mapped: int = 0
+    anonymous: int = 0
+
+    def look(self) -> None:
+        ranges = [
+            line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines() if _OF_FILES in line
+        ]
+        self.mapped = max(self.mapped, sum(int(end, 16) - int(start, 16) for start, end in ranges))
+        lines = Path("/proc/self/status").read_text().splitlines()
+        (anonymous,) = (int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+        self.anonymous = max(self.anonymous, anonymous)
+
+
+def run(
+    operator: Operator, sides: tuple[Side, Side], keys: int, rows: int, batch_rows: int, text_bytes: int, held: Held
+) -> tuple[float, int]:
     """(CPU seconds, rows that came out) for `rows` rows of each side. The operator is open."""
     rng = np.random.default_rng(1)
     spent, out, snapshots = 0.0, [0], 0
@@ -56,8 +83,10 @@ def run(operator: Operator, keys: int, rows: int, batch_rows: int) -> tuple[floa
         number = np.arange(first, first + batch_rows)
         at = number * _EVERY_MS // keys
         batches = []
-        for side in _SIDES:
+        for side in sides:
             columns = [pa.array(rng.integers(0, keys, batch_rows)), pa.array(at), pa.array(number)]
+            if text_bytes:
+                columns.append(pa.array([str(each).zfill(text_bytes) for each in number.tolist()]))
             batches.append(Batch(pa.RecordBatch.from_arrays(columns, schema=side.schema), 0))
         began = time.thread_time()
         for port, batch in enumerate(batches):
@@ -75,6 +104,8 @@ def run(operator: Operator, keys: int, rows: int, batch_rows: int) -> tuple[floa
             capture.keyed.clean_up()
             operator.on_complete(snapshots)
         spent += time.thread_time() - began
+        if (first // batch_rows) % _LOOK_EVERY == 0:
+            held.look()
     operator.on_watermark(WATERMARK_MAX, emit)
     return spent, out[0]
 
@@ -85,21 +116,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--keys", type=int, default=10_000)
     parser.add_argument("--rows", type=int, default=2_000_000, help="of each side")
     parser.add_argument("--batch", type=int, default=8_192, help="rows of a batch")
+    parser.add_argument("--bytes", type=int, default=0, help="of a text in each row")
     parser.add_argument("--folder", default="build/bench/joins")
     chosen = parser.parse_args(arguments)
     folder = Path(chosen.folder)
     folder.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=folder))
-    operator = _JOINS[chosen.join]()
+    sides, held = (_side("price", chosen.bytes), _side("rate", chosen.bytes)), Held()
+    operator = _JOINS[chosen.join](*sides)
     operator.open(Surroundings(scratch, 0, 1).context("join"))
     try:
-        spent, out = run(operator, chosen.keys, chosen.rows, chosen.batch)
+        spent, out = run(operator, sides, chosen.keys, chosen.rows, chosen.batch, chosen.bytes, held)
     finally:
         operator.close()
         shutil.rmtree(scratch, ignore_errors=True)
     rows = 2 * -(-chosen.rows // chosen.batch) * chosen.batch
     print(describe())
     print(f"{chosen.join}, {chosen.keys:,} keys: {rows:,} rows in, {out:,} out, {rows / spent:,.0f} rows/s per core")
+    print(f"at most {held.mapped >> 20:,} MiB in mapped files, {held.anonymous >> 20:,} MiB of memory of its own")
     return 0
 
 
