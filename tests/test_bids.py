@@ -41,6 +41,7 @@ def test_the_flow_answers_as_plain_python_does(events: list[dict[str, Any]], rig
     assert all(right.values())
 
 
+@pytest.mark.slow
 def test_the_comparison_takes_a_right_result_and_sees_every_kind_of_wrong_one(right: Answer) -> None:
     assert compare(right, right).good
     for name, rows in right.items():

@@ -100,6 +100,7 @@ def damage(folder: Path) -> list[Any]:
     return [each.damage for each in report_of(store, check_store(store, None, 0, 0)).jobs if each.damage]
 
 
+@pytest.mark.slow
 async def test_a_job_is_rescaled_killed_saved_and_forked_while_its_databases_become_one(tmp_path: Path) -> None:
     target, forked = Target(), Target()
     folder, savepoint = tmp_path / "job", tmp_path / "savepoint"
@@ -140,6 +141,7 @@ async def test_a_job_is_rescaled_killed_saved_and_forked_while_its_databases_bec
     assert not damage(tmp_path / "fork")
 
 
+@pytest.mark.slow
 async def test_checkpoints_of_several_databases_are_replayed_verified_and_compared(tmp_path: Path) -> None:
     folder = str(tmp_path)
     flow = flow_of(sink=CollectSink(), each_ms=3.0)

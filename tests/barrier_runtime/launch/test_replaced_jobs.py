@@ -92,7 +92,7 @@ async def test_a_job_goes_through_programs_and_parallelisms_and_loses_doubles_an
 @pytest.mark.parametrize(
     ("program", "changes", "said"),
     [
-        ("lossy", {}, "has state of operators that the job no longer has"),
+        pytest.param("lossy", {}, "has state of operators that the job no longer has", marks=pytest.mark.slow),
         ("unwell", {}, "the new program did not start, and the one before goes on"),
     ],
 )

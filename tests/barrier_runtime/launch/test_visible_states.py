@@ -130,6 +130,7 @@ async def test_a_store_outage_is_shown_with_the_object_until_it_heals() -> None:
         assert job.runner.status().storage_trouble == ""
 
 
+@pytest.mark.slow
 async def test_uploads_that_fail_are_shown_with_the_object_until_they_succeed() -> None:
     """O5: a slot's writes; its checkpoints are declined with the object and the reason."""
     async with watched() as job:

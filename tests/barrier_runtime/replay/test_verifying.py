@@ -14,9 +14,8 @@ from barrier_runtime.replay import verify
 from tests.barrier_runtime.replay.two_checkpoints import flow_of, two_checkpoints
 
 
-@pytest.mark.parametrize(
-    "sink", [ParquetSink, *(pytest.param(each, marks=pytest.mark.slow) for each in (JsonlSink, CsvSink))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("sink", [ParquetSink, JsonlSink, CsvSink])
 def test_a_deterministic_flow_comes_to_the_same_state_and_rows(sink: Any, tmp_path: Path) -> None:
     job = two_checkpoints(str(tmp_path / "ckpt"), partial(flow_of, sink=sink(str(tmp_path / "out"))))
     found = verify(job.flow, after=job.before, until=job.until, checkpoints=job.folder)

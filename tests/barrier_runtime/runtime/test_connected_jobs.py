@@ -145,6 +145,7 @@ class Big:
         return {"n": row["n"], "rules": len(self.rules)}
 
 
+@pytest.mark.slow
 def test_a_large_state_that_does_not_change_is_uploaded_once() -> None:
     flow, out = Dataflow("ruled"), CollectSink()
     url = f"memory://{uuid.uuid4().hex}"

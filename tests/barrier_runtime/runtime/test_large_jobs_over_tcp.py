@@ -298,7 +298,8 @@ def counting(out: Path) -> Dataflow:
     return flow
 
 
-@pytest.mark.parametrize("parallelism", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("parallelism", [2, 3])
 async def test_slots_that_read_the_manifest_themselves_restore_at_any_parallelism(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallelism: int
 ) -> None:

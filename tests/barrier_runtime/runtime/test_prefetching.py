@@ -34,6 +34,7 @@ def order(tmp_path: Path) -> Prefetch:
     return Prefetch(record.checkpoint, ManifestRef(record.manifest, record.sha256), 3, MAX_PARALLELISM)
 
 
+@pytest.mark.slow
 def test_files_are_fetched_once_and_a_restore_has_them(tmp_path: Path, order: Prefetch) -> None:
     store, paths, copies, folder = open_store(str(tmp_path / "store")), Paths("job"), LocalCopies(), tmp_path / "ahead"
     snapshots = snapshots_in(store, paths, order.manifest, order.checkpoint)

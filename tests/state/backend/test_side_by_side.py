@@ -147,6 +147,7 @@ class Job:
                     assert table.get((key,)) == own.get(key)
 
 
+@pytest.mark.slow
 def test_whatever_happens_between_rescales_the_state_is_that_of_a_dict(beside: Bench) -> None:
     """Writes, deletions, moves, checkpoints that are decided or not, kills and restores at any parallelism, between
     any two moves; each compared, and the stored state read as a table reads it."""

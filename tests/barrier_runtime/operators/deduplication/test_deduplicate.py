@@ -188,7 +188,8 @@ def test_new_ids_are_hardly_ever_looked_up() -> None:
     assert counts["lookups_saved"] == 101_000 - counts["lookups"]
 
 
-@pytest.mark.parametrize("kind", [pytest.param("memory", marks=pytest.mark.slow), "rocksdb"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["memory", "rocksdb"])
 def test_filters_made_anew_after_a_restore_find_old_ids_and_save_look_ups_of_new_ones(
     kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:

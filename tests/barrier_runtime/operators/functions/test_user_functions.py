@@ -108,7 +108,7 @@ def keeps_lists(row: Row) -> Row:
 
 @pytest.mark.parametrize("schema", [None, {"n": int, "all": pa.list_(pa.int64())}])
 @pytest.mark.parametrize("function", [keeps_rows_and_lists, keeps_lists])
-@pytest.mark.parametrize("times", [1, 400])
+@pytest.mark.parametrize("times", [1, pytest.param(400, marks=pytest.mark.slow)])
 def test_a_row_or_a_list_that_the_function_keeps_and_changes_counts_as_it_was(
     function: Any, schema: Any, times: int
 ) -> None:

@@ -62,9 +62,8 @@ def check_each_row_once(ends: dict[str, CollectSink]) -> None:
         assert found == wanted, chain
 
 
-@pytest.mark.parametrize(
-    "first", [step if step == "wall" else pytest.param(step, marks=pytest.mark.slow) for step in STEPS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("first", STEPS)
 def test_each_row_is_counted_once_in_any_chain_of_windows(first: str) -> None:
     """At one parallelism and the other in turn."""
     flow, late, steps = Dataflow("chain"), list[Any](), list(STEPS)

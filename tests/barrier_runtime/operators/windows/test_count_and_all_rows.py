@@ -65,6 +65,7 @@ def read(flow: Dataflow, rows: Rows, splits: int = 1) -> Any:
     )
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from([(1, None), (2, None), (5, None), (2, 1), (4, 2), (6, 1), (6, 6)]),
     st.lists(st.one_of(st.lists(st.sampled_from("ab"), min_size=1, max_size=9), st.integers(1, 3)), max_size=12),

@@ -63,6 +63,7 @@ _ACTIONS = st.lists(
 )
 
 
+@pytest.mark.slow
 @examples(150)
 @given(_ACTIONS, st.booleans(), st.sampled_from([None, 3]))
 def test_slices_give_the_windows_and_late_rows_that_entries_per_window_give(

@@ -53,7 +53,7 @@ def run(folder: Path, fails: bool = False, parallelism: int = 2) -> tuple[Rows, 
     return applied.rows(), ranked.rows()
 
 
-@pytest.mark.parametrize("parallelism", [2, 3])
+@pytest.mark.parametrize("parallelism", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_windows_that_are_open_in_an_older_checkpoint_have_all_of_their_rows(tmp_path: Path, parallelism: int) -> None:
     with tarfile.open(ARCHIVE) as stored:
         stored.extractall(tmp_path, filter="data")
