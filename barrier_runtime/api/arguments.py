@@ -1,6 +1,6 @@
 """Checks of arguments that several steps have, and their words in a plan."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from barrier_runtime.api.handlers import refuse_coroutines
@@ -78,12 +78,6 @@ def check_aggregates(aggregates: Mapping[str, Any], where: str) -> None:
             )
         if isinstance(aggregate, OwnAggregate):
             refuse_coroutines(type(aggregate), f"{where}, {name}", ("zero", "add", "merge", "result"))
-
-
-def check_free(names: Iterable[str], taken: Sequence[str], where: str) -> None:
-    for name in names:
-        if name in taken:
-            raise InvalidJob(f"{where}: the output column {name!r} exists already: choose another name")
 
 
 def aggregates_said(aggregates: Mapping[str, AnyAggregate]) -> str:

@@ -6,11 +6,11 @@ from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 import pyarrow as pa
 
-from barrier_runtime.api.arguments import aggregates_said, check_aggregates, check_free, with_errors
+from barrier_runtime.api.arguments import aggregates_said, check_aggregates, with_errors
 from barrier_runtime.api.handlers import refuse_coroutines, require_arguments
 from barrier_runtime.api.steps import KeyedSteps, S, one_or_all
 from barrier_runtime.data.event_time import Detail
-from barrier_runtime.data.schemas import SchemaLike, as_schema, require_columns
+from barrier_runtime.data.schemas import SchemaLike, as_schema, check_free, require_columns
 from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.operators.aggregation.described import described_aggregates
 from barrier_runtime.operators.aggregation.own import AnyAggregate, require_merge
@@ -110,7 +110,14 @@ class WindowedStream(Generic[S]):
         self._refuse_late(late)
         updates = lateness_ms > 0 or early is not None
         beside = told_of_windows(bounded, updates, early is not None, updates and isinstance(window, Session))
-        check_free(aggregates, [*keys, *(field.name for field in beside)], where)
+        told = [field.name for field in beside]
+        for key in keys:
+            if key in told:
+                raise InvalidJob(
+                    f"{where}: the key column {key!r} has the name of a column that results of windows have: rename it "
+                    "in a select() before key_by"
+                )
+        check_free(aggregates, [*keys, *told], where)
         schema = rows.schema
         output = window_schema(schema, keys, aggregates, where, beside) if schema is not None else None
         operator: Callable[..., Any]

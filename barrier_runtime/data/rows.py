@@ -54,6 +54,7 @@ _EPOCHS = {
     "UTC": datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc),
 }
 _WIDEST_DECIMAL = 38  # digits of a decimal128
+_UNFIT = (TypeError, ValueError, OverflowError, NotImplementedError)  # what Arrow raises for values; some are its own
 
 
 def values_of(array: pa.Array) -> list[Any]:
@@ -242,7 +243,7 @@ class RowWriter:
             raise self._misfit(name, kind, values)
         try:
             array = pa.array(values, kind)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError) as error:
+        except _UNFIT as error:
             raise self._misfit(name, kind, values) from error
         if not nullable and array.null_count:
             raise InvalidJob(f"{self._where}: column {name!r} is declared not nullable, but a row has None there")
@@ -273,7 +274,7 @@ class RowWriter:
                 values = [row.get(name) for row in rows]
                 known = like.field(name).type if like is not None and name in like.names else None
                 fields.append((name, _settled_type(values, known)))
-            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            except _UNFIT as error:
                 raise InvalidJob(
                     f"{self._where}: no type fits all values of column {name!r} ({error}): pass schema="
                 ) from error
@@ -348,7 +349,7 @@ def _settled_type(values: list[Any], known: pa.DataType | None) -> pa.DataType:
     digits of decimals, what only nulls or empty lists stand for) is as in `known`, the input's column of that name."""
     try:
         guessed = pa.array(values).type
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+    except _UNFIT:
         if known is None or not _fit(values, known):
             raise
         return known
@@ -425,6 +426,6 @@ def _fit(values: list[Any], kind: pa.DataType) -> bool:
         return False
     try:
         pa.array(values, kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError):
+    except _UNFIT:
         return False
     return True

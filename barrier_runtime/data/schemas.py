@@ -62,6 +62,13 @@ def require_columns(schema: pa.Schema | None, columns: tuple[str, ...], where: s
             raise no_column(column, schema.names, where)
 
 
+def check_free(names: Iterable[str], taken: Sequence[str], where: str) -> None:
+    """`names`: of columns that are added to those that are there."""
+    for name in names:
+        if name in taken:
+            raise InvalidJob(f"{where}: the output column {name!r} exists already: choose another name")
+
+
 def column_names(given: Any, what: str) -> tuple[str, ...]:
     """Of columns, given as one name or several. Raises `InvalidJob`."""
     names = (given,) if isinstance(given, str) else given

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -318,6 +319,11 @@ MISTAKES: list[tuple[str, Callable[[], Any], list[str]]] = [
     (
         "a type that changes",
         lambda: come_out(stream().map(lambda row: {"v": row["x"] if row["x"] < 3 else "three"})),
+        ["no type fits all values of column 'v'", "pass schema="],
+    ),
+    (
+        "a value that Arrow does not take",
+        lambda: come_out(stream().map(lambda row: {"v": np.datetime64("2026-01-01")})),
         ["no type fits all values of column 'v'", "pass schema="],
     ),
     ("a row of another type", lambda: come_out(stream([{"k": "a", "x": "one"}])), ["is int64", "'one' (str)"]),

@@ -8,6 +8,7 @@ import pyarrow as pa
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.grouping import group_rows
+from barrier_runtime.data.schemas import check_free
 from barrier_runtime.operators.aggregation.accumulators import running
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, RunningOrder
 from barrier_runtime.operators.aggregation.described import describe_aggregates
@@ -40,6 +41,7 @@ class RunningAggregateOperator(KeyedOperator):
         describe_aggregates(self.backend, self._aggregates, self.where, first=self.context.subtask == 0)
 
     def on_input_schema(self, schema: pa.Schema) -> None:
+        check_free(self._aggregates, schema.names, self.where)
         self._output = running_schema(schema, self._aggregates, self.where)
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:

@@ -173,6 +173,9 @@ def test_an_output_column_that_exists_is_refused() -> None:
         ticks.key_by("key").aggregate("r", value=count())
     with pytest.raises(InvalidJob, match="output column 'window_end' exists already"):
         ticks.key_by("key").window("w", Tumbling(SECOND), event_time="intended_at").aggregate(window_end=count())
+    named = ticks.select({"window_start": "key", "intended_at": "intended_at"}).key_by("window_start")
+    with pytest.raises(InvalidJob, match="key column 'window_start' has the name of a column that results of windows"):
+        named.window("w", Tumbling(SECOND), event_time="intended_at").aggregate(n=count())
 
 
 def test_a_union_of_different_columns_is_refused() -> None:

@@ -141,6 +141,12 @@ def test_all_columns_pass_and_the_emission_time_stays() -> None:
     assert driven.batches[0].emit_ns == 3
 
 
+def test_an_aggregate_named_as_a_column_of_the_rows_that_came_is_refused() -> None:
+    driven = Driven(RunningAggregateOperator("r", ["k"], {"v": count()}))
+    with pytest.raises(InvalidJob, match="output column 'v' exists already"):
+        driven.feed([{"k": 1, "v": 2}])
+
+
 def test_a_batch_of_another_type_is_refused_with_both_types() -> None:
     driven = Driven(RunningAggregateOperator("r", ["k"], {"n": count()}))
     driven.feed([{"k": 1}])
