@@ -183,7 +183,7 @@ def assign_sessions(
             done.by_time = None
             its = _rows_of(left, component_of_row, of_opened, opened)
             _OneByOne(done, gap_ms).take(*its, levels, keys, times_ms, watermarks)
-        _finish(done, None if any_order else levels)
+        _finish(done, known, None if any_order else levels)
     return done
 
 
@@ -227,23 +227,24 @@ def _in_rounds(
     return numbers[joined.ends[joined.of_row]]
 
 
-def _finish(done: AssignedSessions, levels: Ints | None) -> None:
-    """`levels`: of rows, if order matters."""
+def _finish(done: AssignedSessions, known: int, levels: Ints | None) -> None:
+    """`known`: how many sessions were open. `levels`: of rows, if order matters."""
     if not len(done.merges):
         return
     if levels is None:
-        _flatten(done)
+        _flatten(done, known)
     else:
         done.levels = levels
         done.merges = done.merges[np.argsort(done.merges[:, 0], kind="stable")]
 
 
-def _flatten(done: AssignedSessions) -> None:
-    """Rows are added to sessions that stay, and these take in all others themselves."""
+def _flatten(done: AssignedSessions, known: int) -> None:
+    """Rows are added to sessions that stay, and these take in all others that had rows before."""
     part_of = np.arange(len(done.sessions))
     part_of[done.merges[:, 2]] = done.merges[:, 1]
     while (further := part_of[part_of] != part_of).any():
         part_of[further] = part_of[part_of[further]]
+    done.merges = done.merges[done.merges[:, 2] < known]
     done.merges[:, 1] = part_of[done.merges[:, 2]]
     added = done.of_row != LATE
     done.of_row[added] = part_of[done.of_row[added]]

@@ -358,6 +358,15 @@ def test_a_sum_that_leaves_64_bits_for_one_row_ends_the_job_though_a_session_joi
     assert [int(each["r"]) for each in it.rows] == [0]
 
 
+def test_a_large_sum_may_become_part_of_a_session_that_joins_several() -> None:
+    it = driven(operator(aggregates={"r": sum_("v")}))
+    it.feed([row("a", 100, 2**62)], SCHEMA)
+    it.watermark(85)
+    it.feed([row("a", t, 1) for t in (84, 75, 92, 116, 108, 132, 124)], SCHEMA)
+    it.watermark(WATERMARK_MAX)
+    assert [(each["window_start"], each["r"]) for each in it.rows] == [(at(75), 2**62 + 7)]
+
+
 def test_sessions_of_the_whole_range_of_64_bits_are_given_and_those_beyond_refused() -> None:
     it = driven(operator(aggregates={"low": min_("t")}))
     times = [WATERMARK_MAX - GAP, WATERMARK_MIN + GAP, 0]
