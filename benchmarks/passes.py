@@ -223,7 +223,7 @@ class Passes:
             schedulers.append(scheduler)
             for (at, _, _), channel in self._inputs.items():
                 if at == number:
-                    channel.wake = scheduler.wake
+                    channel.wake = scheduler.wake_by_input
             scheduler.source_time = schedulers[0].source_time  # of the host, too: both agree on what is due
             scheduler.start(slot)
         self.host.source_time = schedulers[0].source_time

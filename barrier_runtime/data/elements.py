@@ -22,29 +22,27 @@ class Batch:
     falls; None: that of the last watermark. It says what a watermark before each row would say, so that it does not
     matter how rows are cut into batches.
 
-    The rows are there as Arrow (`rows`), as lists (`few`, see `few_rows`), or both: each is made of the other when
-    somebody asks."""
+    The rows are there as Arrow (`rows`), as lists (`few_rows`), or both: each is made of the other when somebody asks.
+    `few` are the lists, if somebody before made some; `count` is their number, as `len` says, without a call."""
 
-    __slots__ = ("_few", "_rows", "emit_ns", "reached")
+    __slots__ = ("_rows", "count", "emit_ns", "few", "reached")
 
     def __init__(
         self, rows: pa.RecordBatch | FewRows, emit_ns: int, reached: npt.NDArray[np.int64] | None = None
     ) -> None:
-        self._few: FewRows | None
+        self.few: FewRows | None
         self._rows: pa.RecordBatch | None
         if isinstance(rows, FewRows):
-            self._few, self._rows = rows, None
+            self.few, self._rows = rows, None
+            self.count: int = rows.count
         else:
-            self._few, self._rows = None, rows
+            self.few, self._rows = None, rows
+            self.count = rows.num_rows
         self.emit_ns = emit_ns
         self.reached = reached
 
     def __len__(self) -> int:
-        if self._rows is not None:
-            count: int = self._rows.num_rows
-            return count
-        assert self._few is not None
-        return self._few.count
+        return self.count
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Batch):
@@ -63,29 +61,24 @@ class Batch:
     @property
     def rows(self) -> pa.RecordBatch:
         if self._rows is None:
-            assert self._few is not None
-            self._rows = self._few.record_batch()
+            assert self.few is not None
+            self._rows = self.few.record_batch()
         return self._rows
 
     @property
     def schema(self) -> pa.Schema:
-        return self.rows.schema if self._few is None else self._few.schema
+        return self.rows.schema if self.few is None else self.few.schema
 
     def column(self, name: str) -> pa.Array:
         """That column alone, in Arrow."""
-        return self.rows.column(name) if self._rows is not None or self._few is None else self._few.array(name)
-
-    @property
-    def few(self) -> FewRows | None:
-        """The rows as lists, if somebody before made lists of them."""
-        return self._few
+        return self.rows.column(name) if self._rows is not None or self.few is None else self.few.array(name)
 
     @property
     def as_few(self) -> FewRows | None:
         """The rows as lists; None: they are too many, or not of such columns."""
-        if self._few is None:
-            self._few = FewRows.of(self.rows)
-        return self._few
+        if self.few is None:
+            self.few = FewRows.of(self.rows)
+        return self.few
 
     def having(self, rows: pa.RecordBatch | FewRows) -> "Batch":
         """Other columns of the same rows."""
@@ -93,7 +86,7 @@ class Batch:
 
     def reaching(self, reached: npt.NDArray[np.int64] | None) -> "Batch":
         """The same rows at other event times."""
-        return Batch(self._few or self.rows, self.emit_ns, reached)
+        return Batch(self.few or self.rows, self.emit_ns, reached)
 
     def slice(self, start: int, count: int | None = None) -> "Batch":
         rows = self.rows.slice(start, count)

@@ -54,6 +54,8 @@ def greatest_event_time_ms(rows: FewRows, column: str) -> int:
     greatest: int | None = max(values, default=None)
     if greatest is None:
         return WATERMARK_MIN
+    if not rows.layout.times[position]:
+        return greatest
     kind = rows.layout.types[position]
     if pa.types.is_timestamp(kind):
         multiply, divide = _SCALE[kind.unit]

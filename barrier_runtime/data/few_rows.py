@@ -11,7 +11,7 @@ Arrow stores. A batch with other columns (lists, structs, decimals) stays in Arr
 
 from array import array
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import chain, compress
 from typing import Any, TypeAlias
 
 import msgspec
@@ -59,15 +59,15 @@ class Layout:
             at for at, kind in enumerate(schema.types) if types.is_integer(kind) and not types.is_uint64(kind)
         )
         self.keys = frozenset(at for at, kind in enumerate(schema.types) if _is_key(kind))  # whose values state has
-        self._key_columns: dict[tuple[str, ...], tuple[list[int], list[pa.DataType]]] = {}
+        self._key_columns: dict[tuple[str, ...], tuple[list[int], list[int]]] = {}
 
-    def key_columns(self, keys: tuple[str, ...]) -> tuple[list[int], list[pa.DataType]]:
-        """The positions and types of `keys`; none if one of them is missing, or is no key for lists."""
+    def key_columns(self, keys: tuple[str, ...]) -> tuple[list[int], list[int]]:
+        """The positions and types (Arrow's ids) of `keys`; none if one is missing, or is no key for lists."""
         known = self._key_columns.get(keys)
         if known is None:
             at_keys = [self.positions.get(key, -1) for key in keys]
             fit = self.keys.issuperset(at_keys)
-            known = self._key_columns[keys] = (at_keys, [self.types[at] for at in at_keys]) if fit else ([], [])
+            known = self._key_columns[keys] = (at_keys, [self.types[at].id for at in at_keys]) if fit else ([], [])
         return known
 
 
@@ -181,7 +181,7 @@ class FewRows:
     @staticmethod
     def made_of(schema: pa.Schema, columns: Sequence[list[Any]]) -> "FewRows":
         """`columns`: equally long lists, of a schema that has a layout."""
-        schema, layout, _ = _known(schema)
+        schema, layout, _ = _by_id.get(id(schema)) or _known(schema)
         assert layout is not None, f"rows of {schema} are for Arrow"
         return FewRows(schema, layout, columns, len(columns[0]))
 
@@ -242,6 +242,10 @@ class FewRows:
     def take(self, positions: Sequence[int]) -> "FewRows":
         columns = [[column[at] for at in positions] for column in self.columns]
         return FewRows(self.schema, self.layout, columns, len(positions))
+
+    def filter(self, which: Sequence[bool]) -> "FewRows":
+        columns = [list(compress(column, which)) for column in self.columns]
+        return FewRows(self.schema, self.layout, columns, len(columns[0]))
 
 
 def _most_text_bytes(value: str | bytes | None) -> int:

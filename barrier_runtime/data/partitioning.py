@@ -23,7 +23,7 @@ def hash_partition(
     """Rows by owner of their key group: (subtask, rows in their order), only where there are rows."""
     if parallelism == 1:
         return [(0, batch)]
-    if len(batch) <= MOST_ROWS:
+    if batch.count <= MOST_ROWS:
         few = batch.as_few
         few_parts = None if few is None else _partition_few(batch, few, keys, parallelism, max_parallelism)
         if few_parts is not None:
@@ -72,9 +72,9 @@ def _partition_few(
         return [(targets[0], batch)]
     parts = []
     for target in sorted(found):
-        at = [position for position, owner in enumerate(targets) if owner == target]
-        reached = None if batch.reached is None else batch.reached[at]
-        parts.append((target, Batch(few.take(at), batch.emit_ns, reached)))
+        which = [owner == target for owner in targets]
+        reached = None if batch.reached is None else batch.reached[which]
+        parts.append((target, Batch(few.filter(which), batch.emit_ns, reached)))
     return parts
 
 

@@ -35,7 +35,7 @@ class Emit:
         self._side = side or {}
 
     def __call__(self, batch: Batch) -> None:
-        if len(batch):
+        if batch.count:
             self._main(batch)
 
     def to(self, tag: str, batch: Batch) -> bool:
@@ -221,6 +221,8 @@ class Operator:
 
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
         """Event time reached `watermark_ms`. Emit what that completes; the watermark itself is forwarded after."""
+
+    by_clock: bool = True  # False: nothing will ever be due by the wall clock
 
     def on_wall_clock(self, emit: Emit, last: bool = False) -> bool:
         """Do what is due by the wall clock, no more than a slice of it; True if there was something. The first operator

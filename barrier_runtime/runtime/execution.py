@@ -79,7 +79,7 @@ class Execution:
         self._cancelled = False
         self.later = GenerationTimers(self._timer, resources.clock.monotonic_s)
         self.closed: asyncio.Future[None] = resources.loop.create_future()  # cancelled, and every operator let go
-        self._wall_ns = resources.clock.wall_ns
+        self.now_ns = resources.clock.wall_ns
         self.scheduler = Scheduler(
             resources.loop,
             self._between_passes,
@@ -87,24 +87,18 @@ class Execution:
             resources.clock,
             resources.settings.latency_target_s,
         )
+        self.source_ns = self.scheduler.source_time.now_ns
         wake, slot = self.scheduler.wake, resources.slot
+        by_input, from_thread = self.scheduler.wake_by_input, self._wake_from_thread
         commits = CommitReporter(slot, events, lambda: self._cancelled)
         self._executors = executors = GenerationExecutors(resources.workers, self._broken)
         contexts = OperatorContexts(
-            graph,
-            mode,
-            deploy,
-            resources,
-            executors,
-            metrics,
-            commits.report,
-            self.later,
-            wake,
-            self._wake_from_thread,
-            self,
+            graph, mode, deploy, resources, executors, metrics, commits.report, self.later, wake, from_thread, self
         )
         self._chains = OpenChains(graph, resources, contexts, executors, events.waiting)
-        self._wiring = Wiring(graph, deploy.token, slot, plane, wake, resources.window_bytes, resources.local_output)
+        self._wiring = Wiring(
+            graph, deploy.token, slot, plane, wake, resources.window_bytes, resources.local_output, by_input
+        )
         self._checkpointing = Checkpointing(
             deploy.token, graph.parallelism, resources, executors, events, self._fail, self.now_ms, wake
         )
@@ -264,20 +258,18 @@ class Execution:
 
     def _between_passes(self) -> bool:
         """Barriers that came in, then one slice of one snapshot's frozen state. True when more is left."""
-        self._guarded(Subtask.take_announcements)
-        slices = _PAUSED_SLICES if self.later.sources_stand else 1
-        return bool(self._checkpointing.runs) and self._checkpointing.drain_slice(slices)
+        for subtask in self.subtasks:
+            if subtask.announcements:
+                self._guarded(Subtask.take_announcements)
+                break
+        if not self._checkpointing.runs:
+            return False
+        return self._checkpointing.drain_slice(_PAUSED_SLICES if self.later.sources_stand else 1)
 
     # ------------------------------------------------------------ SubtaskHost
 
     def now_ms(self) -> float:
-        return self._wall_ns() / 1e6
-
-    def now_ns(self) -> int:
-        return self._wall_ns()
-
-    def source_ns(self) -> int:
-        return self.scheduler.source_time.now_ns()
+        return self.now_ns() / 1e6
 
     def starved_ns(self) -> int:
         return int(self._res.starved_s() * 1e9)

@@ -33,7 +33,9 @@ class OperatorChain:
         self.first = operators[0][1] if operators else Operator()
         self._bounded = [operator for _, operator in operators if type(operator).has_room is not Operator.has_room]
         self._inputs_idle = False  # they said so last
-        self.by_clock = type(self.first).on_wall_clock is not Operator.on_wall_clock
+        if type(self.first).on_wall_clock is Operator.on_wall_clock:
+            self.first.by_clock = False
+        self._goes_far = type(self.first).going_to_ms is not Operator.going_to_ms
         self._main = [output for output in outputs if not output.tag]
         self._emits: list[Emit] = [self._emit_from(position) for position in range(len(operators) + 1)]
         self._assigners = [at for at, (_, operator) in enumerate(operators) if not operator.forwards_watermarks]
@@ -54,7 +56,9 @@ class OperatorChain:
             if not output.writable:
                 blocked = True
                 break
-        held = bool(self._bounded) and not all(operator.has_room for operator in self._bounded)
+        held = False
+        for operator in self._bounded:
+            held = held or not operator.has_room
         load = self.load
         if blocked or held or load.blocked or load.held:
             load.looked(since_last_s, blocked, held)
@@ -118,7 +122,7 @@ class OperatorChain:
     @property
     def is_under_way(self) -> bool:
         """Event time is on its way to what it was told: until it is there no row may be taken."""
-        return self.advancing is not None or self.first.going_to_ms is not None
+        return self.advancing is not None or (self._goes_far and self.first.going_to_ms is not None)
 
     def advance(self, watermark_ms: int) -> None:
         """Event time of the input reached `watermark_ms`."""

@@ -1,9 +1,9 @@
 """Gives the subtasks of one slot their turns on the event loop: short passes, sinks before sources, never waiting.
 
-A pass runs every subtask that has input and room for its output, a few times over when that is quick, the first time
-sources before sinks: what a source gave is with a sink of the same slot at the end of it. Between passes sockets,
-timers and messages are served. When nothing is left it sleeps until a channel, a trigger or a source's schedule wakes
-it.
+A pass runs every subtask that has input and room for its output, a few times over when something is left and that is
+quick, the first time sources before sinks: what a source gave is with a sink of the same slot at the end of it. Between
+passes sockets, timers and messages are served. When nothing is left it sleeps until a channel, a trigger or a source's
+schedule wakes it.
 
 A pass costs about the same for one row as for fifty. So rows of a source that says when they are due wait a while for
 others: four times as long as a pass takes, but at least half of the latency target (the other half is for the passes
@@ -47,6 +47,7 @@ class Scheduler:
         self._loop = loop
         self._latency_target_s = latency_target_s
         self._source_pass_s = 0.0  # of passes with rows of a source, smoothed
+        self._gathering_ns = self._gathering()
         self._now_s = clock.monotonic_s
         self.source_time = SourceTime(clock)
         self._between = between  # other small work between passes (draining snapshots); True when more is left
@@ -56,6 +57,7 @@ class Scheduler:
         self._stepping: Subtask | None = None
         self._scheduled = False  # for a pass, or in one
         self._woken = False  # since the last round of a pass began
+        self._came = False  # the same, by what came into a channel
         self._stopped = False
         self._timer = clock.timer(loop, self._rang)
         self._rings_ns: int | None = None  # when the timer is to ring that was set last, by the time of sources
@@ -79,9 +81,19 @@ class Scheduler:
             self._scheduled = True
             self._loop.call_soon(self._pass)
 
+    def wake_by_input(self) -> None:
+        """Something came into a channel. A pass that is under way looks for that before it ends."""
+        self._came = True
+        if not self._scheduled and not self._stopped:
+            self._scheduled = True
+            self._loop.call_soon(self._pass)
+
     def _rang(self) -> None:
+        """A callback of the loop itself: the pass may begin here."""
         self._rings_ns = None
-        self.wake()
+        if not self._scheduled and not self._stopped:
+            self._scheduled = True
+            self._pass()
 
     def stop(self) -> None:
         self._stopped = True
@@ -108,30 +120,33 @@ class Scheduler:
         """True: another pass is due at once. What wakes the slot before the last round is done by that one."""
         started = self._now_s()
         more = self._work_between(started)
-        stepped = self._now_s()
+        stepped = now = self._now_s()
+        deadline = stepped + _PASS_BUDGET_S
         worked = polled = False
-        now = stepped
         # Sinks first, so that there is room; where a pass is quick there is, and rows go all the way in one round.
         subtasks = self._downwards if self._last_pass_s < _ROUNDS_S else self._subtasks
         for _ in range(_MOST_ROUNDS):
-            self._woken = False
-            round_worked, round_polled = self._round(subtasks, now, stepped + _PASS_BUDGET_S)
+            self._woken = self._came = False
+            round_worked, round_polled = self._round(subtasks, now, deadline)
             subtasks = self._subtasks
             if self._stopped:
                 return False
             worked, polled = worked or round_worked, polled or round_polled
             now = self._now_s()
-            if not round_worked or now - stepped > _ROUNDS_S:
+            left = (round_worked or self._came) and (now > deadline or self._is_left(round_polled))
+            if not left or now - stepped > _ROUNDS_S:
                 break
         self._last_pass_s = now - stepped
         if polled:
             self._source_pass_s += _SMOOTHING * (self._last_pass_s - self._source_pass_s)
+            self._gathering_ns = self._gathering()
         if self._last_pass_s >= _LONG_STEP_S and self._stepping is not None:
             self._note_long(self._last_pass_s, self._stepping)
         if worked or more:
             self.busy_s += now - started
+        self._came = False
         # What a round brought for the work between passes (a captured snapshot) is begun before the slot sleeps.
-        if round_worked or more or self._work_between(now) or self._woken:
+        if left or more or self._work_between(now) or self._woken or self._came:
             if self._looked_s is None or now - self._looked_s >= _LOOK_S:
                 self._look(now)
             return True
@@ -160,18 +175,27 @@ class Scheduler:
                 return True, polled
         return worked, polled
 
-    @property
-    def _gathering_ns(self) -> int:
-        """How long rows wait for others."""
+    def _is_left(self, polled: bool) -> bool:
+        """Another round finds something to do at once. `polled`: the last one was also of rows of a source."""
+        for subtask in self._subtasks:
+            if subtask.may_go_on or (polled and subtask.source is not None and self._is_due(subtask)):
+                return True
+        return False
+
+    def _gathering(self) -> int:
+        """How long (ns) rows wait for others."""
         target_s = self._latency_target_s
         return int(1e9 * min(target_s, max(_REST * self._source_pass_s, _LEAST_REST * target_s)))
 
     def _is_due(self, subtask: Subtask) -> bool:
         if subtask.source is None or not self._latency_target_s:
             return True
-        gathering_ns = int(self._gathering_ns * _JOINS) if self._rows_wait else self._gathering_ns
+        gathering_ns = self._gathering_ns
         due_ns = subtask.source[1].next_due_ns(gathering_ns)
-        return due_ns is None or due_ns <= self.source_time.now_ns()
+        if due_ns is None:
+            return True
+        early_ns = due_ns - self.source_time.now_ns()
+        return early_ns <= 0 or (early_ns <= gathering_ns * _JOINS and self._rows_wait)
 
     @property
     def _rows_wait(self) -> bool:

@@ -100,7 +100,7 @@ class Subtask:
         self._aligner = aligner
         self._queues = InputQueues(inputs)
         self._merger = self._queues.merger
-        self._announcements = self._queues.announcements
+        self.announcements = self._queues.announcements  # barriers and ends that came in and were not heard of
         self._said_idle = False
         self._ahead = False  # rows were taken without room
         self._all_in = False  # the inputs have ended
@@ -128,7 +128,7 @@ class Subtask:
     @property
     def at_rest(self) -> bool:
         """What came is done; of what a source has left to give, this says nothing."""
-        return not (self.chain.is_under_way or self._replay or self._announcements or self.has_input)
+        return not (self.chain.is_under_way or self._replay or self.announcements or self.has_input)
 
     @property
     def has_input(self) -> bool:
@@ -138,6 +138,14 @@ class Subtask:
                 return True
         return False
 
+    @property
+    def may_go_on(self) -> bool:
+        """Another step may find something to do, although nothing more comes and no time passes."""
+        if self.chain.ended:
+            return False
+        chain = self.chain
+        return self.has_input or chain.first.by_clock or self._all_in or bool(self._replay) or chain.is_under_way
+
     def step(self) -> bool:
         """Do a bounded piece of work. True when something was done."""
         chain = self.chain
@@ -145,9 +153,9 @@ class Subtask:
             return False
         if self.source is not None:
             return self._step_source(self.source[1])
-        if self._announcements:
+        if self.announcements:
             self.take_announcements()
-        worked = chain.by_clock and not self._ending and chain.may_emit and chain.by_wall_clock()
+        worked = chain.first.by_clock and not self._ending and chain.may_emit and chain.by_wall_clock()
         if chain.is_under_way:
             return (chain.may_emit and self._go_on()) or worked
         if self._all_in:
@@ -286,10 +294,9 @@ class Subtask:
     # ------------------------------------------------------------ rows and time
 
     def _batch(self, batch: Batch, port: int) -> None:
-        count = len(batch)
-        if not count:
+        if not batch.count:
             return
-        self.rows_in += count
+        self.rows_in += batch.count
         rest = self.chain.process(batch, port)
         if rest is not None:
             self.rows_in -= len(rest)
@@ -336,7 +343,7 @@ class Subtask:
 
     def take_announcements(self) -> None:
         """Hear of the barriers that came in, wherever they stand in the queues and also while nothing may be sent."""
-        while self._announcements:
+        while self.announcements:
             index, element = self._queues.next_announcement()
             self._apply(self._aligner.on_arrival(index, element, self._host.now_ms()))
 
@@ -415,7 +422,7 @@ class Subtask:
 
     def _end(self) -> None:
         """The last element is behind us. From now on the subtask only answers triggers."""
-        if self.chain.by_clock:
+        if self.chain.first.by_clock:
             self.chain.by_wall_clock(last=True)
         self._ending = True
         self.chain.advance_to_the_end()

@@ -198,12 +198,10 @@ def key_groups_of_int64(
     return _groups_of_hashes(combined, max_parallelism)
 
 
-def key_groups_of_few(
-    columns: Sequence[list[Any]], kinds: Sequence[pa.DataType], max_parallelism: int
-) -> list[int] | None:
-    """`key_groups_of` for a few rows as lists, of key columns of integers, booleans, text or bytes. None: not for
-    these columns, or there were too many keys to remember."""
-    known = _known_groups((max_parallelism, *[kind.id for kind in kinds]))
+def key_groups_of_few(columns: Sequence[list[Any]], kinds: Sequence[int], max_parallelism: int) -> list[int] | None:
+    """`key_groups_of` for a few rows as lists, of key columns of integers, booleans, text or bytes; `kinds`: ids of
+    their types. None: not for these columns, or there were too many keys to remember."""
+    known = _known_groups((max_parallelism, *kinds))
     if known is None:
         return None
     return list(map(known.__getitem__, columns[0] if len(columns) == 1 else zip(*columns, strict=True)))

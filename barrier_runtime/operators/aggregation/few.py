@@ -55,7 +55,7 @@ class FewRunning:
     def add(self, table: ColumnTable, few: FewRows, left: Left) -> tuple[list[int], list[list[Any]]] | None:
         """The row ids, and a column per output. None: there are nulls, which are for numpy."""
         columns = few.columns
-        if any(None in columns[position] for position in self._aggregated):
+        if self._aggregated and any(None in columns[position] for position in self._aggregated):
             return None
         keys = columns[self._keys[0]]
         if self._single_int and None not in keys:

@@ -117,6 +117,7 @@ class ConnectedOperator(ProcessOperator):
             return
         self._ready = True
         super().bind(columns)
+        self.by_clock = True  # broadcast rows become valid then, too
         for port in (*self._keyed, *self._broadcast):
             port.call = getattr(self._target, port.input.handler)
         if self._failures is not None:

@@ -193,6 +193,7 @@ class ProcessOperator(KeyedOperator):
         target, self._call = own_function(self._function, "process", self._failed)
         self._on_timer = getattr(target, "on_timer", None)
         self._on_wall_timer = getattr(target, "on_wall_timer", None)
+        self.by_clock = self._on_wall_timer is not None
         self._writer = RowWriter(f"{function_name(self._call)} of operator {self.name!r}", self._output)
         if isinstance(self._on_error, Retry):
             self._repeat()

@@ -240,7 +240,7 @@ def _size(element: Element) -> int:
     """Bytes, roughly: asking Arrow costs as much as the whole hand-over of a small batch."""
     if not isinstance(element, Batch):
         return _CONTROL_BYTES
-    count = len(element)
+    count = element.count
     size: int = count * SMALL_ROW_BYTES if count <= _FEW_ROWS else element.rows.nbytes
     return size
 
@@ -273,7 +273,7 @@ class ResultPartition:
             rows = self._plain(batch.rows)
             if rows is not batch.rows:
                 batch = batch.having(rows)
-        self.rows += len(batch)
+        self.rows += batch.count
         partitioning = self._edge.partitioning
         if partitioning == "hash":
             parts = hash_partition(batch, self._edge.keys, len(self._channels), self._max_parallelism)

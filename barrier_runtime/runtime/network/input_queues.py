@@ -73,20 +73,20 @@ class InputQueues:
     def gathered(self, batch: Batch, count: int, channel: InputChannel) -> Batch:
         """A small batch from `channel` together with those that are next in the queues of its port, as long as all of
         them are one small batch: operators cost as much for each, whatever the number of its rows."""
-        parts = [batch]
+        parts, emit_ns = [batch], batch.emit_ns
         most = min(MOST_ROWS, count + channel.chunk.left // SMALL_ROW_BYTES)
         for other in self.channels:
             if other.port != channel.port:
                 continue
             while count < most and (part := other.pop_along(batch, most - count)) is not None:
                 self.merger.on_activity(other.index)
-                count += len(part)
+                count, emit_ns = count + part.count, min(emit_ns, part.emit_ns)
                 parts.append(part)
         if len(parts) == 1:
             return batch
-        channel.chunk.taken_along((count - len(batch)) * SMALL_ROW_BYTES)
+        channel.chunk.taken_along((count - batch.count) * SMALL_ROW_BYTES)
         few = FewRows.joined([part.few for part in parts if part.few is not None])
-        return Batch(few, min(part.emit_ns for part in parts))
+        return Batch(few, emit_ns)
 
 
 def _merger_of(inputs: list[InputChannel]) -> WatermarkMerger:

@@ -23,12 +23,15 @@ class Wiring:
         wake: Callable[[], None],
         window_bytes: int,
         local_output: type[LocalOutput],
+        wake_by_input: Callable[[], None] | None = None,
     ) -> None:
+        """`wake` the slot: there is room; `wake_by_input`: something came. None: the same."""
         self._graph = graph
         self._token = token
         self._slot = slot
         self._plane = plane
         self._wake = wake
+        self._wake_by_input = wake_by_input or wake
         self._window_bytes = window_bytes
         self._local_output = local_output
         self.inputs: dict[int, list[InputChannel]] = {}  # by chain
@@ -40,7 +43,7 @@ class Wiring:
             for edge in sorted(self._graph.inputs(chain.id), key=lambda edge: edge.id):
                 upstream = [self._slot] if edge.partitioning == "forward" else range(self._graph.parallelism)
                 for slot in upstream:
-                    channel = InputChannel(len(channels), edge.port, self._wake, self._window_bytes)
+                    channel = InputChannel(len(channels), edge.port, self._wake_by_input, self._window_bytes)
                     channel.empty = self._never_has_rows(edge.source_chain, slot)
                     channel.together = edge.id if self._hear_the_same(edge.source_chain) else None
                     channels.append(channel)

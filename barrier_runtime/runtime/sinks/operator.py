@@ -138,8 +138,7 @@ class SinkOperator(Operator):
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         if self._recovered is not None:
             self._hear_of_recovery()
-        rows = len(batch)
-        staged = self._open_staged
+        rows, staged = batch.count, self._open_staged
         try:
             if self._takes_few and batch.few is not None:
                 self._sink.write_few(staged.transaction, batch.few)

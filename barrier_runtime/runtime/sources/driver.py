@@ -101,12 +101,14 @@ class SourceDriver:
         self._max_drift_ms: int | None = None
         self._ahead_ms = WATERMARK_MAX  # splits whose event time is above this wait for slower ones
         self._polled_ns = 0
+        self._timeout_ns = 0  # for a split that has nothing; 0: it is never idle
         self._range: ReadRange | None = None
 
     def open(self, context: OperatorContext, spec: SourceSpec) -> None:
         """Open readers at their restored positions. `context.restored` should hold the snapshots of *all* subtasks of
         this source: a changed list of splits moves splits between subtasks."""
         self._spec = spec
+        self._timeout_ns = (spec.idle_timeout_ms or 0) * 1_000_000
         self._range = spec.range
         self._context = context
         self._where = f"source {spec.name!r}, subtask {context.subtask}"
@@ -228,7 +230,7 @@ class SourceDriver:
             self._kept[split.id] = split
         polled = reader.poll(limit, now_ns)
         batch = None if polled is None else Batch(polled.rows, polled.emit_ns)
-        if batch is None or not (count := len(batch)):
+        if batch is None or not (count := batch.count):
             batch = None
             split.had_nothing(now_ns, self._timeout_ns)
         else:
@@ -276,7 +278,8 @@ class SourceDriver:
         if self._ended_early:
             return None
         earliest = None if self._discovery is None else self._looked_ns + self._look_again_ns
-        for *_, split in self._queue:
+        for place in self._queue:
+            split = place[-1]
             assert split.reader is not None
             if split.greatest_ms > self._ahead_ms:
                 waits_ns = self._polled_ns + _WAITING_NS
@@ -311,8 +314,9 @@ class SourceDriver:
 
     @property
     def finished(self) -> bool:
-        ends = self._range is None or self._range.ends(self._context.subtask)
-        return self._ended_early or (not self._queue and self._discovery is None and ends)
+        if self._queue or self._discovery is not None:
+            return self._ended_early
+        return self._ended_early or self._range is None or self._range.ends(self._context.subtask)
 
     def end(self) -> None:
         """Read nothing more. Snapshots tell of the splits as they are, so that another job may go on with them."""
@@ -411,10 +415,6 @@ class SourceDriver:
         than the idle timeout. One that was not asked, because others come first or nothing is read at all, counts."""
         every, timeout_ns = self._spec.idle_timeout_ms is None, self._timeout_ns
         return (split for *_, split in self._queue if every or split.silent_for_ns() <= timeout_ns)
-
-    @property
-    def _timeout_ns(self) -> int:
-        return (self._spec.idle_timeout_ms or 0) * 1_000_000
 
     def _observe(
         self, split: OpenSplit, batch: Batch, others: list[_Place], now_ms: int

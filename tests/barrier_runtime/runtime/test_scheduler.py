@@ -121,21 +121,72 @@ def test_a_pass_takes_rows_from_source_to_sink_of_the_slot_and_leaves_nothing_fo
 
     async def run():
         loop = asyncio.get_running_loop()
-        scheduler = Scheduler(loop, lambda: passes.append(len(arrived)) or False, lambda _, e: errors.append(e), clock)
+        scheduler = Scheduler(
+            loop, lambda: passes.append(len(arrived)) or False, lambda _, e: errors.append(e), clock, 1.0
+        )
         arrived = []
-        channel = InputChannel(0, 0, scheduler.wake)
+        channel = InputChannel(0, 0, scheduler.wake_by_input)
         edge = ResultPartition(Edge(0, 0, 1, "forward"), [LocalOutput(channel, scheduler.wake)], 0, 8)
         first = Subtask(SubtaskId(0, 0), 1, [], [], [edge], Aligner(0, 1), host=clock, source=("ticks", driver))
         sink = Slow(clock, 0.0, lambda: arrived.append(clock.now))
-        last = Subtask(SubtaskId(1, 0), 1, [("sink", sink)], [channel], [], Aligner(1, 1), host=clock)
+        last = Stepped(SubtaskId(1, 0), 1, [("sink", sink)], [channel], [], Aligner(1, 1), host=clock)
         scheduler.start([first, last])
         while not arrived and not errors:
             await asyncio.sleep(0)
         scheduler.stop()
+        assert last.steps == 1  # nobody is asked again where it is known that nothing is left
 
     asyncio.run(run())
     assert not errors
     assert passes == [0, 1]  # what is done between passes, before and after the only one
+
+
+class Stepped(Subtask):
+    steps = 0
+
+    def step(self):
+        self.steps += 1
+        return super().step()
+
+
+def test_what_a_pass_leaves_is_done_without_another_wake():
+    """Rows that a subtask gave to one that had its turn before, and those of a channel that was unblocked behind the
+    pass: whoever brought them will not come again."""
+    clock, arrived, errors, unblocked = HandClock(), [], [], []
+
+    async def run(unblock):
+        def between():
+            if unblock and arrived and not unblocked:
+                unblocked.append(channels[1])
+                channels[1].unblock()
+            return False
+
+        scheduler = Scheduler(asyncio.get_running_loop(), between, lambda _, error: errors.append(error), clock)
+        channels = [InputChannel(index, 0, scheduler.wake_by_input) for index in range(2)]
+        channels[1].blocked = unblock
+
+        def taken():
+            arrived.append(clock.now)
+            if len(arrived) == 1:
+                channels[1].push(batch, 10)
+
+        batch = Batch(pa.record_batch({"n": [1]}), 0)
+        inner, sink = Slow(clock, 0.0, taken), Slow(clock, 0.0, lambda: arrived.append(clock.now))
+        first = Subtask(SubtaskId(0, 0), 1, [("inner", inner)], channels[:1], [], Aligner(1, 1), host=clock)
+        channels[1].index = 0
+        last = Subtask(SubtaskId(1, 0), 1, [("sink", sink)], channels[1:], [], Aligner(1, 1), host=clock)
+        scheduler._last_pass_s = 1.0  # so that the sink's turn is first
+        channels[0].push(batch, 10)
+        scheduler.start([first, last])
+        for _ in range(20):  # turns of the loop
+            await asyncio.sleep(0)
+        scheduler.stop()
+
+    for unblock in (False, True):
+        arrived.clear()
+        asyncio.run(run(unblock))
+        assert not errors
+        assert len(arrived) == 2
 
 
 class HandTimer:
