@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
@@ -53,6 +54,7 @@ _EPOCHS = {
     None: datetime.datetime(1970, 1, 1),
     "UTC": datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc),
 }
+_YEARS_US = [microseconds_of(datetime.datetime.min), microseconds_of(datetime.datetime.max)]
 _WIDEST_DECIMAL = 38  # digits of a decimal128
 _UNFIT = (TypeError, ValueError, OverflowError, NotImplementedError)  # what Arrow raises for values; some are its own
 
@@ -62,18 +64,35 @@ def values_of(array: pa.Array) -> list[Any]:
     aware."""
     kind = array.type
     if pa.types.is_timestamp(kind) and kind.tz in (None, "UTC"):
-        if kind.unit == "ns":
-            array = array.cast(pa.timestamp("us", kind.tz), safe=False)
-        elif kind.unit != "us":
-            array = array.cast(pa.timestamp("us", kind.tz))
-        values = array.to_numpy(zero_copy_only=False).tolist()
+        try:
+            array = array.cast(pa.timestamp("us", kind.tz), safe=kind.unit != "ns")
+        except pa.ArrowInvalid as error:
+            raise _no_time(array) from error
+        if _beyond_years(stored := array.to_numpy(zero_copy_only=False)):  # numpy would give numbers
+            raise _no_time(array)
+        values = stored.tolist()
         if kind.tz is None:
             return list(values)
         utc = datetime.timezone.utc
         return [value.replace(tzinfo=utc) if value is not None else None for value in values]
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
         array = array.cast(pa.timestamp("us", kind.tz), safe=False)
-    return list(array.to_pylist())
+    try:
+        return list(array.to_pylist())
+    except OverflowError as error:
+        raise _no_time(array) from error
+
+
+def _beyond_years(microseconds: npt.NDArray[np.datetime64]) -> bool:
+    numbers = microseconds[~np.isnat(microseconds)].view(np.int64)
+    return bool(len(numbers)) and bool(numbers.min() < _YEARS_US[0] or numbers.max() > _YEARS_US[1])
+
+
+def _no_time(array: pa.Array) -> InvalidJob:
+    return InvalidJob(
+        f"a time of type {array.type} is not in the years 1 to 9999, which Python's times have: filter such rows by an "
+        "expression before, or correct their unit"
+    )
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Row]:

@@ -16,6 +16,7 @@ from barrier_runtime.data.elements import WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import event_times_ms, greatest_event_time_ms
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows, layout_of
 from barrier_runtime.data.partitioning import hash_partition
+from barrier_runtime.data.rows import each_row_of
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.functions.batch_functions import SelectColumnsOperator
@@ -327,3 +328,21 @@ def test_a_generator_gives_the_same_rows_few_at_a_time_and_many(keys: int | None
     few, many = rows_of(5), rows_of(200)
     assert few == many
     assert len(few) == 333
+
+
+@pytest.mark.parametrize("count", [1, 500])
+@pytest.mark.parametrize(
+    ("kind", "far"),
+    [
+        (pa.timestamp("ms"), 10**15),
+        (pa.timestamp("ms", "UTC"), -(10**15)),
+        (pa.timestamp("us", "Europe/Berlin"), 10**18),
+        (pa.date32(), 10**7),
+        (pa.list_(pa.timestamp("ms")), [10**15]),
+    ],
+)
+def test_a_time_that_python_has_not_is_told_and_is_no_number(kind: pa.DataType, far: Any, count: int) -> None:
+    """A number went out through `map` as one of another unit."""
+    rows = pa.RecordBatch.from_arrays([pa.array([None, *[far] * count], kind)], ["at"])
+    with pytest.raises(InvalidJob, match="is not in the years 1 to 9999"):
+        list(each_row_of(Batch(rows, 0)))
