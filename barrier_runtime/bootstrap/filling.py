@@ -156,7 +156,7 @@ class StateFilling:
                 raise InvalidJob(f"{self._where}: column 'value' is {column.type}, and the state holds {kind}: cast it")
             if kind.kind == "float":
                 column = column.cast(pa.float64())
-        values: list[Any] = column.to_pylist()
+        values = [_with_dicts(value, column.type) for value in column.to_pylist()]
         ttl = self._what.ttl
         if ttl is None:
             return values
@@ -200,3 +200,14 @@ def key_fields_of(batch: pa.RecordBatch, names: Sequence[str], where: str) -> pa
     if missing:
         raise no_column(missing[0], batch.schema.names, where, ", a column of the key,")
     return pa.schema([batch.schema.field(name) for name in names])
+
+
+def _with_dicts(value: Any, kind: pa.DataType) -> Any:
+    """A map is a dict in Python's types, and Arrow gives a list of pairs."""
+    if value is None or not pa.types.is_nested(kind):
+        return value
+    if pa.types.is_map(kind):
+        return {_with_dicts(key, kind.key_type): _with_dicts(each, kind.item_type) for key, each in value}
+    if pa.types.is_struct(kind):
+        return {field.name: _with_dicts(value[field.name], field.type) for field in kind}
+    return [_with_dicts(each, kind.value_type) for each in value]

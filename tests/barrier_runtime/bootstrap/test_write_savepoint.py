@@ -242,6 +242,28 @@ def test_open_windows_go_on_from_what_was_written(tmp_path: Path, parallelism: i
     assert sorted((row["user"], row["rows"]) for row in first) == [(user, 7) for user in sorted(USERS)]
 
 
+class Tallies:
+    tally = ValueState(dict[str, list[dict[int, int]]])
+
+    def process(self, user: str, row: dict[str, Any], ctx: ProcessContext) -> Iterator[dict[str, Any]]:
+        yield {"user": user}
+
+
+def test_what_is_read_of_a_state_of_dicts_is_written_again(tmp_path: Path) -> None:
+    job = Dataflow("tallies")
+    stream = job.from_iterator("in", lambda part, of: [], schema={"user": str}, splits=1)
+    stream.key_by("user").process("step", Tallies, schema={"user": str}).sink("out", CollectSink())
+    kind = pa.map_(pa.string(), pa.list_(pa.map_(pa.int64(), pa.int64())))
+    given = pa.table({"user": ["a"], "value": pa.array([[("x", [[(1, 2)], []])]], kind)})
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    write_savepoint(first, flow=job, states={("step", "tally"): given})
+    with open_checkpoint(first) as stored:
+        found = stored.table("step", "tally").read_all()
+    assert found.to_pylist() == given.to_pylist()
+    write_savepoint(second, flow=job, states={("step", "tally"): found})
+    assert read_back(second, "step", "tally") == given.to_pylist()
+
+
 _TYPES: dict[str, tuple[pa.DataType, Callable[[int], Any]]] = {
     "int64": (pa.int64(), lambda n: n * 7_919 - 10**9),
     "int32": (pa.int32(), lambda n: n - 500_000),
