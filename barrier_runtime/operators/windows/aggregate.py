@@ -29,6 +29,7 @@ from barrier_runtime.operators.windows.assigners import WindowAssigner, lateness
 from barrier_runtime.operators.windows.base import Ints, WindowOperator, told_of_windows
 from barrier_runtime.operators.windows.by_start import ByStart
 from barrier_runtime.operators.windows.firing import FEW
+from barrier_runtime.state.keys.key_groups import key_groups_of_int64
 
 _MAX_ASSIGNED = 262_144  # rows of a batch, each as often as it has windows: more are worked on in parts
 _ROWS_ON_DISK = 128  # of a slice, once not all windows are in memory
@@ -37,6 +38,7 @@ FIRINGS = "firings"  # column of state, of windows that may be emitted more than
 
 class WindowAggregateOperator(WindowOperator):
     _evictable = True  # nothing knows entries by their row ids between two batches, but what can do without
+    _any_order = True  # of the rows of different keys in a batch
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class WindowAggregateOperator(WindowOperator):
         self._beside = told_of_windows(window.bounded, lateness_ms > 0)
         self._due = ByStart()  # not emitted yet
         self._fired = ByStart()  # and kept for late rows
+        self._by_group: Batch | None = None  # what was given back in the order of key groups
         self._loaded = 0  # of `ColumnTable.loaded`, which `_bounds` knows of
 
     def bind(self, columns: pa.Schema) -> None:
@@ -98,14 +101,17 @@ class WindowAggregateOperator(WindowOperator):
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         if self.stops and len(batch) > _ROWS_ON_DISK and self._bound is not None and not self._table.is_in_memory:
             self._process_slices(batch, emit)
-            return
+        else:
+            self._process_parts(batch, emit)
+
+    def _process_parts(self, batch: Batch, emit: Emit) -> None:
         if len(batch) * self._per_row > _MAX_ASSIGNED and len(batch) > 1:
             half = len(batch) // 2
-            self.process(batch.slice(0, half), emit)
+            self._process_parts(batch.slice(0, half), emit)
             if self._rest is not None:
                 self._rest = batch.slice(half - len(self._rest))
             else:
-                self.process(batch.slice(half), emit)
+                self._process_parts(batch.slice(half), emit)
             return
         self._arrive(emit)
         while (cut := self._process(batch, emit)) is not None:
@@ -118,17 +124,30 @@ class WindowAggregateOperator(WindowOperator):
     def _process_slices(self, batch: Batch, emit: Emit) -> None:
         """Windows of these rows may be in the store, which takes some 30 us for each: after a slice of them the rest is
         given back."""
+        if batch is not self._by_group:
+            batch = self._ordered_by_group(batch)
         until_s = self.context.now_s() + SLICE_S
         for steps, first in enumerate(range(0, len(batch), _ROWS_ON_DISK), 1):
             part = batch.slice(first, _ROWS_ON_DISK)
-            self.process(part, emit)
+            self._process_parts(part, emit)
             done = first + len(part)
             if self._rest is not None:
                 done -= len(self._rest)
             elif steps < base.SLICE_STEPS and self.context.now_s() < until_s:
                 continue
-            self._rest = batch.slice(done) if done < len(batch) else None
+            self._rest = self._by_group = batch.slice(done) if done < len(batch) else None
             return
+
+    def _ordered_by_group(self, batch: Batch) -> Batch:
+        """The rows of a slice lie together in the store: of few key groups, a slice has the same few parts of files to
+        look into. Where results do not depend on the order of rows of several keys."""
+        if not self._any_order or self._lateness_ms or batch.reached is not None:
+            return batch
+        keys = self.codec.int64(self.codec.arrays(batch.rows))
+        if keys is None:
+            return batch
+        groups = key_groups_of_int64(keys[0], self.context.max_parallelism, *keys[1:])
+        return Batch(batch.rows.take(pa.array(np.argsort(groups, kind="stable"))), batch.emit_ns)
 
     def _process(self, batch: Batch, emit: Emit) -> tuple[int, int] | None:
         """With an allowed lateness there may be windows to emit before a row, wherever batches end: then it gives the

@@ -36,6 +36,8 @@ _FAR = -(2**62)
 class EarlyWindowOperator(ChangedWindows, WindowAggregateOperator):
     """`Every` by event time, or by rows."""
 
+    _any_order = False
+
     def __init__(
         self,
         name: str,

@@ -16,6 +16,7 @@ from barrier_runtime.operators.windows import aggregate, base, firing
 from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.sliding import SlidingAggregateOperator
 from barrier_runtime.state.columns import column_table
+from barrier_runtime.state.keys.key_groups import key_groups_of_int64
 
 MS = datetime.timedelta(milliseconds=1)
 MANY, HELD = 3_000, 200
@@ -117,6 +118,30 @@ def test_rows_that_come_for_windows_on_disk_are_given_back_after_a_slice(
     assert slices > 100
     it.watermark(WATERMARK_MAX)
     assert plain(it.take()) == model(kind)
+
+
+def test_a_slice_has_few_key_groups_and_rows_of_a_key_stay_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aggregate, "_ROWS_ON_DISK", 50)
+    monkeypatch.setattr(base, "SLICE_STEPS", 1)
+    it = Driven(operator("tumbling"), World("rocksdb"), name="w")
+    for rows in batches():
+        it.feed(rows)
+    it.operator.stops = True
+    assert not it.operator._table.is_in_memory  # type: ignore[attr-defined]
+    drawn = np.random.default_rng(2)
+    keys, values = drawn.integers(0, MANY // 2, 1_000), drawn.integers(0, 1_000, 1_000)
+    rows = pa.RecordBatch.from_pydict({"k": keys, "t": np.full(1_000, 70), "v": values})
+    it.operator.process(Batch(rows, 0), it._emit)
+    groups = []
+    while (left := it.operator.take_rest()) is not None:
+        keys_of_slice = left.rows.column("k").to_numpy()[:50]
+        groups.append(len(set(key_groups_of_int64(keys_of_slice, it.operator.context.max_parallelism).tolist())))
+        it.operator.process(left, it._emit)
+    assert len(groups) == 19
+    assert max(groups) < 20  # about 40 of 128 otherwise
+    it.watermark(WATERMARK_MAX)
+    found = {key: first_value for key, start, _, _, first_value in plain(it.take()) if start == 60}
+    assert found == dict(zip(keys[::-1].tolist(), values[::-1].tolist(), strict=True))
 
 
 def test_what_was_deleted_since_its_neighbours_were_read_does_not_come_back() -> None:
