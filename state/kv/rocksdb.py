@@ -36,7 +36,10 @@ _RUNS = 20  # sorted runs of files before some are merged
 _SIMILAR_PERCENT = 100  # by which a run may be larger than its neighbour, to be merged with it
 _SPACE_PERCENT = 200  # of the oldest run: when the others weigh that much, all are merged
 _FILTER_BITS = 10  # per key
-_WHOLE_FILTERS = 16  # the part of a slot's memory up to which filters of a database are whole
+# The part of a slot's memory up to which filters of a database are whole. The block cache has up to 64 shards: a block
+# that takes much of one does not stay there, however much room is in the others.
+_WHOLE_FILTERS = 512
+_LOOKED_AFTER = 65_536  # entries
 _IN_PARTS = (
     "{index_type=kTwoLevelIndexSearch;partition_filters=true;metadata_block_size=4096;"
     "pin_top_level_index_and_filter=true}"
@@ -130,6 +133,7 @@ class RocksDbKv:
         self._get = self._db.get
         self._whole_filter_bytes = memory.total_bytes // _WHOLE_FILTERS
         self._in_parts = False
+        self._written = 0  # entries, since somebody looked whether filters are to be in parts
         # The last checkpoint's directory, and its files. None: there is none, or something was written since.
         self._last: tuple[Path, list[str]] | None = None
         self._live = "", LiveFiles()  # of the MANIFEST of that name
@@ -153,6 +157,10 @@ class RocksDbKv:
             self._db.write(batch)
         except Exception as error:
             raise _trouble(f"cannot write to the state database in {self._directory}", error) from error
+        self._written += len(entries)
+        if self._written >= _LOOKED_AFTER:
+            self._written = 0
+            self._may_part_filters()
 
     def delete_range(self, start: bytes, end: bytes) -> None:
         """One tombstone for all. For few ranges in the life of a database: many of them make reads slow."""
@@ -212,9 +220,9 @@ class RocksDbKv:
 
     def _may_part_filters(self) -> None:
         """Filters and indexes of the files that are written from now on are in parts of 4 kB, of which a look-up reads
-        one per run of files. As a whole those of large files take megabytes, and where the cache has no room for all of
-        them, each look-up reads and checks some. As long as they are in the cache, whole ones cost a tenth less.
-        RocksDB changes options in place, so not while it writes a file by them."""
+        one per run of files. As a whole those of large files take megabytes, do not stay in the cache, and are read and
+        checked for each look-up. While a database is small, whole ones cost a tenth less. RocksDB changes options in
+        place, so not while it writes a file by them; none is begun meanwhile, as `store` has one writer at a time."""
         if self._in_parts or self._number("estimate-num-keys") * _FILTER_BITS // 8 < self._whole_filter_bytes:
             return
         if not any(map(self._number, _AT_WORK)):
