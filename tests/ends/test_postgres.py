@@ -124,19 +124,30 @@ def test_a_commit_that_another_session_is_just_carrying_out_is_tried_again(
         with psycopg.connect(postgres.url, autocommit=True) as other:
             other.execute(psycopg.sql.SQL("commit prepared {}").format(psycopg.sql.Literal(gid)))
 
-    thread = threading.Thread(target=commit)
+    set_back = threading.Event()
+
+    def write() -> None:
+        with psycopg.connect(postgres.url, autocommit=True) as other:
+            while not set_back.is_set():
+                other.execute("create table written ()")
+                other.execute("drop table written")
+
+    writer, thread = threading.Thread(target=write), threading.Thread(target=commit)
     connection.execute("alter system set synchronous_standby_names = 'nobody'")
     try:
         connection.execute("select pg_reload_conf()")
-        until(lambda: connection.execute("show synchronous_standby_names").fetchone() == ("nobody",), "it is set")
+        waiting = "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
+        writer.start()  # the process that tells all others of it may hear of it later than this session
+        until(lambda: connection.execute(waiting).fetchone() == (1,), "whoever writes waits")
         thread.start()
-        waits = "select 1 from pg_stat_activity where wait_event = 'SyncRep'"
-        until(lambda: connection.execute(waits).fetchall(), "the other session waits")
+        until(lambda: connection.execute(waiting).fetchone() == (2,), "the other session waits")
         with pytest.raises(Unavailable, match="another session is just ending the prepared transaction"):
             sink.commit(decided)
     finally:
+        set_back.set()
         connection.execute("alter system reset synchronous_standby_names")
         connection.execute("select pg_reload_conf()")
+    writer.join(PATIENCE_S)
     thread.join(PATIENCE_S)
     made_visible(sink, 1, [decided])
     assert seen(connection, table) == [7]
