@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make run [STORAGE=file|s3]  the main job, with a killed slot and a killed coordinator, checked against Spark SQL"
 	@echo "make run EXAMPLE=name       kafka_to_kafka, kafka_to_postgres, rabbitmq_to_delta, orders_to_iceberg, fraud or bids, on real servers, with kills; or grow"
-	@echo "make test                   every test, those on Spark beside the others; all steps run also when one fails"
+	@echo "make test                   every test; all steps run also when one fails"
 	@echo "make check                  style, types, house rules, unit tests but the slow ones (a minute and a half, no Java)"
 	@echo "make style                  style and types alone"
 	@echo "make format                 let ruff put the style right"
@@ -54,19 +54,18 @@ servers:
 run: $(STAMP) java $(if $(EXAMPLE),servers)
 	$(BIN)/python -m $(if $(EXAMPLE),examples.run_example $(EXAMPLE),examples.run_main --storage $(STORAGE))
 
-# Tests on Spark wait for a third of their time, those of servers for a fifth. So the former run beside all others, those of servers come
-# first, and what waits for nothing keeps both cores busy to the end.
+# Tests wait for a third of their time, those of servers for half of it: four at a time on two cores.
 test: $(STAMP) jdk servers
 	@$(BIN)/python -m tests.spark_jvm
 	@$(BIN)/python -m tests.kafka_jvm
 	@$(BIN)/python -m tests.compiled $(UNIT_TESTS)
 	@.ci/steps \
-		"$(BIN)/python -m pytest -n 4 --dist worksteal --durations 15 --durations-min 10 tests/integration &" \
-		"$(BIN)/python -m pytest -q -n 3 --dist worksteal tests/ends" \
-		"$(BIN)/python -m pytest -q -n 2 --dist worksteal tests/browser" \
-		"$(BIN)/python -m pytest -q -n 3 --dist worksteal --hypothesis-profile test $(UNIT_TESTS)" \
+		"$(BIN)/python -m pytest -q -n 4 --dist worksteal --hypothesis-profile test $(UNIT_TESTS)" \
 		"$(BIN)/python -m pytest -q -n 2 tests/simulation" \
-		"$(BIN)/python tests/simulation/simulate.py --first 20 --seeds 100"
+		"$(BIN)/python tests/simulation/simulate.py --first 20 --seeds 100" \
+		"$(BIN)/python -m pytest -q -n 4 --dist worksteal tests/ends" \
+		"$(BIN)/python -m pytest -q -n 2 --dist worksteal tests/browser" \
+		"$(BIN)/python -m pytest -n 4 --dist worksteal --durations 15 --durations-min 10 tests/integration"
 
 style: lint types
 

@@ -181,9 +181,10 @@ def kill(pid: int, signal_number: int = signal.SIGKILL) -> None:
     os.kill(pid, signal_number)
 
 
-def gone(pid: int) -> bool:
+def gone(process: psutil.Process) -> bool:
+    """Also when another process has its id by now."""
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 
