@@ -36,12 +36,11 @@ class Runs:
         """The exit code."""
 
         def over():
-            known = {each.pid for each in self.families}
             try:
                 family = psutil.Process(self._running.pid).children(recursive=True)
             except psutil.NoSuchProcess:
                 family = []
-            self.families += [each for each in family if each.pid not in known]
+            self.families += [each for each in family if each not in self.families]
             return self._running.poll() is not None
 
         until(over, f"the program ended:\n{self.said}")
@@ -90,4 +89,4 @@ def test_a_program_killed_while_it_moves_its_job_goes_on_when_it_is_started_agai
     assert runs.ended() == 0, runs.said
     assert ", 3 slots" in runs.said
     assert verdict(runs.out, ROWS).right, verdict(runs.out, ROWS)
-    until(lambda: all(gone(each.pid) for each in runs.families), "all that the killed ones had started left")
+    until(lambda: all(map(gone, runs.families)), "all that the killed ones had started left")

@@ -4,6 +4,7 @@ import contextlib
 import random
 import signal
 
+import psutil
 import pytest
 from harness import Fault, FaultySink, check_clocked, counting_flow, enough, gone, kill, until, verdict
 
@@ -127,7 +128,7 @@ def test_a_slot_that_stalls_longer_than_its_lease_is_replaced_and_the_zombie_cha
     with start(counting_flow("stalled-slot", out, ROWS, RATE), spark, tmp_path, slot_timeout=1.5) as handle:
         until(lambda: running_with_checkpoints(handle, 2), "two checkpoints completed")
         before = handle.status()
-        zombie = before.slots[0]
+        zombie = psutil.Process(before.slots[0].pid)
         kill(zombie.pid, signal.SIGSTOP)
         try:
             until(
@@ -135,9 +136,9 @@ def test_a_slot_that_stalls_longer_than_its_lease_is_replaced_and_the_zombie_cha
                 "a new generation ran without the stalled slot",
             )
         finally:
-            if not gone(zombie.pid):
+            if not gone(zombie):
                 kill(zombie.pid, signal.SIGCONT)
-        until(lambda: gone(zombie.pid), "the zombie left")
+        until(lambda: gone(zombie), "the zombie left")
         enough(out)
         handle.wait(180)
     assert verdict(out, ROWS).right
@@ -149,7 +150,7 @@ def test_a_slot_that_hangs_while_the_coordinator_is_killed_is_replaced_all_the_s
     with start(counting_flow("hanging-slot", out, ROWS, RATE), spark, tmp_path, slot_timeout=3.0) as handle:
         until(lambda: running_with_checkpoints(handle, 2), "two checkpoints completed")
         before = handle.status()
-        hanging, pid = before.slots[0], handle.coordinator_pid
+        hanging, pid = psutil.Process(before.slots[0].pid), handle.coordinator_pid
         kill(hanging.pid, signal.SIGSTOP)
         kill(pid)
         try:
@@ -159,7 +160,7 @@ def test_a_slot_that_hangs_while_the_coordinator_is_killed_is_replaced_all_the_s
                 "a generation ran without the hanging slot",
             )
         finally:
-            if not gone(hanging.pid):
+            if not gone(hanging):
                 kill(hanging.pid, signal.SIGCONT)
         enough(out)
         handle.wait(180)

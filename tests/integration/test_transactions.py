@@ -57,7 +57,7 @@ def test_what_a_killed_program_had_decided_is_settled_without_it(tmp_path):
     finally:
         first.kill()
         first.wait()
-    until(lambda: all(gone(pid) for pid in known), "every process of the killed program left")
+    until(lambda: all(gone(each) for each in known.values()), "every process of the killed program left")
     before = set(values(tmp_path))
     listed = settle(tmp_path, "list")["transactions"]
     assert listed, "nothing was pending"

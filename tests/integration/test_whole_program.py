@@ -56,7 +56,7 @@ class Runs:
         finally:
             program.kill()
             program.wait()
-        until(lambda: all(gone(process.pid) for process in family), "every process of the program left")
+        until(lambda: all(map(gone, family)), "every process of the program left")
         assert before <= self.visible
         return self.said
 
@@ -130,7 +130,7 @@ def test_a_killed_executor_is_replaced_and_the_output_is_the_truth(tmp_path):
         assert len(executors) == 2
         workers = executors[0].children(recursive=True)
         executors[0].kill()
-        until(lambda: all(gone(worker.pid) for worker in workers), "the dead executor's Python workers left")
+        until(lambda: all(map(gone, workers)), "the dead executor's Python workers left")
         enough(tmp_path / "out")
         assert program.wait(240) == 0, (tmp_path / "program.log").read_text()[-3000:]
     finally:

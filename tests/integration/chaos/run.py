@@ -39,7 +39,7 @@ from tests.integration.chaos.verdict import Figures
 
 ROOT = Path("build/chaos")
 HEALTHY_WITHIN_S = 180.0  # after the last fault; also how long the job may be unhealthy during the run
-_LEAVE_S = 60.0  # how long processes may take to leave after the end
+_LEAVE_S = 120.0  # how long processes may take to leave after the end
 _START_S = 180.0
 
 
