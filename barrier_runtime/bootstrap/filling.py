@@ -156,7 +156,9 @@ class StateFilling:
                 raise InvalidJob(f"{self._where}: column 'value' is {column.type}, and the state holds {kind}: cast it")
             if kind.kind == "float":
                 column = column.cast(pa.float64())
-        values = [_with_dicts(value, column.type) for value in column.to_pylist()]
+        values: list[Any] = column.to_pylist()
+        if pa.types.is_nested(column.type):
+            values = [_with_dicts(value, column.type) for value in values]
         ttl = self._what.ttl
         if ttl is None:
             return values

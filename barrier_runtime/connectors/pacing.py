@@ -27,9 +27,7 @@ class Schedule:
 
     def next_due_ns(self, row: int) -> int | None:
         """None before `begin`, which is to be asked for at once."""
-        if self.start_ns is None or not self._began:
-            return None
-        return self.start_ns - self._ahead_ns + int(row * self._period_ns)
+        return self.due_ns(row) if self._began else None
 
     def due_ns(self, row: int) -> int:
         """Only after `begin`."""

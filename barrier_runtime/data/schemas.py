@@ -107,17 +107,14 @@ def lines_parser(read: Callable[[bytes], pa.Table], schema: pa.Schema, where: st
     return parse
 
 
-def refuse_unreadable(schema: pa.Schema, kind: str, read: Callable[[pa.Schema], object], where: str) -> None:
-    """`read`: reads a line without values as these columns; Arrow says then which types it cannot make of text."""
-    try:
-        read(schema)
-    except pa.ArrowNotImplementedError as error:
-        for field in schema if len(schema) > 1 else ():
-            refuse_unreadable(pa.schema([field]), kind, read, where)
-        raise InvalidJob(
-            f"{where}: column {schema.names[0]!r} is declared as {schema.field(0).type}, which is not read from {kind}"
-            ": declare another type, or read text and parse that in map()"
-        ) from error
+def refuse_unreadable(schema: pa.Schema, kind: str, is_read: Callable[[pa.DataType], bool], where: str) -> None:
+    """`is_read`: whether that type can be made of text of this `kind`. It is asked for each file."""
+    for field in schema:
+        if not is_read(field.type):
+            raise InvalidJob(
+                f"{where}: column {field.name!r} is declared as {field.type}, which is not read from {kind}"
+                ": declare another type, or read text and parse that in map()"
+            )
 
 
 def fit(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:

@@ -17,7 +17,7 @@ from barrier_runtime.state.columns.segment_set import rows_by_headers, segments_
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.file_links import segment_number
 from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory, link_database
-from barrier_runtime.state.kv.shard import Shard, scan_state_lists
+from barrier_runtime.state.kv.shard import MOST_LISTED, Shard, scan_state_lists
 from barrier_runtime.state.kv.store import KvStore
 from barrier_runtime.state.snapshots.partial_download import download_range
 from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot
@@ -26,7 +26,6 @@ from barrier_runtime.state.store.object_store import ObjectStore
 
 _CACHE_BYTES = 32 << 20
 _DOWNLOADS_AT_ONCE = 4
-_LISTED = 64
 _BEHIND_KEY = b"\xff"  # no field of a key begins so
 
 
@@ -136,7 +135,7 @@ class StoredPart:
             return scan_state_lists(self._opened, number, first, last)
         start = Shard.prefix(first, number) + self._key
         entries = self._opened.scan(start, start + _BEHIND_KEY)
-        return iter(lambda: list(islice(entries, _LISTED)), [])
+        return iter(lambda: list(islice(entries, MOST_LISTED)), [])
 
     @property
     def _opened(self) -> KvStore:

@@ -17,7 +17,7 @@ from barrier_runtime.state.kv.store import Entry, KvStore
 
 PREFIX_BYTES = 4  # key group and state id
 _FIRST_LISTED = 4  # entries; many who scan look at one only
-_MOST_LISTED = 64  # of 8 MB each they fit in memory still
+MOST_LISTED = 64  # entries; of 8 MB each they fit in memory still
 _pack_prefix = struct.Struct(">HH").pack
 _read_prefix = struct.Struct(">HH").unpack_from
 
@@ -123,7 +123,7 @@ def scan_state_lists(kv: KvStore, state_id: int, first: int, last: int) -> Itera
             if ended is not None:
                 next_group = ended
                 break
-            most = min(4 * most, _MOST_LISTED)
+            most = min(4 * most, MOST_LISTED)
         group = next_group
 
 

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterator
 import numpy as np
 import numpy.typing as npt
 
+from barrier_runtime.data.grouping import order_of_ints
+
 Ints = npt.NDArray[np.int64]
 
 
@@ -37,7 +39,7 @@ class ByStart:
             self.note_starts(starts)
             return
         if (starts != starts[0]).any():
-            order = np.argsort(starts, kind="stable")
+            order = order_of_ints([starts])
             row_ids, starts = row_ids[order], starts[order]
         firsts = np.flatnonzero(np.diff(starts, prepend=starts[:1] - 1))
         for start, its_ids in zip(starts[firsts].tolist(), np.split(row_ids, firsts[1:]), strict=True):
@@ -67,6 +69,11 @@ class ByStart:
         for start in self._popped(before):
             taken += self._row_ids.pop(start)
         return np.concatenate(taken) if taken else None
+
+    def take_each(self, before: int) -> Iterator[tuple[int, Ints]]:
+        """The same, each window with its start, the first one first."""
+        for start in self._popped(before):
+            yield start, np.concatenate(self._row_ids.pop(start))
 
     def take_starts(self, before: int) -> Iterator[int]:
         """The windows that start before that, the first one first."""

@@ -314,9 +314,11 @@ class SourceDriver:
 
     @property
     def finished(self) -> bool:
+        if self._ended_early:
+            return True
         if self._queue or self._discovery is not None:
-            return self._ended_early
-        return self._ended_early or self._range is None or self._range.ends(self._context.subtask)
+            return False
+        return self._range is None or self._range.ends(self._context.subtask)
 
     def end(self) -> None:
         """Read nothing more. Snapshots tell of the splits as they are, so that another job may go on with them."""

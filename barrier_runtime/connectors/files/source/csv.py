@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -168,10 +168,19 @@ def make_parser(header: bytes, where: str, *, schema: pa.Schema, form: CsvForm =
                 f"{where}: it has no column {column!r} (its header has {', '.join(names)}): "
                 "correct schema=, or read this file as a source of its own"
             )
-    nulls, named = len(names) * form.delimiter.encode() + b"\n", [*names, "\n"]  # one more: blank lines are skipped
-    refuse_unreadable(schema, "CSV", lambda columns: _parse(nulls, named, form, _options(columns)), where)
+    refuse_unreadable(schema, "CSV", _is_read, where)
     options = _options(schema)
     return lines_parser(lambda data: _parse(form.as_utf8(data, where), names, form, options), schema, where)
+
+
+@lru_cache(1_024)
+def _is_read(kind: pa.DataType) -> bool:
+    """Arrow says so of a line without values, which has two columns: blank lines are skipped."""
+    try:
+        _parse(b",\n", ["value", "more"], PLAIN, _options(pa.schema([("value", kind)])))
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
 
 
 def _options(schema: pa.Schema) -> pacsv.ConvertOptions:

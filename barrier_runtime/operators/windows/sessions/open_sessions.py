@@ -6,7 +6,6 @@ Sessions are looked at again by *due time*: their end as it was when they were l
 gap. A session that went on meanwhile gets a new due time then, and none when a row is added to it.
 """
 
-import heapq
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from barrier_runtime.data.grouping import order_of_ints
+from barrier_runtime.operators.windows.by_start import ByStart
 from barrier_runtime.operators.windows.sessions.assignment import Sessions
 from barrier_runtime.state.keys.row_index import IntKeys, Key, TupleKeys, tuple_keys
 
@@ -40,8 +40,7 @@ class OpenSessions:
         self._older = np.empty(0, np.int64)
         self._newer = np.empty(0, np.int64)
         self._due = np.empty(0, np.int64)  # in steps
-        self._by_due: dict[int, list[Ints]] = {}
-        self._dues: list[int] = []  # heap of the keys of _by_due
+        self._by_due = ByStart()
         self._looked_ms = _NEVER  # up to which time sessions were looked at last,
         self._soonest_ms = 0  # and the earliest end of those of that step that went on
 
@@ -156,9 +155,7 @@ class OpenSessions:
         parts: list[Ints] = []
         dues: list[int] = []
         count = 0
-        while self._dues and self._dues[0] <= limit:
-            due = heapq.heappop(self._dues)
-            its = np.concatenate(self._by_due.pop(due))
+        for due, its in self._by_due.take_each(limit + 1):
             for first in range(0, len(its), _PART):
                 parts.append(its[first : first + _PART])
                 dues.append(due)
@@ -173,9 +170,10 @@ class OpenSessions:
     def next_ms(self) -> int | None:
         """No session is over before the watermark is there, as long as no row comes that is behind it; one may be then.
         None: there is no session."""
-        if not self._dues:
+        first = self._by_due.first
+        if first is None:
             return None
-        first_ms = self._dues[0] * self._step_ms
+        first_ms = first * self._step_ms
         return first_ms if first_ms > self._looked_ms else self._soonest_ms
 
     def end(self, row_ids: Ints) -> None:
@@ -196,16 +194,7 @@ class OpenSessions:
             return
         dues = last_ms // self._step_ms + self._gap_ms // self._step_ms
         self._due[row_ids] = dues
-        order = order_of_ints([dues])
-        row_ids, dues = row_ids[order], dues[order]
-        firsts = np.flatnonzero(np.diff(dues, prepend=dues[:1] - 1))
-        for due, its_ids in zip(dues[firsts].tolist(), np.split(row_ids, firsts[1:]), strict=True):
-            known = self._by_due.get(due)
-            if known is None:
-                self._by_due[due] = [its_ids]
-                heapq.heappush(self._dues, due)
-            else:
-                known.append(its_ids)
+        self._by_due.note(row_ids, dues)
 
     def _forget_keys(self, keys: Ints) -> None:
         """Those without sessions, of `keys` (each once)."""
