@@ -1,5 +1,5 @@
-"""One record into a job's log, by whoever is no coordinator: put again until the store tells what became of it.
-Blocking; used by one thread."""
+"""Appends one record to a job's log for a process that is not a coordinator: the put is repeated until the store says
+what became of it. Blocking; used by one thread."""
 
 from collections.abc import Callable
 

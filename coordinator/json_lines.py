@@ -1,4 +1,5 @@
-"""Log records as JSON, one object per line: for daemons and slots. Fields that are known are fields, not only words."""
+"""Formats the log of daemons and slots as JSON, one object per line. Job, slot and the like are fields of their own,
+for programs that search logs, beside the message for people."""
 
 import logging
 import time

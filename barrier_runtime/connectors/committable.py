@@ -1,4 +1,4 @@
-"""What all committables share as stored things: how messages call them, and what to do about a damaged one."""
+"""The stored format that all committables share: its name in messages, and the remedy for a damaged one."""
 
 from barrier_runtime.state.versioned import Format
 

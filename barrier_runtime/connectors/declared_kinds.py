@@ -1,5 +1,5 @@
-"""Arguments of public constructors and methods that are of another kind than their annotation says: an error that names
-the parameter, its value and what to give, in place of whatever Python says where the value is used first.
+"""Refuses arguments of public constructors and methods whose kind is not the annotated one. The error names the
+parameter, its value and what to give, in place of what Python says where the value is first used.
 
 Kinds are told apart only as far as that helps: a text from a number from a list. What a class checks itself goes
 before, and what no table has (durations, a choice of words, `Any`) is left to it.

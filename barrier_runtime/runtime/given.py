@@ -1,4 +1,4 @@
-"""What the coordinator gives a slot of a checkpoint: the snapshots themselves, or the manifest that holds them.
+"""The snapshots that a slot restores, as the coordinator gives them: in the message, or by the manifest they are in.
 
 Reading a manifest blocks: on worker threads only.
 """

@@ -1,4 +1,5 @@
-"""The command line that meets a row again: for failure reports and for rows of side outputs of errors. Pure."""
+"""The `barrier-runtime replay` command line that runs a failed row again: for failure reports and for rows on side
+outputs of errors. Pure."""
 
 import datetime
 import shlex

@@ -1,5 +1,5 @@
-"""The single scenarios of a certification, which no enumeration of crashes and stalls would tell: repeated commits,
-aborts, another start of the job, rescaling, a commit beside a pre-commit."""
+"""Scenarios of a certification that are written by hand, because an enumeration of crashes and stalls does not reach
+them: repeated commits, aborts, another start of the job, rescaling, a commit beside a pre-commit."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

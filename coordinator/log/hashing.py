@@ -1,4 +1,4 @@
-"""sha256 of stored bytes, and the one way to say that they are not what was written."""
+"""sha256 of stored bytes, and the one error for bytes that are not what was written."""
 
 import hashlib
 

@@ -1,4 +1,5 @@
-"""A job's figures in its store, beside everything else: no step of the job waits for them, or ends for them.
+"""Writes a job's history (counters, past checkpoints, slots) to its store; the job neither waits for it nor
+fails by it.
 
 Written by the leader, one put at a time; what happens while one is under way goes with the next. Figures may be half a
 second old: ten checkpoints a second would cost as many puts, which disk and threads of the decisions have to do. Slots

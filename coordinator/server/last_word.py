@@ -1,4 +1,4 @@
-"""The end of a job that broke inside, written to its log: so that no other daemon adopts it to break again.
+"""Writes FINISH (failed) to the log of a job whose protocol broke, so that no other daemon adopts it to break again.
 
 | when the job breaks                                  | what is done                                                |
 |------------------------------------------------------|-------------------------------------------------------------|

@@ -1,6 +1,6 @@
-"""Rows of a columnar table that a checkpoint has as entries, when the program that goes on has other columns.
+"""Rewrites the stored entries of a columnar table when the program's columns differ from the checkpoint's.
 
-Rows do not name their columns (see `stored_rows`), so all of them are made anew before the first is read: once, when
+Entries do not name their columns (see `stored_rows`), so all of them are rewritten before the first is read: once, when
 the table is opened, and in bounded memory. A crash on the way costs nothing, because the checkpoint stays as it is.
 
     column            in the checkpoint     not in it

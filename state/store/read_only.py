@@ -1,7 +1,7 @@
-"""Stores for those who must change nothing: one that refuses every write, and one that lies over it.
+"""Two stores for readers that must change nothing in another store: one that refuses writes, one that keeps them apart.
 
-`ReadOnlyStore` is handed to whoever only looks. `LinkedStore` is a scratch store in which some keys are objects of
-another store: a job that begins with them believes they are its own, and what it writes goes to the scratch alone.
+`ReadOnlyStore` refuses every write. `LinkedStore` is a scratch store in which some keys are objects of another store: a
+job that begins with them takes them for its own, and what it writes goes to the scratch alone.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

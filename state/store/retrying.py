@@ -1,5 +1,5 @@
-"""The one loop in which a remote store bears trouble that may pass: a bounded number of attempts, with growing pauses,
-which are of random length so that slots do not ask again all at once."""
+"""Retries a call to a remote store: a bounded number of attempts with growing pauses, of random length so that slots do
+not ask again all at once. The one such loop, for all remote stores."""
 
 import random
 import time

@@ -1,7 +1,7 @@
-"""What is said when a function asks its `ctx` for what that has not: where it is, or which name may have been meant.
+"""Hints for a function that asks its `ctx` for an attribute that it does not have: where that is, or a similar name.
 
-It is said by who tells of the error (`user_code.said`): a `ctx` with a `__getattr__` would be slower at each attribute
-that it has.
+The code that reports the error adds them (`user_code.said`), because a `ctx` with a `__getattr__` would be slower at
+each attribute that it has.
 """
 
 import difflib

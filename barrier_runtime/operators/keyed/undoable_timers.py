@@ -1,4 +1,5 @@
-"""Timers that a call has set or deleted are as they were before it is repeated (`state/values/undo`)."""
+"""Undoes what a failed call of a user's function did to timers, before the call is repeated (`state/values/undo` does
+the same for tables)."""
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.operators.keyed.timers import Timers, whole_ms

@@ -1,5 +1,5 @@
 """What a lookup knows of its rows and requests, as a pure state machine: rows, replies and the time come in; requests
-to send, requests to give up and finished rows come out.
+to send, requests to abort and finished rows come out.
 
 A row has a number, in the order in which it came, and a key. Rows of one key share a request. The life of a row:
 

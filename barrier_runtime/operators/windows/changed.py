@@ -1,5 +1,4 @@
-"""Which windows got rows since their last result, and results by the wall clock of those: for operators that tell
-windows before they are over."""
+"""Early results by the wall clock: which windows got rows since their last result, and their results in slices."""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""Windows by count: they are what windows of all rows tell every n rows, of the rows since the last time. So a row that
+"""Windows by count: every n rows of a key a result of those n rows.
+
+They are made of a window over all rows with an early result every n rows, of the rows since the last one. So a row that
 fills a window emits it within its batch, and state is one entry per key, however many windows there were. With a slide
 it is one per key and phase (see `Count`); those of other phases are over at other rows, because each phase but the
 first begins as if it had had rows before."""

@@ -1,4 +1,4 @@
-"""Windows that tell what they have before they are over (`Every`).
+"""Early results (`Every`): windows that emit what they have before they are over.
 
 State knows of each window how many rows the last result had, so whether there is something new survives a restore. By
 event time, batches are cut where a row brings a multiple of the interval, and a watermark stops at the first one that

@@ -1,6 +1,7 @@
-"""The time a slot lives by: the wall clock and a steady one, passed in so that the slot can also run in virtual time.
+"""The clock of a slot: wall-clock and steady time, passed in so that the slot can also run in virtual time.
 
-Everything below `slot/` asks a `Clock` and never the `time` module; the simulation gives each process one of its own.
+What must also run in virtual time asks a `Clock` and never the `time` module; the simulation gives each process a
+clock of its own.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""In-flight rows of a snapshot: from batches to stored frames, and back into what a subtask works off first.
+"""In-flight rows of a snapshot: from batches to stored frames, and back into what a subtask processes first.
 
 They are frames as on a data connection, one file per input port (more if a schema changes), all files of a snapshot in
 one object, or inside the manifest when they are tiny. On worker threads only.

@@ -1,5 +1,5 @@
-"""What every phase of a job's life answers to. A phase changes the facts in `Job` and decides: it says what it wants to
-come next (`decisions`), and `transitions` makes the phase that follows.
+"""The interface of all phases. A phase takes events, changes the facts in `Job` and decides: it returns what it wants
+to come next (`decisions`), and `transitions` makes the phase that follows.
 
 The defaults are what is right in most phases: answers that belong to nothing are dropped, a foreign record in the log
 means that this coordinator was fenced, a store that refuses ends the job.

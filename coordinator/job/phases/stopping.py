@@ -1,4 +1,5 @@
-"""How a running job is brought to the end that its user wants. A stop with a savepoint outlives whoever was asked:
+"""How a running job stops when its user asks: at once, drained, or with a savepoint. A stop with a savepoint survives
+the death of the coordinator that was asked:
 
     ASKED ─ a record says so ─► STOPPING ─ the last checkpoint is visible ─► COPYING ─ copied ─► FINISH, which says so
 

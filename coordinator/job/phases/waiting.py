@@ -1,4 +1,4 @@
-"""A generation gathers: halt the survivors, wait for all slots, deploy, wait until all have restored, start.
+"""A generation begins: cancel the survivors' subtasks, wait for all slots, deploy, wait until all have restored, start.
 
 Slots may come and go freely until Deploy is sent; after that any loss needs a new generation.
 """

@@ -1,4 +1,4 @@
-"""What stands before page and REST interface at one address: which of them a request is for, and who has logged in.
+"""Routes each request at the daemon's address to the page or to the REST interface, and knows who has logged in.
 
 | request | goes to |
 |---|---|

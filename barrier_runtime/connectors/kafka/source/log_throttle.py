@@ -1,4 +1,5 @@
-"""What the fetching thread logs of trouble that passes: not more often than it is of use. And what does not pass."""
+"""Log throttle of the fetching thread: repeated messages about trouble that passes are logged at intervals. Trouble
+that lasts is told apart, and ends the source."""
 
 import time
 from typing import Any

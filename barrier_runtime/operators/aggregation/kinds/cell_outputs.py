@@ -1,4 +1,4 @@
-"""Which cell an aggregate keeps, and how its results are read of it."""
+"""Which cell an aggregate keeps, and how its results are read from it."""
 
 import pyarrow as pa
 
