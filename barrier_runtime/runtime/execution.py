@@ -22,7 +22,18 @@ from functools import partial
 
 import msgspec
 
-from barrier_runtime.coordinator.metric_table import BLOCKED_S, HELD_S, ROWS_IN, ROWS_OUT, WORK_S
+from barrier_runtime.coordinator.metric_table import (
+    BACKPRESSURED_S,
+    BLOCKED_S,
+    BUSY_S,
+    HELD_S,
+    RECORDS,
+    ROWS_IN,
+    ROWS_OUT,
+    WAITING_SPLITS,
+    WATERMARK_MS,
+    WORK_S,
+)
 from barrier_runtime.coordinator.wire.messages import CommitGlobally, Deploy, HeldBack, SubtaskId
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Barrier
 from barrier_runtime.graph.job_graph import JobGraph
@@ -397,34 +408,28 @@ class Execution:
         seconds, subtask = longest
         return f"{subtask.id} ({self._graph.chains[subtask.id.chain].name}) for {seconds:.1f} s"
 
-    @property
-    def watermark_ms(self) -> int | None:
-        """The lowest watermark of this slot's subtasks that have one."""
+    def figures(self) -> dict[str, float]:
+        """The metrics of this generation: of the slot, and of each chain under the name of its first operator."""
+        figures = {
+            RECORDS.name: float(self._chains.records),
+            BUSY_S.name: self.scheduler.busy_s,
+            BACKPRESSURED_S.name: self.scheduler.backpressured_s,
+        }
         known = [ms for each in self.subtasks if WATERMARK_MIN < (ms := each.chain.watermark) < WATERMARK_MAX]
-        return min(known) if known else None
-
-    @property
-    def records(self) -> int:
-        """Input records of this slot's share, each counted once however often it was replayed."""
-        return self._chains.records
-
-    def load_figures(self) -> dict[str, float]:
-        """Of each subtask, under the name of its chain's first operator."""
-        figures: dict[str, float] = {}
+        if known:
+            figures[WATERMARK_MS.name] = float(min(known))
+        if self._res.settings.max_drift_ms is not None:
+            drivers = [each.source[1] for each in self.subtasks if each.source is not None]
+            figures[WAITING_SPLITS.name] = float(sum(driver.waiting_splits for driver in drivers))
         for subtask in self.subtasks:
-            chain = self._graph.chains[subtask.id.chain]
+            chain, load = self._graph.chains[subtask.id.chain], subtask.chain.load
             name = chain.source.name if chain.source is not None else chain.operators[0].name
             figures[ROWS_IN.key(name)] = float(subtask.rows_in)
             figures[ROWS_OUT.key(name)] = float(sum(output.rows for output in subtask.chain.outputs))
-            figures[WORK_S.key(name)] = round(subtask.chain.load.busy_s, 4)
-            figures[BLOCKED_S.key(name)] = round(subtask.chain.load.blocked_s, 4)
-            figures[HELD_S.key(name)] = round(subtask.chain.load.held_s, 4)
+            figures[WORK_S.key(name)] = round(load.busy_s, 4)
+            figures[BLOCKED_S.key(name)] = round(load.blocked_s, 4)
+            figures[HELD_S.key(name)] = round(load.held_s, 4)
         return figures
-
-    @property
-    def waiting_splits(self) -> int:
-        """Those that wait for slower ones, of a job with `max_drift`."""
-        return sum(subtask.source[1].waiting_splits for subtask in self.subtasks if subtask.source is not None)
 
     def source_progress(self) -> dict[str, HeldBack]:
         """Of each source with event time that is not at its end: what holds it back."""

@@ -12,25 +12,10 @@ resolved them and said again after each registration, because either side may lo
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from barrier_runtime.coordinator.metric_table import (
-    BACKPRESSURED_S,
-    BUSY_S,
-    LOOP_LAG_MS,
-    RECORDS,
-    RSS_BYTES,
-    STARVED_S,
-    STORE_READS,
-    STORE_RECEIVED_BYTES,
-    STORE_SENT_BYTES,
-    STORE_WRITES,
-    WAITING_SPLITS,
-    WATERMARK_MS,
-)
 from barrier_runtime.coordinator.wire.carried import too_large_ack
 from barrier_runtime.coordinator.wire.messages import (
     AbortCheckpoint,
@@ -67,6 +52,7 @@ from barrier_runtime.data.elements import Barrier
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.operators.metrics import MetricRegistry
 from barrier_runtime.runtime.execution import Execution
+from barrier_runtime.runtime.host.process_figures import process_figures
 from barrier_runtime.runtime.network.channels import PeerLost
 from barrier_runtime.runtime.network.control_link import ControlLink
 from barrier_runtime.runtime.network.tcp import DataPlane
@@ -74,7 +60,6 @@ from barrier_runtime.runtime.prefetching import prefetch
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.state.errors import PERMANENT, Unavailable
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotTimes
-from barrier_runtime.state.store.use import counts_of
 
 log = logging.getLogger("barrier_runtime.slot")
 PEER_LOST = "peer_lost"  # of a log record: it tells no more than that another process died
@@ -473,23 +458,9 @@ class Slot:
 
     def _figures(self) -> dict[str, float]:
         figures = self._metrics.counts()
-        figures[LOOP_LAG_MS.name] = self._loop_lag_ms
-        figures[RSS_BYTES.name] = float(_rss_bytes())
-        figures[STARVED_S.name] = self._res.starved_s()
-        used = counts_of(self._res.store)
-        figures[STORE_WRITES.name], figures[STORE_READS.name] = float(used.writes), float(used.reads)
-        figures[STORE_SENT_BYTES.name] = float(used.sent_bytes)
-        figures[STORE_RECEIVED_BYTES.name] = float(used.received_bytes)
-        execution = self._execution
-        if execution is not None:
-            figures[RECORDS.name] = float(execution.records)
-            figures[BUSY_S.name] = execution.scheduler.busy_s
-            figures[BACKPRESSURED_S.name] = execution.scheduler.backpressured_s
-            figures.update(execution.load_figures())
-            if self._res.settings.max_drift_ms is not None:
-                figures[WAITING_SPLITS.name] = float(execution.waiting_splits)
-            if execution.watermark_ms is not None:
-                figures[WATERMARK_MS.name] = float(execution.watermark_ms)
+        figures.update(process_figures(self._res.store, self._res.starved_s(), self._loop_lag_ms))
+        if self._execution is not None:
+            figures.update(self._execution.figures())
         return figures
 
 
@@ -501,14 +472,6 @@ def _shortened(text: str) -> str:
         return text
     half = _MAX_TEXT // 2
     return f"{text[:half]}\n… ({len(text) - 2 * half:,} characters are left out) …\n{text[-half:]}"
-
-
-def _rss_bytes() -> int:
-    try:
-        with open("/proc/self/statm") as statm:
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
 
 
 _HANDLERS: dict[type, Callable[..., None]] = {
