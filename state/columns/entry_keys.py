@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from barrier_runtime.state.errors import Corrupt
-from barrier_runtime.state.keys.key_codec import INT_TAG, decode_key, encode_key
+from barrier_runtime.state.keys.key_codec import INT_TAG, decode_key, encode_key, encode_keys
 from barrier_runtime.state.keys.key_groups import key_groups_of_int64
 from barrier_runtime.state.keys.row_index import Ints, Key
 from barrier_runtime.state.kv.shard import PREFIX_BYTES, Shard
@@ -57,7 +57,7 @@ class EntryKeys:
         shard = self.shard
         if not self.last_first:
             return shard.kv_keys(self.state_id, self.key_width, keys)
-        return shard.kv_keys(self.state_id, self.key_width, keys, [encode_key((key[-1], *key[:-1])) for key in keys])
+        return shard.kv_keys(self.state_id, self.key_width, keys, encode_keys([(key[-1], *key[:-1]) for key in keys]))
 
     def of_any(self, key_batch: Ints | Sequence[Key]) -> list[bytes]:
         if not isinstance(key_batch, np.ndarray):

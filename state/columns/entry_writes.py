@@ -119,7 +119,7 @@ class TupleRun:
         if self._stored.last_first:  # segments, which have keys as they are, ask for what is remembered
             return self._stored.of_tuples(key_batch)
         row_ids = self._row_ids[start:end].tolist()
-        known = [self._keys.known_data_key(row_id, key) for row_id, key in zip(row_ids, key_batch, strict=True)]
+        known = self._keys.known_data_keys(row_ids, key_batch)
         missing = [at for at, data_key in enumerate(known) if data_key is None]
         if missing:
             encoded = self._stored.of_tuples([key_batch[at] for at in missing])

@@ -363,9 +363,12 @@ class TupleKeys:
     def all(self) -> RowIds:
         return np.sort(np.fromiter(self._index.values(), np.int64, len(self._index)))
 
-    def known_data_key(self, row_id: int, key: Key) -> bytes | None:
-        """What `remember_data_key` was told of this key in this row_id."""
-        return self._data_keys[row_id] if self._keys[row_id] is key else None
+    def known_data_keys(self, row_ids: Sequence[int], key_batch: Sequence[Key]) -> list[bytes | None]:
+        """What `remember_data_key` was told of these keys in these row ids."""
+        keys, data_keys = self._keys, self._data_keys
+        return [
+            data_keys[row_id] if keys[row_id] is key else None for row_id, key in zip(row_ids, key_batch, strict=True)
+        ]
 
     def remember_data_key(self, row_id: int, key: Key, data_key: bytes) -> None:
         if self._keys[row_id] is key:

@@ -11,7 +11,7 @@ from itertools import chain, islice
 from typing import Any
 
 from barrier_runtime.state.errors import ProtocolViolation
-from barrier_runtime.state.keys.key_codec import decode_key, encode_key
+from barrier_runtime.state.keys.key_codec import decode_key, encode_key, encode_keys
 from barrier_runtime.state.keys.key_groups import key_group, key_groups_of_keys
 from barrier_runtime.state.kv.store import Entry, KvStore
 
@@ -47,7 +47,7 @@ class Shard:
         groups = key_groups_of_keys(keys, key_width, self.max_parallelism)
         prefixes = self.checked_prefixes(state_id, groups, keys)
         if encoded is None:
-            encoded = [encode_key(key) for key in keys]
+            encoded = encode_keys(keys)
         return [prefixes[group] + data for group, data in zip(groups, encoded, strict=True)]
 
     @staticmethod

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barrier_runtime.state.errors import Corrupt, InvalidJob
-from barrier_runtime.state.keys.key_codec import decode_columns, decode_key, encode_key
+from barrier_runtime.state.keys.key_codec import decode_columns, decode_key, encode_key, encode_keys
 from tests.drawn import examples
 
 UTC = dt.timezone.utc
@@ -50,6 +50,19 @@ def test_a_key_comes_back_as_it_was(key: tuple[Any, ...]) -> None:
 _alike = st.lists(st.sampled_from([*FIELDS, st.integers(-5, 5)]), max_size=3).flatmap(
     lambda kinds: st.lists(st.tuples(*kinds), min_size=1, max_size=6)
 )
+
+
+@examples(300)
+@given(_alike, st.lists(_key, max_size=2))
+def test_many_keys_at_once_are_encoded_as_each_is(keys: list[tuple[Any, ...]], others: list[tuple[Any, ...]]) -> None:
+    for many in (keys * 16, (keys + others) * 16):
+        assert encode_keys(many) == [encode_key(key) for key in many]
+
+
+def test_many_keys_with_one_that_cannot_be_a_key_are_refused_as_it_is() -> None:
+    for field, message in ((2**64, "does not fit in 64 bits"), ("\ud800", "not valid text"), (float("nan"), "NaN")):
+        with pytest.raises(InvalidJob, match=message):
+            encode_keys([(type(field)(), 1)] * 20 + [(field, 1)])
 
 
 @examples(300)
