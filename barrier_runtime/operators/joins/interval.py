@@ -53,29 +53,38 @@ class MatchingJoin(JoinOperator):
         else:
             lowest, highest = run.times - self._upper, run.times - self._lower
         least, most = int(lowest.min()), int(highest.max())
+        met = _Pairs(run)
         for other in self._buffers[1 - port].runs:
             if other.last < least or other.first > most:
                 continue
             starts, ends = other.ranges(run.keys, lowest, highest)
             if not self._one_sided:
-                self._pairs(run, other, starts, ends, port, emit)
+                self._pairs(met, other, starts, ends, port, emit)
             elif port == _LEFT:
                 run.matched[run.at[ends > starts]] = True
             else:
                 self._meet(other, starts, ends, emit)
+        self._send_pairs(met, port, emit)
         for buffer in self._buffers:
             buffer.sweep()
         self._hold(run, port, emit)
 
-    def _pairs(self, run: RowRun, other: RowRun, starts: Ints, ends: Ints, port: int, emit: Emit) -> None:
-        for own, its in pairs(starts, ends, rows_at_once(run.row_bytes, other.row_bytes)):
-            taken = run.take(own), other.take(its)
-            left, right = taken if port == _LEFT else taken[::-1]
-            self._send(self._columns.rows(left, right), emit)
+    def _pairs(self, met: "_Pairs", other: RowRun, starts: Ints, ends: Ints, port: int, emit: Emit) -> None:
+        run, most = met.run, rows_at_once(met.run.row_bytes, other.row_bytes)
+        for own, its in pairs(starts, ends, most):
+            if met.rows + len(own) > most:
+                self._send_pairs(met, port, emit)
+            met.add(own, other, its)
             if self._misses[port]:
                 run.matched[run.at[own]] = True
             if self._misses[1 - port]:
                 other.matched[other.at[its]] = True
+
+    def _send_pairs(self, met: "_Pairs", port: int, emit: Emit) -> None:
+        if met.rows:
+            taken = met.take()
+            left, right = taken if port == _LEFT else taken[::-1]
+            self._send(self._columns.rows(left, right), emit)
 
     def _meet(self, left: RowRun, starts: Ints, ends: Ints, emit: Emit) -> None:
         """Semi and anti: these left rows have a partner now, and need no other."""
@@ -117,6 +126,30 @@ class MatchingJoin(JoinOperator):
     def _output(self, rows: pa.RecordBatch, port: int) -> pa.RecordBatch:
         """Without a partner."""
         return self._columns.rows(rows, None) if port == _LEFT else self._columns.rows(None, rows)
+
+
+class _Pairs:
+    """Rows of `run` with rows of runs of the other side, gathered: many runs have a few pairs each, and each batch that
+    goes out costs as much as many rows."""
+
+    def __init__(self, run: RowRun) -> None:
+        self.run = run
+        self.rows = 0
+        self._own: list[Ints] = []
+        self._others: list[tuple[RowRun, Ints]] = []
+
+    def add(self, own: Ints, other: RowRun, its: Ints) -> None:
+        """Positions of both."""
+        self.rows += len(own)
+        self._own.append(own)
+        self._others.append((other, its))
+
+    def take(self) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """Those of `run` and the others, row by row; it is empty then."""
+        taken = [other.take(its) for other, its in self._others]
+        own = self.run.take(self._own[0] if len(self._own) == 1 else np.concatenate(self._own))
+        self.rows, self._own, self._others = 0, [], []
+        return own, taken[0] if len(taken) == 1 else pa.concat_batches(taken)
 
 
 class IntervalJoinOperator(MatchingJoin):
