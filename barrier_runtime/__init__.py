@@ -43,6 +43,8 @@ _HOME = {
     "quantile": "barrier_runtime.operators.aggregation.functions",
     "quantiles": "barrier_runtime.operators.aggregation.functions",
     "top_k": "barrier_runtime.operators.aggregation.functions",
+    "largest": "barrier_runtime.operators.aggregation.functions",
+    "smallest": "barrier_runtime.operators.aggregation.functions",
     "RowAggregate": "barrier_runtime.operators.aggregation.own",
     "ColumnAggregate": "barrier_runtime.operators.aggregation.own",
     "WatermarkGenerator": "barrier_runtime.operators.watermark_generator",
@@ -161,12 +163,14 @@ if TYPE_CHECKING:
     from barrier_runtime.operators.aggregation.functions import count as count
     from barrier_runtime.operators.aggregation.functions import count_distinct as count_distinct
     from barrier_runtime.operators.aggregation.functions import first as first
+    from barrier_runtime.operators.aggregation.functions import largest as largest
     from barrier_runtime.operators.aggregation.functions import last as last
     from barrier_runtime.operators.aggregation.functions import max_ as max_
     from barrier_runtime.operators.aggregation.functions import mean as mean
     from barrier_runtime.operators.aggregation.functions import min_ as min_
     from barrier_runtime.operators.aggregation.functions import quantile as quantile
     from barrier_runtime.operators.aggregation.functions import quantiles as quantiles
+    from barrier_runtime.operators.aggregation.functions import smallest as smallest
     from barrier_runtime.operators.aggregation.functions import stddev as stddev
     from barrier_runtime.operators.aggregation.functions import stddev_pop as stddev_pop
     from barrier_runtime.operators.aggregation.functions import sum_ as sum_

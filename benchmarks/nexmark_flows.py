@@ -21,6 +21,7 @@ from barrier_runtime import (
     count,
     count_distinct,
     first,
+    largest,
     max_,
     mean,
     min_,
@@ -329,26 +330,6 @@ def q18(events: Stream) -> Stream:
     return found.select({"bidder": "bidder", "auction": "auction", **{name: f"last_{name}" for name in columns}})
 
 
-class TopTen(RowAggregate):
-    """The ten highest prices, the highest first."""
-
-    type, state = pa.list_(pa.int64()), list[int]
-
-    def zero(self) -> list[int]:
-        return []
-
-    def add(self, state: list[int], price: int) -> list[int]:
-        if len(state) == 10 and price <= state[-1]:
-            return state
-        return sorted([*state, price], reverse=True)[:10]
-
-    def merge(self, state: list[int], later: list[int]) -> list[int]:
-        return sorted([*state, *later], reverse=True)[:10]
-
-    def result(self, state: list[int]) -> list[int]:
-        return state
-
-
 def q19(events: Stream) -> Stream:
     made = bids(events, "auction", "price", "emitted").key_by("auction")
-    return made.aggregate("q19", top=TopTen("price"))
+    return made.aggregate("q19", top=largest("price", 10))

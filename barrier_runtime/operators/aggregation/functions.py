@@ -34,10 +34,12 @@ Kind = Literal[
     "quantile",
     "quantiles",
     "top_k",
+    "largest",
+    "smallest",
 ]
 
 _MOST_COLLECTED = 1_000_000
-_MOST_FREQUENT = 100
+_MOST_FREQUENT = _MOST_PLACES = 100
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Aggregate:
     widen: bool = False  # sums only
     by: str | None = None  # arg_min and arg_max only
     ignore_nulls: bool = False  # first and last only
-    limit: int | None = None  # values that are kept, at most: collections, the exact count_distinct and top_k
+    limit: int | None = None  # values that are kept, at most: of collections, the exact count_distinct, top_k, places
     ranks: tuple[float, ...] = ()  # quantiles only
     approximate: bool = False  # count_distinct only
 
@@ -193,6 +195,17 @@ def top_k(column: str, k: int) -> Aggregate:
     values, and a value that comes less often than that may be missing. Nulls are left out. Needs the package
     datasketches (`pip install 'barrier-runtime[sketches]'`)."""
     return Aggregate("top_k", column, limit=_limit("top_k", k, _MOST_FREQUENT))
+
+
+def largest(column: str, n: int) -> Aggregate:
+    """The `n` largest values of a column of numbers, booleans or times, the largest one first, as a list; equal values
+    stand there as often as they come. Nulls are left out; fewer values make a shorter list."""
+    return Aggregate("largest", column, limit=_limit("largest", n, _MOST_PLACES))
+
+
+def smallest(column: str, n: int) -> Aggregate:
+    """The `n` smallest values, the smallest one first: see `largest`."""
+    return Aggregate("smallest", column, limit=_limit("smallest", n, _MOST_PLACES))
 
 
 def _limit(kind: str, limit: int, most: int) -> int:

@@ -37,12 +37,16 @@ class _Calls:
         except BarrierRuntimeError:
             raise
         except Exception as error:
-            raise UserCodeError(
-                f"{type(self.aggregate).__name__}.{function.__name__}() of {self.where}, output {self.output!r}, "
-                f"raised {type(error).__name__}: {said(error)}\n"
-                "  Fix the function, or make it accept these values; then start the job again.",
-                user_traceback(error),
-            ) from error
+            raise self.failed(function, error) from error
+
+    def failed(self, function: Callable[..., Any], error: Exception) -> UserCodeError:
+        """What to raise for what the function raised."""
+        return UserCodeError(
+            f"{type(self.aggregate).__name__}.{function.__name__}() of {self.where}, output {self.output!r}, "
+            f"raised {type(error).__name__}: {said(error)}\n"
+            "  Fix the function, or make it accept these values; then start the job again.",
+            user_traceback(error),
+        )
 
     def as_column(self, values: Any, rows: int) -> pa.Array:
         """What `result` returned, as the column it is declared to be."""
@@ -70,6 +74,7 @@ class RowCell:
     calls: _Calls
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
+    of_plain: bool = False  # results are lists of what nobody can change in place
 
     @property
     def name(self) -> str:
@@ -97,19 +102,63 @@ class RowCell:
         return self.encode(self.calls(self.aggregate.merge, self.decode(earlier), self.decode(later)))
 
     def read(self, state: Any) -> Any:
-        """A copy of what `result` gives, which may be a part of the state."""
-        found = self.calls(self.aggregate.result, state)
-        if type(found) is list and _PLAIN.issuperset(map(type, found)):
-            return found.copy()
+        return self.kept(self.calls(self.aggregate.result, state))
+
+    def kept(self, found: Any) -> Any:
+        """A copy of what `result` gave, which may be a part of the state."""
+        if type(found) is list and (self.of_plain or _PLAIN.issuperset(map(type, found))):
+            return tuple(found)
         return self.calls.as_column([found], 1)[0] if pa.types.is_nested(self.aggregate.type) else found
+
+
+@dataclass(frozen=True)
+class RowCells(Cells):
+    """Cells of a `RowAggregate`, whose functions are called for one row after the other of a key without a step of ours
+    between them."""
+
+    kind: RowCell
+
+    def running(
+        self, before: Columns, rows: RunningOrder, batch: BatchValues, left: Left
+    ) -> tuple[Columns, dict[str, Values]]:
+        kind, cells = self.kind, before[self.name].copy()
+        values, order = kind.values(batch)[0], rows.order.tolist()
+        add, result, kept = kind.aggregate.add, kind.aggregate.result, kind.kept
+        immutable = not pa.types.is_nested(kind.aggregate.type)
+        found: list[Any] = []
+        for group, (start, length) in enumerate(zip(rows.starts.tolist(), rows.lengths.tolist(), strict=True)):
+            state, called = kind.opened(cells[group]), add
+            try:
+                for row in order[start : start + length]:
+                    called = add
+                    state = add(state, *values[row])
+                    called = result
+                    read = result(state)
+                    found.append(read if immutable else kept(read))
+            except BarrierRuntimeError:
+                raise
+            except Exception as error:
+                raise kind.calls.failed(called, error) from error
+            cells[group] = kind.closed(state)
+        results = np.fromiter(found, np.object_, len(found))
+        return {self.name: cells}, {self._results(reader): results for reader in self.readers.values()}
 
 
 def row_cells(aggregate: RowAggregate, output: str, where: str) -> tuple[Cells, Reader]:
     name = type(aggregate).__name__
     stored, calls = StoredType(type(aggregate).state, "msgpack", f"{name}.state = "), _Calls(aggregate, output, where)
     place = f"{where}: the state of {name}"
-    kind = RowCell(aggregate, calls, stored.encoder(place), stored.decoder(place, ONE_VALUE))
-    return Cells(kind), Reader("result", aggregate.type, kind.read, lambda read: calls.as_column(read, len(read)))
+    kind = RowCell(
+        aggregate, calls, stored.encoder(place), stored.decoder(place, ONE_VALUE), _lists_plain(aggregate.type)
+    )
+    return RowCells(kind), Reader("result", aggregate.type, kind.read, lambda read: calls.as_column(read, len(read)))
+
+
+def _lists_plain(kind: pa.DataType) -> bool:
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return False
+    of = kind.value_type
+    return bool(pa.types.is_primitive(of) or pa.types.is_string(of) or pa.types.is_large_string(of))
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from barrier_runtime.operators.aggregation.kinds.cell_outputs import cell_output
 from barrier_runtime.operators.aggregation.kinds.cells import Cells, Reader
 from barrier_runtime.operators.aggregation.kinds.composite import Composite
 from barrier_runtime.operators.aggregation.kinds.decimal_sums import DecimalSum
+from barrier_runtime.operators.aggregation.kinds.extremes import Extremes
 from barrier_runtime.operators.aggregation.kinds.moments import Moments
 from barrier_runtime.operators.aggregation.kinds.picks import Pick
 from barrier_runtime.operators.aggregation.own import AnyAggregate, ColumnAggregate, OwnAggregate, RowAggregate
@@ -199,6 +200,8 @@ class _Planner:
             return self._of_cells(name, aggregate, *cells)
         if aggregate.kind in ("first", "last", "arg_min", "arg_max"):
             return self._pick(name, aggregate, column, kind)
+        if aggregate.kind in ("largest", "smallest"):
+            return self._extremes(name, aggregate, column, kind)
         if aggregate.kind in ("variance", "var_pop", "stddev", "stddev_pop"):
             return self._statistic(name, aggregate, column)
         if is_text_or_bytes(kind):
@@ -249,6 +252,14 @@ class _Planner:
         extreme = Pick("min" if aggregate.kind == "min" else "max", column, kind, by=column, by_kind=kind)
         self.composites[extreme.name] = extreme
         return CompositeOutput(name, aggregate, kind, lambda accumulators, left: extreme.result(accumulators))
+
+    def _extremes(self, name: str, aggregate: Aggregate, column: str, kind: pa.DataType) -> CompositeOutput:
+        assert aggregate.limit is not None
+        extremes = Extremes(column, kind, aggregate.limit, aggregate.kind == "largest")
+        self.composites[extremes.name] = extremes
+        return CompositeOutput(
+            name, aggregate, pa.list_(kind), lambda accumulators, left: extremes.result(accumulators)
+        )
 
     def _pick(self, name: str, aggregate: Aggregate, column: str, kind: pa.DataType) -> CompositeOutput:
         by = aggregate.by
@@ -331,6 +342,10 @@ _HELD: _Takes = (
     "its state holds numbers, booleans, decimals of up to 38 digits, times, text and bytes: select() a column of such "
     "a type before",
 )
+_OF_ONE_WORD: _Takes = (
+    lambda kind: word_dtypes(kind) in (("int64",), ("float64",)),
+    "cast the column to a number or a time in a select() before",
+)
 _BOOLEANS: _Takes = lambda kind: kind == _BOOL, "compute a boolean column in a select() before"
 _TAKES: dict[str, _Takes] = {
     "sum": _SUMMED,
@@ -353,4 +368,6 @@ _TAKES: dict[str, _Takes] = {
     "quantile": _NUMBERS,
     "quantiles": _NUMBERS,
     "top_k": _HELD,
+    "largest": _OF_ONE_WORD,
+    "smallest": _OF_ONE_WORD,
 }

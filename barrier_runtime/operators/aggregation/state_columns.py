@@ -164,3 +164,9 @@ def order_words(words: Words) -> Words:
         return (values,)
     bits = (values + 0.0).view(np.int64)
     return (np.where(np.isnan(values), _MAGNITUDE, bits ^ ((bits >> 63) & _MAGNITUDE)),)
+
+
+def float_of_order(ordered: Ints) -> npt.NDArray[np.float64]:
+    """The double that `order_words` made such an integer of; of both zeros 0.0."""
+    bits: Ints = ordered ^ ((ordered >> 63) & _MAGNITUDE)
+    return bits.view(np.float64)
