@@ -1,1 +1,2 @@
-"""Scripts that measure what the README claims; figures and commands are in README.md beside this file."""
+"""Scripts that measure what the README claims; commands, and what was tried, are in README.md beside this
+file, figures in figures.md."""
