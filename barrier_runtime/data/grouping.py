@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 _TINY = 300  # rows
 _FEW = 64  # numbers; Python is faster than numpy below
@@ -53,7 +54,10 @@ def group_rows(columns: list[pa.Array]) -> Groups:
 
 
 def _encode(column: pa.Array) -> pa.DictionaryArray:
-    """Values are numbered in the order in which they come first."""
+    """Values are numbered in the order in which they come first. That all are one takes a fifth of finding them."""
+    first = column[0]
+    if not column.null_count and first == column[-1] and pc.all(pc.equal(column, first)).as_py():
+        return pa.DictionaryArray.from_arrays(np.zeros(len(column), np.int32), column.slice(0, 1))
     return column.dictionary_encode(null_encoding="encode")
 
 

@@ -14,6 +14,7 @@ Once all row ids are known, the successor is the table.
 """
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -331,11 +332,11 @@ class TupleKeys:
     def place(self, key_batch: Sequence[Key]) -> tuple[RowIds, RowIds]:
         """The row id of each key, which may repeat; and the row ids that were made for those that had none."""
         index = self._index
-        try:
-            return np.fromiter(map(index.__getitem__, key_batch), np.int64, len(key_batch)), _NO_ROWS
-        except KeyError:
-            pass
-        keys = list(dict.fromkeys(key for key in key_batch if key not in index))
+        row_ids = np.fromiter(map(index.get, key_batch, repeat(_FREE)), np.int64, len(key_batch))
+        missing = np.flatnonzero(row_ids < 0).tolist()
+        if not missing:
+            return row_ids, _NO_ROWS
+        keys = list(dict.fromkeys([key_batch[at] for at in missing]))
         made = self.numbers.take(len(keys))
         more = self.numbers.limit - len(self._keys)
         self._keys.extend([None] * more)
@@ -343,7 +344,8 @@ class TupleKeys:
         for key, row_id in zip(keys, made.tolist(), strict=True):
             index[key] = row_id
             self._keys[row_id] = key
-        return np.fromiter(map(index.__getitem__, key_batch), np.int64, len(key_batch)), made
+        row_ids[missing] = [index[key_batch[at]] for at in missing]
+        return row_ids, made
 
     def remove(self, row_ids: RowIds) -> None:
         """The row ids (each once) are free."""

@@ -107,6 +107,7 @@ def running(
     """Per accumulator the value after each row, in the batch's order; `columns` end at the last values."""
     results: dict[str, Values] = {}
     single = len(rows.row_ids) == len(rows.order)  # each key has one row
+    counted: tuple[Values, Values, str] | None = None  # how many rows each key had, and has; and the name of both
     for accumulator in plan.accumulators:
         if accumulator.kind == "carry":
             continue  # with its sum
@@ -116,7 +117,11 @@ def running(
             batch.valid(accumulator.column) if accumulator.kind == "values" and accumulator.column is not None else None
         )
         if accumulator.kind in ("rows", "values") and valid is None:
+            if counted is not None and np.array_equal(counted[0], before):  # of a column without nulls so far
+                target[rows.row_ids], results[accumulator.name] = counted[1], results[counted[2]]
+                continue
             after: Values = before + rows.lengths
+            counted = before, after, accumulator.name
             if single:
                 ordered = after
             else:

@@ -47,7 +47,7 @@ class BatchValues:
         """Which rows are not null; None when all are."""
         if column not in self._valid:
             array = self._batch.column(column)
-            self._valid[column] = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
+            self._valid[column] = _valid(array) if array.null_count else None
         return self._valid[column]
 
     def values(self, accumulator: Accumulator) -> Values:
@@ -177,6 +177,16 @@ class RunningOrder:
         np.maximum.accumulate(found, out=found)
         found[found < np.repeat(self.starts, self.lengths)] = -1
         return found
+
+
+def _valid(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """Which are not null: of the bits themselves, an eighth of what `is_valid` takes."""
+    bits = array.buffers()[0]
+    if bits is None:  # types that have none, as null
+        return array.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    first, begin = divmod(array.offset, 8)
+    found = np.unpackbits(np.frombuffer(bits, np.uint8)[first:], count=begin + len(array), bitorder="little")
+    return found[begin:].view(np.bool_)
 
 
 def codes_of(encoded: pa.DictionaryArray) -> Ints:

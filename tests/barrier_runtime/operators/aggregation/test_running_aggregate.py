@@ -175,6 +175,25 @@ def test_rows_are_ordered_by_several_columns_of_ints_first_column_first(rows: in
     assert (order_of_ints([second, third, first]) == np.lexsort([first, third, second])).all()
 
 
+def test_values_are_counted_in_slices_of_batches_with_nulls_and_without() -> None:
+    """Where every row of a batch has a value, values are as many as rows only for keys that never had a null."""
+    random = np.random.default_rng(4)
+    names = ("v", "w")
+    driven = Driven(
+        RunningAggregateOperator("r", ["k"], {"n": count(), **{f"n_{name}": count(name) for name in names}})
+    )
+    seen: dict[int, list[int]] = {}
+    for nulls in (0, 0.3, 0, 0.9, 0):
+        columns = {name: pa.array(random.integers(0, 9, 700), mask=random.random(700) < nulls) for name in names}
+        batch = pa.record_batch({"k": pa.array(random.integers(0, 5, 700)), **columns}).slice(13, 650)
+        driven.feed(batch)
+        for row, came in zip(driven.take(), batch.to_pylist(), strict=True):
+            counts = seen.setdefault(came["k"], [0, 0, 0])
+            for at, value in enumerate((0, came["v"], came["w"])):
+                counts[at] += value is not None
+            assert [row["n"], row["n_v"], row["n_w"]] == counts
+
+
 @pytest.mark.parametrize("rows", [5, 5_000])
 def test_groups_are_numbered_by_first_appearance_in_small_and_large_batches(rows: int) -> None:
     random = np.random.default_rng(2)
