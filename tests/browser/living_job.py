@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from coordinator_world import options, spec
-from tcp_slot import TcpSlot, wait_for
+from tcp_slot import TcpSlot
 
 from barrier_runtime.coordinator.client.client import UnknownJob
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
@@ -29,6 +29,7 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.state.store.local import LocalStore
 from barrier_runtime.state.store.paths import Paths
+from tests.waiting import until
 
 JOB = spec(
     checkpoints=options(interval_ms=400, tolerable_failures=1_000),
@@ -88,7 +89,7 @@ class LivingJob:
                 return None
             return now if now.checkpoints.completed >= count else None
 
-        return wait_for(f"{count} checkpoints", completed)
+        return until(completed, f"{count} checkpoints")
 
     def close(self) -> None:
         self.ended.set()

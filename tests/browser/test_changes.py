@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
-from tcp_slot import wait_for
 
 from tests.browser.conftest import Watched
 from tests.browser.living_job import LivingJob, living_job
+from tests.waiting import until
 
 Opened = Callable[..., Page]
 
@@ -44,7 +44,7 @@ def test_a_savepoint_is_taken_where_the_dialog_says(job: LivingJob, opened: Open
     assert f"barrier-runtime savepoint flights --to {tmp_path}/kept --coordinator" in dialog.inner_text()
     page.keyboard.press("Enter")
     expect(page.locator("#said")).to_have_text("Take a savepoint: accepted")
-    taken = wait_for("savepoint", lambda: next((each for each in job.status.savepoints if each.ended_ms), None))
+    taken = until(lambda: next((each for each in job.status.savepoints if each.ended_ms), None), "savepoint")
     assert (taken.state, taken.error) == ("done", "")
     assert (tmp_path / "kept" / "savepoint.json").exists()
     expect(page.locator("#events-table")).to_contain_text("savepoint done")
@@ -126,10 +126,10 @@ def test_a_killed_coordinator_takes_nothing_from_an_open_page_nor_from_a_link(
     page.evaluate(_NOTE_WHAT_IS_SAID)
     expect(page.locator("#away")).to_be_hidden()
     own_job.commit_error = "the disk of slot 0 is full"
-    wait_for("it to be written down", lambda: own_job.stored_history().commits.troubles)
+    until(lambda: own_job.stored_history().commits.troubles, "it to be written down")
     before = own_job.status
     os.kill(own_job.coordinator.pid, signal.SIGKILL)
-    wait_for("another process", lambda: own_job.coordinator.restarts)
+    until(lambda: own_job.coordinator.restarts, "another process")
     own_job.until_completed(before.checkpoints.completed + 2)
     assert own_job.status.commits.troubles == before.commits.troubles, "its slot has not said it again"
     expect(page.locator("#transactions")).to_contain_text("the disk of slot 0 is full (1 attempt since ")
@@ -162,7 +162,7 @@ PLANTED = "<script>window.stolen = 1</script>\"'><img src=x onerror=window.stole
 def test_what_others_wrote_is_text_and_nothing_else(own_job: LivingJob, opened: Opened) -> None:
     """G3: an error of users' code with tags, quotes and marks of direction, on all pages that show it."""
     own_job.decline = PLANTED
-    failed = wait_for("failed checkpoint", lambda: next(iter(_failed(own_job)), None))
+    failed = until(lambda: next(iter(_failed(own_job)), None), "failed checkpoint")
     page = opened(own_job)
     page.keyboard.press("p")
     for path in ("/jobs/flights", "/jobs/flights/checkpoints", f"/jobs/flights/checkpoints/{failed}"):
@@ -191,7 +191,7 @@ def test_no_script_but_the_pages_own_runs(job: LivingJob, opened: Opened, watche
 
 def test_failed_checkpoints_are_told_apart_and_say_why(own_job: LivingJob, opened: Opened) -> None:
     own_job.decline = "the disk of slot 1 is full"
-    failed = wait_for("failed checkpoint", lambda: next(iter(_failed(own_job)), None))
+    failed = until(lambda: next(iter(_failed(own_job)), None), "failed checkpoint")
     page = opened(own_job)
     assert page.locator("svg.strip .p-failed").count() == 1
     assert "the disk of slot 1 is full" in page.inner_text("#failures")

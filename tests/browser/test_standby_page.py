@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import BrowserContext, Page
-from tcp_slot import wait_for
 from test_daemon import JOB, Daemon, one_checkpoint, running_slots
 
 from barrier_runtime.coordinator.status.history import decode_history
@@ -13,6 +12,7 @@ from barrier_runtime.coordinator.wire.messages import CommitFailing, Trigger
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 from barrier_runtime.state.store.local import LocalStore
 from tests.browser.conftest import Watched
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def daemons(tmp_path: Path) -> Iterator[tuple[Daemon, Daemon]]:
     lease = ("--lease", "3000")  # none takes over, however slow the machine is
     with Daemon(tmp_path, *lease) as first, Daemon(tmp_path, *lease) as second:
         for daemon in (first, second):
-            wait_for("the daemon to answer", lambda daemon=daemon: _answers(daemon))
+            until(lambda daemon=daemon: _answers(daemon), "the daemon to answer")
         yield first, second
 
 
@@ -53,7 +53,7 @@ def test_a_standby_shows_the_same_history_and_changes_nothing(
             one_checkpoint(slots)
         number = slots[0].until(Trigger).checkpoint
         slots[0].say(CommitFailing(slots[0].token, number, "out", 0, 3, "the disk is full"))
-        wait_for("history", lambda: _stored(standby))
+        until(lambda: _stored(standby), "history")
         page = context().new_page()
         watched.watch(page)
         logged_in(page, standby)

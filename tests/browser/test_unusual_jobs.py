@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from playwright.sync_api import Page, expect
-from tcp_slot import wait_for
 
 from barrier_runtime.coordinator.status.history import History, encode_history
 from barrier_runtime.coordinator.wire.messages import ChainSpec, HeldBack
 from tests.browser.living_job import JOB, living_job
 from tests.coordinator.page_facts import NOW_MS, checkpoint
+from tests.waiting import until
 
 Opened = Callable[..., Page]
 
@@ -50,7 +50,7 @@ def test_hostile_names_are_text_and_break_no_page(kind: str, tmp_path: Path, ope
     )
     with living_job(tmp_path, msgspec.structs.replace(JOB, submitter=names.submitter, chains=chains)) as job:
         job.sources = {names.source: HeldBack(names.file, NOW_MS)}
-        wait_for("split", lambda: any(each.split for each in job.status.sources))
+        until(lambda: any(each.split for each in job.status.sources), "split")
         last = job.status.checkpoints.history[-1].checkpoint
         page = opened(job, viewport={"width": 390, "height": 800})
         whole = page.evaluate("document.body.textContent")

@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import msgspec
@@ -31,18 +31,6 @@ from barrier_runtime.coordinator.wire.messages import (
 from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
 
 Kind = TypeVar("Kind", bound=ToSlot)
-Value = TypeVar("Value")
-
-
-def wait_for(what: str, probe: Callable[[], Value | None], timeout_s: float = 60.0) -> Value:
-    """Poll until `probe` gives something; for conditions in other processes."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        value = probe()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"waited {timeout_s} s in vain for {what}"
-        time.sleep(0.01)
 
 
 class TcpSlot:

@@ -3,15 +3,14 @@
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
 from barrier_runtime.connectors.postgres.changes.source import ChangesReader, PostgresChanges, PostgresChangesSource
-
-PATIENCE_S = 120.0
+from tests.waiting import until
 
 
 class ChangedTables:
@@ -68,7 +67,7 @@ class ChangedTables:
                     rows = connection.execute("select 1 from pg_replication_slots where slot_name = %s", (slot,))
                     return rows.fetchone() is None
 
-                wait_until(gone, f"slot {slot} was free")
+                until(gone, f"slot {slot} was free")
                 connection.execute(f'drop publication if exists "{source._staged[1].publication}"')
         self.connection.close()
 
@@ -98,7 +97,7 @@ def rows_from(reader: ChangesReader, count: int, most: int | None = None) -> lis
             rows.extend(polled.rows.to_pylist())
         return len(rows) >= count
 
-    wait_until(enough, f"{count} rows had come")
+    until(enough, f"{count} rows had come")
     return rows
 
 
@@ -112,17 +111,10 @@ def all_rows(reader: ChangesReader) -> list[dict[str, Any]]:
             rows.extend(polled.rows.to_pylist())
         return reader.finished
 
-    wait_until(over, "the reader had finished")
+    until(over, "the reader had finished")
     return rows
 
 
 def told(rows: Sequence[dict[str, Any]]) -> list[tuple[str, Any, Any]]:
     """(op, before, after) of form "changes"."""
     return [(row["op"], row["before"], row["after"]) for row in rows]
-
-
-def wait_until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"gave up waiting until {what}"
-        time.sleep(0.01)

@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from confluent_kafka import KafkaError, Producer, TopicPartition
@@ -17,6 +17,7 @@ from barrier_runtime.connectors.source import Split
 from barrier_runtime.data.elements import Batch
 from examples.servers import KafkaServer
 from examples.servers.kafka_ends import asked_again, done_at_last
+from tests.waiting import until
 
 PATIENCE_S = 120.0
 
@@ -56,7 +57,7 @@ class Topic:
         """To so many partitions."""
         wanted = [NewPartitions(self.name, partitions)]
         done_at_last(lambda: self.admin.create_partitions(wanted)[self.name].result(), KafkaError.INVALID_PARTITIONS)
-        wait_until(lambda: len(self._topics()[self.name].partitions) == partitions, "it grew")
+        until(lambda: len(self._topics()[self.name].partitions) == partitions, "it grew")
         self._producer = Producer({"bootstrap.servers": self.kafka.bootstrap})  # the other does not know them yet
 
     def delete_before(self, offset: int, partition: int = 0) -> None:
@@ -68,7 +69,7 @@ class Topic:
         done_at_last(
             lambda: self.admin.delete_topics([self.name])[self.name].result(), KafkaError.UNKNOWN_TOPIC_OR_PART
         )
-        wait_until(lambda: self.name not in self._topics(), "the topic is gone")
+        until(lambda: self.name not in self._topics(), "the topic is gone")
 
     def _topics(self) -> dict[str, Any]:
         return asked_again(lambda: self.admin.list_topics(timeout=10)).topics
@@ -143,13 +144,6 @@ def all_rows(source: KafkaTopics) -> list[dict[str, Any]]:
         with reading(source, split) as reader:
             rows += rows_from(reader)
     return rows
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.01)
 
 
 def fetching_threads() -> list[str]:

@@ -4,24 +4,15 @@ wire that can be cut."""
 import contextlib
 import socket
 import threading
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pika
 import pika.exceptions
 
 from examples.servers import RabbitServer
-
-PATIENCE_S = 120.0
-
-
-def wait_until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> None:
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline, f"gave up waiting until {what}"
-        time.sleep(0.01)
+from tests.waiting import until
 
 
 def address(server: RabbitServer, port: int | None = None) -> str:
@@ -69,7 +60,7 @@ class Queue:
         def is_free() -> bool:
             return bool(self.channel.queue_declare(self.name, passive=True).method.consumer_count == 0)
 
-        wait_until(is_free, "no consumer was left")
+        until(is_free, "no consumer was left")
         return int(self.channel.queue_declare(self.name, passive=True).method.message_count)
 
     def close(self) -> None:

@@ -16,8 +16,8 @@ from barrier_runtime import CollectSink, Dataflow, DeltaSource
 from barrier_runtime.connectors.source_bases.table_reader import TableReader, TableRows
 from barrier_runtime.state.errors import InvalidJob
 from examples.servers import S3Server
-from tests.ends.changes_world import wait_until
 from tests.ends.test_iceberg_source import keep, reading, taken
+from tests.waiting import until
 
 SOON = datetime.timedelta(milliseconds=50)
 
@@ -84,7 +84,7 @@ def test_a_log_that_was_removed_unread_ends_the_job(folder: str) -> None:
     rows = source(folder)
     with reading(rows) as reader:
         taken(reader, 1)
-        wait_until(lambda: reader.poll(1, 0) is None, "the end of the version")
+        until(lambda: reader.poll(1, 0) is None, "the end of the version")
         position = reader.position()
     append(folder, 2)
     append(folder, 3)
@@ -143,7 +143,7 @@ def changed(reader: TableReader, count: int, most: int = 100) -> list[tuple[Any,
             found.append((row["k"], row["v"], row["deleted"]))
         return len(found) >= count
 
-    wait_until(enough, f"{count} rows had come")
+    until(enough, f"{count} rows had come")
     return found
 
 
@@ -220,7 +220,7 @@ def test_by_a_key_a_table_that_is_kept_by_the_rows_is_the_same_at_each_version(f
         want = {row["k"]: row["v"] for row in DeltaTable(folder).to_pyarrow_table().to_pylist()}
         while kept != want:
             with reading(rows, position) as reader:
-                wait_until(partial(took, reader), f"after {do} there were more rows, for {want}")
+                until(partial(took, reader), f"after {do} there were more rows, for {want}")
                 position = reader.position()
 
 

@@ -16,7 +16,7 @@ from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.testing import certify
 from examples.servers import IcebergRestServer
-from tests.ends.changes_world import wait_until
+from tests.waiting import until
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -92,7 +92,7 @@ def test_a_job_goes_on_through_kills_of_the_catalog(iceberg_rest: IcebergRestSer
     job = threading.Thread(target=run)
     job.start()
     for rows in (500, 2_000):
-        wait_until(lambda least=rows: len(rows_of(iceberg_rest, name)) >= least or ended, f"{rows} rows")
+        until(lambda least=rows: len(rows_of(iceberg_rest, name)) >= least or ended, f"{rows} rows")
         iceberg_rest.kill()
         iceberg_rest.start()
     job.join(120)

@@ -19,7 +19,7 @@ from barrier_runtime.connectors.iceberg.source import IcebergSource
 from barrier_runtime.connectors.source_bases.table_reader import TableReader, TableRows
 from barrier_runtime.state.errors import InvalidJob
 from examples.servers import IcebergRestServer
-from tests.ends.changes_world import wait_until
+from tests.waiting import until
 
 NAME = "db.numbers"
 SOON = datetime.timedelta(milliseconds=50)
@@ -76,7 +76,7 @@ def taken(reader: TableReader, count: int, most: int = 100) -> list[int]:
             found.extend(polled.rows.to_pydict()["n"])
         return len(found) >= count
 
-    wait_until(enough, f"{count} rows had come")
+    until(enough, f"{count} rows had come")
     return found
 
 
@@ -148,7 +148,7 @@ def test_snapshots_that_expired_unread_end_the_job(properties: dict[str, str], c
     rows = source(properties)
     with reading(rows) as reader:
         taken(reader, 1)
-        wait_until(lambda: reader.poll(1, 0) is None, "the end of the snapshot")
+        until(lambda: reader.poll(1, 0) is None, "the end of the snapshot")
         position = reader.position()
     for number in (2, 3):
         append(catalog, number)
@@ -234,7 +234,7 @@ def test_by_a_key_a_table_that_is_kept_by_the_rows_is_the_same_at_each_snapshot(
         want = {row["k"]: row["v"] for row in catalog.load_table(NAME).scan().to_arrow().to_pylist()}
         while kept != want:
             with reading(rows, position) as reader:
-                wait_until(partial(took, reader), f"after {do} there were more rows, for {want}")
+                until(partial(took, reader), f"after {do} there were more rows, for {want}")
                 position = reader.position()
     assert seen == {True, False}
 

@@ -12,7 +12,8 @@ from barrier_runtime.connectors.kafka.source.position import KafkaPosition
 from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.state.errors import InvalidJob
 from examples.servers import KafkaServer
-from tests.ends.kafka_world import Topic, all_rows, fetching_threads, reading, rows_from, source_of, wait_until
+from tests.ends.kafka_world import Topic, all_rows, fetching_threads, reading, rows_from, source_of
+from tests.waiting import until
 
 
 def values(rows: list[dict]) -> list[str]:
@@ -80,7 +81,7 @@ def test_transactions_that_were_given_up_are_not_read_and_do_not_stop_the_reader
             assert reader.poll(100, time.time_ns()) is None
             return msgspec.json.decode(reader.position(), type=KafkaPosition).offset == 24
 
-        wait_until(beyond, "the position is behind the transaction that was given up")
+        until(beyond, "the position is behind the transaction that was given up")
         topic.write(["more"])
         assert values(rows_from(reader, 1)) == ["more"]
 
@@ -129,14 +130,14 @@ def test_offsets_are_committed_to_the_group_when_their_checkpoint_is_decided(kaf
         reader.snapshotted(2)
         assert topic.committed("watched-group") < 0
         reader.completed(1)
-        wait_until(lambda: topic.committed("watched-group") == 4, "the offset of checkpoint 1 is committed")
+        until(lambda: topic.committed("watched-group") == 4, "the offset of checkpoint 1 is committed")
         rows_from(reader, 3)
         reader.snapshotted(3)
         reader.completed(2)
-        wait_until(lambda: topic.committed("watched-group") == 7, "the offset of checkpoint 2 is committed")
+        until(lambda: topic.committed("watched-group") == 7, "the offset of checkpoint 2 is committed")
         reader.completed(3)
         reader.completed(3)
-    wait_until(lambda: topic.committed("watched-group") == 10, "the last one is committed though the reader is closed")
+    until(lambda: topic.committed("watched-group") == 10, "the last one is committed though the reader is closed")
 
 
 def test_new_partitions_and_topics_are_found_and_begin_with_their_earliest_record(kafka: KafkaServer) -> None:
@@ -158,11 +159,11 @@ def test_new_partitions_and_topics_are_found_and_begin_with_their_earliest_recor
     try:
         topic.grow(2)
         topic.write(["in a new partition"], 1)
-        wait_until(lambda: more(1), "the partition is found")
+        until(lambda: more(1), "the partition is found")
         other = Topic(kafka, name="found-orders-b")
         Topic(kafka, name="not-found-orders-c")
         other.write(["in a new topic"])
-        wait_until(lambda: more(2), "the topic is found")
+        until(lambda: more(2), "the topic is found")
     finally:
         discovery.close()
     assert [split.id for split in found] == ["found-orders-a-1", "found-orders-b-0"]
@@ -172,7 +173,7 @@ def test_new_partitions_and_topics_are_found_and_begin_with_their_earliest_recor
 
 
 def test_readers_of_one_source_share_a_consumer_and_leave_no_thread(kafka: KafkaServer) -> None:
-    wait_until(lambda: not fetching_threads(), "the consumers of earlier tests are closed")
+    until(lambda: not fetching_threads(), "the consumers of earlier tests are closed")
     topic = Topic(kafka, partitions=4)
     for partition in range(4):
         topic.write(numbers(0, 10), partition)
@@ -189,7 +190,7 @@ def test_readers_of_one_source_share_a_consumer_and_leave_no_thread(kafka: Kafka
     assert len(fetching_threads()) == 2
     for reader in [*readers, again]:
         reader.close()
-    wait_until(lambda: not fetching_threads(), "the consumers are closed")
+    until(lambda: not fetching_threads(), "the consumers are closed")
 
 
 def test_a_slow_reader_holds_back_its_partition_only_and_misses_nothing(

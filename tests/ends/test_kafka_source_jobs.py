@@ -20,7 +20,8 @@ from barrier_runtime.connectors.kafka.source.fetcher import Fetcher
 from barrier_runtime.connectors.kafka.source.fetcher_pool import FetcherPool
 from barrier_runtime.connectors.kafka.source.stall_detector import StallTimeouts
 from examples.servers import KafkaServer
-from tests.ends.kafka_world import Topic, wait_until
+from tests.ends.kafka_world import Topic
+from tests.waiting import until
 
 
 def written(folder: Path) -> list[dict[str, Any]]:
@@ -66,7 +67,7 @@ def test_rows_that_came_behind_a_checkpoint_are_told_before_a_start(kafka: Kafka
     rows = flow.read_kafka("src", kafka.bootstrap, topic.name, group="g", value="json", schema={"n": int})
     rows.sink("out", out)
     handle = flow.start_local(checkpoints=str(tmp_path), checkpoint_interval=0.05)
-    wait_until(lambda: len(out.rows()) == 100, "all rows came")
+    until(lambda: len(out.rows()) == 100, "all rows came")
     handle.stop()
     handle.wait()
     topic.write([json.dumps({"n": n}) for n in range(30)], 1)

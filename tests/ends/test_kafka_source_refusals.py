@@ -10,7 +10,8 @@ from barrier_runtime.connectors.kafka.source.source import KafkaTopics
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from examples.servers import KafkaServer
 from examples.servers.base import free_port
-from tests.ends.kafka_world import Topic, reading, rows_from, source_of, wait_until
+from tests.ends.kafka_world import Topic, reading, rows_from, source_of
+from tests.waiting import until
 
 # ---------------------------------------------------------------- records that are no longer there
 
@@ -71,7 +72,7 @@ def test_a_loss_is_warned_of_while_it_comes_near(
             return "offset 400 is next, and all before " in caplog.text
 
         assert caplog.text == ""
-        wait_until(warned, "it warns")
+        until(warned, "it warns")
         assert next(earliest) > 100  # of 3,000 a tenth: not while the reader is further ahead
 
 

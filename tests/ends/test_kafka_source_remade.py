@@ -17,7 +17,8 @@ from barrier_runtime.connectors.kafka.source.topic_ids import TopicIds
 from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from examples.servers import KafkaServer
-from tests.ends.kafka_world import Topic, reading, rows_from, source_of, wait_until
+from tests.ends.kafka_world import Topic, reading, rows_from, source_of
+from tests.waiting import until
 
 
 def test_a_topic_that_was_made_again_is_not_taken_for_the_old_one(kafka: KafkaServer) -> None:
@@ -110,7 +111,7 @@ def judged(kafka: KafkaServer, topic: Topic, said: list[str] | None = None) -> t
     split = msgspec.json.decode(source.splits(1)[0].payload, type=KafkaSplit)
     ids = TopicIds(KafkaClient("source", kafka.bootstrap, "group", {}), load_client("source"), say)
     feed = PartitionQueue(topic.name, 0, begin(split), "source")
-    wait_until(lambda: ids.judge([feed]) == [], "the topic's id is known")
+    until(lambda: ids.judge([feed]) == [], "the topic's id is known")
     assert feed.trouble is None
     return ids, feed
 
@@ -143,7 +144,7 @@ def test_an_answer_that_was_asked_for_ahead_is_heard(kafka: KafkaServer, monkeyp
     ids, feed = judged(kafka, topic)
     topic.delete()
     Topic(kafka, name=topic.name)
-    wait_until(lambda: ids.judge([feed]) == [] and feed.over, "the other topic is noticed")
+    until(lambda: ids.judge([feed]) == [] and feed.over, "the other topic is noticed")
     assert isinstance(feed.trouble, InvalidJob)
     assert "deleted and made again" in str(feed.trouble)
 
@@ -168,7 +169,7 @@ def test_a_client_that_does_not_say_how_a_question_ended_is_replaced(
     assert ids.judge([feed]) == [feed], "nobody can tell at present"
     assert "its client does not say how a question ended" in said[0]
     monkeypatch.undo()
-    wait_until(lambda: ids.judge([feed]) == [], "the other client knows it")
+    until(lambda: ids.judge([feed]) == [], "the other client knows it")
     assert ids._admin is not first
     assert feed.trouble is None
 
@@ -184,12 +185,12 @@ def test_a_client_whose_questions_are_in_vain_for_long_is_replaced_and_that_is_s
     ids.forget(feed.topic)
     kafka.kill()
     try:
-        wait_until(lambda: ids.judge([feed]) == [feed] and bool(said), "it is said")
+        until(lambda: ids.judge([feed]) == [feed] and bool(said), "it is said")
         assert "the brokers do not tell its topics' ids" in said[0]
         assert ids._admin is not first
     finally:
         kafka.start()
-    wait_until(lambda: ids.judge([feed]) == [], "the topic's id is known again")
+    until(lambda: ids.judge([feed]) == [], "the topic's id is known again")
     assert feed.trouble is None
 
 
@@ -210,7 +211,7 @@ def test_a_topic_that_is_made_again_while_it_is_read_ends_the_job(kafka: KafkaSe
     discovery = source.discovery(NameSet())
     assert discovery is not None
     try:
-        wait_until(lambda: len(discovery.found()) == 1, "the topic was listed once")
+        until(lambda: len(discovery.found()) == 1, "the topic was listed once")
         topic.delete()
         Topic(kafka, name=topic.name)
 
@@ -220,6 +221,6 @@ def test_a_topic_that_is_made_again_while_it_is_read_ends_the_job(kafka: KafkaSe
             return False
 
         with pytest.raises(InvalidJob, match="deleted and made again while it was read"):
-            wait_until(look, "it is noticed")
+            until(look, "it is noticed")
     finally:
         discovery.close()

@@ -11,7 +11,8 @@ from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.store.memory import MemoryStore
 from examples.servers import KafkaServer
-from tests.ends.kafka_world import Topic, fetching_threads, source_of, wait_until
+from tests.ends.kafka_world import Topic, fetching_threads, source_of
+from tests.waiting import until
 
 
 class SequentialExecutor:
@@ -47,7 +48,7 @@ class Subtasks:
                     found.extend((row["partition"], row["offset"]) for row in batch.rows.to_pylist())
             return len(found) >= count
 
-        wait_until(enough, f"{count} rows came")
+        until(enough, f"{count} rows came")
         return found
 
     def snapshots(self, checkpoint: int) -> tuple[OperatorSnapshot, ...]:
@@ -120,4 +121,4 @@ def test_every_record_is_read_once_over_rescalings_with_new_partitions_and_a_rea
     expected = {(partition, offset) for partition in range(3) for offset in range(5, 65)}
     expected |= {(3, offset) for offset in range(40)} | {(4, offset) for offset in range(20)}
     assert set(counted) == expected
-    wait_until(lambda: not fetching_threads(), "all consumers are closed")
+    until(lambda: not fetching_threads(), "all consumers are closed")

@@ -19,7 +19,8 @@ from barrier_runtime.connectors.kafka.source.records import RecordConverter
 from barrier_runtime.connectors.kafka.source.stall_detector import StallTimeouts, StallWatch
 from barrier_runtime.state.errors import Unavailable
 from examples.servers import KafkaServer
-from tests.ends.kafka_world import Topic, prepared, rows_from, source_of, wait_until
+from tests.ends.kafka_world import Topic, prepared, rows_from, source_of
+from tests.waiting import until
 
 SHORT = StallTimeouts(quiet=0.4, still=0.8, answer=1.0, probe=20.0, tried=60.0)
 
@@ -52,7 +53,7 @@ class World:
             silent.set()
 
         reader._fetcher._orders.put(pause)
-        wait_until(silent.is_set, "the client is silent")
+        until(silent.is_set, "the client is silent")
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def trouble_of(reader: KafkaReader) -> str:
         return bool(found)
 
     found: list[str] = []
-    wait_until(met, "the silence is noticed")
+    until(met, "the silence is noticed")
     return found[0]
 
 
@@ -117,7 +118,7 @@ def test_a_client_that_goes_silent_in_an_outage_is_found_out_after_it(kafka: Kaf
         kafka.kill()
         try:
             world.silence(reader)
-            wait_until(lambda: questions.count(None) >= 2, "questions have no answer")
+            until(lambda: questions.count(None) >= 2, "questions have no answer")
             assert reader.poll(10, time.time_ns()) is None
         finally:
             kafka.start()
@@ -134,7 +135,7 @@ def test_who_has_nothing_to_read_is_not_silent(kafka: KafkaServer, questions: li
 
     def asked_again() -> None:
         before = len(questions)
-        wait_until(lambda: len(questions) > before + 5, "the ends were asked for")
+        until(lambda: len(questions) > before + 5, "the ends were asked for")
         assert all(reader.poll(10, time.time_ns()) is None for reader in readers)
 
     with world.reading(0) as empty, world.reading(1) as given_up:
@@ -163,7 +164,7 @@ def test_where_another_client_reads_nothing_either_the_source_waits_and_says_so(
         world.silence(reader)
         world.config = {"broker.address.family": "v6"}
         world.topic.write(numbers(10, 20))
-        wait_until(lambda: "nothing comes at offset 10 although there are records" in caplog.text, "it is said")
+        until(lambda: "nothing comes at offset 10 although there are records" in caplog.text, "it is said")
         assert reader.poll(10, time.time_ns()) is None
 
 
@@ -192,7 +193,7 @@ def test_a_thread_that_hangs_in_the_client_is_said_to_and_goes_on_after_it(
             return "nothing is fetched while the client is in wait (" in caplog.text
 
         try:
-            wait_until(said, "the thread is missed")
+            until(said, "the thread is missed")
         finally:
             answered.set()
         assert values(rows_from(reader, 10)) == numbers(10, 20)

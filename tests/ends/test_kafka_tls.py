@@ -13,7 +13,8 @@ from examples.servers import KafkaServer
 from tests.ends import kafka_world
 from tests.ends.kafka_target import Job, new_topic, numbers, sealed
 from tests.ends.kafka_tls import Certificates, CutHandshakes, tls_server
-from tests.ends.kafka_world import reading, rows_from, source_of, wait_until
+from tests.ends.kafka_world import reading, rows_from, source_of
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ def test_a_source_goes_on_after_handshakes_that_were_cut_off(
         assert [row["value"] for row in rows_from(reader, 1)] == [b"1"]
         met, network.cut = network.met, True
         network.disconnect()
-        wait_until(lambda: network.met >= met + 3, "handshakes were cut off")
+        until(lambda: network.met >= met + 3, "handshakes were cut off")
         network.cut = False
         topic.write(["2"])
         assert [row["value"] for row in rows_from(reader, 1)] == [b"2"]

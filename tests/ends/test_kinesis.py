@@ -10,7 +10,7 @@ import pytest
 from barrier_runtime import Dataflow, JsonlSink
 from examples.servers.s3 import S3Server
 from tests.barrier_runtime.connectors.kinesis.kinesis_world import KinesisWorld
-from tests.ends.kafka_world import wait_until
+from tests.waiting import until
 
 
 @pytest.mark.slow
@@ -29,11 +29,11 @@ def test_a_job_outlives_kills_of_the_server(s3: S3Server, tmp_path: Path) -> Non
     with flow.start_local(parallelism=2, checkpoint_interval=0.05, checkpoints=str(tmp_path / "checkpoints")) as job:
         for count in (300, 600, 900):
             world.put([str(number).encode() for number in range(count - 300, count)])
-            wait_until(lambda count=count: len(visible()) >= count - 250, "rows came")
+            until(lambda count=count: len(visible()) >= count - 250, "rows came")
             s3.kill()
             time.sleep(0.2)  # a request or more fails
             s3.start()
-        wait_until(lambda: len(visible()) >= 900, "all rows came")
+        until(lambda: len(visible()) >= 900, "all rows came")
         job.stop()
         job.wait(120)
     assert visible() == list(range(900))

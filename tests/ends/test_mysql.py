@@ -16,7 +16,7 @@ from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.testing import certify
 from examples.servers import MariaServer, mariadb_server
-from tests.ends.kafka_world import wait_until
+from tests.waiting import until
 
 
 class Table:
@@ -122,7 +122,7 @@ def test_a_job_outlives_kills_of_the_server() -> None:
         job = threading.Thread(target=lambda: results.append(flow.run_local(parallelism=2, checkpoint_interval=0.1)))
         job.start()
         for wanted in (200, 1_000):
-            wait_until(lambda wanted=wanted: count(server, table) > wanted, "rows came")
+            until(lambda wanted=wanted: count(server, table) > wanted, "rows came")
             server.kill()
             server.start()
         job.join(120)

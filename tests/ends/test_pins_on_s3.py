@@ -1,7 +1,6 @@
 """Checkpoints on S3 that a reader has pinned stay while the job drops others, and go when the reader has closed."""
 
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from barrier_runtime.coordinator.pins import pins_of
@@ -12,15 +11,7 @@ from barrier_runtime.state_tables import open_checkpoint
 from barrier_runtime.state_tables.stored_state import StoredState
 from examples.servers import S3Server
 from tests.barrier_runtime.state_tables.test_pinned_reads import flow
-
-PATIENCE_S = 120.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+from tests.waiting import until
 
 
 def test_a_pin_on_s3_holds_what_is_read_and_lets_it_go_afterwards(s3: S3Server) -> None:

@@ -19,6 +19,7 @@ from barrier_runtime.connectors.postgres.target import LAYOUT_LOCK
 from barrier_runtime.state.errors import Corrupt, Fenced, InvalidJob, Unavailable
 from examples.servers import PostgresServer
 from tests.ends.postgres_tables import left_over, made_visible, new_job, new_table, numbers, opened, pre_committed, seen
+from tests.waiting import until
 
 BOTH = pytest.mark.parametrize("transactions", ["staged", "prepared"])
 PATIENCE_S = 120.0
@@ -44,13 +45,6 @@ def tried_again(call: Callable[[], None]) -> None:
         except Unavailable:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"gave up waiting until {what}"
-        time.sleep(0.01)
 
 
 # ------------------------------------------------------------ zombies

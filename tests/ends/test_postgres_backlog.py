@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -26,6 +26,7 @@ from tests.ends.postgres_tables import (
     pre_committed,
     seen,
 )
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -170,10 +171,3 @@ def prepared(connection: psycopg.Connection[Any]) -> int:
     found = connection.execute("select count(*) from pg_prepared_xacts").fetchone()
     assert found is not None
     return int(found[0])
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.01)

@@ -15,7 +15,8 @@ from barrier_runtime.connectors.postgres.changes.source import PostgresChangesSo
 from barrier_runtime.launch.result import JobFailed
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from examples.servers.postgres import PostgresServer, postgres_server
-from tests.ends.changes_world import ChangedTables, all_rows, reading, rows_from, told, wait_until
+from tests.ends.changes_world import ChangedTables, all_rows, reading, rows_from, told
+from tests.waiting import until
 
 
 def row(id: int, v: str | None) -> dict[str, Any]:
@@ -208,7 +209,7 @@ def test_only_what_a_completed_checkpoint_covers_is_confirmed(tables: ChangedTab
         reader.poll(1, 0)
         reader.snapshotted(3)
         reader.completed(3)
-        wait_until(lambda: tables.confirmed(source) > begun, "checkpoint 3 was confirmed")
+        until(lambda: tables.confirmed(source) > begun, "checkpoint 3 was confirmed")
         at = tables.confirmed(source)
     with reading(source, reader.position()):
         assert tables.confirmed(source) == at
@@ -230,7 +231,7 @@ def test_the_slot_advances_when_only_other_tables_change(tables: ChangedTables) 
             reader.completed(checkpoint)
             return tables.confirmed(source) > begun
 
-        wait_until(advanced, "the slot had advanced")
+        until(advanced, "the slot had advanced")
 
 
 def test_a_source_can_end_with_what_was_committed_when_the_job_began(tables: ChangedTables) -> None:
@@ -359,7 +360,7 @@ def test_a_server_or_table_that_cannot_tell_its_changes_is_refused_when_the_job_
             tables.execute(f"insert into {table} values (1, 'x')")
             assert [r["op"] for r in rows_from(reader, 1)] == ["c"]
     finally:
-        wait_until(
+        until(
             lambda: tables.connection.execute(
                 "select 1 from pg_replication_slots where slot_name = 'taken' and not active"
             ).fetchone(),

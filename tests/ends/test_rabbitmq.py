@@ -20,8 +20,9 @@ from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.launch.result import JobFailed
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from examples.servers import RabbitServer
-from tests.ends.rabbitmq_world import Queue, Wire, address, connected, queue_of, wait_until
+from tests.ends.rabbitmq_world import Queue, Wire, address, connected, queue_of
 from tests.integration.harness import visible_files
+from tests.waiting import until
 
 NUMBERS = pa.schema([("value", pa.int64())])
 SECOND = datetime.timedelta(seconds=1)
@@ -61,7 +62,7 @@ def rows_from(reader: RabbitReader, count: int) -> list[dict[str, Any]]:
             rows.extend(polled.rows.to_pylist())
         return len(rows) >= count
 
-    wait_until(enough, f"{count} rows had come")
+    until(enough, f"{count} rows had come")
     return rows
 
 
@@ -163,7 +164,7 @@ def test_after_a_lost_connection_what_was_not_acknowledged_comes_again_and_old_t
             reader.snapshotted(1)
             wire.cut()
             assert reader._consumer is not None
-            wait_until(lambda: reader._consumer.connection == 2, "it had connected again")
+            until(lambda: reader._consumer.connection == 2, "it had connected again")
             again = rows_from(reader, 10)
             assert values(again) == list(range(10))
             reader.completed(1)
@@ -181,11 +182,11 @@ def test_a_reader_and_a_job_read_on_when_the_broker_is_back(
     with reading(address(rabbitmq), queue.name, until_idle=SECOND) as reader:
         rows_from(reader, 5)
         complete(reader, 1)
-        wait_until(lambda: not reader._consumer._orders, "the acknowledgement was sent")  # type: ignore[union-attr]
+        until(lambda: not reader._consumer._orders, "the acknowledgement was sent")  # type: ignore[union-attr]
         rabbitmq.stop()
-        wait_until(lambda: not reader._consumer.connected, "the connection was gone")  # type: ignore[union-attr]
-        until = time.monotonic() + 1.5
-        while time.monotonic() < until:
+        until(lambda: not reader._consumer.connected, "the connection was gone")  # type: ignore[union-attr]
+        idle_s = time.monotonic() + 1.5
+        while time.monotonic() < idle_s:
             reader.poll(10, time.time_ns())
         assert not reader.finished, "without a connection nobody knows that the queue is idle"
         rabbitmq.start()
@@ -311,7 +312,7 @@ def test_bad_messages_are_handed_to_the_dead_letter_exchange_and_the_others_pass
             assert values(rows_from(reader, 5)) == list(range(5))
             complete(reader, 1)
         assert queue.left() == 0
-        wait_until(lambda: dead.left() == len(BAD), "all bad messages were in the other queue")
+        until(lambda: dead.left() == len(BAD), "all bad messages were in the other queue")
 
 
 def test_a_checkpoint_right_after_a_rejected_message_acknowledges_those_before_it(rabbitmq: RabbitServer) -> None:
@@ -327,7 +328,7 @@ def test_a_checkpoint_right_after_a_rejected_message_acknowledges_those_before_i
                 assert reader.poll(10, time.time_ns()) is None
                 return dead.left() == 1
 
-            wait_until(rejected, "the bad message was in the other queue")
+            until(rejected, "the bad message was in the other queue")
             complete(reader, 1)
         assert queue.left() == 0
 

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -30,6 +29,7 @@ from examples.servers import (
 from examples.servers.base import Server, find_program
 from examples.servers.kafka_ends import asked_again, done_at_last
 from tests.ends.rabbitmq_world import connected
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -173,7 +173,7 @@ def test_a_server_does_not_outlive_the_process_that_asked_for_it(name: str) -> N
         directory, *pids = asking.stdout.readline().split()
         os.kill(asking.pid, signal.SIGKILL)
     assert len(pids) > 3
-    wait_until(lambda: not any(psutil.pid_exists(int(pid)) for pid in pids))
+    until(lambda: not any(psutil.pid_exists(int(pid)) for pid in pids))
     assert not Path(directory).exists()
 
 
@@ -199,13 +199,6 @@ def test_settings_reach_the_servers_and_a_password_is_asked_for() -> None:
         assert "sesame" not in server.dsn
         with pytest.raises(psycopg.OperationalError, match="password"):
             psycopg.connect(server.dsn, passfile="/dev/null")
-
-
-def wait_until(condition: Callable[[], bool], patience_s: float = 20.0) -> None:
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
 
 
 def test_an_order_without_an_answer_is_given_again_and_what_is_done_already_is_no_error_then_only() -> None:

@@ -11,7 +11,7 @@ import pytest
 from barrier_runtime import Dataflow, PostgresSink
 from barrier_runtime.runtime import opening
 from examples.servers import postgres_server
-from tests.ends.kafka_world import wait_until
+from tests.waiting import until
 
 
 @pytest.mark.slow
@@ -42,12 +42,12 @@ def test_a_job_outlives_a_database_that_is_down_for_longer_than_its_restarts_wou
         )
         with caplog.at_level(logging.WARNING):
             job.start()
-            wait_until(lambda: len(attempts) >= 8, "it was tried to open the sink")
+            until(lambda: len(attempts) >= 8, "it was tried to open the sink")
             server.start()
-            wait_until(lambda: _count(server.url) > 500, "rows came")
+            until(lambda: _count(server.url) > 500, "rows came")
             server.kill()
             before = len(attempts)
-            wait_until(lambda: len(attempts) >= before + 8, "it was tried to open the sink again")
+            until(lambda: len(attempts) >= before + 8, "it was tried to open the sink again")
             server.start()
             job.join(60)
         assert not job.is_alive()

@@ -23,8 +23,8 @@ from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.launch.local_handle import LocalJobHandle
 from tests.barrier_runtime.connectors.kinesis.kinesis_world import KinesisWorld
 from tests.barrier_runtime.running_job import Target
-from tests.ends.changes_world import wait_until
 from tests.ends.kafka_world import Topic
+from tests.waiting import until
 
 SOON = datetime.timedelta(milliseconds=50)
 NUMBERS = pa.schema([("n", pa.int64())])
@@ -127,7 +127,7 @@ def postgres_changes(request: pytest.FixtureRequest, folder: Path) -> Iterator[S
         yield write, read
     finally:
         free = f"select 1 from pg_replication_slots where slot_name = '{slot}' and not active"
-        wait_until(lambda: tables.connection.execute(free).fetchone(), "nobody reads the slot")
+        until(lambda: tables.connection.execute(free).fetchone(), "nobody reads the slot")
         tables.execute(f"select pg_drop_replication_slot('{slot}')", f"drop publication {slot}")
 
 
@@ -187,7 +187,7 @@ def test_a_source_goes_on_at_another_parallelism_from_a_savepoint_and_from_a_che
         return flow.start_local(checkpoints=folder, checkpoint_interval=0.05, **options)
 
     def come(job: LocalJobHandle, many: int) -> None:
-        wait_until(lambda: job.done or len(target.rows()) >= many, f"{many} rows came")
+        until(lambda: job.done or len(target.rows()) >= many, f"{many} rows came")
         assert not job.done, job.status().error
 
     with kind(request, tmp_path / "source") as (write, read):

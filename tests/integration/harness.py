@@ -8,9 +8,7 @@ import datetime
 import json
 import os
 import signal
-import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +21,6 @@ from barrier_runtime.connectors.source import Polled, Split
 from barrier_runtime.operators.aggregation.functions import count, max_
 from barrier_runtime.operators.windows.assigners import Tumbling
 
-PATIENCE_S = 240.0
 _DAY_NS = 86_400 * 10**9
 
 
@@ -167,14 +164,6 @@ def visible_files(out: Path) -> list[Path]:
         for name in names
         if name.endswith(".jsonl") and not name.startswith(("_", "."))
     ]
-
-
-def until(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
-    """Wait for a condition, never for a time."""
-    deadline = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < deadline, f"gave up waiting until {what}"
-        time.sleep(0.02)
 
 
 def kill(pid: int, signal_number: int = signal.SIGKILL) -> None:

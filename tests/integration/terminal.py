@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from harness import until
+
+from tests.waiting import until
 
 REMEDY = "tmux is missing: sudo apt-get install tmux (or: make servers)"
 

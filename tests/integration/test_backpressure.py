@@ -1,8 +1,10 @@
 """Real Spark, a sink that cannot keep up, kills: unaligned checkpoints complete, rows in flight keep their order."""
 
 import pytest
-from harness import counting_flow, kill, until, verdict
+from harness import counting_flow, kill, verdict
 from slow_sink import SlowSink
+
+from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 

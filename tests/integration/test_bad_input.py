@@ -11,7 +11,7 @@ import time
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from harness import counting_flow, until, verdict, visible_files
+from harness import counting_flow, verdict, visible_files
 
 from barrier_runtime import (
     CallableSink,
@@ -30,6 +30,7 @@ from barrier_runtime.state.store.memory import Fault
 from barrier_runtime.state.store.open import open_store
 from tests.newest_checkpoint import newest_manifest
 from tests.scattered import scatter
+from tests.waiting import until
 
 BAD = (InvalidJob, JobFailed)
 

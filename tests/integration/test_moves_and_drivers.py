@@ -7,7 +7,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import enough, gone, until, verdict, visible_files
+from harness import enough, gone, verdict, visible_files
+
+from tests.waiting import until
 
 PROGRAM = Path(__file__).parent / "programs" / "moving.py"
 ROWS = 360_000  # twenty minutes for what is done to the job; what is left then comes at once

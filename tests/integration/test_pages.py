@@ -14,7 +14,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from harness import until, visible_files
+from harness import visible_files
 
 from barrier_runtime.connectors.files.sink.commit_log import committed_files
 from barrier_runtime.coordinator.client.client import CoordinatorClient
@@ -24,6 +24,7 @@ from examples.servers.base import free_port
 from tests.integration.ends.batch_counts import JDBC_DRIVER
 from tests.server_fixtures import server_fixture
 from tests.test_documents import PROGRAM, ROOT
+from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 

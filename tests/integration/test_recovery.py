@@ -6,7 +6,9 @@ import signal
 
 import psutil
 import pytest
-from harness import Fault, FaultySink, check_clocked, counting_flow, enough, gone, kill, until, verdict
+from harness import Fault, FaultySink, check_clocked, counting_flow, enough, gone, kill, verdict
+
+from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 

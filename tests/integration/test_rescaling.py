@@ -6,10 +6,11 @@ import threading
 
 import psutil
 import pytest
-from harness import counting_flow, enough, kill, until, verdict
+from harness import counting_flow, enough, kill, verdict
 
 from barrier_runtime.launch.steering.rescaling import RescaleFailed
 from barrier_runtime.tools.rescaling import rescale
+from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 

@@ -7,7 +7,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from harness import kill, until, visible_files
+from harness import kill, visible_files
+
+from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 

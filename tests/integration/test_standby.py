@@ -6,11 +6,12 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from harness import JsonlSink, NumbersUntilEnough, count, enough, until, verdict
+from harness import JsonlSink, NumbersUntilEnough, count, enough, verdict
 from late import latency_between, stamped
 from test_operating import Daemon
 
 from barrier_runtime.api.dataflow import Dataflow
+from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 

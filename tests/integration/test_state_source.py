@@ -3,11 +3,11 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from harness import until
 
 from barrier_runtime import CollectSink, Dataflow, MapState, ValueState, count
 from barrier_runtime.spark.state_source import BarrierStateSource
 from tests.barrier_runtime.state_tables.test_pinned_reads import flow as living
+from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from harness import kill, until, visible_files
+from harness import kill, visible_files
 from terminal import Terminal, Window
 from test_operating import running_daemon
+
+from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import gone, until, verdict, visible_files
+from harness import gone, verdict, visible_files
+
+from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 

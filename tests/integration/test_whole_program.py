@@ -9,10 +9,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import counting_flow, enough, gone, kill, until, verdict, visible_files
+from harness import counting_flow, enough, gone, kill, verdict, visible_files
 
 from barrier_runtime.spark.room import cluster_of
 from barrier_runtime.state.errors import Fenced
+from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 

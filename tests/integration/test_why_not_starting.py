@@ -6,8 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import counting_flow, until, verdict
+from harness import counting_flow, verdict
 from test_operating import COMMAND, running_daemon
+
+from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from tcp_slot import wait_for
 
 from barrier_runtime.coordinator.client.client import CoordinatorClient
 from barrier_runtime.state.errors import Unavailable
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "0123456789abcdef" * 4
@@ -73,7 +73,7 @@ def living_daemon(folder: Path, *arguments: str) -> Iterator[Daemon]:
         )
     daemon = Daemon(process, sockets[0].getsockname()[:2], sockets[1].getsockname()[:2], log, folder)
     try:
-        wait_for("the daemon to answer", daemon.answers, timeout_s=60)
+        until(daemon.answers, "the daemon to answer", patience_s=60)
         yield daemon
     finally:
         process.terminate()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from coordinator_world import spec
 from living_daemon import TOKEN, Daemon, living_daemon
-from tcp_slot import TcpSlot, wait_for
+from tcp_slot import TcpSlot
 
 from barrier_runtime.coordinator.server.control import MAX_UNPROVEN
 from barrier_runtime.coordinator.server.rest_connection import MAX_CONNECTIONS
@@ -19,6 +19,7 @@ from barrier_runtime.coordinator.wire.messages import Deploy, Peer, Registered
 from barrier_runtime.runtime.network import tcp as data_plane
 from barrier_runtime.runtime.network.channels import InputChannel
 from barrier_runtime.runtime.network.tcp import ChannelId, TcpDataPlane
+from tests.waiting import until
 
 MIB = 1 << 20
 CHUNK = 64 * 1024
@@ -62,7 +63,7 @@ def read_for_ever(slot: TcpSlot) -> None:
 def a_slot_comes_and_is_served(daemon: Daemon) -> None:
     job = spec(parallelism=1)
     secret = bytes.fromhex(daemon.client.submit(job).secret)
-    slot = TcpSlot(job.job, job.run_id, secret, 0).connect(daemon.control, timeout_s=PATIENCE_S)
+    slot = TcpSlot(job.job, job.run_id, secret, 0).connect(daemon.control, patience_s=PATIENCE_S)
     slot.until(Registered)
     slot.until(Deploy)
     slot.close()
@@ -92,7 +93,7 @@ def test_a_crowd_of_strangers_costs_the_coordinator_little_and_goes_in_time(tmp_
             wait_until_closed(connection)
             connection.close()
         assert daemon.memory_bytes - before < 32 * MIB
-        wait_for("all of them to be forgotten", lambda: daemon.connections == 0, timeout_s=PATIENCE_S)
+        until(lambda: daemon.connections == 0, "all of them to be forgotten", patience_s=PATIENCE_S)
         a_slot_comes_and_is_served(daemon)
 
 
@@ -145,7 +146,7 @@ def test_a_proven_slot_that_announces_a_huge_frame_is_cut_off(tmp_path: Path) ->
     with living_daemon(tmp_path) as daemon:
         job = spec(parallelism=1)
         secret = bytes.fromhex(daemon.client.submit(job).secret)
-        slot = TcpSlot(job.job, job.run_id, secret, 0).connect(daemon.control, timeout_s=PATIENCE_S)
+        slot = TcpSlot(job.job, job.run_id, secret, 0).connect(daemon.control, patience_s=PATIENCE_S)
         slot.until(Registered)
         before = daemon.memory_bytes
         assert slot._socket is not None
@@ -153,7 +154,7 @@ def test_a_proven_slot_that_announces_a_huge_frame_is_cut_off(tmp_path: Path) ->
         with pytest.raises(ConnectionError):
             read_for_ever(slot)
         assert daemon.memory_bytes - before < 16 * MIB
-        assert slot.connect(daemon.control, timeout_s=PATIENCE_S).until(Registered)
+        assert slot.connect(daemon.control, patience_s=PATIENCE_S).until(Registered)
         slot.close()
 
 
@@ -195,10 +196,10 @@ def test_one_more_http_connection_than_there_are_places_is_refused(tmp_path: Pat
     """G5, H3: at once; no timeout could have done it."""
     with living_daemon(tmp_path, "--handshake-timeout", "600") as daemon:
         crowd = [dial(daemon.http) for _ in range(2 * MAX_CONNECTIONS)]
-        wait_for("the surplus to be closed", lambda: daemon.connections <= MAX_CONNECTIONS, timeout_s=PATIENCE_S)
+        until(lambda: daemon.connections <= MAX_CONNECTIONS, "the surplus to be closed", patience_s=PATIENCE_S)
         for connection in crowd:
             connection.close()
-        wait_for("places to be free again", daemon.answers, timeout_s=PATIENCE_S)
+        until(daemon.answers, "places to be free again", patience_s=PATIENCE_S)
 
 
 @pytest.mark.parametrize("head", [b"GET /" + b"x" * 1_000_000, b"GET / HTTP/1.1\r\nX: " + b"y" * 1_000_000])

@@ -6,12 +6,12 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -94,10 +94,3 @@ def test_a_worker_that_dies_writes_where_it_was_and_its_daemon_of_what(tmp_path)
         daemon.stdin.close()
         daemon.wait()
     assert "Fatal Python error: Segmentation fault" in log.read_text()
-
-
-def until(condition, what):
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)

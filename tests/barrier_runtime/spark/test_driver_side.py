@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -22,6 +21,7 @@ from barrier_runtime.spark.task import (
     result_of,
 )
 from barrier_runtime.state.errors import Unavailable
+from tests.waiting import until
 
 SPEC = JobSpec(
     job="flights",
@@ -40,20 +40,12 @@ def coordinator(tmp_path):
     found.close()
 
 
-def wait_for(what, probe, timeout_s=20.0):
-    deadline = time.monotonic() + timeout_s
-    while not (value := probe()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.01)
-    return value
-
-
 @pytest.mark.slow
 def test_a_killed_coordinator_is_waited_for(coordinator):
     pid = coordinator.pid
     assert coordinator.status().run_id == "run-1"
     os.kill(pid, signal.SIGKILL)
-    wait_for("its successor to know the run", lambda: coordinator.pid != pid and coordinator.status())
+    until(lambda: coordinator.pid != pid and coordinator.status(), "its successor to know the run")
 
 
 @pytest.mark.slow
@@ -68,7 +60,7 @@ def test_a_coordinator_that_can_not_be_started_again_ends_the_waiting_with_its_w
             return str(error)
         return None
 
-    assert "can't be kept alive" in wait_for("the error", refused)
+    assert "can't be kept alive" in until(refused, "the error")
     assert "token file" in refused()
 
 

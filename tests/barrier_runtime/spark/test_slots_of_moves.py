@@ -1,13 +1,12 @@
 """Which Spark jobs are submitted for the slots of a job that is rescaled, on a context that runs nothing."""
 
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 from barrier_runtime.coordinator.status.status import StandbysWanted
 from barrier_runtime.spark.stage import AllSlots
 from barrier_runtime.spark.task import SlotSettings
+from tests.waiting import until
 
 
 class Context:
@@ -52,13 +51,6 @@ def slots_of(context: Context, parallelism: int) -> AllSlots:
     slots.start()
     until(lambda: context.submitted == [tuple(range(parallelism))])
     return slots
-
-
-def until(found: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not found():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_slot_that_left_the_first_spark_job_is_started_again_when_it_is_wanted() -> None:

@@ -11,8 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import pytest
 from command_line import COMMAND, run_here
 
 from barrier_runtime.coordinator.option_table import OPTIONS
+from tests.waiting import until
 
 APP = """
     from barrier_runtime import Dataflow, JsonlSink, count
@@ -64,13 +64,6 @@ def rows_in(folder: Path) -> int:
     return len(rows_of(folder))
 
 
-def wait_until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, f"gave up waiting until {what}"
-        time.sleep(0.02)
-
-
 # ---------------------------------------------------------------- run --local
 
 
@@ -103,7 +96,7 @@ def test_ctrl_c_ends_a_local_run_without_a_stack_and_leaves_no_folder(tmp_path: 
         preexec_fn=_as_in_a_terminal,
     )
     try:
-        wait_until(lambda: rows_in(tmp_path / "out"), "a checkpoint was committed")
+        until(lambda: rows_in(tmp_path / "out"), "a checkpoint was committed")
         assert list((tmp_path / "tmp").glob("barrier-runtime-*"))
         running.send_signal(signal.SIGINT)
         _, printed = running.communicate(timeout=60)
@@ -143,7 +136,7 @@ def test_sigterm_ends_a_local_run_after_a_last_checkpoint_and_leaves_no_folder(t
         env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
     )
     try:
-        wait_until((tmp_path / "read").exists, "rows were read")
+        until((tmp_path / "read").exists, "rows were read")
         running.terminate()
         told, printed = running.communicate(timeout=60)
     finally:

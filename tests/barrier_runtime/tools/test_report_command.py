@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 from coordinator_world import options, spec
-from tcp_slot import TcpSlot, wait_for
+from tcp_slot import TcpSlot
 
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
 from barrier_runtime.coordinator.wire.messages import CheckpointComplete, Deploy, Start, Trigger
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.tools.report import report
+from tests.waiting import until
 
 JOB = spec(checkpoints=options(interval_ms=50))
 
@@ -39,7 +40,7 @@ def test_a_report_of_a_running_job_and_of_the_same_job_when_it_has_ended(tmp_pat
         with pytest.raises(InvalidJob, match="nothing says that it has ended"):
             report("flights", to, None, None, store)
         coordinator.client.stop("flights", "now")
-        wait_for("the end", lambda: coordinator.client.status("flights").outcome)
+        until(lambda: coordinator.client.status("flights").outcome, "the end")
         for slot in slots:
             slot.close()
     assert report("flights", to, None, None, store) > 1_000

@@ -5,12 +5,13 @@ from collections import deque
 
 import pytest
 from coordinator_world import Coordinator, checkpoint, keys_of, log_of, new_generation, options, spec, started
-from test_job_runner import JOB, LocalSlot, lead, until
+from test_job_runner import JOB, LocalSlot, lead
 
 from barrier_runtime.coordinator.job.effects import Delete, DeleteAll, ListForSweep
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.wire.messages import Deploy
 from barrier_runtime.state.store.memory import Fault, MemoryStore
+from tests.waiting import eventually
 
 
 def test_as_many_checkpoints_as_asked_for_outlive_a_new_generation(store):
@@ -244,7 +245,7 @@ def test_the_runner_deletes_what_nobody_needs(store):
         return [record.manifest for record in log_of(store) if hasattr(record, "manifest")]
 
     async def check(runner, slot):
-        await until(
+        await eventually(
             lambda: len(decided()) > 3 and not set(decided()[:2]) & set(keys_of(store)), "1 and 2 to be deleted"
         )
         runner.stop("now")

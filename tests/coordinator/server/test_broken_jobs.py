@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from coordinator_world import spec
-from test_job_runner import JOB, LocalSlot, lead, until
+from test_job_runner import JOB, LocalSlot, lead
 
 from barrier_runtime.coordinator.job.events import SlotMessage
 from barrier_runtime.coordinator.job.facts import Origin
@@ -16,6 +16,7 @@ from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.wire.messages import Ack
 from barrier_runtime.state.store.memory import Fault
 from barrier_runtime.state.store.paths import Paths
+from tests.waiting import eventually
 
 PATHS = Paths(JOB.job)
 
@@ -63,7 +64,7 @@ def test_a_store_that_does_not_answer_does_not_keep_a_broken_job_from_ending(sto
     """Who adopts it breaks again, and says it then."""
 
     async def check(runner, slot):
-        await until(lambda: runner.status().checkpoints.completed, "a checkpoint")
+        await eventually(lambda: runner.status().checkpoints.completed, "a checkpoint")
         store.inject(Fault.FAIL_BEFORE, times=None)
         runner._sleep = lambda seconds: None
         runner._break("a bug")
@@ -85,7 +86,7 @@ def one_checkpoint_decided(store):
         runner = JobRunner(JOB, store, leader="a", host="h")
         running = asyncio.create_task(runner.run())
         LocalSlot(runner, 50)
-        await until(lambda: runner.status().checkpoints.completed, "a checkpoint")
+        await eventually(lambda: runner.status().checkpoints.completed, "a checkpoint")
         running.cancel()
         await asyncio.wait([running])
         await runner.quiet()
@@ -136,7 +137,7 @@ def test_nothing_is_said_where_somebody_else_leads(taken_by, store):
         runner = JobRunner(job, store, leader="b", host="h")
         running = asyncio.create_task(runner.run())
         LocalSlot(runner, 50)
-        await until(lambda: runner.phase == "running", "the other one to lead")
+        await eventually(lambda: runner.phase == "running", "the other one to lead")
         running.cancel()
         await asyncio.wait([running])
         await runner.quiet()

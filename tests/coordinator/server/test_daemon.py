@@ -13,7 +13,7 @@ import msgspec
 import psutil
 import pytest
 from coordinator_world import log_of, options, spec
-from tcp_slot import TcpSlot, wait_for
+from tcp_slot import TcpSlot
 
 from barrier_runtime.coordinator.client.client import CoordinatorClient
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
@@ -31,6 +31,7 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.open import open_store
+from tests.waiting import until
 
 JOB = spec(checkpoints=options(interval_ms=50), resume_timeout_ms=10_000)
 
@@ -114,7 +115,7 @@ def test_a_killed_coordinator_is_back_on_its_address_and_the_generation_goes_on(
         assert slots[0].until(Registered).last_completed >= last
         last, before = one_checkpoint(slots), last
         assert last > before
-        wait_for("a new pid", lambda pid=pid: embedded.pid != pid)
+        until(lambda pid=pid: embedded.pid != pid, "a new pid")
         assert embedded.restarts == round + 1
         takeover = embedded.client.status("flights").takeovers[-1]
         assert takeover.ended == f"process {pid} died of SIGKILL"
@@ -127,7 +128,7 @@ def test_a_killed_coordinator_is_back_on_its_address_and_the_generation_goes_on(
     embedded.client.stop("flights", "now")
     for slot in slots:
         assert slot.until(Shutdown).outcome == "cancelled"
-    wait_for("the outcome", lambda: embedded.client.status("flights").outcome == "cancelled")
+    until(lambda: embedded.client.status("flights").outcome == "cancelled", "the outcome")
 
 
 @pytest.mark.slow
@@ -165,10 +166,10 @@ def test_a_child_that_dies_before_it_answers_is_replaced_though_somebody_waits_f
     embedded.client._timeout_s = 3_600
     first = embedded.pid
     os.kill(first, signal.SIGKILL)
-    wait_for("a second child", lambda: embedded.pid != first)
+    until(lambda: embedded.pid != first, "a second child")
     second = embedded.pid
     os.kill(second, signal.SIGSTOP)
-    wait_for("the job to be submitted again", lambda: asked(urlsplit(embedded.url).port))
+    until(lambda: asked(urlsplit(embedded.url).port), "the job to be submitted again")
     os.kill(second, signal.SIGKILL)
     reconnect(slots, embedded.control_address)
     assert one_checkpoint(slots) > last
@@ -200,7 +201,7 @@ def test_the_child_leaves_when_its_parent_does(tmp_path):
     child = int(parent.stdout.readline())
     parent.kill()
     parent.wait()
-    wait_for("the child to leave", lambda: not alive(child))
+    until(lambda: not alive(child), "the child to leave")
 
 
 def alive(pid):
@@ -274,7 +275,7 @@ class Daemon:
             except Unavailable:
                 return None
 
-        return wait_for("the daemon to answer", attempt)
+        return until(attempt, "the daemon to answer")
 
     def kill(self):
         self.process.kill()

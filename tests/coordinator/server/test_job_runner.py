@@ -23,6 +23,7 @@ from barrier_runtime.coordinator.wire.messages import (
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.store.memory import Fault, MemoryStore
+from tests.waiting import eventually
 
 JOB = spec(checkpoints=options(interval_ms=20), parallelism=1)
 
@@ -81,14 +82,6 @@ def lead(store, check=None, job=JOB, checkpoints=3):
     return asyncio.run(whole())
 
 
-async def until(condition, what):
-    for _ in range(2_000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    pytest.fail(f"waited in vain for {what}")
-
-
 def test_a_job_runs_from_its_first_to_its_last_checkpoint_in_one_process():
     outcome, slot, runner = lead(MemoryStore())
     assert outcome.outcome == "finished"
@@ -106,12 +99,12 @@ def test_trouble_with_the_store_is_shown_and_waited_out(store):
     store.inject(Fault.FAIL_BEFORE, times=None)
 
     async def check(runner, slot):
-        await until(lambda: runner.status().storage_trouble, "the trouble to be shown")
+        await eventually(lambda: runner.status().storage_trouble, "the trouble to be shown")
         assert "read the log" in runner.status().storage_trouble
         store.heal()
-        await until(lambda: runner.phase == "running", "the job to run")
+        await eventually(lambda: runner.phase == "running", "the job to run")
         store.inject(Fault.CONFLICT, "put_if_absent", times=None)
-        await until(lambda: "append" in runner.status().storage_trouble, "a stuck append to be shown")
+        await eventually(lambda: "append" in runner.status().storage_trouble, "a stuck append to be shown")
         store.heal()
 
     outcome, _, runner = lead(store, check)
@@ -149,7 +142,7 @@ def test_a_store_that_forbids_writing_ends_the_job_with_the_remedy():
 
 def test_stop_ends_the_job_with_a_checkpoint():
     async def check(runner, slot):
-        await until(lambda: runner.phase == "running", "the job to run")
+        await eventually(lambda: runner.phase == "running", "the job to run")
         runner.stop("checkpoint")
 
     outcome, slot, _ = lead(MemoryStore(), check, checkpoints=10_000)
@@ -171,10 +164,10 @@ def test_a_slot_that_disconnects_and_never_returns_is_waited_for_then_named():
     job = spec(parallelism=1, reconnect_grace_ms=20, resource_wait_timeout_ms=200)
 
     async def check(runner, slot):
-        await until(lambda: runner.phase == "running", "the job to run")
+        await eventually(lambda: runner.phase == "running", "the job to run")
         runner.slot_disconnected(slot)
         runner.slot_disconnected(slot)
-        await until(lambda: runner.status().kill, "the kill request")
+        await eventually(lambda: runner.status().kill, "the kill request")
         assert runner.status().kill[0].uuid == "local"
 
     outcome, _, _ = lead(MemoryStore(), check, job)
@@ -199,7 +192,7 @@ def test_a_runner_that_was_cancelled_is_deaf_to_what_slots_still_say(caplog):
         runner = JobRunner(JOB, store, leader="a", host="h")
         running = asyncio.create_task(runner.run())
         slot = Held(runner)
-        await until(lambda: slot.trigger, "a checkpoint to be triggered")
+        await eventually(lambda: slot.trigger, "a checkpoint to be triggered")
         running.cancel()
         await asyncio.wait([running])
         await runner.quiet()
@@ -235,7 +228,7 @@ def test_a_runner_is_quiet_when_its_last_store_call_has_ended():
         store = SlowStore()
         runner = JobRunner(JOB, store, leader="a", host="h")
         running = asyncio.create_task(runner.run())
-        await until(store.entered.is_set, "the first append")
+        await eventually(store.entered.is_set, "the first append")
         running.cancel()
         await asyncio.wait([running])
         quiet = asyncio.create_task(runner.quiet())

@@ -18,6 +18,7 @@ from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.memory import MemoryStore
+from tests.waiting import eventually
 
 SECRET = "t" * 64
 GOOD = {"Authorization": f"Bearer {SECRET}", "X-Barrier-Runtime": "1"}
@@ -138,16 +139,16 @@ async def test_a_status_that_is_asked_for_with_its_news_comes_when_there_are_oth
     async with served() as (http, directory):
         await http.put("/jobs/flights", content=body(), headers=GOOD)
         runner = directory.job("flights")
-        await until(lambda: runner.phase == "waiting")
+        await eventually(lambda: runner.phase == "waiting")
         known = msgspec.json.decode((await http.get("/jobs/flights", headers=GOOD)).content, type=JobStatus)
         same = f"/jobs/flights?run=run-1&unless={news_of(known)}"
         for url in (same, f"{same}&wait=0", f"{same}&wait=0.01", "/jobs/flights?run=run-1&unless=other&wait=3"):
             answer = msgspec.json.decode((await http.get(url, headers=GOOD)).content, type=JobStatus)
             assert news_of(answer) == news_of(known)
         waiting = asyncio.create_task(http.get(f"{same}&wait=3", headers=GOOD))
-        await until(lambda: len(runner._listening) == 1)
+        await eventually(lambda: len(runner._listening) == 1)
         changed = asyncio.create_task(runner.changed(3_600))
-        await until(lambda: len(runner._listening) == 2)
+        await eventually(lambda: len(runner._listening) == 2)
         runner.stop("now")
         await asyncio.wait_for(changed, 60)
         answer = msgspec.json.decode((await waiting).content, type=JobStatus)
@@ -161,11 +162,6 @@ async def test_a_wait_that_is_no_time_or_too_long_is_refused(wait):
         await http.put("/jobs/flights", content=body(), headers=GOOD)
         answer = await http.get(f"/jobs/flights?wait={wait}", headers=GOOD)
         assert (answer.status_code, "give seconds, at most 3" in answer.text) == (400, True)
-
-
-async def until(reached):
-    while not reached():
-        await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize(

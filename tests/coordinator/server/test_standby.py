@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from coordinator_world import spec, started
-from tcp_slot import TcpSlot, wait_for
+from tcp_slot import TcpSlot
 from test_daemon import JOB, Daemon, log_of_url, one_checkpoint, records, refused, running_slots, until_closed
 
 from barrier_runtime.coordinator.client.client import LedByAnother, UnknownJob
@@ -32,6 +32,7 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.paths import Paths
+from tests.waiting import until
 
 LEASE = ("--lease", "0.5")
 PATHS = Paths("flights")
@@ -52,7 +53,7 @@ def unhurried_daemons(tmp_path):
 def two_daemons(folder, *arguments):
     with Daemon(folder, *arguments) as first, Daemon(folder, *arguments) as second:
         for daemon in (first, second):
-            wait_for("the daemon to answer", lambda daemon=daemon: answers(daemon))
+            until(lambda daemon=daemon: answers(daemon), "the daemon to answer")
         yield first, second
 
 
@@ -102,7 +103,7 @@ def test_a_slot_that_lost_its_connection_is_sent_back_to_the_healthy_leader(unhu
     """F6: a standby fences nobody; the generation and the coordinator stay the same."""
     leader, standby = unhurried_daemons
     slots = running_slots(leader, msgspec.structs.replace(JOB, reconnect_grace_ms=20_000))
-    wait_for("the lease", lambda: led_by(tmp_path, leader))
+    until(lambda: led_by(tmp_path, leader), "the lease")
     last = one_checkpoint(slots)
     for _ in range(5):
         slots[0].close()
@@ -120,15 +121,15 @@ def test_a_killed_leader_is_followed_by_the_standby_in_the_same_generation(daemo
     slots = running_slots(leader)
     for _ in range(3):
         last = one_checkpoint(slots)
-    wait_for("the lease", lambda: led_by(tmp_path, leader))
-    wait_for("the history", lambda: history_of(tmp_path).completed >= 3)
+    until(lambda: led_by(tmp_path, leader), "the lease")
+    until(lambda: history_of(tmp_path).completed >= 3, "the history")
     before = history_of(tmp_path)
     leader.vanish()
     assert find_leader(slots, leader, standby) == {standby.control_address}
     assert one_checkpoint(slots) > last
     assert records(str(tmp_path / "store")).count("FENCE") == 1
     assert not any(isinstance(message, CancelGeneration) for slot in slots for message in slot.inbox)
-    wait_for("the standby's lease", lambda: led_by(tmp_path, standby))
+    until(lambda: led_by(tmp_path, standby), "the standby's lease")
     client = all_of(leader, standby)
     status = client.status("flights", "run-1")
     assert status.phase == "running"
@@ -149,7 +150,7 @@ def test_a_leader_that_is_terminated_gives_its_lease_back(tmp_path):
     with Daemon(tmp_path, "--lease", "3000") as leader, Daemon(tmp_path, "--lease", "3000") as standby:
         slots = running_slots(leader)
         one_checkpoint(slots)
-        wait_for("the lease", lambda: led_by(tmp_path, leader))
+        until(lambda: led_by(tmp_path, leader), "the lease")
         leader.process.terminate()
         assert leader.process.wait(timeout=120) == 0
         assert lease_of(tmp_path).released
@@ -163,7 +164,7 @@ def test_a_daemon_that_is_started_again_at_its_address_takes_its_own_job_back_at
     with Daemon(tmp_path, "--lease", "3000") as daemon:
         slots = running_slots(daemon)
         last = one_checkpoint(slots)
-        wait_for("the lease", lambda: led_by(tmp_path, daemon))
+        until(lambda: led_by(tmp_path, daemon), "the lease")
         daemon.kill()
         daemon.start()
         find_leader(slots, daemon)
@@ -177,7 +178,7 @@ def test_a_stopped_leader_that_wakes_up_is_ended_by_the_log_and_says_who_leads(d
     zombie, successor = daemons
     slots = running_slots(zombie)
     last = one_checkpoint(slots)
-    wait_for("the lease", lambda: led_by(tmp_path, zombie))
+    until(lambda: led_by(tmp_path, zombie), "the lease")
     os.kill(zombie.process.pid, signal.SIGSTOP)
     assert find_leader(slots, successor) == {successor.control_address}
     after = one_checkpoint(slots)
@@ -185,7 +186,7 @@ def test_a_stopped_leader_that_wakes_up_is_ended_by_the_log_and_says_who_leads(d
     os.kill(zombie.process.pid, signal.SIGCONT)
     third = one_checkpoint(slots)
     assert third > after
-    said = wait_for("the zombie to stop", lambda: stopped_by_the_log(zombie))
+    said = until(lambda: stopped_by_the_log(zombie), "the zombie to stop")
     assert f"leads job flights now with generation {slots[0].token}" in said
     with pytest.raises(LedByAnother, match="is led by daemon") as error:
         zombie.client.status("flights", "run-1")
@@ -208,15 +209,13 @@ def test_a_job_goes_back_and_forth_between_daemons(daemons, tmp_path):
     last, leader = one_checkpoint(slots), daemons[0]
     for times in range(3):
         successor = daemons[1] if leader is daemons[0] else daemons[0]
-        wait_for("the lease", lambda leader=leader: led_by(tmp_path, leader))
+        until(lambda leader=leader: led_by(tmp_path, leader), "the lease")
         os.kill(leader.process.pid, signal.SIGSTOP)
         assert find_leader(slots, successor) == {successor.control_address}
         number = one_checkpoint(slots)
         assert number > last
         os.kill(leader.process.pid, signal.SIGCONT)
-        wait_for(
-            "the old leader to stop", lambda leader=leader, times=times: stopped_by_the_log(leader, times // 2 + 1)
-        )
+        until(lambda leader=leader, times=times: stopped_by_the_log(leader, times // 2 + 1), "the old leader to stop")
         last, leader = number, successor
     assert records(str(tmp_path / "store")).count("FENCE") == 1
 
@@ -227,7 +226,7 @@ def test_a_leader_that_lost_all_its_slots_gives_way(daemons, tmp_path):
     leader, standby = daemons
     slots = running_slots(leader)
     last = one_checkpoint(slots)
-    wait_for("the lease", lambda: led_by(tmp_path, leader))
+    until(lambda: led_by(tmp_path, leader), "the lease")
     assert find_leader(slots, standby) == {standby.control_address}
     for kind in (Deploy, Start):  # the old leader had begun a generation without them
         for slot in slots:
@@ -245,10 +244,10 @@ def test_another_run_of_the_job_may_be_submitted_to_any_daemon_and_fences_the_fi
     first, second = daemons
     old = running_slots(first)
     one_checkpoint(old)
-    wait_for("the lease", lambda: led_by(tmp_path, first))
+    until(lambda: led_by(tmp_path, first), "the lease")
     new = running_slots(second, spec(run_id="run-2", checkpoints=JOB.checkpoints))
     one_checkpoint(new)
-    wait_for("the lease of the new run", lambda: led_by(tmp_path, second))
+    until(lambda: led_by(tmp_path, second), "the lease of the new run")
     for slot in old:  # they still work, and their next checkpoint meets the log
         slot.ack(slot.until(Trigger).checkpoint)
     farewells = [message for message in until_closed(old[0]) if isinstance(message, Shutdown)]
@@ -296,7 +295,7 @@ def test_the_client_finds_the_leader_wherever_it_is(unhurried_daemons, tmp_path)
     leader, standby = unhurried_daemons
     slots = running_slots(leader)
     one_checkpoint(slots)
-    wait_for("the lease", lambda: led_by(tmp_path, leader))
+    until(lambda: led_by(tmp_path, leader), "the lease")
     client = all_of(standby, leader)
     assert client.status("flights", "run-1").phase == "running"
     assert client.url == leader.client.url, "asked first from now on"
@@ -329,7 +328,7 @@ def test_while_nobody_leads_the_client_says_that_nobody_answers_rather_than_that
     leader, standby = unhurried_daemons
     slots = running_slots(leader)
     one_checkpoint(slots)
-    wait_for("the lease", lambda: led_by(tmp_path, leader))
+    until(lambda: led_by(tmp_path, leader), "the lease")
     leader.vanish()
     with pytest.raises(Unavailable):
         all_of(leader, standby).status("flights", "run-1")
@@ -344,9 +343,9 @@ def test_a_run_that_ended_is_known_to_a_daemon_that_starts_later(tmp_path):
         daemon.client.stop("flights", "now", "run-1")
         for slot in slots:
             slot.until(Shutdown)
-        wait_for("the outcome to be written", lambda: history_of(tmp_path).outcome)
+        until(lambda: history_of(tmp_path).outcome, "the outcome to be written")
     with Daemon(tmp_path) as later:
-        status = wait_for("the daemon", lambda: answers(later) and later.client.status("flights", "run-1"))
+        status = until(lambda: answers(later) and later.client.status("flights", "run-1"), "the daemon")
         assert (status.outcome, status.phase) == ("cancelled", "cancelled")
         assert status.checkpoints.completed >= 1
         assert later.client.status("flights") == status
@@ -358,7 +357,7 @@ def test_a_redirect_to_an_address_that_was_not_given_is_not_followed(unhurried_d
     leader, standby = unhurried_daemons
     slots = running_slots(leader)
     one_checkpoint(slots)
-    wait_for("the lease", lambda: led_by(tmp_path, leader))
+    until(lambda: led_by(tmp_path, leader), "the lease")
     with pytest.raises(LedByAnother):
         all_of(standby).status("flights", "run-1")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from coordinator_world import options, spec
-from tcp_slot import TcpSlot, wait_for
+from tcp_slot import TcpSlot
 
 from barrier_runtime.coordinator.client.client import UnknownJob
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
@@ -28,6 +28,7 @@ from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.tools.savepoints import stop_with
 from examples.servers.s3 import S3Server, known_to_clients
 from tests.integration.chaos.store_proxy import Fault, ProxyControl, store_proxy
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -122,7 +123,7 @@ class Job:
                 return None
             return status if holds(status) else None
 
-        return wait_for("what the job is to become", look, 120)
+        return until(look, "what the job is to become", 120)
 
     def stop_and_kill(self, fault: str, point: str, mode: str) -> str:
         """When the request has come, or was carried out, the process that made it dies. The id of the wish."""
@@ -131,9 +132,9 @@ class Job:
         self.proxy.set(Fault(fault, method="PUT", **POINTS[point]))
         pid = self.coordinator.pid
         self.client.stop(JOB.job, mode, JOB.run_id, asked)
-        wait_for("the request", lambda: getattr(self.proxy.counts(), fault) > before)
+        until(lambda: getattr(self.proxy.counts(), fault) > before, "the request")
         os.kill(pid, signal.SIGKILL)
-        wait_for("another process", lambda: self.coordinator.pid != pid)
+        until(lambda: self.coordinator.pid != pid, "another process")
         self.proxy.set(Fault())
         return asked.id
 

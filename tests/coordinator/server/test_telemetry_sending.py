@@ -10,10 +10,10 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tcp_slot import wait_for
 from test_daemon import Daemon, one_checkpoint, running_slots
 
 from barrier_runtime.coordinator.server.telemetry.sending import Sending, reachable, rest_s
+from tests.waiting import until
 
 
 class Answer:
@@ -56,11 +56,11 @@ def test_after_a_failure_nothing_is_wanted_until_the_rest_is_over(failure: Answe
     assert sending.offer("lost")
     collector.answers.put(failure)
     assert collector.asked.get(timeout=60) == "lost"
-    wait_for("the rest", lambda: rests and not sending.ready)
+    until(lambda: rests and not sending.ready, "the rest")
     assert not sending.offer("not made")
     sending.close()  # no rest holds it up
     assert collector.closed.is_set()
-    wait_for("its thread has ended", lambda: not sending._thread.is_alive())
+    until(lambda: not sending._thread.is_alive(), "its thread has ended")
     assert collector.asked.empty()
 
 
@@ -69,12 +69,12 @@ def test_until_a_collector_takes_an_empty_request_nothing_is_made_for_it() -> No
     collector, rests = Collector(), []
     sending = Sending("traces", collector, "empty", lambda failures: rests.append(failures) or 0.0)
     for turn in range(2):
-        wait_for("it takes more", lambda turn=turn: sending.offer(turn))
+        until(lambda turn=turn: sending.offer(turn), "it takes more")
         for sent, name in ((turn, "FAILURE"), ("empty", "FAILURE"), ("empty", "SUCCESS")):
             assert collector.asked.get(timeout=60) == sent
             assert sent == turn or not sending.ready
             collector.answers.put(Answer(name))
-    wait_for("it takes more", lambda: sending.ready)
+    until(lambda: sending.ready, "it takes more")
     assert rests == [1, 2, 1, 2]
     sending.close()
 
@@ -90,13 +90,13 @@ def test_a_collector_that_cannot_be_connected_to_is_not_asked() -> None:
     assert sending.offer("lost")
     assert collector.asked.get(timeout=60) == "lost"
     collector.answers.put(Answer("FAILURE"))
-    wait_for("some looks", lambda: len(looks) > 10)
+    until(lambda: len(looks) > 10, "some looks")
     assert collector.asked.empty()
     assert not sending.ready
     there.set()
     assert collector.asked.get(timeout=60) == "empty"
     collector.answers.put(Answer("SUCCESS"))
-    wait_for("it takes more", lambda: sending.ready)
+    until(lambda: sending.ready, "it takes more")
     sending.close()
 
 
@@ -130,7 +130,7 @@ def test_closing_leaves_behind_a_collector_that_never_answers() -> None:
     assert sending._thread.is_alive()
     assert not sending.offer("late")
     collector.answers.put(Answer("FAILURE"))
-    wait_for("its thread has ended", lambda: not sending._thread.is_alive())
+    until(lambda: not sending._thread.is_alive(), "its thread has ended")
     assert collector.asked.empty(), "what waited is dropped"
 
 
@@ -138,7 +138,7 @@ def test_closing_sends_what_waits() -> None:
     collector = Collector()
     sending = Sending("traces", collector, "empty")
     for each in ("first", "last"):
-        wait_for("room", lambda each=each: sending.offer(each))
+        until(lambda each=each: sending.offer(each), "room")
         collector.answers.put(Answer("SUCCESS"))
     sending.close()
     assert [collector.asked.get(timeout=60) for _ in range(2)] == ["first", "last"]
@@ -180,7 +180,7 @@ def test_a_daemon_ends_although_its_collector_never_answers(tmp_path, monkeypatc
             slots = running_slots(daemon)
             try:
                 one_checkpoint(slots)
-                wait_for("the collector is asked", asked.is_set)
+                until(asked.is_set, "the collector is asked")
                 os.kill(daemon.process.pid, signal.SIGTERM)
                 assert daemon.process.wait(timeout=120) == 0
             finally:

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 from coordinator_world import Coordinator, kinds, options, spec, started
-from test_job_runner import JOB, LocalSlot, lead, until
+from test_job_runner import JOB, LocalSlot, lead
 
 from barrier_runtime.coordinator.checkpoints.commits import NOTE_AGAIN_MS
 from barrier_runtime.coordinator.job.effects import ReadLog
@@ -22,6 +22,7 @@ from barrier_runtime.coordinator.wire.messages import CommitFailing, Heartbeat, 
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 from barrier_runtime.state.store.paths import Paths
+from tests.waiting import eventually
 
 PATHS = Paths("flights")
 
@@ -99,7 +100,7 @@ def test_a_history_that_can_not_be_read_or_written_for_a_while_holds_nothing_up(
     store.inject(Fault.FAIL_BEFORE, "put", "history")
 
     async def check(runner, slot):
-        await until(lambda: runner.status().checkpoints.completed >= 2, "checkpoints")
+        await eventually(lambda: runner.status().checkpoints.completed >= 2, "checkpoints")
 
     outcome, _, runner = lead(store, check, checkpoints=4)
     assert outcome.outcome == "finished"
@@ -130,11 +131,11 @@ def test_a_coordinator_that_was_replaced_does_not_write_over_its_successors_hist
     async def main():
         zombie = JobRunner(JOB, store, leader="zombie", host="h")
         running = asyncio.create_task(zombie.run())
-        await until(lambda: zombie.lead_position is not None, "the first to lead")
+        await eventually(lambda: zombie.lead_position is not None, "the first to lead")
         successor = JobRunner(msgspec.structs.replace(JOB, run_id="run-2"), store, leader="b", host="h")
         following = asyncio.create_task(successor.run())
-        await until(lambda: successor.lead_position is not None, "the second to lead")
-        await until(lambda: stored(store).run_id == "run-2", "the successor's history")
+        await eventually(lambda: successor.lead_position is not None, "the second to lead")
+        await eventually(lambda: stored(store).run_id == "run-2", "the successor's history")
         await zombie._history._put(None)
         assert stored(store).run_id == "run-2"
         for task in (running, following):
@@ -151,7 +152,7 @@ def test_how_a_run_ended_is_told_by_a_daemon_that_did_not_see_it(store):
     """Failed and cancelled leave no record in the log: the history tells."""
 
     async def stop(runner, slot):
-        await until(lambda: runner.status().checkpoints.completed >= 1, "a checkpoint")
+        await eventually(lambda: runner.status().checkpoints.completed >= 1, "a checkpoint")
         runner.stop("now")
 
     lead(store, stop, checkpoints=10_000)
@@ -404,14 +405,16 @@ def test_checkpoints_in_quick_succession_are_written_together_slots_at_once_and_
     store = CountingStore()
 
     async def check(runner, slot):
-        await until(lambda: runner.status().checkpoints.completed >= 5, "some checkpoints")
+        await eventually(lambda: runner.status().checkpoints.completed >= 5, "some checkpoints")
         before = store.histories
         slot.close()
         runner.slot_disconnected(slot)
         again = LocalSlot(runner, checkpoints=1_000, attempt=7)
-        await until(lambda: [known.task_attempt for known in stored(store).slots] == [7], "the slot's task to be known")
+        await eventually(
+            lambda: [known.task_attempt for known in stored(store).slots] == [7], "the slot's task to be known"
+        )
         assert store.histories <= before + 2
-        await until(lambda: runner.status().checkpoints.completed >= 10, "more checkpoints")
+        await eventually(lambda: runner.status().checkpoints.completed >= 10, "more checkpoints")
         again.left = 1
 
     outcome, _, runner = lead(store, check, checkpoints=1_000)

@@ -18,7 +18,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
-from harness import until
 
 from barrier_runtime.connectors.files.sink.commit_log import CommitLog, CommittedFile
 from barrier_runtime.state.store.open import open_store
@@ -31,6 +30,7 @@ from tests.integration.chaos.report import recoveries
 from tests.integration.chaos.run import Chosen, chaos
 from tests.integration.chaos.store_proxy import Fault, store_proxy
 from tests.integration.chaos.verdict import Rows, SinkAudit, Truth, told
+from tests.waiting import until
 
 TRUTH = Truth(splits=2, keys=4, groups=3)
 SEEDS = [1, *([int(os.environ["CHAOS_SEED"])] if "CHAOS_SEED" in os.environ else [])]

@@ -13,6 +13,7 @@ from barrier_runtime.connectors.files.sink.commit_log import read_commit_log
 from barrier_runtime.connectors.files.sink.commit_record import live_files
 from barrier_runtime.state.store.open import open_store
 from tests.cloud_emulators import Cloud
+from tests.waiting import until
 
 
 @pytest.mark.slow
@@ -51,12 +52,6 @@ def test_a_job_outlives_a_stop_of_the_server(cloud: Cloud) -> None:
     def seen() -> list[int]:
         files = live_files(read_commit_log(store, "clouds-away", "out"))
         return sorted(json.loads(line)["value"] for file in files for line in store.get(file.name).splitlines())
-
-    def until(condition: Any) -> None:
-        deadline = time.monotonic() + 120
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
 
     options: dict[str, Any] = {"restart": "fixed_delay", "restart_attempts": 100, "restart_delay": 0.2}
     with flow.start_local(parallelism=2, checkpoints=checkpoints, checkpoint_interval=0.1, **options) as job:

@@ -19,6 +19,7 @@ from barrier_runtime.runtime.network import control_link
 from barrier_runtime.runtime.network.control_link import TcpControlLink
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.paths import Paths
+from tests.waiting import eventually
 
 KEY = b"k" * 32
 SPEC = JobSpec(
@@ -72,14 +73,6 @@ class SlotEnd:
         return sum(isinstance(message, Registered) for message in self.heard)
 
 
-async def until(condition, what):
-    for _ in range(4_000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    pytest.fail(f"waited in vain for {what}")
-
-
 @contextlib.asynccontextmanager
 async def linked(slot):
     running = asyncio.create_task(slot.link.run())
@@ -99,11 +92,11 @@ async def test_the_link_goes_to_the_standby_when_the_leader_is_gone_and_stays_th
     await leader.directory.submit(SPEC)
     slot = SlotEnd(standby.address, leader.address)
     async with linked(slot):
-        await until(lambda: slot.registered() == 1, "the leader to greet")
+        await eventually(lambda: slot.registered() == 1, "the leader to greet")
         assert leader.directory.run("flights", "run-1").connected_slots == 1
         assert standby.directory.run("flights", "run-1") is None
         await leader.vanish()
-        await until(lambda: slot.registered() == 2, "the standby to greet")
+        await eventually(lambda: slot.registered() == 2, "the standby to greet")
         assert standby.directory.run("flights", "run-1").connected_slots == 1
     await standby.close()
     await leader.close()
@@ -117,7 +110,7 @@ async def test_a_standby_that_sends_us_on_is_not_asked_without_pause_and_its_wor
     slot = SlotEnd(standby.address)
     before = slot.link.last_contact
     async with linked(slot):
-        await until(lambda: slot.connections >= 5, "some attempts")
+        await eventually(lambda: slot.connections >= 5, "some attempts")
         assert "is led by daemon a" in slot.link.last_trouble
         assert slot.link.last_contact == before
         assert slot.heard == []
@@ -168,7 +161,7 @@ async def test_a_leader_that_keeps_the_connection_but_says_nothing_is_left(monke
     await successor.directory.submit(SPEC)
     slot = SlotEnd(silent.sockets[0].getsockname()[:2], successor.address)
     async with linked(slot):
-        await until(lambda: slot.registered() >= 2, "the second daemon to greet")
+        await eventually(lambda: slot.registered() >= 2, "the second daemon to greet")
         assert successor.directory.run("flights", "run-1").connected_slots == 1
     silent.close()
     await successor.close()

@@ -11,13 +11,9 @@ from barrier_runtime.runtime.network import tcp as data_plane
 from barrier_runtime.runtime.network.channels import InputChannel
 from barrier_runtime.runtime.network.tcp import ChannelId, TcpDataPlane
 from barrier_runtime.state.errors import Unavailable
+from tests.waiting import eventually
 
 SECRET = b"s" * 32
-
-
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.002)
 
 
 def channel(token=3):
@@ -70,7 +66,7 @@ async def test_elements_arrive_in_order_through_one_connection():
         received.extend(receiver.taken())
         return len(received) == len(sent)
 
-    await until(all_there)
+    await eventually(all_there)
     assert received == sent
     sender.close()
     receiver.plane.close()
@@ -89,7 +85,7 @@ async def test_a_connection_of_a_newer_generation_waits_until_this_slot_has_hear
     receiver.expect(token=3)
     output = await connecting
     output.send(Watermark(1))
-    await until(lambda: receiver.input.readable)
+    await eventually(lambda: receiver.input.readable)
     sender.close()
     receiver.plane.close()
 
@@ -101,13 +97,13 @@ async def test_a_connection_that_breaks_while_it_waits_fails_the_generation_it_w
     receiver.expect(token=2)
     sender = TcpDataPlane(SECRET, "job", "run")
     connecting = asyncio.ensure_future(sender.connect(peer, channel(3), lambda: None))
-    await until(lambda: receiver.plane._waiting)
+    await eventually(lambda: receiver.plane._waiting)
     for waiting in receiver.plane._waiting.values():
         waiting.abort()
-    await until(lambda: not receiver.plane._waiting)
+    await eventually(lambda: not receiver.plane._waiting)
     assert receiver.broken == [], "the running generation has nothing to do with it"
     receiver.expect(token=3)
-    await until(lambda: receiver.broken)
+    await eventually(lambda: receiver.broken)
     assert [broken for broken, _ in receiver.broken] == [channel(3)]
     with pytest.raises(Unavailable):
         await connecting
@@ -121,11 +117,11 @@ async def test_a_broken_connection_of_a_generation_that_never_came_is_forgotten(
     receiver.expect(token=2)
     given_up, sender = TcpDataPlane(SECRET, "job", "run"), TcpDataPlane(SECRET, "job", "run")
     connecting = asyncio.ensure_future(given_up.connect(peer, channel(3), lambda: None))
-    await until(lambda: receiver.plane._waiting)
+    await eventually(lambda: receiver.plane._waiting)
     given_up.disconnect()
     with pytest.raises(Unavailable):
         await connecting
-    await until(lambda: not receiver.plane._waiting)
+    await eventually(lambda: not receiver.plane._waiting)
     receiver.expect(token=4)
     await sender.connect(peer, channel(4), lambda: None)
     assert receiver.broken == []
@@ -202,7 +198,7 @@ async def test_a_broken_connection_is_reported_by_both_ends():
     await sender.connect(peer, channel(), lambda: None)
     for connection in list(receiver.plane._open):
         connection.abort()
-    await until(lambda: receiver.broken and broken_at_sender)
+    await eventually(lambda: receiver.broken and broken_at_sender)
     sender.close()
     receiver.plane.close()
 
@@ -215,7 +211,7 @@ async def test_garbage_instead_of_frames_breaks_the_channel():
     sender = TcpDataPlane(SECRET, "job", "run")
     output = await sender.connect(peer, channel(), lambda: None)
     output.transport.write(b"\x00" * 64)
-    await until(lambda: receiver.broken)
+    await eventually(lambda: receiver.broken)
     assert not receiver.input.readable
     sender.close()
     receiver.plane.close()
@@ -246,8 +242,8 @@ async def test_a_slow_reader_stops_the_writer_and_lets_it_go_on_later():
         received += sum(element.rows.num_rows for element in receiver.taken())
         return received == sent * 10_000
 
-    await until(drained)
-    await until(lambda: output.writable)
+    await eventually(drained)
+    await eventually(lambda: output.writable)
     assert woken
     sender.close()
     receiver.plane.close()
@@ -265,7 +261,7 @@ async def test_a_barrier_comes_through_while_nobody_takes_the_rows_before_it():
         output.send(batch(1_000))
         sent += 1
     output.send(Barrier(1, 3, 0, 0))
-    await until(lambda: receiver.input.announcements)
+    await eventually(lambda: receiver.input.announcements)
     assert list(receiver.input.announcements) == [(0, Barrier(1, 3, 0, 0))]
     assert len(receiver.input.record(1)) == sent
     assert receiver.input.bytes < 256 * 1024 + 2 * 10_000

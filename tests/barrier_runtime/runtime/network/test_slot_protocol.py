@@ -12,13 +12,9 @@ from barrier_runtime.runtime.network.channels import InputChannel
 from barrier_runtime.runtime.network.control_link import TcpControlLink
 from barrier_runtime.runtime.network.tcp import ChannelId, TcpDataPlane
 from barrier_runtime.state.errors import Unavailable
+from tests.waiting import eventually
 
 SECRET = b"s" * 32
-
-
-async def until(condition):
-    while not condition():
-        await asyncio.sleep(0.002)
 
 
 def plane():
@@ -46,7 +42,7 @@ async def test_a_peer_that_restores_for_longer_than_a_handshake_may_take_is_wait
     receiver.expect(3, {channel: target}, lambda c, reason: None)
     output = await connecting
     output.send(Watermark(1))
-    await until(lambda: target.readable)
+    await eventually(lambda: target.readable)
     sender.close()
     receiver.close()
 
@@ -69,7 +65,7 @@ async def test_a_peer_that_dies_while_it_is_waited_for_is_reported(monkeypatch):
     receiver, sender = plane(), plane()
     peer = await listening(receiver)
     connecting = asyncio.ensure_future(sender.connect(peer, ChannelId(3, 0, 0, 1), lambda: None))
-    await until(lambda: receiver._waiting)
+    await eventually(lambda: receiver._waiting)
     receiver.close()
     with pytest.raises(Unavailable):
         await connecting
@@ -81,9 +77,9 @@ async def test_a_connection_whose_deployment_was_cancelled_is_closed():
     receiver, sender = plane(), plane()
     peer = await listening(receiver)
     connecting = asyncio.ensure_future(sender.connect(peer, ChannelId(3, 0, 0, 1), lambda: None))
-    await until(lambda: receiver._waiting)
+    await eventually(lambda: receiver._waiting)
     connecting.cancel()
-    await until(lambda: not receiver._waiting)
+    await eventually(lambda: not receiver._waiting)
     sender.close()
     receiver.close()
 
@@ -94,7 +90,7 @@ async def test_more_connections_than_a_small_job_has_may_wait_for_a_slow_slot():
     peer = await listening(receiver)
     channels = [ChannelId(3, 0, slot, 1) for slot in range(300)]
     connecting = [asyncio.ensure_future(sender.connect(peer, channel, lambda: None)) for channel in channels]
-    await until(lambda: len(receiver._waiting) == len(channels) or any(c.done() for c in connecting))
+    await eventually(lambda: len(receiver._waiting) == len(channels) or any(c.done() for c in connecting))
     receiver.expect(3, {c: InputChannel(0, 0, lambda: None) for c in channels}, lambda c, reason: None)
     await asyncio.gather(*connecting)
     sender.close()
@@ -117,7 +113,7 @@ async def test_a_coordinator_that_stays_out_of_reach_is_named_in_the_log_once(mo
     address = server.sockets[0].getsockname()[:2]
     link = TcpControlLink((address,), SECRET, "job", "run", b"", lambda: None, lambda message: None)
     running = asyncio.ensure_future(link.run())
-    await until(lambda: len(refused) >= 4)
+    await eventually(lambda: len(refused) >= 4)
     link.close()
     running.cancel()
     server.close()

@@ -3,10 +3,9 @@
 import contextlib
 import random
 import threading
-import time
 import uuid
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -33,6 +32,7 @@ from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.store.memory import Fault
 from barrier_runtime.state.store.open import open_store
 from tests.drawn import examples
+from tests.waiting import until
 
 SCHEMA = pa.schema([("split", pa.string()), ("n", pa.int64())])
 
@@ -497,13 +497,6 @@ def test_in_a_job_readers_hear_of_decided_checkpoints_only() -> None:
 
 
 # ---------------------------------------------------------------- the thread that lists
-
-
-def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.002)
 
 
 def test_a_listing_thread_gives_each_split_once_and_goes_on_after_trouble() -> None:

@@ -1,0 +1,29 @@
+"""Waiting for what others bring about (a thread, a process, a server, a task of the loop): for a condition, never for a
+time."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+PATIENCE_S = 120.0
+
+T = TypeVar("T")
+
+
+def until(condition: Callable[[], T], what: str = "it has come about", patience_s: float = PATIENCE_S) -> T:
+    """What `condition` gives, once that counts as true."""
+    deadline = time.monotonic() + patience_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        time.sleep(0.01)
+    return found
+
+
+async def eventually(condition: Callable[[], T], what: str = "it has come about") -> T:
+    """The same on a loop, which goes on meanwhile."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited in vain: {what}"
+        await asyncio.sleep(0.002)
+    return found
