@@ -1,7 +1,7 @@
 """Runs the graph of a replay in this process, on a store of its own, until all that it is to read was read.
 
     restore ─► read to the positions ─► all is done ─► stop with a last checkpoint ─► over
-                     │ nothing comes for `rows_timeout_s`, and rows are missing: refused, which ones
+                     │ nothing comes for 30 s, and rows are missing: refused, which ones
                      │ a function raises: over, that is what was looked for
 
 The job that runs here has its own log in a folder that is removed; of the real job's store it has links to the files of
@@ -25,7 +25,7 @@ from barrier_runtime.runtime.slot import Slot
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore
 
-ROWS_TIMEOUT_S = 30.0  # for a row of a source that has some left to give
+_ROWS_TIMEOUT_S = 30.0  # for a row of a source that has some left to give
 _LOOK_S = 0.01
 _RESTS = 3  # looks one behind the other at which no slot has anything to do: rows may be between two
 _IDLE_S = 2.0  # without an end: nothing has come for so long
@@ -56,7 +56,6 @@ async def run_replay(
     options: JobOptions,
     ranges: Mapping[str, ReadRange],
     wall_ms: int | None,
-    rows_timeout_s: float = ROWS_TIMEOUT_S,
 ) -> ReplayEnded:
     """`wall_ms`: what the wall clock says to operators. Raises `InvalidJob` when rows do not come."""
     runner = make_runner(spec, store)
@@ -64,7 +63,7 @@ async def run_replay(
     clock = SystemClock() if wall_ms is None else StandingClock(wall_ms)
     running = asyncio.ensure_future(run_graph(graph, spec, store, options, runner, False, slots, clock))
     try:
-        progress, rests = _Progress(ranges, rows_timeout_s), 0
+        progress, rests = _Progress(ranges), 0
         while not running.done():
             # What is due by then, such as windows, may take a while, and a barrier would not wait for it.
             rests = rests + 1 if all(slot.at_rest for slot in slots) else 0
@@ -83,9 +82,8 @@ async def run_replay(
 
 
 class _Progress:
-    def __init__(self, ranges: Mapping[str, ReadRange], rows_timeout_s: float) -> None:
+    def __init__(self, ranges: Mapping[str, ReadRange]) -> None:
         self._ranges = ranges
-        self._rows_timeout_s = rows_timeout_s
         self._read = -1
         self._moved_s = 0.0
 
@@ -99,7 +97,7 @@ class _Progress:
         still_s = now_s - self._moved_s
         if any(isinstance(each, OpenRange) for each in self._ranges.values()):
             return still_s > _IDLE_S
-        if still_s <= self._rows_timeout_s:
+        if still_s <= _ROWS_TIMEOUT_S:
             return False
         raise InvalidJob(
             f"the replay waits for rows that do not come (for {still_s:.0f} s now):\n  "

@@ -123,9 +123,8 @@ def _check(stretch: Stretch) -> None:
 class _Rows:
     """What came to the sinks of one replay, as texts."""
 
-    def __init__(self, sinks: dict[str, ReadsBack | None], redact: Sequence[str]) -> None:
+    def __init__(self, sinks: dict[str, ReadsBack | None]) -> None:
         self._sinks = sinks
-        self._redact = redact
         self.by_sink: dict[str, Counter[str]] = {name: Counter() for name in sinks}
 
     def came(self, sink: str, batch: Batch) -> None:
@@ -153,10 +152,10 @@ class _Verifying:
 
     def verified(self) -> Verified:
         found: list[Divergence] = []
-        rows = _Rows(self._sinks, self._redact)
+        rows = _Rows(self._sinks)
         with scratch() as own:
             read, manifest = self._replayed(rows, own)
-            found += self._states_differ(own, manifest)
+            found += self._states_differ(manifest)
         read_back, repeated = [], []
         for sink, reads in self._sinks.items():
             committed = None if reads is None else self._committed(sink, reads)
@@ -166,7 +165,7 @@ class _Verifying:
                 read_back.append(sink)
                 found += self._rows_differ(sink, committed, rows.by_sink[sink])
         if repeated:
-            again = _Rows(self._sinks, self._redact)
+            again = _Rows(self._sinks)
             with scratch() as own:
                 self._replayed(again, own)
             for sink in repeated:
@@ -193,13 +192,13 @@ class _Verifying:
             raise ended.trouble
         if ended.status.outcome not in ("cancelled", "finished"):
             raise InvalidJob(f"the replay ended ({ended.status.outcome}): {ended.status.error or ended.status.reason}")
-        view = read_log(store, Paths(graph.name).log_record, completes=1, restore=None, run_id="")
+        view = read_log(store, Paths(graph.name).log_record)
         record = complete_of(view.completes[0])
         manifest = verified_manifest(record.manifest, store.get(record.manifest), record.sha256)
         self._store = store
         return sum(each.total for each in ranges.values()), manifest
 
-    def _states_differ(self, own: ObjectStore, manifest: Manifest) -> Iterator[Divergence]:
+    def _states_differ(self, manifest: Manifest) -> Iterator[Divergence]:
         order = [spec.name for chain in self._graph.chains for spec in chain.operators if not spec.is_sink]
         reached = self._reached
         with (

@@ -212,8 +212,6 @@ class Slot:
         self._deploying = self._res.loop.create_task(self._deploy(execution))
 
     async def _deploy(self, execution: Execution) -> None:
-        now_s = self._res.clock.monotonic_s
-        began = now_s()
         try:
             await execution.restore()
             await execution.connect()
@@ -228,7 +226,7 @@ class Slot:
         if execution is not self._execution or execution.cancelled:
             return
         self._trim_memory()
-        self._restored = Restored(self.token, (now_s() - began) * 1000)
+        self._restored = Restored(self.token)
         self._send(self._restored)
 
     def _on_prefetch(self, message: Prefetch) -> None:

@@ -36,7 +36,12 @@ def find_head(exists: Callable[[int], bool], known: int = NO_RECORD) -> int:
 
 
 def read_log(
-    store: ObjectStore, key_of: Callable[[int], str], *, completes: int, restore: int | None, run_id: str
+    store: ObjectStore,
+    key_of: Callable[[int], str],
+    *,
+    completes: int = 1,
+    restore: int | None = None,
+    run_id: str = "",
 ) -> LogView:
     """One reading of the log; see `LogReader.read`."""
     return LogReader(store, key_of).read(completes=completes, restore=restore, run_id=run_id)
@@ -50,7 +55,7 @@ class LogReader:
         self._key_of = key_of
         self._known: dict[int, LogEntry] = {}  # what the last reading was made of
 
-    def read(self, *, completes: int, restore: int | None, run_id: str) -> LogView:
+    def read(self, *, completes: int = 1, restore: int | None = None, run_id: str = "") -> LogView:
         """The facts of the log: `completes` newest decisions (and back to checkpoint `restore` if it is asked for), and
         the earlier runs' fences back to `run_id`. Raises `Corrupt` for an unreadable or inconsistent log."""
         reading = _Reading(self._store, self._key_of, self._known)

@@ -108,7 +108,7 @@ def import_savepoint(
 
 
 def _has_checkpoints(store: ObjectStore, spec: JobSpec) -> bool:
-    view = read_log(store, Paths(spec.job).log_record, completes=1, restore=None, run_id=spec.run_id)
+    view = read_log(store, Paths(spec.job).log_record, run_id=spec.run_id)
     return bool(view.completes)
 
 

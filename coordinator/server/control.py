@@ -37,12 +37,10 @@ class ControlServer:
         listening: socket.socket,
         *,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
-        max_unproven: int = MAX_UNPROVEN,
     ) -> None:
         self._directory = directory
         self._listening = listening
         self._timeout_s = handshake_timeout_s
-        self._max_unproven = max_unproven
         self._unproven: dict[asyncio.StreamWriter, None] = {}  # in the order they came
         self._server: asyncio.Server | None = None
         self._writers: dict[asyncio.StreamWriter, None] = {}  # in the order they came
@@ -80,7 +78,7 @@ class ControlServer:
 
     def _make_room(self) -> None:
         """Places that ran out are taken from who has had one for longest."""
-        while len(self._unproven) >= self._max_unproven:
+        while len(self._unproven) >= MAX_UNPROVEN:
             oldest = next(iter(self._unproven))
             del self._unproven[oldest]
             oldest.transport.abort()

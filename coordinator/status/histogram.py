@@ -20,18 +20,11 @@ LOWEST_US = 1
 HIGHEST_US = 3_600_000_000
 SIGNIFICANT_DIGITS = 3
 INDICES = 23_552
-_EXACT = 2_047  # the highest value that has an index of its own; 11 bits
 HALF_BITS = 10
 COMPRESSED, PLAIN = 0x1C849304 | 0x10, 0x1C849303 | 0x10  # of the second version
 OUTER = struct.Struct(">ii")  # cookie, bytes that follow
 HEAD = struct.Struct(">iiiiqqd")  # cookie, bytes of counts, offset, digits, lowest, highest, ratio
 _MOST_BYTES = 1 << 20
-
-
-def index_of(us: int) -> int:
-    """Of a value from 0 to `HIGHEST_US`."""
-    shift = (us | _EXACT).bit_length() - 11
-    return (shift << HALF_BITS) + (us >> shift)
 
 
 def lowest_of(index: int) -> int:

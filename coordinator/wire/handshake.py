@@ -81,8 +81,8 @@ class PeerSession:
     send_key: bytes
     receive_key: bytes
 
-    def framing(self, max_payload: int = MAX_MESSAGE_BYTES) -> "Framing":
-        return Framing(self.send_key, self.receive_key, max_payload)
+    def framing(self) -> "Framing":
+        return Framing(self.send_key, self.receive_key)
 
 
 _Small = TypeVar("_Small", Hello, _Challenge, _Proof)

@@ -142,7 +142,6 @@ class Restored(Message, frozen=True):
     """State is restored and every channel of this slot is connected."""
 
     token: int
-    restore_ms: float = 0.0
 
 
 class Ack(Message, frozen=True):

@@ -29,7 +29,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -54,7 +54,6 @@ from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot
 from barrier_runtime.state.snapshots.transfer import download
 from barrier_runtime.state.store.object_store import ObjectStore
 
-BackendKind = Literal["rocksdb", "memory"]  # those for users
 DATABASE, BESIDE, SEGMENTS = "db", "beside", "segments"  # folders of an incarnation
 _COPY_SLICE = 2_000
 

@@ -209,7 +209,8 @@ def test_a_slow_reader_holds_back_its_partition_only_and_misses_nothing(
         quick.prepare()
         first = values(rows_from(slow, 10))
         assert values(rows_from(quick)) == [f"{number:0100}" for number in range(rows)]
-        held = slow.held_bytes
+        assert slow._queue is not None
+        held = slow._queue.held_bytes
         assert 0 < held < 1_000_000
         assert first + values(rows_from(slow, max_rows=333)) == [f"{number:0100}" for number in range(rows)]
     finally:

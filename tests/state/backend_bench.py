@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
-from barrier_runtime.state.backend.restore import BackendKind
 from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot, OperatorSnapshot
@@ -23,7 +22,7 @@ class Bench:
     """One slot's surroundings. `copies` can be replaced to forget all local copies, as a fresh slot would."""
 
     directory: Path
-    kind: BackendKind = "rocksdb"
+    kind: str = "rocksdb"
     store: ObjectStore = field(default_factory=MemoryStore)
     copies: LocalCopies = field(default_factory=LocalCopies)
     memory: SlotMemory = field(default_factory=lambda: SlotMemory(16 << 20))

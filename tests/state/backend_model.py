@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
-from barrier_runtime.state.backend.restore import BackendKind
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot
 from tests.state.backend_bench import Bench, drain, of_operator
@@ -20,7 +19,7 @@ from tests.state.backend_bench import Bench, drain, of_operator
 class RuntimeModel(RuleBasedStateMachine):
     """A subclass has the rules of what operators do, and says what the state has to be."""
 
-    kind: BackendKind = "memory"
+    kind: str = "memory"
 
     def __init__(self) -> None:
         super().__init__()

@@ -4,16 +4,13 @@ Arrow's Parquet and CSV writers release the GIL. JSON lines are made of Python o
 offered to the loop after each, because holding it is a latency spike for every record that comes meanwhile.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import sleep
-from typing import TypeAlias
 
 import msgspec
 import pyarrow as pa
 
 from barrier_runtime.connectors.sink_bases.json_values import json_rows
-
-Encode: TypeAlias = Callable[[Sequence[pa.RecordBatch]], bytes]
 
 _JSON_ROWS = 256
 

@@ -33,7 +33,6 @@ from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, Invali
 
 log = logging.getLogger("barrier_runtime.job")
 
-DEFAULT_TIMEOUT_S = 60.0
 _LOADER = "barrier_runtime.tools.load_program"
 
 

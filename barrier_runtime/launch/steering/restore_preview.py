@@ -44,7 +44,7 @@ def restore_preview(spec: JobSpec, options: JobOptions, sources: Sequence[Source
         savepoint = read_savepoint(options.restore)
         taken = savepoint.taken
         what = named(options.restore, savepoint)
-        view = read_log(store, paths.log_record, completes=1, restore=None, run_id=import_run_id(savepoint))
+        view = read_log(store, paths.log_record, run_id=import_run_id(savepoint))
         try:
             check_whole(options.restore, savepoint)
             choice = savepoint_choice(spec, savepoint, view)
@@ -53,7 +53,7 @@ def restore_preview(spec: JobSpec, options: JobOptions, sources: Sequence[Source
         if not isinstance(choice, GoOn):
             return _page(RestoreDiff(spec, taken, what), what, taken, open_existing_store(options.restore), sources)
     wanted = int(options.restore) if options.restore.isdigit() else None
-    view = read_log(store, paths.log_record, completes=1, restore=wanted, run_id=spec.run_id)
+    view = read_log(store, paths.log_record, restore=wanted, run_id=spec.run_id)
     start = start_run(spec, view)
     entry = start.entry
     if entry is None:

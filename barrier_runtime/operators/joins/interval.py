@@ -22,7 +22,7 @@ from barrier_runtime.operators.joins.row_run import RowRun, pairs
 JoinKind: TypeAlias = Literal["inner", "left", "right", "full", "semi", "anti"]
 JOIN_KINDS = ("inner", "left", "right", "full", "semi", "anti")
 _MS = datetime.timedelta(milliseconds=1)
-_LEFT, _RIGHT = 0, 1
+_LEFT = 0
 
 
 class MatchingJoin(JoinOperator):

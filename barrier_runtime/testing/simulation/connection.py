@@ -65,11 +65,6 @@ class Connection:
         self.ends[0].belong_to(client)
 
     @property
-    def places(self) -> tuple[str, str]:
-        """Of who connected, and of who accepted."""
-        return self.ends[0].place, self.ends[1].place
-
-    @property
     def open(self) -> bool:
         return not (self.ends[0].shut and self.ends[1].shut)
 
@@ -101,7 +96,6 @@ class SimTransport(asyncio.Transport):
         self._last_arrival_us = 0
         self._arrival_armed = False
         self.unread: list[bytes] = []
-        self._unread_bytes = 0
         self._in_flight = 0  # bytes to this end: on the wire, or unread
         self._eof = False
         self._reset: Exception | None = None
@@ -303,7 +297,6 @@ class SimTransport(asyncio.Transport):
                 self.unread.append(what)
                 size += len(what)
         if size:
-            self._unread_bytes += size
             self._simulation.trace("bytes", self.connection.number, self.place, size)
         if wire:
             self._simulation.at(wire[0][0], SimTransport._arrive, self)
@@ -357,7 +350,6 @@ class SimTransport(asyncio.Transport):
         if most < len(data):
             self.unread.append(data[most:])
             data = data[:most]
-        self._unread_bytes -= most
         self._in_flight -= most
         peer = self.peer
         if peer.unsent and not peer.shut:

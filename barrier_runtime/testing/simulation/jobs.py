@@ -213,9 +213,3 @@ class SimWorkers:
         self._closed = True
         for pool in (self._pool, self._opening, self._unhurried):
             pool.cancel_waiting()
-
-    def drain(self) -> None:
-        """Blocks until nothing runs: for jobs of another pool."""
-        self.close()
-        while self._pool.running or self._opening.running or self._unhurried.running:
-            self._process.simulation.jobs.block(1_000)

@@ -215,7 +215,6 @@ class SimProcess:
         self.number = len(simulation.processes)
         self.pid = 1000 + self.number
         self.state = _ALIVE
-        self.died_us = 0
         self.turn_us = 0  # virtual time that each turn of the loop takes on top: a slow machine
         self.skew_ns = 0  # of the wall clock; may be changed at any moment
         self._steady_from_ns: int | None = None
@@ -231,9 +230,6 @@ class SimProcess:
 
     def wall_ns(self) -> int:
         return WALL_START_NS + self.simulation.now_us * 1000 + self.skew_ns
-
-    def wall_ms(self) -> int:
-        return self.wall_ns() // 1_000_000
 
     def monotonic_s(self) -> float:
         return self.simulation.now_us / SECOND
@@ -319,7 +315,6 @@ class SimProcess:
         """Keep whatever could run code when it is collected."""
         if self.state is not _DEAD:
             self.state = _DEAD
-            self.died_us = self.simulation.now_us
             self._left = sorted(asyncio.all_tasks(self.loop), key=hash)
 
     def _unwind(self) -> None:

@@ -117,7 +117,7 @@ def to_nowhere(source: Any) -> Dataflow:
 
 
 def manifest_bytes(job: TcpJob) -> bytes:
-    view = read_log(job.store, job.paths.log_record, completes=1, restore=None, run_id="")
+    view = read_log(job.store, job.paths.log_record)
     return job.store.get(complete_of(view.completes[0]).manifest)
 
 
@@ -329,7 +329,7 @@ async def test_an_ack_that_is_too_large_declines_its_checkpoint_and_names_operat
         assert status.error is not None
         for part in ("checkpoint 1 failed", "more than 1,000", "of operator 'src'", "raise the parallelism"):
             assert part in status.error
-        view = read_log(job.store, job.paths.log_record, completes=1, restore=None, run_id="")
+        view = read_log(job.store, job.paths.log_record)
         assert view.completes == ()
         assert isinstance(view.head and view.head.record, Finish)
 

@@ -322,7 +322,7 @@ class Story:
 
     def check(self):
         """I7: all that retained checkpoints name is there."""
-        view = read_log(self.store, PATHS.log_record, completes=self.job.checkpoints.retained, restore=None, run_id="")
+        view = read_log(self.store, PATHS.log_record, completes=self.job.checkpoints.retained)
         there = set(keys_of(self.store))
         for entry in view.completes[: self.job.checkpoints.retained]:
             record = complete_of(entry)

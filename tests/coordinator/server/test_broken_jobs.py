@@ -22,7 +22,7 @@ PATHS = Paths(JOB.job)
 
 
 def head(store):
-    return read_log(store, PATHS.log_record, completes=1, restore=None, run_id="").head
+    return read_log(store, PATHS.log_record).head
 
 
 def broken_at_second_ack(runner):
@@ -93,9 +93,7 @@ def one_checkpoint_decided(store):
 
     asyncio.run(main())
     return next(
-        entry.position
-        for entry in [read_log(store, PATHS.log_record, completes=1, restore=None, run_id="").fence]
-        if isinstance(entry.record, Fence)
+        entry.position for entry in [read_log(store, PATHS.log_record).fence] if isinstance(entry.record, Fence)
     )
 
 

@@ -94,7 +94,6 @@ class FileSink(TwoPhaseCommitSink):
             raise InvalidJob(f"{name}: partition_by={partition_by!r} names a column twice: leave one out")
         if roll_bytes is not None and not roll_bytes > 0:
             raise InvalidJob(f"{name}: roll_bytes={roll_bytes!r}: give bytes, above 0")
-        self.roll_bytes = roll_bytes
         self._roll_age_ms = None if roll_age is None else milliseconds(roll_age, f"roll_age of {name}")
         self._rolling: Rolling | None = None
         if roll_bytes is not None or roll_age is not None:

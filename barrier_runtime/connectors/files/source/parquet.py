@@ -92,7 +92,7 @@ class ParquetReader(FileReader):
             buffered = 0 if is_remote(self.file.url) else _READ_BYTES
             self._opened = pq.ParquetFile(raw, pre_buffer=False, buffer_size=buffered)
         except (pa.ArrowInvalid, OSError) as error:
-            raise corrupt(self.where, "Parquet", error) from error
+            raise corrupt(self.where, error) from error
         check_columns(self._opened.schema_arrow, self.schema, self.where)
         self._rows = self._opened.metadata.num_rows
         self._start_at(self.row)
@@ -101,7 +101,7 @@ class ParquetReader(FileReader):
         try:
             chunk = next(self._chunks, None)
         except (pa.ArrowInvalid, OSError) as error:
-            raise corrupt(f"{self.where}, after row {self._decoded}", "Parquet", error) from error
+            raise corrupt(f"{self.where}, after row {self._decoded}", error) from error
         if chunk is None:
             return None
         self._decoded += chunk.num_rows
@@ -161,7 +161,7 @@ def _footer_schema(file: FoundFile, where: str) -> pa.Schema:
         with pq.ParquetFile(raw) as opened:
             return opened.schema_arrow
     except (pa.ArrowInvalid, OSError) as error:
-        raise corrupt(f"{where}, file {file.url}", "Parquet", error) from error
+        raise corrupt(f"{where}, file {file.url}", error) from error
     finally:
         raw.close()
 
@@ -209,9 +209,9 @@ def _widens(kind: pa.DataType, wanted: pa.DataType) -> bool:
     return any(any(f(kind) for f in family) and any(f(wanted) for f in family) for family in (text, raw))
 
 
-def corrupt(where: str, format: str, error: Exception) -> Exception:
+def corrupt(where: str, error: Exception) -> Exception:
     """What reading failed of: a storage hiccup is worth a retry, bad bytes are not."""
     if isinstance(error, OSError) and not isinstance(error, pa.ArrowException) and error.errno is not None:
         return Unavailable(f"{where}: it cannot be read now: {error}")
     said = str(error).rstrip(". \n")
-    return InvalidJob(f"{where}: it is not (or no longer) valid {format}: {said}. Replace or remove the file")
+    return InvalidJob(f"{where}: it is not (or no longer) valid Parquet: {said}. Replace or remove the file")

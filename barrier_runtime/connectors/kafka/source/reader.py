@@ -47,11 +47,6 @@ class KafkaReader:
     def finished(self) -> bool:
         return self._position.end is not None and self._position.offset >= self._position.end
 
-    @property
-    def held_bytes(self) -> int:
-        """Fetched and not yet taken."""
-        return self._queue.held_bytes if self._queue is not None else 0
-
     def wake_by(self, wake: Callable[[], None]) -> None:
         self._wake = wake
 

@@ -278,7 +278,6 @@ class ChangeFeed:
         if start.error_message:
             raise self._server_said(start)
         session = _Session(self, self._at)
-        self._received = self._at.lsn
         self._told_at = 0.0
         while not self._closing.is_set():
             self._tell_server(session)

@@ -16,7 +16,7 @@ class OneKeyOperator(Operator):
     """Adds the column to rows."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        """Nothing of it depends on the name."""
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         rows = batch.rows
