@@ -8,7 +8,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Coroutine
-from types import TracebackType
 from typing import Any, TypeVar
 
 from barrier_runtime.connectors.batch_function.caller import BatchCaller, MakeFrame
@@ -70,9 +69,7 @@ class BatchFunctions:
     def __enter__(self) -> "BatchFunctions":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from functools import partial
-from types import TracebackType
 from typing import Any, Literal
 
 import msgspec
@@ -343,9 +342,7 @@ class JobHandle:
     def __enter__(self) -> "JobHandle":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _function_failed(self) -> None:

@@ -10,7 +10,7 @@ from barrier_runtime.testing.certification import NotCertified as NotCertified
 from barrier_runtime.testing.certification import certify as certify
 from barrier_runtime.testing.connected_harness import ConnectedHarness as ConnectedHarness
 from barrier_runtime.testing.connected_harness import ConnectedHarnessSnapshot as ConnectedHarnessSnapshot
-from barrier_runtime.testing.keyed_harness import HarnessSnapshot as HarnessSnapshot
+from barrier_runtime.testing.function_harness import HarnessSnapshot as HarnessSnapshot
 from barrier_runtime.testing.keyed_harness import KeyedHarness as KeyedHarness
 
 if TYPE_CHECKING:

@@ -17,9 +17,8 @@ from barrier_runtime.operators.functions.process import ProcessOperator
 from barrier_runtime.operators.functions.sequencing import SequenceOperator
 from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.retry import Retry
-from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.testing.keyed_harness import HarnessSnapshot, KeyedHarness, key_columns
+from barrier_runtime.testing.function_harness import NAME, FunctionHarness, HarnessSnapshot, key_columns
 
 _WHERE = "ConnectedHarness"
 
@@ -33,7 +32,7 @@ class ConnectedHarnessSnapshot:
 
 
 @kinds_checked
-class ConnectedHarness:
+class ConnectedHarness(FunctionHarness):
     """Runs what `connect(…).process` runs.
 
     >>> with ConnectedHarness(Match, keys={"orders": "id", "payments": "order_id"}, broadcast=["limits"]) as harness:
@@ -87,144 +86,75 @@ class ConnectedHarness:
             inputs.append(ConnectedInput(name, (), known.get(name), times.get(name), switch))
         if len(broadcast) > 1 and not known.keys() >= set(broadcast):
             raise InvalidJob(f"{_WHERE}: there are several broadcast inputs: give the schema of each in rows=")
-        self._inner = _Inner(
-            function,
-            inputs,
-            known,
-            schema=schema,
-            side=side,
-            on_error=on_error,
-            parallelism=parallelism,
-            max_parallelism=max_parallelism,
-            restore=None if restore is None else restore.content,
-            wall_ms=wall_ms,
-        )
+        self._function, self._input_rows = function, known
+        self._inputs = {input.name: input for input in inputs}
+        self._ports = [input.name for input in inputs if input.keys]
+        self._broadcast = [input.name for input in inputs if not input.keys]
+        self._operators: list[ConnectedOperator] = []
+        schemas = [known.get(name) for name in self._broadcast]
+        self._sequencer = SequenceOperator("broadcast", self._broadcast, schemas) if self._broadcast else None
+        self._turn_to(inputs[0].name)
+        content = None if restore is None else restore.content
+        super().__init__(schema, side, on_error, parallelism, max_parallelism, content, wall_ms)
+        self._switch()
+
+    def _made(
+        self, output: pa.Schema | None, side: Mapping[str, pa.Schema], on_error: OnError | Retry
+    ) -> ProcessOperator:
+        made = ConnectedOperator(NAME, tuple(self._inputs.values()), self._function, output, side, on_error)
+        self._operators.append(made)
+        return made
 
     # ---- what a test does
 
     def push(self, input: str, *rows: Row) -> list[Row]:
         """Process these rows of `input` one after the other; what the function gives for them. Those of a broadcast
         input go to every subtask."""
-        return self._inner.push_into(input, rows)
-
-    def watermark(self, at_ms: int) -> list[Row]:
-        """Event time has reached `at_ms` in all inputs: what timers give that are due."""
-        return self._inner.watermark(at_ms)
-
-    def wall(self, at_ms: int) -> list[Row]:
-        """The wall clock is at `at_ms`: what wall-clock timers give that are due."""
-        return self._inner.wall(at_ms)
-
-    def end(self) -> list[Row]:
-        """There is no more input, as in `KeyedHarness`."""
-        return self._inner.end()
-
-    def side(self, name: str) -> list[Row]:
-        """What came into the side output `name` since the last call."""
-        return self._inner.side(name)
-
-    def metrics(self) -> dict[str, float]:
-        """What the function counted with `ctx.metrics`, by name, over all subtasks."""
-        return self._inner.metrics()
-
-    def state(self, key: Any, at_ms: int | None = None) -> dict[str, Any]:
-        """All states of `key` by name, as in `KeyedHarness`, and broadcast states as the key's subtask has them."""
-        self._inner.turn_to_a_key()
-        return self._inner.state(key, at_ms)
-
-    def broadcast(self, name: str) -> dict[Any, Any]:
-        """The broadcast state `name`. Raises `InvalidJob` if its copies differ between subtasks."""
-        return self._inner.content_of(name)
-
-    def timers(self, key: Any) -> list[int]:
-        """Times (ms) of the timers of `key` that have not fired, the earliest first."""
-        self._inner.turn_to_a_key()
-        return self._inner.timers(key)
-
-    def wall_timers(self, key: Any) -> list[int]:
-        """Times (ms) of the wall-clock timers of `key` that have not fired, the earliest first."""
-        self._inner.turn_to_a_key()
-        return self._inner.wall_timers(key)
-
-    def snapshot(self) -> ConnectedHarnessSnapshot:
-        """A checkpoint, completed; the harness goes on."""
-        snapshot = ConnectedHarnessSnapshot(self._inner.snapshot(), dict(self._inner.rows))
-        self._inner.switch()
-        return snapshot
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def __enter__(self) -> "ConnectedHarness":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class _Inner(KeyedHarness):
-    """Turns to the input at hand: its rows, its keys, its event time."""
-
-    def __init__(
-        self, function: Any, inputs: Sequence[ConnectedInput], rows: dict[str, pa.Schema], **others: Any
-    ) -> None:
-        self._inputs = {input.name: input for input in inputs}
-        self._ports = [input.name for input in inputs if input.keys]
-        self._broadcast = [input.name for input in inputs if not input.keys]
-        self.rows = rows
-        self._operators: list[ConnectedOperator] = []
-        schemas = [rows.get(name) for name in self._broadcast]
-        self._sequencer = SequenceOperator("broadcast", self._broadcast, schemas) if self._broadcast else None
-        super().__init__(function, key=inputs[0].keys, **others)
-        self.switch()
-
-    def _made(
-        self,
-        function: Any,
-        state: Mapping[str, KeyedState] | None,
-        output: pa.Schema | None,
-        side: Mapping[str, pa.Schema],
-        on_error: OnError | Retry,
-    ) -> ProcessOperator:
-        made = ConnectedOperator("function", tuple(self._inputs.values()), function, output, side, on_error)
-        self._operators.append(made)
-        return made
-
-    def switch(self) -> None:
-        """Rows that came before the last barrier become valid."""
-        for operator in self._operators:
-            operator.switch(self._emit)
-
-    def turn_to(self, name: str) -> None:
-        if name not in self._inputs:
-            raise InvalidJob(f"{_WHERE}: there is no input {name!r}, only {', '.join(map(repr, self._inputs))}")
-        input = self._inputs[name]
-        self._rows, self._keys, self._event_time = self.rows.get(name), input.keys, input.event_time
-
-    def turn_to_a_key(self) -> None:
-        known = next((name for name in self._ports if name in self.rows), self._ports[0])
-        self.turn_to(known)
-        for operator in self._operators:
-            operator.turn_to(self._ports.index(known))
-
-    def push_into(self, name: str, rows: Sequence[Row]) -> list[Row]:
         for row in rows:
-            self.turn_to(name)
+            self._turn_to(input)
             batch = self._batch(row)
-            if name in self._ports:
-                self._of(batch).process(Batch(batch, 0), self._emit, self._ports.index(name))
+            if input in self._ports:
+                self._of(batch).process(Batch(batch, 0), self._emit, self._ports.index(input))
             else:
-                self._to_all(batch, self._broadcast.index(name))
-            self.rows[name] = batch.schema
+                self._to_all(batch, self._broadcast.index(input))
+            self._input_rows[input] = batch.schema
             self._reached_by(batch)
         return self._taken()
 
-    def content_of(self, name: str) -> dict[Any, Any]:
+    def broadcast(self, name: str) -> dict[Any, Any]:
+        """The broadcast state `name`. Raises `InvalidJob` if its copies differ between subtasks."""
         first, *others = [operator.content_of(name) for operator in self._operators]
         for subtask, other in enumerate(others, 1):
             if list(first.items()) != list(other.items()):
                 raise InvalidJob(f"{_WHERE}: {name!r} is {first!r} in subtask 0, and {other!r} in subtask {subtask}")
         return first
+
+    def snapshot(self) -> ConnectedHarnessSnapshot:
+        """A checkpoint, completed; the harness goes on."""
+        snapshot = ConnectedHarnessSnapshot(self._snapshot(), dict(self._input_rows))
+        self._switch()
+        return snapshot
+
+    # ---- inside
+
+    def _switch(self) -> None:
+        """Rows that came before the last barrier become valid."""
+        for operator in self._operators:
+            operator.switch(self._emit)
+
+    def _turn_to(self, name: str) -> None:
+        """The input at hand: its rows, its keys, its event time."""
+        if name not in self._inputs:
+            raise InvalidJob(f"{_WHERE}: there is no input {name!r}, only {', '.join(map(repr, self._inputs))}")
+        input = self._inputs[name]
+        self._rows, self._keys, self._event_time = self._input_rows.get(name), input.keys, input.event_time
+
+    def _at(self, key: Any, at_ms: int | None = None) -> ProcessOperator:
+        known = next((name for name in self._ports if name in self._input_rows), self._ports[0])
+        self._turn_to(known)
+        for operator in self._operators:
+            operator.turn_to(self._ports.index(known))
+        return super()._at(key, at_ms)
 
     def _to_all(self, batch: pa.RecordBatch, number: int) -> None:
         assert self._sequencer is not None

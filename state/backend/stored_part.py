@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from types import TracebackType
 
 from barrier_runtime.state.backend.restore import BACKENDS, opened_whole
 from barrier_runtime.state.columns.segment import FIXED_BYTES, Header, Segment, decode_header, header_bytes
@@ -70,9 +69,7 @@ class StoredPart:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._kv is not None:
             self._kv.close()
         shutil.rmtree(self._directory, ignore_errors=True)

@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from barrier_runtime.state.backend.restore import BACKENDS
 from barrier_runtime.state.columns.segment import Segment
@@ -49,9 +48,7 @@ class WrittenPart:
         self._kv = BACKENDS[self._backend].fresh(self._directory / "db", SlotMemory(_WRITE_BYTES))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._kv.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 

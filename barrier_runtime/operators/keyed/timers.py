@@ -78,6 +78,7 @@ class Slice:
 class Timers:
     """`ctx.timers`: register and delete timers of the current key."""
 
+    _said = "ctx.timers"
     _what = "a timer"
     _handler = "on_timer(self, key, timestamp_ms, ctx)"
 

@@ -28,6 +28,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 class WallTimers(Timers):
     """`ctx.wall_timers`: register and delete timers of the current key that go by the wall clock."""
 
+    _said = "ctx.wall_timers"
     _what = "a wall-clock timer"
     _handler = "on_wall_timer(self, key, due_ms, ctx)"
 

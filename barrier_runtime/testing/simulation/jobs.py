@@ -7,8 +7,10 @@ handed back on the process's loop. Between two waits it runs without interruptio
 A job of a dead process never goes on. A job of a stalled one goes on after the stall.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -191,15 +193,7 @@ class SimWorkers:
     async def run(self, work: Callable[[], Any]) -> Any:
         future = self._process.loop.create_future()
 
-        def deliver(result: Any, error: BaseException | None) -> None:
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        self._opening.submit(work, deliver, lambda: not self._closed and not future.cancelled())
+        self._opening.submit(work, partial(settle, future), lambda: not self._closed and not future.cancelled())
         return await future
 
     def executor(self, on_error: Callable[[Exception], None], unhurried: bool = False) -> WorkerExecutor:
@@ -213,3 +207,13 @@ class SimWorkers:
         self._closed = True
         for pool in (self._pool, self._opening, self._unhurried):
             pool.cancel_waiting()
+
+
+def settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
+    """What became of work whose end somebody may await."""
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -23,13 +23,14 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
 from barrier_runtime.runtime.host.timer import LoopTimer
 from barrier_runtime.testing.simulation.contracts import Event
-from barrier_runtime.testing.simulation.jobs import Jobs, Pool, SimWorkers
+from barrier_runtime.testing.simulation.jobs import Jobs, Pool, SimWorkers, settle
 from barrier_runtime.testing.simulation.network import SimListening, SimNetwork, SimServer
 
 WALL_START_NS = 1_767_225_600 * 1_000_000_000  # 2026-01-01
@@ -500,15 +501,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 future.cancel()
             return not future.done()
 
-        def deliver(result: Any, error: BaseException | None) -> None:
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        pool.submit((lambda: func(*args)) if args else func, deliver, wanted)
+        pool.submit((lambda: func(*args)) if args else func, partial(settle, future), wanted)
         return future
 
     def _new_pool(self, executor: Any) -> tuple[Any, Pool]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from failing_upload import FailingUpload
 
 from barrier_runtime import BroadcastState, CollectSink, Dataflow, JobFailed, JsonlSink, ValueState, connect
 from barrier_runtime.coordinator.log.manifest import decode_manifest
@@ -20,7 +21,7 @@ from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.operators.state.broadcast_copy import SUMMARY
 from barrier_runtime.runtime.network.channels import LocalOutput
 from barrier_runtime.runtime.network.wiring import Wiring
-from barrier_runtime.state.store.memory import Fault, MemoryStore
+from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.open import open_store
 from tests.integration.harness import visible_files
 from tests.newest_checkpoint import newest_manifest
@@ -30,24 +31,7 @@ KEYS, SPLITS = 200, 4
 SEEN = pa.schema([("key", pa.int64()), ("number", pa.int64()), ("rules", pa.int64()), ("digest", pa.string())])
 
 
-class Crash:
-    """As soon as a run has completed a checkpoint with new rows, an upload of its next one fails."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        self._store = store
-        self._decisions: int | None = None
-        self._struck = False
-
-    def on_row(self) -> None:
-        puts = self._store.calls.get("put_if_absent", 0)
-        if self._decisions is None:
-            self._decisions = puts
-        elif puts > self._decisions + 2 and not self._struck:
-            self._struck = True
-            self._store.inject(Fault.FAIL_BEFORE, "put", "/data/")
-
-
-def ruled(crash: Crash, out: Path, switch: Any = "row") -> Dataflow:
+def ruled(crash: FailingUpload, out: Path, switch: Any = "row") -> Dataflow:
     class Ruled:
         """Each rule changes the digest of all before it, so that rows tell in which order they were applied."""
 
@@ -92,8 +76,8 @@ def test_rules_are_applied_in_one_order_over_crashes_and_every_change_of_paralle
     for parallelism in (1, 5, 2, 3, 1):
         options: Any = {"parallelism": parallelism, "checkpoints": url, "checkpoint_interval": 0.05}
         with pytest.raises(JobFailed, match="/data/"):
-            ruled(Crash(store), tmp_path, switch).run_local(**options, restart_attempts=0, unaligned=True)
-        graph = compile_plan(ruled(Crash(store), tmp_path, switch).plan, parallelism)
+            ruled(FailingUpload(store, 2), tmp_path, switch).run_local(**options, restart_attempts=0, unaligned=True)
+        graph = compile_plan(ruled(FailingUpload(store, 2), tmp_path, switch).plan, parallelism)
         edges = {(graph.chains[edge.target_chain].operators[0].name, edge.port): edge for edge in graph.edges}
         for snapshot in newest_manifest(store, "ruled").operators:
             in_flight |= {edges[snapshot.operator, each.port].partitioning for each in snapshot.in_flight}
@@ -122,7 +106,7 @@ def test_rules_are_applied_in_one_order_over_crashes_and_every_change_of_paralle
 
 def test_barriers_overtake_rows_by_key_and_wait_for_rows_for_all(tmp_path: Path) -> None:
     """Whichever way an unaligned barrier comes, the copies of broadcast state are taken at one point of their order."""
-    graph = compile_plan(ruled(Crash(MemoryStore()), tmp_path).plan, 3)
+    graph = compile_plan(ruled(FailingUpload(MemoryStore(), 2), tmp_path).plan, 3)
     plane: Any = None  # nothing is connected
     wiring = Wiring(graph, 1, 0, plane, lambda: None, 1 << 20, LocalOutput)
     wiring.make_inputs()

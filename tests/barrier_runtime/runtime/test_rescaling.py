@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from failing_upload import FailingUpload
 
 from barrier_runtime import Dataflow, JsonlSink, ValueState
 from barrier_runtime.launch.result import JobFailed
-from barrier_runtime.state.store.memory import Fault, MemoryStore
+from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.open import open_store
 from tests.integration.harness import visible_files
 from tests.newest_checkpoint import newest_manifest
@@ -20,24 +21,7 @@ SPLITS, KEYS = 6, 600  # a key's rows come from one split, so that their order i
 PARALLELISMS = (1, 2, 3, 5, 3, 1)
 
 
-class Crash:
-    """As soon as a run has completed a checkpoint with new rows, an upload of its next one fails."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        self._store = store
-        self._decisions: int | None = None  # conditional puts when the run's first row came
-        self._struck = False
-
-    def on_row(self) -> None:
-        puts = self._store.calls.get("put_if_absent", 0)
-        if self._decisions is None:
-            self._decisions = puts
-        elif puts > self._decisions + 1 and not self._struck:
-            self._struck = True
-            self._store.inject(Fault.FAIL_BEFORE, "put", "/data/")
-
-
-def numbered(crash: Crash, out: Path) -> Dataflow:
+def numbered(crash: FailingUpload, out: Path) -> Dataflow:
     def number(key, row, ctx):
         crash.on_row()
         ctx.state.seen.value += 1
@@ -76,7 +60,7 @@ def test_what_is_visible_is_what_was_checkpointed_over_crashes_and_every_change_
         options = {"parallelism": parallelism, "checkpoints": url, "checkpoint_interval": 0.05, "restart_attempts": 0}
         options |= {"unaligned": unaligned}
         with pytest.raises(JobFailed, match="/data/"):  # endless input: it ends by the upload that fails
-            numbered(Crash(store), tmp_path / "out").run_local(**options)
+            numbered(FailingUpload(store, 1), tmp_path / "out").run_local(**options)
         in_flight += rows_in_flight(store)
         rows = visible(tmp_path / "out")
         by_key: dict[int, list[tuple[int, int]]] = {}

@@ -13,7 +13,7 @@ from barrier_runtime import TTL, InvalidJob, ListState, MapState, ReducingState,
 from barrier_runtime.state.snapshots.snapshot import StateDescription
 from barrier_runtime.state.snapshots.value_types import FieldType, ValueType
 from barrier_runtime.testing import KeyedHarness
-from barrier_runtime.testing.keyed_harness import HarnessSnapshot
+from barrier_runtime.testing.function_harness import HarnessSnapshot
 from tests.drawn import examples
 
 

@@ -1,0 +1,342 @@
+"""What the harnesses of users' keyed functions share: subtasks of production's operator, with its keyed state and its
+snapshots, that a test calls row by row in its own thread. What a row is, and which subtask gets it, the harness says.
+"""
+
+import itertools
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.declared_kinds import arguments_checked
+from barrier_runtime.coordinator.checkpoints.agreement import disagreement
+from barrier_runtime.coordinator.status.latency import merged
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
+from barrier_runtime.data.event_time import event_times_ms
+from barrier_runtime.data.rows import Row
+from barrier_runtime.data.schemas import SchemaLike, as_schema
+from barrier_runtime.operators.base import Emit, OperatorContext
+from barrier_runtime.operators.functions.process import ProcessOperator
+from barrier_runtime.operators.functions.user_metrics import PREFIX
+from barrier_runtime.operators.metrics import MetricGroup
+from barrier_runtime.operators.outputs.declared_outputs import side_schemas
+from barrier_runtime.operators.outputs.failures import OnError
+from barrier_runtime.operators.retry import Retry
+from barrier_runtime.operators.state.broadcast import BroadcastState
+from barrier_runtime.operators.state.folded import AggregatingState, ReducingState
+from barrier_runtime.operators.state.handle import KeyedState
+from barrier_runtime.operators.state.lists import ListState
+from barrier_runtime.operators.state.maps import MapState
+from barrier_runtime.operators.state.value import ValueState
+from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
+from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.keys.key_groups import key_groups_of
+from barrier_runtime.state.kv.rocksdb import SlotMemory
+from barrier_runtime.state.snapshots.local_copies import LocalCopies
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.paths import Paths
+
+NAME = "function"
+_MEMORY = 64 << 20
+
+_H = TypeVar("_H", bound="FunctionHarness")
+
+
+@dataclass(frozen=True)
+class HarnessSnapshot:
+    """What a harness held at a barrier, to be given to another one."""
+
+    operators: tuple[OperatorSnapshot, ...]
+    store: MemoryStore
+    rows: pa.Schema | None
+    checkpoint: int
+    event_ms: int
+    wall_ms: int
+
+
+class FunctionHarness:
+    """Whoever extends it sets `_keys`, `_rows` and `_event_time`, those of the rows at hand, and then calls this
+    constructor."""
+
+    _keys: tuple[str, ...]
+    _rows: pa.Schema | None
+    _event_time: str | None
+
+    def __init__(
+        self,
+        schema: SchemaLike | None,
+        side: Mapping[str, SchemaLike] | None,
+        on_error: OnError | Retry,
+        parallelism: int,
+        max_parallelism: int,
+        restore: HarnessSnapshot | None,
+        wall_ms: int | None,
+    ) -> None:
+        where = self._where = type(self).__name__
+        for what, number in (("parallelism", parallelism), ("max_parallelism", max_parallelism)):
+            if type(number) is not int or number < 1:
+                raise InvalidJob(f"{where}: {what}={number!r}: use a whole number, 1 or more")
+        self._store = restore.store if restore is not None else MemoryStore()
+        self._checkpoint = restore.checkpoint if restore is not None else 0
+        before = restore.wall_ms if restore is not None else 0
+        self._wall_ms = before if wall_ms is None else wall_ms
+        self._event_ms = restore.event_ms if restore is not None else WATERMARK_MIN  # latest row or watermark
+        self._parallelism = parallelism
+        self._max_parallelism = max_parallelism
+        self._directory = Path(tempfile.mkdtemp(prefix="barrier-runtime-harness-"))
+        self._removed = weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
+        self._given: list[Row] = []  # of the main output
+        self._metrics = MetricGroup()
+        sides = side_schemas(side, on_error, where)
+        self._side: dict[str, list[Row]] = {name: [] for name in sides}
+        self._emit = Emit(
+            lambda batch: self._given.extend(batch.rows.to_pylist()),
+            {name: [partial(_extend, rows)] for name, rows in self._side.items()},
+        )
+        declared = {name: sides[name] for name in side or {}}
+        output = as_schema(schema, where) if schema is not None else None
+        self._subtasks = [self._made(output, declared, on_error) for _ in range(parallelism)]
+        for subtask, operator in enumerate(self._subtasks):
+            operator.open(self._context(subtask, restore.operators if restore is not None else ()))
+
+    def _made(
+        self, output: pa.Schema | None, side: Mapping[str, pa.Schema], on_error: OnError | Retry
+    ) -> ProcessOperator:
+        """One subtask."""
+        raise NotImplementedError
+
+    # ---- what a test does
+
+    @arguments_checked
+    def watermark(self, at_ms: int) -> list[Row]:
+        """Event time has reached `at_ms` (since the epoch): what timers give that are due."""
+        for operator in self._subtasks:
+            operator.on_watermark(at_ms, self._emit)
+        if at_ms < WATERMARK_MAX:
+            self._event_ms = max(self._event_ms, at_ms)
+        return self._taken()
+
+    @arguments_checked
+    def wall(self, at_ms: int) -> list[Row]:
+        """The wall clock is at `at_ms` (since the epoch): what wall-clock timers give that are due."""
+        self._wall_ms = at_ms
+        for operator in self._subtasks:
+            while operator.on_wall_clock(self._emit):
+                pass
+        return self._taken()
+
+    def end(self) -> list[Row]:
+        """There is no more input: what all timers of event time give, and those by the wall clock that are due."""
+        for operator in self._subtasks:
+            operator.on_wall_clock(self._emit, last=True)
+        given = self.watermark(WATERMARK_MAX)
+        for operator in self._subtasks:
+            operator.on_end(self._emit)
+        return given + self._taken()
+
+    @arguments_checked
+    def side(self, name: str) -> list[Row]:
+        """What came into the side output `name` since the last call; "errors" is that of `on_error="side"`."""
+        if name not in self._side:
+            raise InvalidJob(
+                f"{self._where}: there is no side output {name!r}, only {', '.join(map(repr, self._side)) or 'none'}: "
+                "declare it in side="
+            )
+        rows = list(self._side[name])
+        self._side[name].clear()
+        return rows
+
+    def metrics(self) -> dict[str, float]:
+        """What the function counted with `ctx.metrics`, by name, over all subtasks. A histogram `n` is `n.count`,
+        `n.p50`, `n.p99` and `n.max`."""
+        counts = self._metrics.counts.items()
+        found = {name.removeprefix(PREFIX): value for name, value in counts if name.startswith(PREFIX)}
+        recorded = {name: recorder.encoded() for name, recorder in self._metrics.latencies.items()}
+        for name, spread in merged([recorded]).items():
+            if name.startswith(PREFIX):
+                for figure in ("count", "p50", "p99", "max"):
+                    found[f"{name.removeprefix(PREFIX)}.{figure}"] = float(getattr(spread, figure))
+        return found
+
+    @arguments_checked
+    def state(self, key: Any, at_ms: int | None = None) -> dict[str, Any]:
+        """All states of `key` (a tuple, of several columns) by name: the value, a list, or a dict. What has a TTL in
+        event time is what a row of `at_ms` would see; without it one of the latest time there was. Of a function of
+        several inputs also the broadcast states, as the key's subtask has them. This counts as a read."""
+        return {name: _content(each) for name, each in self._at(key, at_ms).states.items()}
+
+    def timers(self, key: Any) -> list[int]:
+        """Times (ms) of the timers of `key` that have not fired, the earliest first."""
+        return self._at(key).timers.of_key()
+
+    def wall_timers(self, key: Any) -> list[int]:
+        """Times (ms) of the wall-clock timers of `key` that have not fired, the earliest first."""
+        return self._at(key).wall_timers.of_key()
+
+    def _snapshot(self) -> HarnessSnapshot:
+        self._checkpoint += 1
+        taken = []
+        for subtask, operator in enumerate(self._subtasks):
+            capture = operator.snapshot(self._checkpoint)
+            keyed = None
+            if capture.keyed is not None:
+                while not capture.keyed.drain():
+                    pass
+                keyed = capture.keyed.write(self._checkpoint)
+                capture.keyed.clean_up()
+            values = dict(capture.values)
+            if capture.blocking is not None:
+                values.update(capture.blocking())
+            taken.append(OperatorSnapshot(NAME, subtask, self._parallelism, values, keyed))
+        differing = disagreement(taken)
+        if differing:
+            raise InvalidJob(f"{self._where}: {differing}")
+        for operator in self._subtasks:
+            operator.on_complete(self._checkpoint)
+        return HarnessSnapshot(tuple(taken), self._store, self._rows, self._checkpoint, self._event_ms, self._wall_ms)
+
+    def close(self) -> None:
+        for operator in self._subtasks:
+            operator.close()
+        self._removed()
+
+    def __enter__(self: _H) -> _H:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- inside
+
+    def _batch(self, row: Row) -> pa.RecordBatch:
+        if not isinstance(row, Mapping):
+            raise InvalidJob(f"{self._where}: the row {row!r} is not a dict: push() takes rows, one after the other")
+        if self._rows is None:
+            self._rows = pa.RecordBatch.from_pylist([row]).schema
+        unknown = row.keys() - set(self._rows.names)
+        if unknown:
+            raise InvalidJob(
+                f"{self._where}: the row {row!r} has {', '.join(sorted(map(repr, unknown)))}, which earlier rows (or "
+                "rows=) do not have: give all columns in rows="
+            )
+        try:
+            return pa.RecordBatch.from_pylist([row], schema=self._rows)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            raise InvalidJob(
+                f"{self._where}: the row {row!r} does not fit the types of the rows ({error}): correct it, or rows="
+            ) from error
+
+    def _reached_by(self, batch: pa.RecordBatch) -> None:
+        times = None if self._event_time is None else batch.column(self._event_time)
+        if times is not None and not times.null_count:
+            self._event_ms = max(self._event_ms, int(event_times_ms(times)[0]))
+
+    def _of(self, batch: pa.RecordBatch) -> ProcessOperator:
+        """The subtask of the key of the one row."""
+        missing = [column for column in self._keys if column not in batch.schema.names]
+        if missing:
+            raise InvalidJob(f"{self._where}: the rows have no key column {missing[0]!r}: add it, or correct key=")
+        group = int(key_groups_of([batch.column(column) for column in self._keys], self._max_parallelism)[0])
+        return self._subtasks[group * self._parallelism // self._max_parallelism]
+
+    def _at(self, key: Any, at_ms: int | None = None) -> ProcessOperator:
+        """The subtask of `key`, with its states and timers at that key, and event time at `at_ms`."""
+        if self._rows is None:
+            raise InvalidJob(f"{self._where}: no row came yet, so the types of its keys are not known: give rows=")
+        values = (key,) if len(self._keys) == 1 else key
+        if not isinstance(values, tuple) or len(values) != len(self._keys):
+            raise InvalidJob(f"{self._where}: key={key!r}: give a tuple of {', '.join(map(repr, self._keys))}")
+        batch = self._batch(dict(zip(self._keys, values, strict=True)))
+        operator = self._of(batch)
+        operator.visit(batch, self._event_ms if at_ms is None else at_ms)
+        return operator
+
+    def _taken(self) -> list[Row]:
+        given = list(self._given)
+        self._given.clear()
+        return given
+
+    def _context(self, subtask: int, restored: tuple[OperatorSnapshot, ...]) -> OperatorContext:
+        directory = self._directory / str(subtask)
+
+        def open_keyed() -> KeyedBackend:
+            return open_keyed_backend(
+                kind="memory",
+                operator=NAME,
+                subtask=subtask,
+                parallelism=self._parallelism,
+                max_parallelism=self._max_parallelism,
+                restored=restored,
+                store=self._store,
+                paths=Paths("harness"),
+                token=1,
+                slot_uuid="harness",
+                directory=directory,
+                copies=LocalCopies(),
+                memory=SlotMemory(_MEMORY),
+                cache_bytes=_MEMORY,
+                new_uuid=lambda: f"{next(_NUMBERS)}",
+                watched=True,
+            )
+
+        return OperatorContext(
+            job="harness",
+            token=1,
+            operator=NAME,
+            subtask=subtask,
+            parallelism=self._parallelism,
+            max_parallelism=self._max_parallelism,
+            restored=restored,
+            open_keyed=open_keyed,
+            executor=_AT_ONCE,
+            snapshot_executor=_AT_ONCE,
+            metrics=self._metrics,
+            local_dir=directory,
+            make_store=lambda url: self._store,
+            job_store=self._store,
+            call_later=lambda seconds, callback: callback(),
+            wake=lambda: None,
+            wall_ms=lambda: self._wall_ms,
+        )
+
+
+class _AtOnce:
+    """The executor of a function that has nothing to execute: it works in the caller's thread."""
+
+    def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        done(work(), None)
+
+
+_AT_ONCE = _AtOnce()
+_NUMBERS = itertools.count(1)
+
+
+def key_columns(key: Any, where: str) -> tuple[str, ...]:
+    columns = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, list | tuple) else ()
+    if not columns or not all(isinstance(column, str) for column in columns):
+        raise InvalidJob(f"{where}: key={key!r}: name the column of key_by, or several")
+    return columns
+
+
+def _extend(rows: list[Row], batch: Batch) -> None:
+    rows += batch.rows.to_pylist()
+
+
+def _content(state: KeyedState) -> Any:
+    match state:
+        case ListState():
+            return list(state)
+        case MapState():
+            return dict(state.items())
+        case BroadcastState():
+            return dict(state.items())
+        case ValueState() | ReducingState() | AggregatingState():
+            return state.value
+    raise InvalidJob(f"{state!r} is a kind of state that KeyedHarness cannot show: read it in the function")

@@ -1,0 +1,21 @@
+"""A store of which an upload fails once, in the middle of a run: told by its rows, not by a time."""
+
+from barrier_runtime.state.store.memory import Fault, MemoryStore
+
+
+class FailingUpload:
+    """Once a run has put more than `decisions` records behind its first row, an upload of its next checkpoint fails."""
+
+    def __init__(self, store: MemoryStore, decisions: int) -> None:
+        self._store = store
+        self._decisions = decisions
+        self._first: int | None = None  # conditional puts when the run's first row came
+        self._struck = False
+
+    def on_row(self) -> None:
+        puts = self._store.calls.get("put_if_absent", 0)
+        if self._first is None:
+            self._first = puts
+        elif puts > self._first + self._decisions and not self._struck:
+            self._struck = True
+            self._store.inject(Fault.FAIL_BEFORE, "put", "/data/")
