@@ -23,7 +23,7 @@ _LIMITS = np.array([1 << 7 * places for places in range(1, 8)], np.uint64)  # of
 
 
 def indices_of(us: Ints) -> Ints:
-    """`index_of` each."""
+    """By value (us), from 0 to `HIGHEST_US`."""
     shifts = np.maximum(np.frexp(us.astype(np.float64))[1] - 11, 0)
     indices: Ints = (shifts << HALF_BITS) + (us >> shifts)
     return indices

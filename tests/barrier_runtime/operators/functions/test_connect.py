@@ -722,3 +722,14 @@ def test_rows_of_a_sequence_keep_their_event_times() -> None:
         (0, [{"a": None}, {"a": 2}], [1, 2], 5),
         (1, [{"b": None}, {"b": "x"}], [1, 3], 5),
     ]
+
+
+def test_what_a_test_does_wrong_is_told_in_the_name_of_its_harness() -> None:
+    with match() as harness:
+        for wrong in (
+            lambda: harness.side("gone"),
+            lambda: harness.push("orders", {"gone": 1}),
+            lambda: harness.state(("a", "b")),
+        ):
+            with pytest.raises(InvalidJob, match=r"^ConnectedHarness: "):
+                wrong()
