@@ -144,6 +144,7 @@ class OperatorContexts:
                 watched=settings.watched,
             )
             backend.snapshots.merge(res.clock.monotonic_s, self._later.call_when_settled)
+            self._later.ends_before_move(lambda: backend.compacts)
             return backend
 
         executor, snapshot_executor = self._executors.add_operator(chain, operator)

@@ -88,7 +88,7 @@ class Execution:
         self._events = events
         self._completed = deploy.checkpoint or 0  # the newest checkpoint that is
         self._cancelled = False
-        self.later = GenerationTimers(self._timer, resources.clock.monotonic_s)
+        self.later = GenerationTimers(self._timer, resources.clock.monotonic_s, resources.memory.hold_compactions)
         self.closed: asyncio.Future[None] = resources.loop.create_future()  # cancelled, and every operator let go
         self.now_ns = resources.clock.wall_ns
         self.scheduler = Scheduler(
@@ -372,6 +372,7 @@ class Execution:
         if self._cancelled:
             return
         self._cancelled = True
+        self.later.end()
         self._chains.cancel()
         self._checkpointing.cancel()
         self.scheduler.stop()

@@ -1,15 +1,27 @@
-"""What a slot fetches of a checkpoint before the job moves to it: files of the key groups that it is going to have.
+"""What a slot does before the job moves: it fetches files of the key groups that it is going to have, and its databases
+come to rest.
+
+| when                                 | what                                                                        |
+|--------------------------------------|-----------------------------------------------------------------------------|
+| an order comes                       | its files are fetched; no database begins to merge or to compact            |
+| others are being fetched             | it follows; of those that wait the newest                                   |
+| files are there, or cannot be had    | it is answered, as soon as nothing is compacted: what is, would be new in   |
+|                                      | the last checkpoint, and may be much of the state. After 20 s it is anyway  |
+| a generation begins                  | what was fetched goes, and what was answered counts no more                 |
 
 Fetched files stay beside the local copies and are found by what is in them, so a restore fetches only what came since.
-It is a saving, nothing else: what cannot be had now is fetched by the restore. Blocking; on worker threads.
+It is a saving, nothing else: what cannot be had now is fetched by the restore.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from barrier_runtime.coordinator.wire.messages import Prefetch
 from barrier_runtime.runtime.given import snapshots_in
+from barrier_runtime.runtime.host.generation_timers import GenerationTimers
+from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.state.errors import BarrierRuntimeError
 from barrier_runtime.state.keys.key_groups import key_group_range
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
@@ -21,11 +33,70 @@ from barrier_runtime.state.store.paths import Paths
 
 log = logging.getLogger("barrier_runtime.slot")
 
+_LOOK_S = 0.05  # between two looks whether databases rest
+_REST_S = 20.0  # a compaction that takes longer is not waited for
+
+
+class Preparing:
+    """Of one slot; for the loop's thread. `tell`: `done` has changed."""
+
+    def __init__(self, resources: SlotResources, tell: Callable[[], None]) -> None:
+        self._res = resources
+        self._tell = tell
+        self._is_fetching = False
+        self._following: tuple[Prefetch, GenerationTimers | None] | None = None
+        self._parallelism = 0
+        self.done = 0  # the newest checkpoint of which its key groups were fetched ahead
+
+    def order(self, order: Prefetch, timers: GenerationTimers | None) -> None:
+        """`timers`: of the generation that runs."""
+        if timers is not None:
+            timers.move_is_near()
+        if self._parallelism != order.parallelism:
+            self.done = 0
+        if self._is_fetching:
+            self._following = order, timers
+            return
+        self._is_fetching = True
+        res = self._res
+        at_once = res.settings.transfers_at_once if timers is None else 1  # beside work, one after the other
+        folder = res.local_dir / "prefetched"
+        work = partial(prefetch, res.store, res.paths, res.copies, folder, res.slot, order, at_once)
+        until_s = res.clock.monotonic_s() + _REST_S
+        res.workers.submit(work, partial(self._fetched, order, timers, until_s))
+
+    def forget(self) -> None:
+        self._res.copies.keep_fetched()
+        self.done = 0
+
+    def _fetched(
+        self,
+        order: Prefetch,
+        timers: GenerationTimers | None,
+        until_s: float,
+        fetched: int,
+        error: BaseException | None,
+    ) -> None:
+        if error is not None:
+            log.warning("slot %d could not fetch ahead: %s", self._res.slot, error)
+        self._answer(order, timers, until_s)
+
+    def _answer(self, order: Prefetch, timers: GenerationTimers | None, until_s: float) -> None:
+        if timers is not None and not timers.at_rest and self._res.clock.monotonic_s() < until_s:
+            timers.move_is_near()
+            self._res.loop.call_later(_LOOK_S, self._answer, order, timers, until_s)
+            return
+        self._is_fetching, following = False, self._following
+        self._parallelism, self.done, self._following = order.parallelism, order.checkpoint, None
+        self._tell()
+        if following is not None:
+            self.order(*following)
+
 
 def prefetch(
     store: ObjectStore, paths: Paths, copies: LocalCopies, directory: Path, slot: int, order: Prefetch, at_once: int = 1
 ) -> int:
-    """Returns how many bytes were fetched, `at_once` files at a time. What fails is left to the restore."""
+    """Returns how many bytes were fetched, `at_once` files at a time. What fails is left to the restore. Blocking."""
     try:
         snapshots = snapshots_in(store, paths, order.manifest, order.checkpoint)
     except BarrierRuntimeError as error:  # a newer checkpoint is complete, and this one may be gone
@@ -53,7 +124,9 @@ def prefetch(
 def wanted_files(
     snapshots: Iterable[OperatorSnapshot], slot: int, parallelism: int, max_parallelism: int
 ) -> Iterable[FileRef]:
-    """Of keyed state, those that hold key groups of subtask `slot`."""
+    """Of keyed state, those that hold key groups of subtask `slot`; none of one that leaves."""
+    if slot >= parallelism:
+        return
     first, last = key_group_range(slot, parallelism, max_parallelism)
     for snapshot in snapshots:
         keyed = snapshot.keyed

@@ -14,7 +14,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from barrier_runtime.coordinator.wire.carried import too_large_ack
 from barrier_runtime.coordinator.wire.messages import (
@@ -56,7 +55,7 @@ from barrier_runtime.runtime.host.process_figures import process_figures
 from barrier_runtime.runtime.network.channels import PeerLost
 from barrier_runtime.runtime.network.control_link import ControlLink
 from barrier_runtime.runtime.network.tcp import DataPlane
-from barrier_runtime.runtime.prefetching import prefetch
+from barrier_runtime.runtime.prefetching import Preparing
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.state.errors import PERMANENT, Unavailable
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotTimes
@@ -113,9 +112,7 @@ class Slot:
         self.trouble: BaseException | None = None  # the last one; for a program in whose process the slot is
         self._restored: Restored | None = None
         self._metrics = MetricRegistry(resources.clock.wall_ns)
-        self._prefetching = False
-        self._prefetch_next: Prefetch | None = None
-        self._prefetched = (0, 0)  # parallelism, and the newest checkpoint of which its key groups were fetched ahead
+        self._preparing = Preparing(resources, lambda: None if self.left.done() else self._say({}))
         self._heartbeat_s = 0.0
         self._heartbeats = 0
         self._loop_lag_ms = 0.0
@@ -230,37 +227,12 @@ class Slot:
         self._send(self._restored)
 
     def _on_prefetch(self, message: Prefetch) -> None:
-        """One at a time, and of those that wait the newest."""
-        if self._execution is not None:
-            self._execution.later.move_is_near()
-        if self._prefetched[0] != message.parallelism:
-            self._prefetched = (0, 0)
-        if self._prefetching:
-            self._prefetch_next = message
-            return
-        self._prefetching = True
-        res = self._res
-        at_once = res.settings.transfers_at_once if self._execution is None else 1  # beside work, one after the other
-        folder = res.local_dir / "prefetched"
-        work = partial(prefetch, res.store, res.paths, res.copies, folder, self.identity.slot, message, at_once)
-        res.workers.submit(work, partial(self._on_prefetched, message))
-
-    def _on_prefetched(self, message: Prefetch, fetched: int, error: BaseException | None) -> None:
-        if error is not None:
-            log.warning("slot %d could not fetch ahead: %s", self.identity.slot, error)
-        self._prefetching, following = False, self._prefetch_next
-        self._prefetched, self._prefetch_next = (message.parallelism, message.checkpoint), None
-        if self.left.done():
-            return
-        self._say({})
-        if following is not None:
-            self._on_prefetch(following)
+        self._preparing.order(message, None if self._execution is None else self._execution.later)
 
     def _on_start(self, message: Start) -> None:
         if message.token == self.token and self._phase == "restoring" and self._execution is not None:
             self._phase = "running"
-            self._res.copies.keep_fetched()
-            self._prefetched = (0, 0)
+            self._preparing.forget()
             self._execution.start()
             if self._drained:
                 self._execution.end_sources()
@@ -447,7 +419,7 @@ class Slot:
         sources = {} if execution is None else execution.source_progress()
         self._send(
             Heartbeat(
-                self.token, self._figures(), latency, self._wall_ms(), opening, blocked, sources, self._prefetched[1]
+                self.token, self._figures(), latency, self._wall_ms(), opening, blocked, sources, self._preparing.done
             )
         )
 

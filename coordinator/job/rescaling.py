@@ -30,8 +30,9 @@ before it is in the log the old ones, after it the new ones.
     description, and its slots, which stood by until then, restore m: FAILED. A successor of the coordinator that did
     the move knows the new program alone.
 
-Slots that get key groups fetch them in STARTING, beside their work, in rounds (`fetching_ahead`); what came since the
-last round they fetch while sinks commit m, and in the restore.
+Slots that get key groups fetch them in STARTING, beside their work, in rounds (`fetching_ahead`), and all slots of now
+stop merging and compacting databases; what came since the last round is fetched while sinks commit m, and in the
+restore.
 
 A replace that names a file begins in LOADING: as STARTING, but without slots, and ended by what the driver says is
 wrong with the file. It moves all slots, so the new ones stand by beside the old ones, one for each. Whether the program

@@ -263,7 +263,7 @@ class Deploy(Message, frozen=True, omit_defaults=True):
 
 class Prefetch(Message, frozen=True):
     """The job may go on from this checkpoint, or a later one, with `parallelism` slots: fetch what of it this slot does
-    not have. May be repeated, for later ones; answered by `Heartbeat.prefetched`."""
+    not have, and let databases rest. May be repeated, for later ones; answered by `Heartbeat.prefetched`."""
 
     checkpoint: int
     manifest: ManifestRef

@@ -271,6 +271,11 @@ class KeyedBackend:
         tables = int(sum(table.memory_bytes() for table in self._tables.values()))
         return tables + self._segments.waiting_bytes + self._shard.kv.memory_bytes()
 
+    @property
+    def compacts(self) -> bool:
+        """The database merges files: they are new in the next snapshot, and may be much of the state."""
+        return not self.snapshots.closed and self._shard.kv.compacts
+
     def compact(self) -> None:
         """Blocking: give back the room of what was deleted. May run beside snapshots; not beside `close`."""
         if not self.snapshots.closed:

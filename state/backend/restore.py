@@ -223,13 +223,13 @@ class _RocksDbBackend:
     copied_bytes = 1 << 20  # about 10 ms
 
     def fresh(self, directory: Path, memory: SlotMemory) -> KvStore:
-        return RocksDbKv(directory, memory)
+        return RocksDbKv(directory, memory, once=True)
 
     def adopt(
         self, keyed: KeyedSnapshot, files: Path, directory: Path, memory: SlotMemory, database: int = 0
     ) -> KvStore:
         link_database(files, [ref.name for ref in keyed.files], directory, database)
-        return RocksDbKv(directory, memory)
+        return RocksDbKv(directory, memory, once=True)
 
 
 class _MemoryBackend:

@@ -74,6 +74,10 @@ class MemoryKv:
     def compact(self) -> None:
         """What is deleted is gone."""
 
+    @property
+    def compacts(self) -> bool:
+        return False
+
     def memory_bytes(self) -> int:
         return self._bytes + 200 * len(self._entries)
 

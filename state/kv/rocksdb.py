@@ -20,6 +20,7 @@ from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJo
 from barrier_runtime.state.file_links import database_of, link_or_copy, segment_number
 from barrier_runtime.state.kv.key_ranges import RANGES_FILE
 from barrier_runtime.state.kv.live_files import LiveFiles
+from barrier_runtime.state.kv.small_files import SmallFiles
 from barrier_runtime.state.kv.sst_blocks import UnknownLayout
 from barrier_runtime.state.kv.store import Entry
 
@@ -44,6 +45,8 @@ _IN_PARTS = (
     "{index_type=kTwoLevelIndexSearch;partition_filters=true;metadata_block_size=4096;"
     "pin_top_level_index_and_filter=true}"
 )
+_COMPACTING = 1  # threads of a process
+_NO_LIMIT = 1 << 62  # bytes
 _AT_WORK = ("num-running-flushes", "mem-table-flush-pending", "num-running-compactions", "compaction-pending")
 
 
@@ -81,6 +84,13 @@ class SlotMemory:
             self._shared = (cache, manager)
         return self._shared
 
+    def hold_compactions(self, held: bool) -> None:
+        """While they are held none begins in this process; one that runs goes on. A database that is opened ends it."""
+        if self._shared is not None:
+            from rocksdict import Env
+
+            Env().set_low_priority_background_threads(0 if held else _COMPACTING)
+
     @property
     def _database_bytes(self) -> int:
         return self.total_bytes - (self.total_bytes // 2 if self._holders else 0)
@@ -111,21 +121,24 @@ class HeldMemory:
 
 class RocksDbKv:
     """One database in `directory` (made if absent), which belongs to this process alone while it is open. `with_holes`:
-    its files may have some (`snapshots/partial_download`); it is only read."""
+    its files may have some (`snapshots/partial_download`); it is only read. `once`: nobody opens it again when it is
+    closed, only checkpoints of it (`small_files`)."""
 
     kind = "rocksdb"
 
-    def __init__(self, directory: Path, memory: SlotMemory, *, with_holes: bool = False) -> None:
+    def __init__(self, directory: Path, memory: SlotMemory, *, with_holes: bool = False, once: bool = False) -> None:
         from rocksdict import Checkpoint, Rdict, WriteBatch, WriteOptions
 
         self._new_batch = WriteBatch
         self._checkpoint = Checkpoint
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write_config(directory)
+        self._small = small = SmallFiles(directory, once)
         try:
-            self._db: Any = Rdict(str(directory), _options(memory, with_holes))
+            _write_config(small.place)
+            self._db: Any = Rdict(str(small.place), _options(memory, with_holes, directory if small.apart else None))
         except Exception as error:
+            small.close()
             raise _trouble(f"cannot open the state database in {directory}", error) from error
         unlogged = WriteOptions()
         unlogged.disable_wal = True
@@ -267,9 +280,9 @@ class RocksDbKv:
     def _linked(self, directory: Path) -> bool:
         """All files that MANIFEST names at one moment: where each of them could be linked, later ones do not matter.
         False: RocksDB is about to have others."""
-        current = (self._directory / _CURRENT).read_bytes()
+        current = (self._small.place / _CURRENT).read_bytes()
         name = current.decode().strip()
-        content = (self._directory / name).read_bytes()
+        content = (self._small.place / name).read_bytes()
         if self._live[0] != name:
             self._live = name, LiveFiles()
         if not self._live[1].read(content):
@@ -304,6 +317,10 @@ class RocksDbKv:
             raise _trouble(f"cannot compact the state database in {self._directory}", error) from error
         self._last = None  # else the next checkpoint would link the old files again
 
+    @property
+    def compacts(self) -> bool:
+        return self._number("num-running-compactions") > 0
+
     def memory_bytes(self) -> int:
         return self._number("cur-size-all-mem-tables")
 
@@ -315,6 +332,8 @@ class RocksDbKv:
             # is closed all the same: a full disk is nobody's trouble here.
             if not _is_full_disk(error):
                 raise _trouble(f"cannot close the state database in {self._directory}", error) from error
+        finally:
+            self._small.close()
 
 
 def link_database(source: Path, names: Sequence[str], target: Path, database: int = 0) -> None:
@@ -341,12 +360,14 @@ def _write_config(directory: Path) -> None:
     config.write_text(_OUR_CONFIG)
 
 
-def _options(memory: SlotMemory, with_holes: bool) -> Any:
-    """For many small databases in one process with a loop that must not wait for any of them."""
+def _options(memory: SlotMemory, with_holes: bool, tables_in: Path | None) -> Any:
+    """For many small databases in one process with a loop that must not wait for any of them. `tables_in`: a folder for
+    SST files that is not the database's."""
     from rocksdict import (
         BlockBasedOptions,
         DBCompactionStyle,
         DBCompressionType,
+        DBPath,
         Env,
         Options,
         UniversalCompactionStopStyle,
@@ -367,6 +388,9 @@ def _options(memory: SlotMemory, with_holes: bool) -> Any:
     environment.lower_thread_pool_cpu_priority()  # compaction must not take the processor from the loop
     options = Options(raw_mode=True)
     options.set_env(environment)
+    if tables_in is not None:
+        options.set_db_paths([DBPath(str(tables_in), _NO_LIMIT)])
+        options.set_db_log_dir(str(tables_in))
     options.create_if_missing(True)
     options.set_disable_auto_compactions(with_holes)
     options.set_block_based_table_factory(tables)
@@ -387,8 +411,9 @@ def _options(memory: SlotMemory, with_holes: bool) -> Any:
     options.set_level_zero_slowdown_writes_trigger(3 * _RUNS)
     options.set_level_zero_stop_writes_trigger(6 * _RUNS)
     options.set_compression_type(DBCompressionType.lz4())
-    options.set_max_background_jobs(2)
+    options.set_max_background_jobs(2 * _COMPACTING)  # half of them flushes
     options.set_max_open_files(512)
+    options.set_max_file_opening_threads(1)  # RocksDB makes them anew for each open
     options.set_avoid_unnecessary_blocking_io(True)
     options.set_keep_log_file_num(1)
     options.set_max_log_file_size(1 * _MIB)

@@ -145,21 +145,29 @@ class SideBySide:
     def compact(self) -> None:
         with self._closing:
             self._compacting = True
-            stores = [self.first, *(each.kv for each in self._others)]
+            stores = self._all
         try:
             for store in stores:
                 store.compact()
         finally:
             self._compacting = False
 
+    @property
+    def compacts(self) -> bool:
+        return any(store.compacts for store in self._all)
+
     def memory_bytes(self) -> int:
-        return sum(store.memory_bytes() for store in (self.first, *(each.kv for each in self._others)))
+        return sum(store.memory_bytes() for store in self._all)
 
     def close(self) -> None:
         with ExitStack() as closing:
             for each in (*self._others, *self._emptied):
                 closing.callback(each.kv.close)
             closing.callback(self.first.close)
+
+    @property
+    def _all(self) -> list[KvStore]:
+        return [self.first, *(each.kv for each in self._others)]
 
     def _take(self, ranges: KeyRanges) -> None:
         """These hold from now on. Databases without a range are of no use any more."""

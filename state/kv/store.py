@@ -47,6 +47,11 @@ class KvStore(Protocol):
         """Give back the room of what was deleted. May take long; other methods may be called meanwhile."""
         ...
 
+    @property
+    def compacts(self) -> bool:
+        """Files are being merged into others just now."""
+        ...
+
     def memory_bytes(self) -> int:
         """What this store holds in memory besides what its slot shares."""
         ...

@@ -24,7 +24,8 @@ _FIRST_MANIFEST, _FIRST_OPTIONS, _FIRST_SST = 5, 7, 8
 
 
 class LsmKv:
-    """`compact()` is asked after each flush whether this is the moment to compact."""
+    """`compact()` is asked after each flush whether this is the moment to compact, and by who asks whether one is
+    under way."""
 
     kind = "lsm"
 
@@ -85,6 +86,10 @@ class LsmKv:
 
     def compact(self) -> None:
         """By chance only, at a flush."""
+
+    @property
+    def compacts(self) -> bool:
+        return self._compact()
 
     def memory_bytes(self) -> int:
         return 0

@@ -404,11 +404,11 @@ class Running(Phase):
             broken = next((slot.register.broken for slot in job.slots.standbys if slot.register.broken), "")
             if unfit or broken:
                 job.fail_rescale(unfit or f"a new slot cannot run the program: {broken}", now_ms)
-            elif not missing and self._knows_what_moves(job) and self._fetched(job, rescale, late, now_ms):
+            elif not missing and self._knows_what_moves(job) and self._fetched(job, rescale, late):
                 job.rescales.stop_with(self._pending(job).request())
             elif late:
                 wanted = rescale.ahead.checkpoint
-                slow = sorted(slot.index for slot in self._fetching(job, rescale) if slot.prefetched < wanted)
+                slow = sorted(slot.index for slot in self._preparing(job) if slot.prefetched < wanted)
                 job.fail_rescale(why_not_started(rescale, missing, slow), now_ms)
         elif rescale.state is RescaleState.STOPPING:
             if late and not self._decides_move(job):
@@ -445,31 +445,27 @@ class Running(Phase):
             self._pending(job).request()
         return False
 
-    def _fetched(self, job: Job, rescale: Rescale, late: bool, now_ms: int) -> bool:
+    def _fetched(self, job: Job, rescale: Rescale, late: bool) -> bool:
         """Whether the slots have fetched so much that the sources may stop."""
         self._ask_to_fetch(job, rescale)
         if job.decided is None:
             return True
-        newest = job.decided.manifest
-        fetched = min(slot.prefetched for slot in self._fetching(job, rescale))
-        under_way = [checkpoint.id for checkpoint in self._pending(job).open]
-        age_ms = now_ms - newest.created_wall_ms
-        due = rescale.ahead.next(fetched, newest.checkpoint, age_ms, bool(under_way), late)
+        fetched = min(slot.prefetched for slot in self._preparing(job))
+        due = rescale.ahead.next(fetched, job.decided.manifest.checkpoint, late)
         if due is Next.CHECKPOINT:
-            rescale.ahead.taken(under_way[-1] if under_way else self._pending(job).request())
+            rescale.ahead.taken(self._pending(job).request())
         return due is Next.STOP
 
-    def _fetching(self, job: Job, rescale: Rescale) -> list[RegisteredSlot]:
-        """The slots of the generation to come: those that stay may get other key groups."""
-        staying = () if rescale.request.replaces else [slot for slot in job.slots if slot.index < rescale.parallelism]
-        return [*job.slots.standbys, *staying]
+    def _preparing(self, job: Job) -> list[RegisteredSlot]:
+        """New slots fetch what they get, as do those that stay; those of now come to rest, also those that leave."""
+        return [*job.slots.standbys, *job.slots]
 
     def _ask_to_fetch(self, job: Job, rescale: Rescale) -> None:
         decided, after = job.decided, rescale.after
         if decided is None:
             return
         order = Prefetch(decided.manifest.checkpoint, decided.ref, after.parallelism, after.max_parallelism)
-        for slot in self._fetching(job, rescale):
+        for slot in self._preparing(job):
             if slot.connected and slot.is_to_prefetch(rescale.request.id, order.checkpoint):
                 job.outbox.send(slot, order)
 

@@ -31,12 +31,13 @@ def why_not_loaded(rescale: Rescale) -> str:
 
 
 def why_not_started(rescale: Rescale, missing: tuple[int, ...], slow: Sequence[int]) -> str:
-    """`slow`: have not fetched their key groups."""
+    """`slow`: have not fetched their key groups, or compact databases."""
     within = f"within {rescale.request.timeout_ms / 1000:g} s"
     if not missing and rescale.checked == "" and rescale.request.replaces:
         return f"no checkpoint was completed {within}, so nothing tells whether the program fits its state"
     if not missing:
-        return f"slots {', '.join(map(str, slow))} did not fetch their key groups {within}: give a longer timeout"
+        slots = ", ".join(map(str, slow))
+        return f"slots {slots} did not fetch their key groups {within}, or compact databases: give a longer timeout"
     if rescale.request.replaces:
         return (
             f"slots {', '.join(map(str, missing))} of the new program did not come {within}; the job goes on with the "

@@ -40,6 +40,7 @@ def test_files_are_fetched_once_and_a_restore_has_them(tmp_path: Path, order: Pr
     snapshots = snapshots_in(store, paths, order.manifest, order.checkpoint)
     wanted = [list(wanted_files(snapshots, slot, 3, MAX_PARALLELISM)) for slot in range(3)]
     assert len(wanted[1]) > len(wanted[0]), "the second of three gets key groups of both"
+    assert list(wanted_files(snapshots, 3, 3, MAX_PARALLELISM)) == [], "it leaves"
     assert prefetch(store, paths, copies, folder, 2, order) == sum(ref.size for ref in wanted[2]) > 0
     assert prefetch(store, paths, copies, folder, 2, order) == 0, "it has them"
     more = prefetch(store, paths, copies, folder, 1, order)

@@ -63,6 +63,27 @@ async def test_a_slot_tells_of_what_it_has_fetched_for_the_next_move_only(tmp_pa
     await bench.until(lambda: told() == 7)
 
 
+async def test_a_slot_says_that_it_has_fetched_when_its_databases_rest(tmp_path):
+    bench, busy, asked = Bench(tmp_path), True, 0
+
+    def compacts() -> bool:
+        nonlocal asked
+        asked += 1
+        return busy
+
+    bench.deploy(5)
+    await bench.until(lambda: bench.links[0].got(Restored))
+    bench.tell(Start(5))
+    bench.slots[0]._execution.later.ends_before_move(compacts)
+    bench.tell(Prefetch(7, ManifestRef("gone", "0" * 64), 2, 128))
+    bench.tell(Prefetch(8, ManifestRef("gone", "0" * 64), 2, 128))
+    await bench.until(lambda: asked >= 3)
+    told = lambda: [each.prefetched for each in bench.links[0].got(Heartbeat) if each.prefetched]  # noqa: E731
+    assert told() == []
+    busy = False
+    await bench.until(lambda: told() and told()[-1] == 8)
+
+
 async def test_a_slot_restores_starts_takes_a_checkpoint_and_hears_of_its_completion(tmp_path):
     """C4"""
     bench = Bench(tmp_path)

@@ -48,7 +48,7 @@ def standbys(coordinator: Coordinator, *indices: int) -> tuple[FakeSlot, ...]:
 def last_checkpoint(coordinator: Coordinator, *slots: FakeSlot) -> int:
     """The barrier with which sources stop, acknowledged and decided; sinks have not committed it."""
     coordinator.later(0)
-    if not slots[0].last(Trigger).pause:  # the newest one was not fresh
+    if not slots[0].last(Trigger).pause:  # that of the last round
         coordinator.acknowledge(*slots)
     trigger = slots[0].last(Trigger)
     assert trigger.pause, "sources stop with it"
@@ -365,30 +365,35 @@ def test_sources_go_on_until_the_new_slots_have_fetched_a_checkpoint_and_the_res
     c.fetched(first)
     coordinator.later(0)
     assert not any(each.pause for each in a.got(Trigger)), "b stays, and what it gets more is in files of a"
+    b.prefetches = c.prefetches = True
     b.fetched(first)
     number = last_checkpoint(coordinator, a, b)
+    assert number == first + 2
     assert c.last(Prefetch).checkpoint == number, "the difference, while sinks commit it"
     commit(number, a, b)
     coordinator.settle()
     assert fences(store)[-1] == (3, number), "whether that has come or not"
 
 
-def test_slots_that_stay_are_waited_for_where_no_new_one_comes_and_sources_stop_behind_a_fresh_checkpoint():
+def test_all_slots_of_now_are_waited_for_also_those_that_leave_and_sources_stop_behind_a_fresh_checkpoint():
     store = MemoryStore()
     coordinator, a, b = started(store)
     a.prefetches = b.prefetches = False
     first = coordinator.checkpoint(a, b)
     ask(coordinator, 1)
     coordinator.later(400)
-    assert (a.last(Prefetch).checkpoint, b.got(Prefetch)) == (first, []), "b leaves"
-    assert a.last(Trigger).checkpoint == first
+    assert a.last(Prefetch) == b.last(Prefetch), "b leaves: it lets its databases rest"
     a.fetched(first)
+    coordinator.later(0)
+    assert a.last(Trigger).checkpoint == first
+    b.fetched(first)
     coordinator.later(0)
     assert (a.last(Trigger).checkpoint, a.last(Trigger).pause) == (first + 1, False), "much may have come since"
     coordinator.acknowledge(a, b)
     assert a.last(Prefetch).checkpoint == first + 1
     assert not a.last(Trigger).pause
     a.fetched(first + 1)
+    b.fetched(first + 1)
     number = last_checkpoint(coordinator, a, b)
     assert number == first + 2
     commit(number, a, b)
@@ -396,8 +401,8 @@ def test_slots_that_stay_are_waited_for_where_no_new_one_comes_and_sources_stop_
     assert fences(store)[-1] == (1, number)
 
 
-def test_a_checkpoint_under_way_is_fetched_before_the_sources_stop_and_the_next_one_is_that_of_the_move():
-    """Else sources would stop behind it, and what came in two checkpoints would be fetched in the pause."""
+def test_what_was_compacted_while_a_checkpoint_was_under_way_is_in_the_next_one_behind_which_sources_stop():
+    """Else it would be written and fetched in the pause, and may be much of the state."""
     store = MemoryStore()
     coordinator, a, b = started(store)
     a.prefetches = b.prefetches = False
@@ -407,17 +412,20 @@ def test_a_checkpoint_under_way_is_fetched_before_the_sources_stop_and_the_next_
     coordinator.post(UserTrigger())
     under_way = a.last(Trigger).checkpoint
     assert under_way == first + 1
-    a.fetched(first)
+    for slot in (a, b):
+        slot.fetched(first)
     coordinator.later(0)
     coordinator.acknowledge(a, b)
-    assert (a.last(Prefetch).checkpoint, a.last(Trigger).checkpoint) == (under_way, under_way)
+    assert (a.last(Trigger).checkpoint, a.last(Trigger).pause) == (under_way + 1, False)
+    coordinator.acknowledge(a, b)
     coordinator.later(2_000)
     coordinator.post(UserTrigger())
     coordinator.later(0)
-    assert a.last(Trigger).checkpoint == under_way, "no other comes between, though one is due, and asked for"
-    a.fetched(under_way)
+    assert a.last(Trigger).checkpoint == under_way + 1, "no other comes between, though one is due, and asked for"
+    for slot in (a, b):
+        slot.fetched(under_way + 1)
     number = last_checkpoint(coordinator, a, b)
-    assert number == under_way + 1
+    assert number == under_way + 2
     commit(number, a, b)
     coordinator.settle()
     assert fences(store)[-1] == (1, number)
@@ -430,11 +438,13 @@ def test_checkpoints_are_not_held_back_longer_than_a_slot_may_take_to_fetch():
     ask(coordinator, 1)
     coordinator.later(0)
     coordinator.post(UserTrigger())
-    a.fetched(first)
+    for slot in (a, b):
+        slot.fetched(first)
     coordinator.later(0)
-    coordinator.acknowledge(a, b)
+    for _ in range(2):
+        coordinator.acknowledge(a, b)
     coordinator.later(PATIENCE_MS)
-    assert (a.last(Trigger).checkpoint, a.last(Trigger).pause) == (first + 2, True)
+    assert (a.last(Trigger).checkpoint, a.last(Trigger).pause) == (first + 3, True)
 
 
 def test_what_was_fetched_for_another_move_does_not_count():
@@ -461,7 +471,7 @@ def test_what_was_fetched_for_another_move_does_not_count():
 
 def test_an_order_to_fetch_that_went_with_its_connection_comes_again():
     coordinator, a, b = started(MemoryStore())
-    coordinator.checkpoint(a, b)
+    first = coordinator.checkpoint(a, b)
     a.prefetches = False
     ask(coordinator, 1)
     coordinator.later(0)
@@ -472,7 +482,7 @@ def test_an_order_to_fetch_that_went_with_its_connection_comes_again():
     a.connect()
     coordinator.later(0)
     assert a.got(Prefetch)
-    assert a.last(Trigger).pause
+    assert a.last(Trigger).checkpoint == first + 1, "for the last round"
 
 
 def test_slots_that_do_not_fetch_in_time_leave_the_job_as_it_was():
@@ -553,7 +563,7 @@ def test_sources_do_not_stand_longer_than_was_allowed_for_a_manifest_that_hangs(
     coordinator.settle()
     commit(after.checkpoint, a, b)
     ask(coordinator, 1)
-    assert last_checkpoint(coordinator, a, b) == number + 2
+    assert last_checkpoint(coordinator, a, b) == number + 3
 
 
 def test_a_subtask_that_does_not_answer_holds_the_sources_no_longer_than_was_allowed() -> None:

@@ -298,3 +298,22 @@ def test_all_databases_of_a_slot_share_one_bound(tmp_path: Path) -> None:
         kv.close()
     with pytest.raises(InvalidJob, match="8 MiB or more"):
         SlotMemory(1_000)
+
+
+def test_no_compaction_begins_while_they_are_held_and_what_waits_begins_then(tmp_path: Path) -> None:
+    kv = RocksDbKv(tmp_path / "db", MEMORY)
+    MEMORY.hold_compactions(True)
+    try:
+        for number in range(rocksdb._RUNS + 5):
+            kv.write([(number.to_bytes(4, "big"), b"v" * 1_000)])
+            kv.flush()
+        assert len(list((tmp_path / "db").glob("*.sst"))) == rocksdb._RUNS + 5
+        assert not kv.compacts
+    finally:
+        MEMORY.hold_compactions(False)
+    while len(list((tmp_path / "db").glob("*.sst"))) >= rocksdb._RUNS:
+        time.sleep(0.01)
+    MEMORY.hold_compactions(True)
+    RocksDbKv(tmp_path / "other", MEMORY).close()
+    kv.compact()  # an opened database has let it begin
+    kv.close()

@@ -1,0 +1,162 @@
+"""Where a database keeps the small files that it syncs often: in memory, where this machine has room for them.
+
+Nobody asks what a database is after a power cut: checkpoints count alone. RocksDB syncs all the same: MANIFEST,
+CURRENT, OPTIONS, IDENTITY and their folder seven times when it is opened, MANIFEST again with each flush. rocksdict
+holds the interpreter meanwhile, as long as the disk has other work. So these are in /dev/shm (some 100 kB of each
+database), and the database's own folder has its SST files, RocksDB's log of events, and a lock.
+
+| the process that opened it … | what is in memory of it                                                            |
+|------------------------------|------------------------------------------------------------------------------------|
+| closes it                    | goes: an incarnation opens a database once, and checkpoints have links to its files |
+| ends without                 | goes when the process ends in peace                                                |
+| is killed                    | goes when another process of this user opens a database: nobody holds its lock now |
+"""
+
+import atexit
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from barrier_runtime.state.errors import Unavailable
+
+MEMORY = Path("/dev/shm")
+_PREFIX = "barrier-runtime-db-"
+_LOCK = "LOCK"
+_ROOM_BYTES = 32 << 20  # else they stay on the disk
+_YOUNG_S = 60.0  # a folder that was just made may not be locked yet
+_MOVED = ("CURRENT", "MANIFEST-")
+
+
+class SmallFiles:
+    """Of the database in `directory`, which this process has for itself until `close`. `place`: where they are; in
+    memory if `wanted`."""
+
+    def __init__(self, directory: Path, wanted: bool) -> None:
+        self._directory = directory
+        self._held: int | None = None
+        self.place = directory
+        folder = _new_folder() if wanted else None
+        if folder is not None:
+            try:
+                self._held = _locked(directory)
+                _move(directory, folder)
+            except BaseException:
+                self._release()
+                _remove(folder)
+                raise
+            self.place = folder
+
+    @property
+    def apart(self) -> bool:
+        return self.place != self._directory
+
+    def close(self) -> None:
+        if self.apart:
+            _remove(self.place)
+            self.place = self._directory
+        self._release()
+
+    def _release(self) -> None:
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+
+
+class _OfProcess:
+    """The folder in memory of one process, with one of each open database below."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=MEMORY))
+        self.held = _flocked(self.folder / _LOCK)
+        self.open = 0
+
+    def remove(self) -> None:
+        if self.pid == os.getpid():
+            shutil.rmtree(self.folder, ignore_errors=True)
+            os.close(self.held)
+
+
+_guard = threading.Lock()
+_process: _OfProcess | None = None
+
+
+def _new_folder() -> Path | None:
+    """None: there is no room in memory, or no such place."""
+    global _process
+    try:
+        room = os.statvfs(MEMORY)
+        if room.f_bavail * room.f_frsize < _ROOM_BYTES:
+            return None
+        with _guard:
+            if _process is None or _process.pid != os.getpid():  # a fork has none of its own yet
+                _remove_left()
+                _process = _OfProcess()
+            folder = Path(tempfile.mkdtemp(dir=_process.folder))
+            _process.open += 1
+            return folder
+    except OSError:
+        return None
+
+
+def _remove(folder: Path) -> None:
+    global _process
+    shutil.rmtree(folder, ignore_errors=True)
+    with _guard:
+        if _process is not None and folder.parent == _process.folder:
+            _process.open -= 1
+            if _process.open == 0:
+                _process.remove()
+                _process = None
+
+
+@atexit.register
+def _remove_all() -> None:
+    if _process is not None:
+        _process.remove()
+
+
+def _remove_left() -> None:
+    """What killed processes have left."""
+    for folder in MEMORY.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # another user's, or it went just now
+            if time.time() - folder.stat().st_mtime < _YOUNG_S:
+                continue
+            held = _flocked(folder / _LOCK)
+            try:
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(held)
+
+
+def _locked(directory: Path) -> int:
+    try:
+        return _flocked(directory / _LOCK)
+    except BlockingIOError:
+        raise Unavailable(
+            f"cannot open the state database in {directory}: another process still holds it, it is tried in a fresh "
+            "folder"
+        ) from None
+
+
+def _flocked(path: Path) -> int:
+    """A descriptor that holds the file's lock until it is closed."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _move(source: Path, target: Path) -> None:
+    for path in source.iterdir():
+        if path.name.startswith(_MOVED):
+            shutil.copyfile(path, target / path.name)
+            path.unlink()

@@ -1,0 +1,100 @@
+"""What a database syncs often is in memory, leaves nothing there, and is on the disk where there is no room."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from barrier_runtime.state.errors import Unavailable
+from barrier_runtime.state.kv import small_files
+from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory, link_database
+
+MEMORY = SlotMemory(16 << 20)
+_OPENS_ONE = """
+import signal, sys
+from pathlib import Path
+from barrier_runtime.state.kv import small_files
+from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory
+small_files.MEMORY = Path(sys.argv[1])
+kv = RocksDbKv(Path(sys.argv[2]), SlotMemory(16 << 20), once=True)
+print("open", flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In place of /dev/shm, for this test alone."""
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    monkeypatch.setattr(small_files, "MEMORY", folder)
+    monkeypatch.setattr(small_files, "_process", None)
+    return folder
+
+
+def test_the_folder_has_tables_alone_and_a_checkpoint_has_all(tmp_path: Path, memory: Path) -> None:
+    kv = RocksDbKv(tmp_path / "db", MEMORY, once=True)
+    kv.write([(b"1", b"v")])
+    kv.flush()
+    assert {path.suffix for path in (tmp_path / "db").iterdir()} <= {".sst", ""}
+    assert not [*(tmp_path / "db").glob("[CMO]*")]
+    assert [*memory.rglob("CURRENT")]
+    assert not [*memory.rglob("*.sst")]
+    kv.checkpoint(tmp_path / "copy")
+    kv.close()
+    assert [*memory.iterdir()] == []
+    names = os.listdir(tmp_path / "copy")
+    for number in range(2):
+        link_database(tmp_path / "copy", names, tmp_path / f"opened-{number}")
+    others = [RocksDbKv(tmp_path / f"opened-{number}", MEMORY, once=number == 0) for number in range(2)]
+    assert [list(other.scan(b"", b"9")) for other in others] == [[(b"1", b"v")]] * 2
+    for other in others:
+        other.close()
+    assert [*memory.iterdir()] == []
+
+
+@pytest.mark.parametrize("why", ["no such folder", "no room"])
+def test_without_room_in_memory_they_are_on_the_disk(
+    why: str, tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why == "no room":
+        monkeypatch.setattr(small_files, "_ROOM_BYTES", 1 << 62)
+    else:
+        shutil.rmtree(memory)
+    kv = RocksDbKv(tmp_path / "db", MEMORY, once=True)
+    assert (tmp_path / "db" / "CURRENT").is_file()
+    kv.close()
+
+
+def test_a_folder_is_one_process_s_alone(tmp_path: Path, memory: Path) -> None:
+    kv = RocksDbKv(tmp_path / "db", MEMORY, once=True)
+    with pytest.raises(Unavailable, match="another process still holds it"):
+        RocksDbKv(tmp_path / "db", MEMORY, once=True)
+    kv.write([(b"1", b"v")])
+    kv.close()
+    assert [*memory.iterdir()] == []
+
+
+def test_what_a_killed_process_leaves_goes_when_another_opens_a_database(
+    tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(small_files, "_YOUNG_S", -1.0)
+    command = [sys.executable, "-c", _OPENS_ONE, str(memory), str(tmp_path / "killed")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "open\n"
+            (theirs,) = memory.iterdir()
+            kv = RocksDbKv(tmp_path / "db", MEMORY, once=True)
+            assert theirs.is_dir(), "it lives"
+            kv.close()
+        finally:
+            process.send_signal(signal.SIGKILL)
+    assert [*memory.iterdir()] == [theirs]
+    kv = RocksDbKv(tmp_path / "db", MEMORY, once=True)
+    assert not theirs.exists()
+    kv.close()
