@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from barrier_runtime.state.snapshots.plan import LocalFile, SnapshotPlan
+from barrier_runtime.state.snapshots.plan import LocalFile, SnapshotPlan, is_immutable
 from barrier_runtime.state.snapshots.snapshot import FileRef
 from barrier_runtime.state.snapshots.verified import download_verified, sha256_of
-from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.store.object_store import LinksFiles, ObjectStore
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
@@ -69,7 +69,8 @@ def _upload_alone(store: ObjectStore, path: Path, key: str) -> FileRef:
         store.put(key, data)
         return FileRef(path.name, len(data), digest, key)
     digest = sha256_of(path)
-    store.put_file(key, path)
+    if not (is_immutable(path.name) and isinstance(store, LinksFiles) and store.put_link(key, path)):
+        store.put_file(key, path)
     return FileRef(path.name, size, digest, key)
 
 

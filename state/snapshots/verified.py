@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.snapshots.snapshot import FileRef
-from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
+from barrier_runtime.state.store.object_store import LinksFiles, ObjectNotFound, ObjectStore
 
 _CHUNK = 1 << 20
 _WHOLE_IN_MEMORY = 8 << 20  # larger files that are objects of their own are downloaded to disk first
@@ -31,14 +31,16 @@ def read_verified(store: ObjectStore, ref: FileRef) -> bytes:
 
 
 def download_verified(store: ObjectStore, ref: FileRef, path: Path) -> None:
-    """Like `read_verified`, into the fresh file `path`, which is removed again when the bytes are wrong."""
+    """Like `read_verified`, into the fresh file `path`, which is removed again when the bytes are wrong. Who asks must
+    not change the file: it may be the stored object itself."""
     if ref.inline is not None or ref.offset or ref.size <= _WHOLE_IN_MEMORY:
         data = read_verified(store, ref)
         with path.open("xb") as file:
             file.write(data)
         return
     try:
-        store.get_file(_key(ref), path)
+        if not isinstance(store, LinksFiles) or not store.link_file(_key(ref), path):
+            store.get_file(_key(ref), path)
     except ObjectNotFound as error:
         raise Corrupt(f"{describe(store, ref)} is gone: {_REMEDY}") from error
     try:

@@ -148,6 +148,34 @@ class LocalStore:
                 copy.write(chunk)
         self._read(path.stat().st_size)
 
+    def link_file(self, key: str, path: Path) -> bool:
+        target = self._target(key)
+        with self._named_trouble("get", key):
+            with _open_object(target):
+                pass  # it is there, and no link to elsewhere
+            try:
+                os.link(target, path, follow_symlinks=False)
+            except FileNotFoundError:
+                raise
+            except OSError:  # another disk, or a folder without hard links
+                return False
+        self._read(path.stat().st_size)
+        return True
+
+    def put_link(self, key: str, path: Path) -> bool:
+        target = self._target(key)
+        with self._named_trouble("put", key), self._temporary_file() as temporary:
+            try:
+                os.link(path, temporary, follow_symlinks=False)
+            except FileNotFoundError:
+                raise
+            except OSError:
+                return False
+            _sync(temporary, os.O_RDONLY)
+            self._rename(temporary, target)
+        self._wrote(path.stat().st_size)
+        return True
+
     def copy_from(self, source: ObjectStore, key: str, to: str, beside_work: bool = False) -> bool:
         """From another folder, without a copy in between; beside work one after the other, and slowly."""
         if not isinstance(source, LocalStore):
@@ -380,7 +408,11 @@ def _identity(folder: str) -> tuple[int, int] | None:
 
 
 def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: Path, how: int) -> None:
+    descriptor = os.open(path, how | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

@@ -82,6 +82,20 @@ class HasFolders(Protocol):
         ...
 
 
+@runtime_checkable
+class LinksFiles(Protocol):
+    """A store whose objects are files of this machine: what never changes may be one file under two names. False: it
+    cannot, as on another disk."""
+
+    def link_file(self, key: str, path: Path) -> bool:
+        """As `get_file`."""
+        ...
+
+    def put_link(self, key: str, path: Path) -> bool:
+        """As `put_file`."""
+        ...
+
+
 def folders_in(store: ObjectStore, prefix: str) -> list[str]:
     """Sorted names of the folders directly below `prefix`, which ends with a slash."""
     if isinstance(store, HasFolders):

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.snapshots import verified
 from barrier_runtime.state.snapshots.snapshot import FileRef
 from barrier_runtime.state.snapshots.verified import download_verified, read_verified
+from barrier_runtime.state.store.local import LocalStore
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 
 DATA = b"0123456789" * 100
@@ -78,3 +80,19 @@ def test_inline_bytes_are_checked_too() -> None:
     wrong = FileRef("CURRENT", 3, hashlib.sha256(b"abc").hexdigest(), inline=b"abd")
     with pytest.raises(Corrupt, match="inside the manifest"):
         read_verified(MemoryStore(), wrong)
+
+
+def test_a_large_file_of_a_folder_is_the_object_itself_and_only_its_name_goes_when_it_was_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verified, "_WHOLE_IN_MEMORY", 10)
+    store = LocalStore(tmp_path / "objects")
+    key = reference().key or ""
+    store.put(key, DATA)
+    download_verified(store, reference(), tmp_path / "x")
+    assert (tmp_path / "x").samefile(tmp_path / "objects" / key)
+    store.put(key, DATA[:-1] + b"x")
+    with pytest.raises(Corrupt):
+        download_verified(store, reference(), tmp_path / "y")
+    assert not (tmp_path / "y").exists()
+    assert store.get(key) == DATA[:-1] + b"x"

@@ -1,5 +1,6 @@
 """The folder store: durability by names, and keys that cannot leave the folder."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.local import TEMPORARY, LocalStore
+from barrier_runtime.state.store.object_store import ObjectNotFound
 
 
 def test_a_link_below_the_folder_leads_nowhere_outside(tmp_path: Path) -> None:
@@ -24,6 +26,7 @@ def test_a_link_below_the_folder_leads_nowhere_outside(tmp_path: Path) -> None:
         lambda: store.put_if_absent("link/new", b"x"),
         lambda: store.delete(["link/secret"]),
         lambda: store.get("file"),
+        lambda: store.link_file("file", tmp_path / "linked"),
     ):
         with pytest.raises(InvalidJob):
             operation()
@@ -113,3 +116,32 @@ def test_two_stores_on_one_folder_see_each_others_objects(tmp_path: Path) -> Non
     first, second = LocalStore(tmp_path), LocalStore(tmp_path)
     first.put("a", b"x")
     assert second.get("a") == b"x"
+
+
+def test_an_object_gets_one_more_name_where_it_can_and_keeps_its_bytes_when_it_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStore(tmp_path / "objects")
+    store.put("object", b"bytes")
+    assert store.link_file("object", tmp_path / "here")
+    assert (tmp_path / "here").samefile(tmp_path / "objects" / "object")
+    with pytest.raises(ObjectNotFound):
+        store.link_file("nothing", tmp_path / "nothing")
+
+    def other_disk(source: object, target: object, *, follow_symlinks: bool) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", other_disk)
+        assert not store.link_file("object", tmp_path / "there")
+        assert not store.put_link("other", tmp_path / "here")
+    assert [info.key for info in store.list("")] == ["object"]
+    assert store.put_link("other", tmp_path / "here")
+    assert (tmp_path / "here").samefile(tmp_path / "objects" / "other")
+    (tmp_path / "here").unlink()
+    assert store.get("other") == b"bytes"
+    assert list((tmp_path / "objects" / TEMPORARY).iterdir()) == []
+    assert store.link_file("other", tmp_path / "here")
+    store.delete(["object"])
+    assert (tmp_path / "here").read_bytes() == b"bytes"
+    assert not (tmp_path / "there").exists()

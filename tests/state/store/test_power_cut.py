@@ -1,6 +1,7 @@
 """The folder store at a power cut, at every moment: what it acknowledged is there, whole."""
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,9 +46,9 @@ def publish(store: LocalStore) -> str:
     return "out/part"
 
 
-@pytest.fixture(params=["put", "put_over", "put_file", "copy_beside_work", "put_if_absent", "publish"])
+@pytest.fixture(params=["put", "put_over", "put_file", "put_link", "copy_beside_work", "put_if_absent", "publish"])
 def act(request: pytest.FixtureRequest, tmp_path: Path) -> Act:
-    if request.param not in ("put_file", "copy_beside_work"):
+    if request.param not in ("put_file", "put_link", "copy_beside_work"):
         return {"put": put, "put_over": put_over, "put_if_absent": put_if_absent, "publish": publish}[request.param]
     source = tmp_path / "elsewhere"
     source.write_bytes(ROWS)
@@ -56,11 +57,17 @@ def act(request: pytest.FixtureRequest, tmp_path: Path) -> Act:
         store.put_file("data/1/file", source)
         return "data/1/file"
 
+    def put_link(store: LocalStore) -> str:
+        again = tmp_path / os.urandom(8).hex()  # never synced
+        again.write_bytes(ROWS)
+        assert store.put_link("data/1/file", again)
+        return "data/1/file"
+
     def copy_beside_work(store: LocalStore) -> str:
         assert store.copy_from(LocalStore.existing(tmp_path), "elsewhere", "data/1/file", beside_work=True)
         return "data/1/file"
 
-    return put_file if request.param == "put_file" else copy_beside_work
+    return {"put_file": put_file, "put_link": put_link, "copy_beside_work": copy_beside_work}[request.param]
 
 
 def moments(act: Act, folder: Path) -> list[str]:
