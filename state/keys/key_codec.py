@@ -119,9 +119,22 @@ def _encoded_field(values: Sequence[Any]) -> list[bytes]:
         encoded["tag"], encoded["value"] = INT_TAG, wide.view(np.uint64) ^ np.uint64(_SIGN)
         return [field for (field,) in struct.iter_unpack(f"{INT_BYTES}s", encoded.tobytes())]
     if kinds == {str}:
-        distinct = {value: _encode_str(value) for value in set(values)}
-        return list(map(distinct.__getitem__, values))
+        distinct = list(set(values))
+        if 2 * len(distinct) > len(values):
+            return _encoded_texts(values)
+        encoded_of = dict(zip(distinct, _encoded_texts(distinct), strict=True))
+        return list(map(encoded_of.__getitem__, values))
     return [encode_key((value,)) for value in values]
+
+
+def _encoded_texts(values: Sequence[str]) -> list[bytes]:
+    together = "\0".join(values)
+    if together.count("\0") == len(values) - 1:  # none has a zero of its own
+        try:
+            return [b"\x30" + data + b"\0" for data in together.encode().split(b"\0")]
+        except UnicodeEncodeError:
+            pass  # told below, with the value
+    return list(map(_encode_str, values))
 
 
 def _encode_int(value: int) -> bytes:
