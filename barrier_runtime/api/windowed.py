@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from barrier_runtime.api.arguments import aggregates_said, check_aggregates, with_errors
 from barrier_runtime.api.handlers import refuse_coroutines, require_arguments
@@ -305,7 +306,7 @@ class WindowedStream(Generic[S]):
             raise InvalidJob(f"{where}: top({n!r}): pass a whole number of rows, at least 1")
         require_columns(rows, (by,), where)
         kind = rows.field(by).type
-        if pa.types.is_nested(kind) or pa.types.is_float16(kind):
+        if not _has_order(kind):
             raise InvalidJob(f"{where}: column {by!r} is {kind}, which has no order: pass another one as by=")
         output = top_schema(rows, window.bounded)
         check_free(output.names[len(rows) :], rows.names, where)
@@ -386,6 +387,15 @@ class WindowedStream(Generic[S]):
                 f"{where}: {method}() has to know the columns of its rows: pass schema= to the step before it"
             )
         return window, schema
+
+
+def _has_order(kind: pa.DataType) -> bool:
+    """Whether Arrow sorts such values. It does not sort half floats, small decimals and views of text."""
+    try:
+        pc.array_sort_indices(pa.array([], kind))
+    except pa.ArrowNotImplementedError:
+        return False
+    return not pa.types.is_nested(kind)
 
 
 def _kind_by_wall_clock(window: WindowAssigner | Session, early: Every | None) -> Any:

@@ -58,6 +58,7 @@ class StateFilling:
         self._last: list[dict[tuple[Any, ...], int]] = [{} for _ in operators]
         self._tables = [self._table(operator) for operator in operators]
         self._what: StateDescription = operators[0].backend.description(state)
+        self._namespaces = [f"namespace_{1 + at}" for at in range(operators[0].namespaces.get(state, 0))]
         self._now_ms = time.time_ns() // 1_000_000
         self.entries = 0
 
@@ -138,10 +139,14 @@ class StateFilling:
             table.load(self._with_namespace(keys, rows), self._values(rows))
 
     def _with_namespace(self, keys: list[tuple[Any, ...]], rows: pa.RecordBatch) -> list[tuple[Any, ...]]:
-        names = [name for name in rows.schema.names if name.startswith("namespace_")]
-        if not names:
+        if not self._namespaces:
             return keys
-        beside = [rows.column(name).to_pylist() for name in names]
+        beside = []
+        for name in self._namespaces:
+            column = self._has(rows, name, "of a window's start or rows,")
+            if column.null_count or not pa.types.is_integer(column.type):
+                raise InvalidJob(f"{self._where}: column {name!r} is {column.type}: give each entry a whole number")
+            beside.append(column.to_pylist())
         return [(*key, *more) for key, *more in zip(keys, *beside, strict=True)]
 
     def _values(self, rows: pa.RecordBatch) -> list[Any]:

@@ -1,5 +1,6 @@
 """DataFrames of any library as Arrow batches: PyArrow, pandas, Polars, Spark, and whatever has `__arrow_c_stream__`."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,9 +17,10 @@ def batches_of(frame: Any, where: str) -> Iterator[pa.RecordBatch]:
     if isinstance(frame, pa.RecordBatch):
         frame = pa.Table.from_batches([frame])
     if isinstance(frame, pa.Table):
-        return map(_plain, frame.to_batches(max_chunksize=BATCH_ROWS))
+        return map(_plain, frame.to_batches(max_chunksize=BATCH_ROWS) or [_no_rows(frame.schema)])
     if isinstance(frame, pa.RecordBatchReader):
-        return (part for batch in frame for part in batches_of(pa.Table.from_batches([batch]), where))
+        batches = itertools.chain([_no_rows(frame.schema)], frame)  # whose types are known without rows, too
+        return (part for batch in batches for part in batches_of(pa.Table.from_batches([batch]), where))
     module = type(frame).__module__.partition(".")[0]
     if module == "pandas":
         return batches_of(pa.Table.from_pandas(frame, preserve_index=False), where)
@@ -32,6 +34,10 @@ def batches_of(frame: Any, where: str) -> Iterator[pa.RecordBatch]:
         f"{where}: {type(frame).__name__} is no DataFrame: give one of pandas, Polars, PyArrow or Spark, or a "
         "RecordBatchReader for what does not fit in memory"
     )
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+import pyarrow as pa
 
 from barrier_runtime.bootstrap.filling import StateFilling, key_fields_of
 from barrier_runtime.bootstrap.frames import batches_of
@@ -192,10 +193,12 @@ class _Filled:
     def _fill(self, operators: Sequence[KeyedOperator], state: str, names: Sequence[str], frame: Any) -> None:
         where = f"state {self._step}.{state}"
         batches = batches_of(frame, where)
-        first = next(batches, None)
-        if first is None:
-            raise InvalidJob(f"{where}: its DataFrame has no rows, so its types are not known: leave it out")
+        first = next(batches)
         keys = key_fields_of(first, names, where)
+        if not first.num_rows and any(pa.types.is_null(field.type) for field in keys):
+            raise InvalidJob(
+                f"{where}: its DataFrame has no rows, so its types are not known: give them, or leave it out"
+            )
         for operator in operators:
             operator.bind_without_rows(keys)
         filling = StateFilling(operators, state, operators[0].key_schema, where)

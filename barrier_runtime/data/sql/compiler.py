@@ -14,15 +14,18 @@ from sqlglot import exp
 
 from barrier_runtime.data.expressions import evaluated_types
 from barrier_runtime.data.schemas import described, meant
-from barrier_runtime.data.sql.functions import (
-    FUNCTIONS,
-    IGNORED,
-    UNITS,
+from barrier_runtime.data.sql.arguments import (
+    MOST_DIGITS,
     Argument,
     Made,
-    NotConstant,
-    time_of,
+    Unfit,
+    as_number,
+    beside_each_other,
+    is_number,
 )
+from barrier_runtime.data.sql.constants import constant_of
+from barrier_runtime.data.sql.functions import FUNCTIONS, IGNORED, MAY_FAIL, OF_TIMES, known, time_of
+from barrier_runtime.data.sql.needed import Needed
 from barrier_runtime.state.errors import InvalidJob
 
 _ARITHMETIC: dict[type[exp.Expr], Callable[[Any, Any], Made]] = {
@@ -55,9 +58,8 @@ _TYPES: dict[str, pa.DataType] = {
     "TIMESTAMPTZ": pa.timestamp("us", "UTC"),
     "TIMESTAMPLTZ": pa.timestamp("us", "UTC"),
 }
-_FALSE = pc.scalar(False)
+_FALSE, _TRUE = pc.scalar(False), pc.scalar(True)
 _DAY = datetime.timedelta(days=1)
-_MOST_DIGITS = 38  # of a decimal
 # Arguments of what is no function: whatever else is written is refused.
 _HANDLED = frozenset({"this", "expression", "expressions", "low", "high", "ifs", "default", "true", "false", "to"})
 _HANDLED |= {"table", "db", "catalog", "query", "unnest", "typed"}
@@ -78,13 +80,14 @@ class Compiler:
     def __init__(self, schema: pa.Schema, where: str) -> None:
         self._schema = schema
         self._where = where
+        self._needed = Needed()
 
     def argument(self, node: exp.Expr) -> Argument:
         if isinstance(node, exp.Paren):
             return self.argument(node.this)
         if isinstance(node, exp.Var):  # a word that the language has, such as a unit
             return Argument(pc.scalar(node.name), pa.string(), True, node.name)
-        is_constant, value = _constant(node)
+        is_constant, value = constant_of(node)
         if is_constant:
             scalar = value if isinstance(value, pa.Scalar) else self._scalar(value)
             return Argument(pc.scalar(scalar), scalar.type, True, scalar.as_py())
@@ -135,12 +138,20 @@ class Compiler:
         """Each compiled once: a sum of many terms is as deep as it has terms."""
         return self.argument(node.this), self.argument(node.expression)
 
+    def _sides_that_may_fail(self, node: exp.Expr) -> tuple[Argument, Argument]:
+        """`_sides`, with nulls where what is made of them is not needed."""
+        left, right = self._sides(node)
+        divides = isinstance(node, exp.Div | exp.IntDiv | exp.Mod)
+        if _divides(right) if divides else any(pa.types.is_floating(side.type) for side in (left, right)):
+            return left, right
+        return (self._needed.only(left), right) if right.is_constant else (left, self._needed.only(right))
+
     def _beside_each_other(self, left: Argument, right: Argument) -> tuple[Made, Made]:
         """In types that go together."""
         return self._beside(left, right), self._beside(right, left)
 
     def _arithmetic(self, node: exp.Expr) -> Made:
-        left, right = self._sides(node)
+        left, right = self._sides_that_may_fail(node)
         made = _ARITHMETIC[type(node)](*self._beside_each_other(left, right))
         if pa.types.is_date(left.type) and pa.types.is_duration(right.type) and right.is_constant:
             return made if right.value % _DAY else made.cast(left.type)  # a date and days are a date
@@ -150,7 +161,7 @@ class Compiler:
         """`one` as it is beside `other`: a number in the wider type of the two, text and times in that of a time."""
         if pa.types.is_null(one.type):
             return pc.scalar(pa.scalar(None, pa.int32() if pa.types.is_null(other.type) else other.type))
-        if _is_number(other.type) and one.is_constant and isinstance(one.value, str):
+        if is_number(other.type) and one.is_constant and isinstance(one.value, str):
             try:
                 number = self._scalar(int(one.value) if one.value.strip().lstrip("-").isdigit() else float(one.value))
             except ValueError as error:
@@ -161,11 +172,11 @@ class Compiler:
                 return pc.scalar(self._time(one.value, other.type))
             if pa.types.is_timestamp(one.type) and pa.types.is_timestamp(other.type) and other.type.tz:
                 return one.made.cast(other.type)
-        if _is_number(one.type) and _is_number(other.type):
+        if is_number(one.type) and is_number(other.type):
             if pa.types.is_decimal(other.type) and one.is_constant and pa.types.is_integer(one.type):
                 return pc.scalar(pa.scalar(one.value, pa.decimal128(len(str(abs(one.value))))))
             kind = _wider(one.type, other.type)
-            return one.made if kind is None else one.made.cast(kind)
+            return one.made if kind is None else as_number(one, kind)
         return one.made
 
     def _time(self, text: str, kind: pa.DataType) -> pa.Scalar:
@@ -185,14 +196,19 @@ class Compiler:
         names, make = FUNCTIONS[type(node)]
         self._check_arguments(node, frozenset(name.rstrip("?*") for name in names))
         try:
-            return make(*self._arguments(node, names))
-        except NotConstant as error:
-            raise InvalidJob(f"{self._where}: {node.sql('spark')}: {error.what} has to be a constant") from error
+            arguments = self._arguments(node, names)
+            if type(node) in MAY_FAIL:
+                arguments = map(self._needed.only, arguments)
+            elif type(node) in OF_TIMES:
+                arguments = (self._needed.only(each) if pa.types.is_string(each.type) else each for each in arguments)
+            return make(*arguments)
+        except Unfit as error:
+            raise InvalidJob(f"{self._where}: {node.sql('spark')}: {error}") from error
 
     def _date(self, node: exp.Expr) -> Made:
         if node.this is None:
             raise InvalidJob(f"{self._where}: an argument is missing")
-        return time_of(self.argument(node.this)).cast(pa.date32())
+        return time_of(self._needed.only(self.argument(node.this))).cast(pa.date32())
 
     def _check_arguments(self, node: exp.Expr, known: frozenset[str]) -> None:
         """Nothing that is written is left out."""
@@ -240,29 +256,48 @@ class Compiler:
         return pc.scalar(pa.scalar(None, pa.bool_())) if pa.types.is_null(argument.type) else argument.made
 
     def _and(self, node: exp.Expr) -> Made:
-        return pc.and_kleene(self._truth(node.this), self._truth(node.expression))
+        return self._one_by_one(node, pc.and_kleene, lambda true: pc.coalesce(true, _TRUE))
 
     def _or(self, node: exp.Expr) -> Made:
-        return pc.or_kleene(self._truth(node.this), self._truth(node.expression))
+        return self._one_by_one(node, pc.or_kleene, lambda true: pc.invert(pc.coalesce(true, _FALSE)))
+
+    def _one_by_one(
+        self, node: exp.Expr, joined: Callable[[Made, Made], Made], goes_on: Callable[[Made], Made]
+    ) -> Made:
+        """A term is needed where those before it do not decide."""
+        first, *rest = node.flatten()
+        with self._needed.scope():
+            made, inside = self._condition(first)
+            true = made
+            for each in rest:
+                self._needed.narrow(goes_on(true), inside)
+                true, inside = self._condition(each)
+                made = joined(made, true)
+        return made
+
+    def _condition(self, node: exp.Expr) -> tuple[Made, int]:
+        """(what it is, how much in it is made for some rows only)."""
+        before = self._needed.made
+        return self._truth(node), self._needed.made - before
 
     def _not(self, node: exp.Expr) -> Made:
         return pc.invert(self._truth(node.this))
 
     def _negative(self, node: exp.Expr) -> Made:
-        return pc.negate_checked(self.argument(node.this).made)
+        return pc.negate_checked(self._needed.only(self.argument(node.this)).made)
 
     def _divide(self, node: exp.Expr) -> Made:
-        return _quotient(*self._sides(node))
+        return _quotient(*self._sides_that_may_fail(node))
 
     def _integer_divide(self, node: exp.Expr) -> Made:
-        left, right = self._sides(node)
+        left, right = self._sides_that_may_fail(node)
         if not (pa.types.is_integer(left.type) and pa.types.is_integer(right.type)):
             return pc.trunc(_quotient(left, right)).cast(pa.int64())
         return pc.divide_checked(left.made.cast(pa.int64()), right.made.cast(pa.int64()))
 
     def _remainder(self, node: exp.Expr) -> Made:
         """With the sign of the dividend."""
-        sides = self._sides(node)
+        sides = self._sides_that_may_fail(node)
         left, right = self._beside_each_other(*sides)
         quotient = pc.divide_checked(left, right)
         if not all(pa.types.is_integer(side.type) for side in sides):
@@ -302,21 +337,31 @@ class Compiler:
         return made
 
     def _case(self, node: exp.Expr) -> Made:
-        default = node.args.get("default") or exp.Null()
-        results = [self.argument(branch.args["true"]) for branch in node.args["ifs"]] + [self.argument(default)]
-        kind = None
-        if all(_is_number(each.type) or pa.types.is_null(each.type) for each in results):
-            for each in results:
-                if _is_number(each.type):
-                    kind = each.type if kind is None else _wider(kind, each.type)
-        made = [each.made if kind is None else each.made.cast(kind) for each in results]
-        taken = made[-1]
-        for branch, result in zip(reversed(node.args["ifs"]), reversed(made[:-1]), strict=True):
-            condition = branch.this
-            if node.this is not None:
-                condition = exp.EQ(this=node.this, expression=condition)
-            taken = pc.if_else(pc.coalesce(self._truth(condition), _FALSE), result, taken)
+        results, conditions = list[Argument](), list[Made]()
+        with self._needed.scope():
+            for branch in node.args["ifs"]:
+                condition = branch.this if node.this is None else exp.EQ(this=node.this, expression=branch.this)
+                true, inside = self._condition(condition)
+                conditions.append(pc.coalesce(true, _FALSE))
+                with self._needed.scope():
+                    self._needed.narrow(conditions[-1], inside)
+                    results.append(self.argument(branch.args["true"]))
+                self._needed.narrow(pc.invert(conditions[-1]), inside)
+            results.append(self.argument(node.args.get("default") or exp.Null()))
+        *made, taken = beside_each_other(results)
+        for condition, result in zip(reversed(conditions), reversed(made), strict=True):
+            taken = pc.if_else(condition, result, taken)
         return taken
+
+    def _coalesce(self, node: exp.Expr) -> Made:
+        self._check_arguments(node, _HANDLED)
+        given = list[Argument]()
+        with self._needed.scope():
+            for each in (node.this, *node.expressions):
+                before = self._needed.made
+                given.append(self.argument(each))
+                self._needed.narrow(pc.is_null(given[-1].made), self._needed.made - before)
+        return pc.coalesce(*known(given))
 
     def _if(self, node: exp.Expr) -> Made:
         return self._case(exp.Case(ifs=[node], default=node.args.get("false")))
@@ -328,14 +373,16 @@ class Compiler:
         kind = _TYPES.get(to.this.name)
         if to.this.name == "DECIMAL":
             digits = [int(each.name) for each in to.expressions] or [10]
+            if digits[0] > MOST_DIGITS:
+                raise InvalidJob(f"{self._where}: {to.sql('spark')} has more than {MOST_DIGITS} digits")
             kind = pa.decimal128(digits[0], digits[1] if len(digits) > 1 else 0)
         if kind is None:
             raise InvalidJob(f"{self._where}: the type {to.sql('spark')} is not known here")
-        return self._as(self.argument(node.this), kind)
+        return self._as(self._needed.only(self.argument(node.this)), kind)
 
     def _as(self, value: Argument, kind: pa.DataType) -> Made:
         made, types = value.made, pa.types
-        if (types.is_temporal(value.type) and _is_number(kind)) or (_is_number(value.type) and types.is_temporal(kind)):
+        if (types.is_temporal(value.type) and is_number(kind)) or (is_number(value.type) and types.is_temporal(kind)):
             raise InvalidJob(
                 f"{self._where}: {value.type} does not become {kind} by CAST here: take parts of a time, as in year(t)"
             )
@@ -346,26 +393,29 @@ class Compiler:
             if types.is_temporal(kind):
                 made = made.cast(pa.timestamp("us"))
             elif types.is_decimal(kind):
-                made = _rounded(made.cast(pa.decimal128(_MOST_DIGITS, _MOST_DIGITS // 2)), kind.scale)
+                made = _rounded(made.cast(pa.decimal128(MOST_DIGITS, MOST_DIGITS // 2)), kind.scale)
+        elif types.is_floating(kind) and is_number(value.type):
+            return as_number(value, kind)
         elif types.is_integer(kind) and (types.is_floating(value.type) or types.is_decimal(value.type)):
             made = pc.trunc(made)
         elif types.is_decimal(kind) and types.is_integer(value.type):
-            made = made.cast(pa.decimal128(min(_MOST_DIGITS, 19 + kind.scale), kind.scale))
+            made = made.cast(pa.decimal128(min(MOST_DIGITS, 19 + kind.scale), kind.scale))
         elif types.is_decimal(kind) and types.is_decimal(value.type) and kind.scale < value.type.scale:
             made = _rounded(made, kind.scale)
         return made.cast(kind)
 
 
+def _divides(divisor: Argument) -> bool:
+    """Whatever there is."""
+    return divisor.is_constant and type(divisor.value) in (int, float) and divisor.value not in (0, -1)
+
+
 def _quotient(left: Argument, right: Argument) -> Made:
-    return pc.divide_checked(left.made.cast(pa.float64()), right.made.cast(pa.float64()))
+    return pc.divide_checked(as_number(left, pa.float64()), as_number(right, pa.float64()))
 
 
 def _rounded(made: Made, digits: int) -> Made:
     return pc.round(made, ndigits=digits, round_mode="half_towards_infinity")
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
@@ -375,30 +425,6 @@ def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     if pa.types.is_decimal(one) or pa.types.is_decimal(other):
         return None
     return one if one.bit_width >= other.bit_width else other
-
-
-def _constant(node: exp.Expr) -> tuple[bool, Any]:
-    """(whether it is a constant, its value)."""
-    if isinstance(node, exp.Null):
-        return True, pa.scalar(None)
-    if isinstance(node, exp.Boolean):
-        return True, bool(node.this)
-    if isinstance(node, exp.Literal):
-        if node.is_string:
-            return True, node.this
-        return True, int(node.this) if node.this.isdigit() else float(node.this)
-    if isinstance(node, exp.Neg) and isinstance(node.this, exp.Literal) and not node.this.is_string:
-        return True, -_constant(node.this)[1]
-    if isinstance(node, exp.Interval):
-        unit = str(node.args["unit"].name if node.args.get("unit") else "").upper().rstrip("S")
-        if unit not in UNITS or not isinstance(node.this, exp.Literal):
-            raise InvalidJob(f"{node.sql('spark')} is not known here: an INTERVAL has one of {', '.join(UNITS)}")
-        return True, pa.scalar(datetime.timedelta(seconds=0) + float(node.this.this) * UNITS[unit])
-    if isinstance(node, exp.Concat) and all(
-        isinstance(each, exp.Literal) and each.is_string for each in node.expressions
-    ):
-        return True, "".join(each.this for each in node.expressions)
-    return False, None
 
 
 _SPECIAL: dict[type[exp.Expr], Callable[[Compiler, Any], Made]] = {
@@ -415,6 +441,7 @@ _SPECIAL: dict[type[exp.Expr], Callable[[Compiler, Any], Made]] = {
     exp.Between: Compiler._between,
     exp.In: Compiler._in,
     exp.Case: Compiler._case,
+    exp.Coalesce: Compiler._coalesce,
     exp.If: Compiler._if,
     exp.Cast: Compiler._cast,
     exp.TryCast: Compiler._cast,

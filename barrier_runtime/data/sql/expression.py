@@ -33,7 +33,11 @@ _KNOWN = (exp.Case, exp.If, exp.Cast, exp.And, exp.Or, exp.TsOrDsToDate, exp.Int
 
 
 class _Spark(Spark):
-    """Patterns of times stay as they are written: the parser's own form of them does not tell `y` from `yyyy`."""
+    """Patterns of times stay as they are written: the parser's own form of them does not tell `y` from `yyyy`. A quote
+    that is written twice is one, as since Spark 4."""
+
+    class Tokenizer(Spark.Tokenizer):
+        STRING_ESCAPES: ClassVar[Any] = ["\\", "'", '"']
 
     class Parser(SparkParser):
         FUNCTIONS: ClassVar[Any] = {**SparkParser.FUNCTIONS, "DATE_FORMAT": exp.TimeToStr.from_arg_list}

@@ -4,40 +4,14 @@ A row of a table is a class of the parser's tree, the arguments it may have, and
 them. Whatever has no row here is refused by name.
 """
 
-import datetime
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-Made: TypeAlias = pc.Expression
-
-
-class NotConstant(Exception):
-    """An argument has to be a constant; `what` says which."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what)
-        self.what = what
-
-
-@dataclass(frozen=True)
-class Argument:
-    """Of a function: made, with its type, and its value if it is a constant."""
-
-    made: Made
-    type: pa.DataType
-    is_constant: bool
-    value: Any
-
-    def constant(self, what: str) -> Any:
-        if not self.is_constant:
-            raise NotConstant(what)
-        return self.value
+from barrier_runtime.data.sql.arguments import Argument, Made, Unfit, as_number, beside_each_other
 
 
 def as_text(argument: Argument) -> Made:
@@ -133,21 +107,22 @@ def _ilike(text: Argument, pattern: Argument) -> Made:
 
 
 def _nullif(value: Argument, other: Argument) -> Made:
-    equal = pc.coalesce(value.made == other.made, pc.scalar(False))
+    one, two = beside_each_other([value, other])
+    equal = pc.coalesce(one == two, pc.scalar(False))
     return pc.if_else(equal, pc.scalar(pa.scalar(None, value.type)), value.made)
 
 
 def _extreme(function: Callable[..., Made]) -> Callable[..., Made]:
-    return lambda *values: function(*_known(values), skip_nulls=True)
+    return lambda *values: function(*known(values), skip_nulls=True)
 
 
-def _known(values: Sequence[Argument]) -> list[Made]:
+def known(values: Sequence[Argument]) -> list[Made]:
     """Those that are not NULL as a word."""
-    return [value.made for value in values if not pa.types.is_null(value.type)] or [values[0].made]
+    return beside_each_other([value for value in values if not pa.types.is_null(value.type)] or values[:1])
 
 
 def _double(function: Callable[..., Made]) -> Callable[..., Made]:
-    return lambda *values: function(*(value.made.cast(pa.float64()) for value in values))
+    return lambda *values: function(*(as_number(value, pa.float64()) for value in values))
 
 
 def _ln(value: Made) -> Made:
@@ -162,7 +137,7 @@ def _part(function: Callable[..., Made]) -> Callable[..., Made]:
 def _trunc(time: Argument, unit: Argument) -> Made:
     name = str(unit.constant("the unit")).lower()
     if name not in _UNITS_OF_TIME:
-        raise NotConstant(f"the unit is {name}; one of {', '.join(_UNITS_OF_TIME)}")
+        raise Unfit(f"the unit is {name}; one of {', '.join(_UNITS_OF_TIME)}")
     return pc.floor_temporal(time_of(time), unit=name)
 
 
@@ -172,7 +147,7 @@ def _date_format(time: Argument, pattern: Argument) -> Made:
     wanted = str(pattern.constant("the pattern"))
     split = re.split(f"({'|'.join(_DATE_PARTS)})", wanted)
     if len(split) == 1 or any(map(_NOT_A_SIGN.search, split[::2])) or any(part * 2 in wanted for part in _DATE_PARTS):
-        raise NotConstant(f"the pattern is {wanted!r}; one of {', '.join(_DATE_PARTS)} and signs between them")
+        raise Unfit(f"the pattern is {wanted!r}; one of {', '.join(_DATE_PARTS)} and signs between them")
     at, unit = _shown_time(time), time.type.unit if pa.types.is_timestamp(time.type) else "us"
     whole = _DATE_TEXT
     if not any(part in wanted for part in _DATE_PARTS[3:]):
@@ -197,7 +172,7 @@ def _cut_from(text: Made, part: str, whole: str) -> Made:
 def _extract(unit: Argument, time: Argument) -> Made:
     part = str(unit.constant("the unit")).lower()
     if part not in _PARTS:
-        raise NotConstant(f"the unit is {part}; one of {', '.join(_PARTS)}")
+        raise Unfit(f"the unit is {part}; one of {', '.join(_PARTS)}")
     return _PARTS[part](_shown_time(time))
 
 
@@ -228,7 +203,7 @@ FUNCTIONS: dict[type[exp.Expr], tuple[tuple[str, ...], Callable[..., Made]]] = {
     exp.Pow: (("this", "expression"), _double(pc.power)),
     exp.Greatest: (("this", "expressions*"), _extreme(pc.max_element_wise)),
     exp.Least: (("this", "expressions*"), _extreme(pc.min_element_wise)),
-    exp.Coalesce: (("this", "expressions*"), lambda *values: pc.coalesce(*_known(values))),
+    exp.Coalesce: (("this", "expressions*"), lambda *values: pc.coalesce(*known(values))),
     exp.Nullif: (("this", "expression"), _nullif),
     exp.Upper: (("this",), lambda text: pc.utf8_upper(as_text(text))),
     exp.Lower: (("this",), lambda text: pc.utf8_lower(as_text(text))),
@@ -259,15 +234,8 @@ FUNCTIONS: dict[type[exp.Expr], tuple[tuple[str, ...], Callable[..., Made]]] = {
     exp.TimestampTrunc: (("this", "unit"), _trunc),
     exp.Extract: (("this", "expression"), _extract),
 }
+MAY_FAIL = frozenset({exp.Abs, exp.Ceil, exp.Floor, exp.Round})  # as what does not fit
+OF_TIMES = frozenset({exp.Year, exp.Quarter, exp.Month, exp.Day, exp.DayOfMonth, exp.Hour, exp.Minute, exp.Second})
+OF_TIMES |= {exp.TimeToStr, exp.TimestampTrunc, exp.Extract}  # of text they may fail
 # Arguments that the parser sets and that change nothing here.
 IGNORED = frozenset({"safe", "coalesce", "ignore_nulls", "is_null", "_type"})
-
-UNITS = {  # of INTERVAL
-    "WEEK": datetime.timedelta(days=7),
-    "DAY": datetime.timedelta(days=1),
-    "HOUR": datetime.timedelta(hours=1),
-    "MINUTE": datetime.timedelta(minutes=1),
-    "SECOND": datetime.timedelta(seconds=1),
-    "MILLISECOND": datetime.timedelta(milliseconds=1),
-    "MICROSECOND": datetime.timedelta(microseconds=1),
-}

@@ -1,7 +1,7 @@
 """What all keyed operators of one input share: binding to the columns that their state depends on."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,7 @@ class KeyedOperator(KeyedLife):
     """Base of the stateful operators after `key_by`."""
 
     kind = "keyed operator"
+    namespaces: ClassVar[Mapping[str, int]] = {}  # by state: parts of its keys behind the user's; none of others
     made_of_tables = False  # its first state is not made of rows, but of entries as users write them
     definition = ""  # see `OperatorSpec`
 

@@ -1,7 +1,7 @@
 """What all window operators share: aggregates in a columnar table per (keys, window), and how their results go out."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,7 @@ class WindowOperator(KeyedOperator):
     """
 
     kind = "window"
+    namespaces: ClassVar[Mapping[str, int]] = {"windows": 1}
     _way: Iterator[None] | None = None  # what is left to do on the way to `_going_to_ms`, in steps
     _rest: Batch | None = None  # rows that `process` gave back
     _in_slices = False  # entries are slices of windows, see `sliding`

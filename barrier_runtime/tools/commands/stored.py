@@ -71,7 +71,8 @@ def state_show(
     from barrier_runtime.tools.state import show
 
     page, of = show(url, job, checkpoint, name, key or (), limit, redact or ())
-    print(page)
+    if page:
+        print(page)
     print(of, file=sys.stderr)
 
 

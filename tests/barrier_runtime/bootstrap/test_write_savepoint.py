@@ -210,6 +210,12 @@ def test_an_edit_keeps_positions_of_sources_and_the_job_goes_on_exactly_there(tm
         ({("all", "kept"): pa.table({"user": ["a"], "position": [3], "value": [1]})}, "positions up to 3"),
         ({("all", "line"): pa.table({"user": ["a"], "value": [{"cost": "x"}]})}, "does not fit its declared type"),
         ({("all", "last"): [1]}, "list is no DataFrame"),
+        ({("all", "last"): pa.table({"user": [], "value": []})}, "its types are not known"),
+        (
+            {("hourly", "windows"): pa.table({"user": ["a"], "rows": [5]})},
+            "no column 'namespace_1', of a window's start",
+        ),
+        ({("hourly", "windows"): pa.table({"user": ["a"], "namespace_1": ["0"], "rows": [5]})}, "is string: give each"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(states: Any, said: str, tmp_path: Path) -> None:
@@ -240,6 +246,18 @@ def test_open_windows_go_on_from_what_was_written(tmp_path: Path, parallelism: i
     job.run_local(checkpoints=tmp_path / "job", restore=url, parallelism=parallelism)
     first = [row for row in out.rows() if row["window_start"].timestamp() == 0]
     assert sorted((row["user"], row["rows"]) for row in first) == [(user, 7) for user in sorted(USERS)]
+
+
+def test_a_state_is_emptied_by_a_frame_without_rows(tmp_path: Path) -> None:
+    full, empty = str(tmp_path / "full"), str(tmp_path / "empty")
+    known = pa.table({"user": ["a", "b"], "value": [1, 2], "namespace_1": [7, 7]})  # what it has not is passed over
+    write_savepoint(full, flow=flow(), states={("all", "last"): known})
+    assert read_back(full, "all", "last") == [{"user": "a", "value": 1}, {"user": "b", "value": 2}]
+    for nothing in (known.slice(0, 0), pa.RecordBatchReader.from_batches(known.schema, [])):
+        written = write_savepoint(empty, flow=flow(), base=full, states={("all", "last"): nothing})
+        assert written.entries == {("all", "last"): 0}
+        assert read_back(empty, "all", "last") == []
+        empty += "-again"
 
 
 class Tallies:

@@ -8,7 +8,7 @@ import datetime
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -73,6 +73,7 @@ def milliseconds_of(time: datetime.datetime | None) -> int | None:
 class HeldWindowOperator(WindowAggregateOperator):
     """Windows whose rows are held. A subclass says what becomes of them."""
 
+    namespaces: ClassVar[Mapping[str, int]] = {"windows": 1, "rows": 2}
     _small_at_once = _SMALL_AT_ONCE
 
     def __init__(
