@@ -63,7 +63,7 @@ def read_for_ever(slot: TcpSlot) -> None:
 def a_slot_comes_and_is_served(daemon: Daemon) -> None:
     job = spec(parallelism=1)
     secret = bytes.fromhex(daemon.client.submit(job).secret)
-    slot = TcpSlot(job.job, job.run_id, secret, 0).connect(daemon.control, patience_s=PATIENCE_S)
+    slot = TcpSlot(job.job, job.run_id, secret, 0).connect(daemon.control, timeout_s=PATIENCE_S)
     slot.until(Registered)
     slot.until(Deploy)
     slot.close()
@@ -146,7 +146,7 @@ def test_a_proven_slot_that_announces_a_huge_frame_is_cut_off(tmp_path: Path) ->
     with living_daemon(tmp_path) as daemon:
         job = spec(parallelism=1)
         secret = bytes.fromhex(daemon.client.submit(job).secret)
-        slot = TcpSlot(job.job, job.run_id, secret, 0).connect(daemon.control, patience_s=PATIENCE_S)
+        slot = TcpSlot(job.job, job.run_id, secret, 0).connect(daemon.control, timeout_s=PATIENCE_S)
         slot.until(Registered)
         before = daemon.memory_bytes
         assert slot._socket is not None
@@ -154,7 +154,7 @@ def test_a_proven_slot_that_announces_a_huge_frame_is_cut_off(tmp_path: Path) ->
         with pytest.raises(ConnectionError):
             read_for_ever(slot)
         assert daemon.memory_bytes - before < 16 * MIB
-        assert slot.connect(daemon.control, patience_s=PATIENCE_S).until(Registered)
+        assert slot.connect(daemon.control, timeout_s=PATIENCE_S).until(Registered)
         slot.close()
 
 
