@@ -95,6 +95,8 @@ _HOME = {
     "CallableSink": "barrier_runtime.connectors.memory.callable",
     "committed_files": "barrier_runtime.connectors.files.sink.commit_log",
     "compact_files": "barrier_runtime.connectors.files.sink.compaction",
+    "open_checkpoint": "barrier_runtime.state_tables.stored_state",
+    "write_savepoint": "barrier_runtime.bootstrap.writing",
     "RunOptions": "barrier_runtime.coordinator.option_types",
     "LocalRunOptions": "barrier_runtime.coordinator.option_types",
     "JobFailed": "barrier_runtime.launch.result",
@@ -115,6 +117,7 @@ if TYPE_CHECKING:
     from barrier_runtime.api.stream import BroadcastStream as BroadcastStream
     from barrier_runtime.api.stream import KeyedStream as KeyedStream
     from barrier_runtime.api.stream import Stream as Stream
+    from barrier_runtime.bootstrap.writing import write_savepoint as write_savepoint
     from barrier_runtime.connectors.batch_function.caller import BatchCheckpoint as BatchCheckpoint
     from barrier_runtime.connectors.batch_function.caller import BatchFunctionFailed as BatchFunctionFailed
     from barrier_runtime.connectors.batch_function.sink import BatchFunctionSink as BatchFunctionSink
@@ -207,6 +210,7 @@ if TYPE_CHECKING:
     from barrier_runtime.state.errors import Unavailable as Unavailable
     from barrier_runtime.state.errors import UserCodeError as UserCodeError
     from barrier_runtime.state.errors import WrongUse as WrongUse
+    from barrier_runtime.state_tables.stored_state import open_checkpoint as open_checkpoint
 
 __all__ = sorted(_HOME)
 

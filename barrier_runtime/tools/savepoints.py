@@ -1,9 +1,10 @@
-"""The commands about savepoints: `savepoint`, `stop --savepoint`, `savepoints describe` and `savepoints delete`."""
+"""The commands about savepoints: `savepoint`, `stop --savepoint`, and `savepoints list`, `describe` and `delete`."""
 
 from datetime import datetime, timezone
 from typing import Any
 
-from barrier_runtime.coordinator.log.savepoint import object_sizes
+from barrier_runtime.coordinator.log.manifest import Manifest
+from barrier_runtime.coordinator.log.savepoint import SAVEPOINT_FILE, decode_savepoint, object_sizes
 from barrier_runtime.coordinator.savepoints.files import claimed_by, delete_savepoint, missing_objects, read_savepoint
 from barrier_runtime.launch.steering.savepoints import (
     SavepointTaken,
@@ -12,7 +13,9 @@ from barrier_runtime.launch.steering.savepoints import (
     wait_for_savepoint,
 )
 from barrier_runtime.launch.steering.wishes import known_status
-from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.errors import Corrupt, InvalidJob
+from barrier_runtime.state.store.object_store import folders_in, get_or_none
+from barrier_runtime.state.store.open import open_existing_store
 from barrier_runtime.state.store.urls import shown
 
 
@@ -33,16 +36,37 @@ def stop_with(client: Any, job: str, url: str, drain: bool = False) -> Savepoint
     return wait_for_savepoint(job, asked, stop, lambda: known_status(client, job, run_id), None, ends=True)
 
 
+def listing(url: str) -> str:
+    """A line for each savepoint in the folders right below `url`, the oldest first; what cannot be read last."""
+    store = open_existing_store(url)
+    found: list[tuple[float, str]] = []
+    for folder in folders_in(store, ""):
+        data = get_or_none(store, f"{folder}/{SAVEPOINT_FILE}")
+        if data is None:
+            continue
+        try:
+            savepoint = decode_savepoint(f"{folder}/{SAVEPOINT_FILE}", data)
+        except (Corrupt, InvalidJob) as error:
+            found.append((float("inf"), f"{folder}  cannot be read: {error}"))
+            continue
+        taken = savepoint.taken
+        line = f"{folder}  {_when(taken)}, checkpoint {taken.checkpoint} of job {taken.job}"
+        line += f", {sum(object_sizes(taken).values()):,} bytes{', the job stopped with it' if savepoint.final else ''}"
+        found.append((taken.created_wall_ms, line))
+    if not found:
+        return f"there are no savepoints in the folders right below {shown(url)}"
+    return "\n".join(line for _, line in sorted(found))
+
+
 def describe(url: str) -> tuple[str, bool]:
     """A page about the savepoint in the folder `url`, and whether all of its files are there."""
     savepoint = read_savepoint(url)
     taken, sizes = savepoint.taken, object_sizes(savepoint.taken)
     missing = missing_objects(url, savepoint)
-    when = datetime.fromtimestamp(taken.created_wall_ms / 1000, timezone.utc).isoformat(timespec="seconds")
     operators = sorted({snapshot.operator for snapshot in taken.operators if not snapshot.is_empty})
     lines = [
         f"savepoint {shown(url)}",
-        f"  of checkpoint {taken.checkpoint} of job {taken.job}, generation {taken.token}, {when}",
+        f"  of checkpoint {taken.checkpoint} of job {taken.job}, generation {taken.token}, {_when(taken)}",
         f"  parallelism {taken.parallelism}, max_parallelism {taken.max_parallelism}",
         f"  {len(sizes):,} files, {sum(sizes.values()):,} bytes",
         f"  operators with state: {', '.join(operators) or 'none'}",
@@ -53,6 +77,10 @@ def describe(url: str) -> tuple[str, bool]:
     lines += [f"  claimed by job {owner}"] if owner else []
     lines += [f"  damaged: {len(missing)} files are missing or too short, e.g. {missing[0]}"] if missing else []
     return "\n".join(lines), not missing
+
+
+def _when(taken: Manifest) -> str:
+    return datetime.fromtimestamp(taken.created_wall_ms / 1000, timezone.utc).isoformat(timespec="seconds")
 
 
 def delete(url: str, sure: bool) -> str:

@@ -12,11 +12,21 @@ from barrier_runtime.state.errors import BarrierRuntimeError
 from barrier_runtime.tools.commands.app import Redact, app
 from barrier_runtime.tools.commands.help import Application
 
-savepoints = Application("Look at savepoints, delete them.")
+savepoints = Application("List savepoints, look at them, delete them.")
 app.add_typer(savepoints, name="savepoints")
 
 state = Application("Read the state in checkpoints and savepoints, without the program.")
 app.add_typer(state, name="state")
+
+
+@savepoints.command("list")
+def list_savepoints(
+    url: Annotated[str, typer.Argument(help="the folder or URL in whose folders savepoints are")],
+) -> None:
+    """List the savepoints in the folders right below a folder, the oldest first."""
+    from barrier_runtime.tools.savepoints import listing
+
+    print(listing(url))
 
 
 @savepoints.command("describe")
