@@ -43,6 +43,7 @@ from barrier_runtime.spark.deaths import died_lately
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation, Unavailable
 from barrier_runtime.state.ids import check_job_id
 from barrier_runtime.state.kv.rocksdb import SlotMemory
+from barrier_runtime.state.kv.small_files import remove_all
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
@@ -159,7 +160,8 @@ def _check_private(root: Path) -> None:
 
 
 def remove_local(directory: Path) -> None:
-    """A slot's local files, and the folder of the run if this was the last slot in it."""
+    """A slot's local files, those of its databases in memory, and the folder of the run if it was the last in it."""
+    remove_all()
     shutil.rmtree(directory, ignore_errors=True)
     with contextlib.suppress(OSError):  # other slots of the run are still there
         directory.parent.rmdir()

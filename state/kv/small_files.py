@@ -8,7 +8,7 @@ database), and the database's own folder has its SST files, RocksDB's log of eve
 | the process that opened it … | what is in memory of it                                                            |
 |------------------------------|------------------------------------------------------------------------------------|
 | closes it                    | goes: an incarnation opens a database once, and checkpoints have links to its files |
-| ends without                 | goes when the process ends in peace                                                |
+| ends without                 | goes when its slot ends, or the process in peace                                   |
 | is killed                    | goes when another process of this user opens a database: nobody holds its lock now |
 """
 
@@ -116,9 +116,13 @@ def _remove(folder: Path) -> None:
 
 
 @atexit.register
-def _remove_all() -> None:
-    if _process is not None:
-        _process.remove()
+def remove_all() -> None:
+    """Of this process: it leaves, and nobody uses its databases any more, closed or not."""
+    global _process
+    with _guard:
+        ours, _process = _process, None
+    if ours is not None:
+        ours.remove()
 
 
 def _remove_left() -> None:

@@ -98,3 +98,16 @@ def test_what_a_killed_process_leaves_goes_when_another_opens_a_database(
     kv = RocksDbKv(tmp_path / "db", MEMORY, once=True)
     assert not theirs.exists()
     kv.close()
+
+
+def test_nothing_is_left_of_a_slot_that_ends_without_closing_its_databases(tmp_path: Path, memory: Path) -> None:
+    kv = RocksDbKv(tmp_path / "db", MEMORY, once=True)
+    assert [*memory.iterdir()]
+    small_files.remove_all()
+    assert [*memory.iterdir()] == []
+    small_files.remove_all()
+    other = RocksDbKv(tmp_path / "other", MEMORY, once=True)
+    kv.close()
+    assert [*memory.rglob("CURRENT")], "of the other one"
+    other.close()
+    assert [*memory.iterdir()] == []
