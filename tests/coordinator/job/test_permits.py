@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from coordinator_world import started
 
-from barrier_runtime import coordinator
 from barrier_runtime.coordinator.job import effects
 from barrier_runtime.coordinator.job.outbox import Outbox
 from barrier_runtime.coordinator.log import decision_log
@@ -16,6 +15,7 @@ from barrier_runtime.coordinator.wire import messages
 from barrier_runtime.coordinator.wire.messages import CheckpointComplete
 from barrier_runtime.state.errors import ProtocolViolation
 from barrier_runtime.state.store.memory import MemoryStore
+from tests.parsed import ROOT, nodes
 
 
 def running(store):
@@ -53,31 +53,31 @@ def test_who_leads_no_more_has_no_permit_and_deletes_nothing():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("made", "by"),
-    [
-        ((decision_log, "Permit"), decision_log.DecisionLog),
-        ((messages, "CheckpointComplete"), Outbox),
-        ((effects, "Delete"), Outbox),
-        ((effects, "DeleteAll"), Outbox),
-    ],
-)
-def test_permits_and_what_demands_one_have_one_door_each(made, by):
-    folder = Path(coordinator.__file__).parent
-    doors = [file.name for file in folder.rglob("*.py") if makes(file, *made)]
-    assert doors == [Path(inspect.getfile(by)).name]
-
-
-def makes(file, module, name):
-    """Whether `file` calls the class `name` of `module`, under whatever name it imports it."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    known = {
-        alias.asname or alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module == module.__name__
-        for alias in node.names
-        if alias.name == name
+def test_permits_and_what_demands_one_have_one_door_each():
+    doors = {
+        "Permit": decision_log.DecisionLog,
+        "CheckpointComplete": Outbox,
+        "Delete": Outbox,
+        "DeleteAll": Outbox,
     }
-    if file == Path(module.__file__):
-        known.add(name)
-    return any(isinstance(node, ast.Call) and getattr(node.func, "id", None) in known for node in ast.walk(tree))
+    homes = dict(zip(doors, (decision_log, messages, effects, effects), strict=True))
+    found = {name: [] for name in doors}
+    for file in sorted((ROOT / "coordinator").rglob("*.py")):
+        for name in made_in(file, homes):
+            found[name].append(file.name)
+    assert found == {name: [Path(inspect.getfile(by)).name] for name, by in doors.items()}
+
+
+def made_in(file, homes):
+    """Those of the classes that the file calls, under whatever name it imports them from their home."""
+    tree = nodes(str(file.relative_to(ROOT)))
+    known = {
+        alias.asname or alias.name: alias.name
+        for node in tree
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.name in homes and node.module == homes[alias.name].__name__
+    }
+    known |= {name: name for name, home in homes.items() if file == Path(home.__file__).resolve()}
+    called = {getattr(node.func, "id", None) for node in tree if isinstance(node, ast.Call)}
+    return {known[name] for name in known.keys() & called}
