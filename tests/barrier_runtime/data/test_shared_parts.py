@@ -33,7 +33,7 @@ def sql(text: str) -> pc.Expression:
         ([_sum, _sum * 2, pc.negate(_sum * 2)], 1),  # the larger one; the smaller one stands alone then
         ([sql("CASE WHEN hour(ts) > 8 THEN 'a' WHEN hour(ts) < 4 OR hour(ts) = 6 THEN 'b' END")], 1),
         ([sql("date_format(ts, 'yyyy-MM-dd')"), sql("date_format(ts, 'yyyy-MM')"), sql("n > 1 AND m > 1")], 1),
-        ([sql("CASE WHEN n > 0 THEN n END"), sql("CASE WHEN n > 0 THEN m END"), sql("n > 0")], 2),
+        ([sql("CASE WHEN n > 0 THEN n END"), sql("CASE WHEN n > 0 THEN m END"), sql("n > 0")], 1),
         ([pc.struct_field(pc.field("s"), "x") + 1, pc.struct_field(pc.field("s"), "x"), pc.field("s", "y")], 1),
         ([pc.field("n"), pc.field("n"), pc.scalar(1), pc.scalar(1), *[pc.add(pc.scalar(1), 2)] * 2], 0),
         ([pc.field(1) + 1, pc.field(1) + 1], 0),  # a column by its number is in no serialised form
