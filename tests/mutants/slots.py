@@ -212,7 +212,7 @@ MUTANTS = (
     ),
     Mutant(
         "answers-while-databases-compact",
-        "a slot says that it has fetched when its databases rest: what they compact would be new in the last checkpoint",
+        "a slot has fetched when its databases rest: what they compact would be new in the last checkpoint",
         "barrier_runtime/runtime/prefetching.py",
         "        if timers is not None and not timers.at_rest and self._res.clock.monotonic_s() < until_s:\n",
         "        if False:\n",
