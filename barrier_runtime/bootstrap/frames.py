@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from barrier_runtime.data.plain_rows import PlainRows
+from barrier_runtime.data.schemas import no_rows
 from barrier_runtime.state.errors import InvalidJob
 
 BATCH_ROWS = 65_536
@@ -17,9 +18,9 @@ def batches_of(frame: Any, where: str) -> Iterator[pa.RecordBatch]:
     if isinstance(frame, pa.RecordBatch):
         frame = pa.Table.from_batches([frame])
     if isinstance(frame, pa.Table):
-        return map(_plain, frame.to_batches(max_chunksize=BATCH_ROWS) or [_no_rows(frame.schema)])
+        return map(_plain, frame.to_batches(max_chunksize=BATCH_ROWS) or [no_rows(frame.schema)])
     if isinstance(frame, pa.RecordBatchReader):
-        batches = itertools.chain([_no_rows(frame.schema)], frame)  # whose types are known without rows, too
+        batches = itertools.chain([no_rows(frame.schema)], frame)  # whose types are known without rows, too
         return (part for batch in batches for part in batches_of(pa.Table.from_batches([batch]), where))
     module = type(frame).__module__.partition(".")[0]
     if module == "pandas":
@@ -34,10 +35,6 @@ def batches_of(frame: Any, where: str) -> Iterator[pa.RecordBatch]:
         f"{where}: {type(frame).__name__} is no DataFrame: give one of pandas, Polars, PyArrow or Spark, or a "
         "RecordBatchReader for what does not fit in memory"
     )
-
-
-def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.acero as acero
 import pyarrow.compute as pc
 
-from barrier_runtime.data.schemas import described, no_column, one_array
+from barrier_runtime.data.schemas import described, no_column, no_rows, one_array
 from barrier_runtime.state.errors import InvalidJob
 
 _UNKNOWN = re.compile(r"No match for FieldRef\.Name\((.*)\) in ")
@@ -72,5 +72,4 @@ def evaluate(
 
 def evaluated_types(schema: pa.Schema, expressions: list[pc.Expression], where: str) -> list[pa.DataType]:
     """The types `evaluate` will give: the same plan on no rows, so mistakes show before the job starts."""
-    empty = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
-    return [array.type for array in evaluate(empty, expressions, where)]
+    return [array.type for array in evaluate(no_rows(schema), expressions, where)]

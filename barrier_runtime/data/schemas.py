@@ -4,6 +4,7 @@ batches made to fit a schema."""
 import datetime
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -94,27 +95,41 @@ def described(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
+def no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
 def lines_parser(read: Callable[[bytes], pa.Table], schema: pa.Schema, where: str) -> Callable[[bytes], pa.RecordBatch]:
     """From whole lines to rows of `schema`. `read` gets what is not blank."""
-    no_rows = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+    empty = no_rows(schema)
 
     def parse(data: bytes) -> pa.RecordBatch:
         if not data.strip():
-            return no_rows
+            return empty
         table = read(data).combine_chunks()
-        return fit(table.to_batches()[0], schema, where) if table.num_rows else no_rows
+        return fit(table.to_batches()[0], schema, where) if table.num_rows else empty
 
     return parse
 
 
-def refuse_unreadable(schema: pa.Schema, kind: str, is_read: Callable[[pa.DataType], bool], where: str) -> None:
-    """`is_read`: whether that type can be made of text of this `kind`. It is asked for each file."""
+def refuse_unreadable(schema: pa.Schema, kind: str, read: Callable[[pa.Schema], object], where: str) -> None:
+    """`read`: reads a line without values as these columns; Arrow says then which types it cannot make of text. It is
+    a function of a module, and asked once per type."""
     for field in schema:
-        if not is_read(field.type):
+        if not _reads(read, field.type):
             raise InvalidJob(
                 f"{where}: column {field.name!r} is declared as {field.type}, which is not read from {kind}"
                 ": declare another type, or read text and parse that in map()"
             )
+
+
+@lru_cache(1_024)
+def _reads(read: Callable[[pa.Schema], object], kind: pa.DataType) -> bool:
+    try:
+        read(pa.schema([("value", kind)]))
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
 
 
 def fit(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:

@@ -48,7 +48,7 @@ def beside_each_other(arguments: Sequence[Argument]) -> list[Made]:
     numbers = [each for each in arguments if is_number(each.type)]
     if not numbers or any(not is_number(each.type) and not pa.types.is_null(each.type) for each in arguments):
         return [each.made for each in arguments]
-    kind = _one_type(numbers)
+    kind = one_type(numbers)
     return [as_number(each, kind) for each in arguments]
 
 
@@ -63,7 +63,8 @@ def as_number(argument: Argument, kind: pa.DataType) -> Made:
     return argument.made.cast(kind)
 
 
-def _one_type(numbers: Sequence[Argument]) -> pa.DataType:
+def one_type(numbers: Sequence[Argument]) -> pa.DataType:
+    """For all of them."""
     kinds = [each.type for each in numbers]
     if all(kind == kinds[0] for kind in kinds):
         return kinds[0]

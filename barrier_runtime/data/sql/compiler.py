@@ -22,6 +22,7 @@ from barrier_runtime.data.sql.arguments import (
     as_number,
     beside_each_other,
     is_number,
+    one_type,
 )
 from barrier_runtime.data.sql.constants import constant_of
 from barrier_runtime.data.sql.functions import FUNCTIONS, IGNORED, MAY_FAIL, OF_TIMES, known, time_of
@@ -175,8 +176,10 @@ class Compiler:
         if is_number(one.type) and is_number(other.type):
             if pa.types.is_decimal(other.type) and one.is_constant and pa.types.is_integer(one.type):
                 return pc.scalar(pa.scalar(one.value, pa.decimal128(len(str(abs(one.value))))))
-            kind = _wider(one.type, other.type)
-            return one.made if kind is None else as_number(one, kind)
+            kinds = one.type, other.type
+            if any(map(pa.types.is_decimal, kinds)) and not any(map(pa.types.is_floating, kinds)):
+                return one.made  # Arrow knows the type of what comes out
+            return as_number(one, one_type([one, other]))
         return one.made
 
     def _time(self, text: str, kind: pa.DataType) -> pa.Scalar:
@@ -354,7 +357,6 @@ class Compiler:
         return taken
 
     def _coalesce(self, node: exp.Expr) -> Made:
-        self._check_arguments(node, _HANDLED)
         given = list[Argument]()
         with self._needed.scope():
             for each in (node.this, *node.expressions):
@@ -406,7 +408,7 @@ class Compiler:
 
 
 def _divides(divisor: Argument) -> bool:
-    """Whatever there is."""
+    """Whether dividing by it never fails, whatever is divided."""
     return divisor.is_constant and type(divisor.value) in (int, float) and divisor.value not in (0, -1)
 
 
@@ -416,15 +418,6 @@ def _quotient(left: Argument, right: Argument) -> Made:
 
 def _rounded(made: Made, digits: int) -> Made:
     return pc.round(made, ndigits=digits, round_mode="half_towards_infinity")
-
-
-def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """The type for both; None: Arrow knows it (of decimals)."""
-    if pa.types.is_floating(one) or pa.types.is_floating(other):
-        return one if one == other else pa.float64()
-    if pa.types.is_decimal(one) or pa.types.is_decimal(other):
-        return None
-    return one if one.bit_width >= other.bit_width else other
 
 
 _SPECIAL: dict[type[exp.Expr], Callable[[Compiler, Any], Made]] = {

@@ -29,7 +29,7 @@ _BEFORE = "SELECT "
 _CHANGES = ("current_timestamp", "current_date", "now", "rand", "randn", "uuid", "unix_timestamp")
 _SPARK_NAMES = {"timestamp_trunc": "date_trunc", "pow": "power", "regexp_like": "rlike", "starts_with": "startswith"}
 _SPARK_NAMES |= {"ends_with": "endswith", "day_of_month": "dayofmonth", "time_to_str": "date_format"}
-_KNOWN = (exp.Case, exp.If, exp.Cast, exp.And, exp.Or, exp.TsOrDsToDate, exp.Interval)
+_KNOWN = (exp.Case, exp.If, exp.Coalesce, exp.Cast, exp.And, exp.Or, exp.TsOrDsToDate, exp.Interval)
 
 
 class _Spark(Spark):
@@ -115,4 +115,4 @@ class SqlExpression:
 def known_functions() -> list[str]:
     """Names, as in SQL, in their order."""
     shown = {kind.sql_name().lower() for kind in FUNCTIONS if issubclass(kind, exp.Func)}
-    return sorted({_SPARK_NAMES.get(name, name) for name in shown} | {"cast", "if"})
+    return sorted({_SPARK_NAMES.get(name, name) for name in shown} | {"cast", "coalesce", "if"})

@@ -203,7 +203,6 @@ FUNCTIONS: dict[type[exp.Expr], tuple[tuple[str, ...], Callable[..., Made]]] = {
     exp.Pow: (("this", "expression"), _double(pc.power)),
     exp.Greatest: (("this", "expressions*"), _extreme(pc.max_element_wise)),
     exp.Least: (("this", "expressions*"), _extreme(pc.min_element_wise)),
-    exp.Coalesce: (("this", "expressions*"), lambda *values: pc.coalesce(*known(values))),
     exp.Nullif: (("this", "expression"), _nullif),
     exp.Upper: (("this",), lambda text: pc.utf8_upper(as_text(text))),
     exp.Lower: (("this",), lambda text: pc.utf8_lower(as_text(text))),

@@ -25,6 +25,7 @@ import pyarrow as pa
 from barrier_runtime.coordinator.metric_table import DUPLICATES, LOOKUPS, LOOKUPS_SAVED
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.keys import StateKey
+from barrier_runtime.data.schemas import no_rows
 from barrier_runtime.operators.base import Capture, Emit, OperatorContext
 from barrier_runtime.operators.deduplication.bloom import Hashed, Mask, TimeBuckets
 from barrier_runtime.operators.deduplication.hashing import U64, hash_rows
@@ -77,8 +78,7 @@ class DeduplicateOperator(KeyedOperator):
         filters_bytes = self.backend.lend_cache(_FILTERS_SHARE)
         self._filters = TimeBuckets(filters_bytes // (1 if self._within_ms is None else _ALIVE_AT_ONCE))
         self._table = self.backend.table("seen", _encode, _decode, len(self._key_columns), immutable=True)
-        none = pa.RecordBatch.from_arrays([pa.array([], kind) for kind in columns.types], schema=columns)
-        self._plain = [array.type for array in self.codec.arrays(none)]
+        self._plain = [array.type for array in self.codec.arrays(no_rows(columns))]
         self._load()
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:

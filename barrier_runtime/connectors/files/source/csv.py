@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass
-from functools import lru_cache, partial
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -168,19 +168,15 @@ def make_parser(header: bytes, where: str, *, schema: pa.Schema, form: CsvForm =
                 f"{where}: it has no column {column!r} (its header has {', '.join(names)}): "
                 "correct schema=, or read this file as a source of its own"
             )
-    refuse_unreadable(schema, "CSV", _is_read, where)
+    refuse_unreadable(schema, "CSV", _read_nothing, where)
     options = _options(schema)
     return lines_parser(lambda data: _parse(form.as_utf8(data, where), names, form, options), schema, where)
 
 
-@lru_cache(1_024)
-def _is_read(kind: pa.DataType) -> bool:
-    """Arrow says so of a line without values, which has two columns: blank lines are skipped."""
-    try:
-        _parse(b",\n", ["value", "more"], PLAIN, _options(pa.schema([("value", kind)])))
-    except pa.ArrowNotImplementedError:
-        return False
-    return True
+def _read_nothing(schema: pa.Schema) -> pa.Table:
+    """With a column more: blank lines are skipped."""
+    names = [*schema.names, "\n"]
+    return _parse(b"," * len(schema) + b"\n", names, PLAIN, _options(schema))
 
 
 def _options(schema: pa.Schema) -> pacsv.ConvertOptions:

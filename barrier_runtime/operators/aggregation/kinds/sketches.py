@@ -212,21 +212,20 @@ def most_frequent(state: Any, count: int) -> list[tuple[bytes, int]]:
 def same_sketches(column: str, one: bytes, other: bytes) -> bool:
     """Whether two cells of a column have the same content. What a sketch is written as may depend on how often it was
     read back between its rows: distinct values and frequent ones are in the order of a hash table."""
-    if not one or not other:
+    kind = column.partition(":")[0]
+    if kind not in ("hll", "frequent") or not one or not other:
         return one == other
-    library, kind = _library(), column.partition(":")[0]
+    library = _library()
     if kind == "hll":
         sketches = [library.hll_sketch.deserialize(_content(cell, column)) for cell in (one, other)]
         union = library.hll_union(_LG_REGISTERS)
         for sketch in sketches:
             union.update(sketch)
         return len({each.get_estimate() for each in (*sketches, union.get_result(library.HLL_8))}) == 1
-    if kind == "frequent":
-        first, second = (library.frequent_strings_sketch.deserialize(_content(cell, column)) for cell in (one, other))
-        return sorted(first.get_frequent_items(library.NO_FALSE_NEGATIVES, 0)) == sorted(
-            second.get_frequent_items(library.NO_FALSE_NEGATIVES, 0)
-        )
-    return one == other
+    first, second = (library.frequent_strings_sketch.deserialize(_content(cell, column)) for cell in (one, other))
+    return sorted(first.get_frequent_items(library.NO_FALSE_NEGATIVES, 0)) == sorted(
+        second.get_frequent_items(library.NO_FALSE_NEGATIVES, 0)
+    )
 
 
 def frequent_lists(encoding: EncodedValues, found: Sequence[list[tuple[bytes, int]]]) -> pa.Array:
