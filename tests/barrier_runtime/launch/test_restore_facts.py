@@ -1,7 +1,6 @@
 """`explain --restore` and `run --restore` tell what was read and what is still to be committed."""
 
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from command_line import run_here
 from barrier_runtime import Dataflow, JsonlSink
 from barrier_runtime.api.dataflow import preview_of_restore
 from tests.barrier_runtime.running_job import RunningJob, Target, numbers_flow
+from tests.waiting import until
 
 
 @pytest.mark.slow
@@ -86,10 +86,7 @@ def test_how_much_of_files_is_left_is_told(tmp_path: Path) -> None:
 
 def _stopped_after_a_file(flow: Dataflow, checkpoints: str, out: Path) -> None:
     handle = flow.start_local(checkpoints=checkpoints, checkpoint_interval=0.05)
-    until = time.monotonic() + 120
-    while not any(out.rglob("*.jsonl")):
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    until(lambda: any(out.glob("*.jsonl")), "a file is visible")
     handle.stop()
     handle.wait()
 
