@@ -17,7 +17,7 @@ from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.rows import rows_of
 from barrier_runtime.operators.base import Emit, Operator
 from barrier_runtime.operators.keyed.life import KeyedLife
-from barrier_runtime.replay.masking import masked
+from barrier_runtime.state_tables.masking import masked
 
 T = TypeVar("T")
 State = dict[str, Any]  # by name: a value, {entry: value}, [element, …], [time, …], or {namespace: {column: value}}

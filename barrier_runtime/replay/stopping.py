@@ -6,8 +6,8 @@ from types import CodeType
 from typing import Any
 
 from barrier_runtime.operators.base import Operator
-from barrier_runtime.replay.masking import masked
 from barrier_runtime.replay.observing import Coming
+from barrier_runtime.state_tables.masking import masked
 
 _FUNCTIONS = ("_call", "_function")  # where operators keep what the user wrote
 

@@ -25,7 +25,6 @@ from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.operators.aggregation.kinds.sketches import same_sketches
 from barrier_runtime.operators.keyed.progress import fires_still
 from barrier_runtime.replay.graphs import reading, without_sinks
-from barrier_runtime.replay.masking import masked
 from barrier_runtime.replay.ranges import read_ranges
 from barrier_runtime.replay.replaying import ReplayedFlow, Stretch, run_stretch, scratch, url_of
 from barrier_runtime.runtime.sinks.operator import SinkOperator
@@ -34,6 +33,7 @@ from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state_tables.differences import StateDifference, diff
 from barrier_runtime.state_tables.finding import StoredCheckpoint, find_checkpoint
+from barrier_runtime.state_tables.masking import masked
 from barrier_runtime.state_tables.stored_state import StoredState
 
 _MOST = 10  # differences that are kept
