@@ -12,11 +12,13 @@ T = TypeVar("T")
 
 
 def until(condition: Callable[[], T], what: str = "it has come about", patience_s: float = PATIENCE_S) -> T:
-    """What `condition` gives, once that counts as true."""
-    deadline = time.monotonic() + patience_s
+    """What `condition` gives, once that counts as true. It is asked less often the longer it takes: often it asks a
+    coordinator or walks a folder, while what is waited for needs the processor."""
+    began = time.monotonic()
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"waited in vain: {what}"
-        time.sleep(0.01)
+        waited = time.monotonic() - began
+        assert waited < patience_s, f"waited in vain: {what}"
+        time.sleep(min(max(0.01, waited / 20), 0.1))
     return found
 
 

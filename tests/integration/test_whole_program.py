@@ -115,31 +115,6 @@ def test_a_program_that_is_killed_interrupted_or_without_its_jvm_leaves_no_proce
     assert runs.visible == written
 
 
-def test_a_killed_executor_is_replaced_and_the_output_is_the_truth(tmp_path):
-    """Z9: SIGKILL of an executor JVM on local-cluster; its Python worker leaves, a new executor carries the slot."""
-    rows = 120_000
-    program = launch(tmp_path, rows, 6_000, master="local-cluster[2,1,1024]")
-    try:
-        until(
-            lambda: program.poll() is not None or len(visible_files(tmp_path / "out")) >= 4,
-            "some checkpoints were committed",
-        )
-        assert program.poll() is None, (tmp_path / "program.log").read_text()[-3000:]
-        executors = [
-            process for process in psutil.Process(program.pid).children(recursive=True) if is_executor(process)
-        ]
-        assert len(executors) == 2
-        workers = executors[0].children(recursive=True)
-        executors[0].kill()
-        until(lambda: all(map(gone, workers)), "the dead executor's Python workers left")
-        enough(tmp_path / "out")
-        assert program.wait(240) == 0, (tmp_path / "program.log").read_text()[-3000:]
-    finally:
-        if program.poll() is None:
-            os.killpg(program.pid, signal.SIGKILL)
-    assert verdict(tmp_path / "out", rows).right, verdict(tmp_path / "out", rows)
-
-
 def is_executor(process):
     try:
         return process.name() == "java" and any("CoarseGrainedExecutorBackend" in part for part in process.cmdline())
@@ -170,24 +145,6 @@ def test_a_second_run_of_the_same_job_fences_the_first_which_says_by_whom(spark,
         if second is not None:
             second.close()
     assert verdict(out, rows).right, verdict(out, rows)
-
-
-def test_a_paused_driver_holds_nothing_up(tmp_path):
-    """SIGSTOP of the driver for a while: coordinator and slots do not need it."""
-    rows = 60_000
-    program = launch(tmp_path, rows, 6_000, master="local-cluster[2,1,1024]")
-    try:
-        until(lambda: len(visible_files(tmp_path / "out")) >= 4, "some checkpoints were committed")
-        kill(program.pid, signal.SIGSTOP)
-        seen = len(visible_files(tmp_path / "out"))
-        until(lambda: len(visible_files(tmp_path / "out")) >= seen + 6, "checkpoints went on")
-        kill(program.pid, signal.SIGCONT)
-        enough(tmp_path / "out")
-        assert program.wait(240) == 0, (tmp_path / "program.log").read_text()[-3000:]
-    finally:
-        if program.poll() is None:
-            os.killpg(program.pid, signal.SIGKILL)
-    assert verdict(tmp_path / "out", rows).right
 
 
 @pytest.fixture
@@ -223,16 +180,25 @@ def standalone_master(tmp_path):
             process.wait()
 
 
-def test_a_standalone_cluster_runs_it_too_through_a_killed_slot(tmp_path, standalone_master):
-    rows = 40_000
+def test_a_standalone_cluster_runs_it_through_a_killed_slot_a_paused_driver_and_a_killed_executor(
+    tmp_path, standalone_master
+):
+    """Z9: coordinator and slots do not need the driver. With an executor's JVM its Python workers leave, and a new one
+    carries their slots."""
+    rows = 120_000
     master, cluster_worker = standalone_master
-    program = launch(tmp_path, rows, 5_000, master=master)
-    try:
-        until(
-            lambda: program.poll() is not None or len(visible_files(tmp_path / "out")) >= 4,
-            "some checkpoints were committed",
-        )
+    program = launch(tmp_path, rows, 500, master=master)
+
+    def visible():
+        return len(visible_files(tmp_path / "out"))
+
+    def goes_on(what):
+        seen = visible()
+        until(lambda: program.poll() is not None or visible() >= seen + 4, f"checkpoints went on: {what}")
         assert program.poll() is None, (tmp_path / "program.log").read_text()[-3000:]
+
+    try:
+        goes_on("at the start")
         ui_port = int(re.search(r"MasterWebUI.* at http://\S+:(\d+)", (tmp_path / "cluster.log").read_text()).group(1))
         told = []  # its page may be slow on a busy machine, and is then not waited for
         until(
@@ -244,6 +210,15 @@ def test_a_standalone_cluster_runs_it_too_through_a_killed_slot(tmp_path, standa
         slots = [process for process in cluster_worker.children(recursive=True) if is_slot(process)]
         assert slots
         slots[-1].kill()
+        goes_on("a slot was killed")
+        kill(program.pid, signal.SIGSTOP)
+        goes_on("the driver is paused")
+        kill(program.pid, signal.SIGCONT)
+        (executor,) = [process for process in cluster_worker.children(recursive=True) if is_executor(process)]
+        workers = executor.children(recursive=True)
+        executor.kill()
+        until(lambda: all(map(gone, workers)), "the dead executor's Python workers left")
+        goes_on("an executor was killed")
         enough(tmp_path / "out")
         assert program.wait(240) == 0, (tmp_path / "program.log").read_text()[-3000:]
     finally:

@@ -33,7 +33,7 @@ from tests.integration.chaos.verdict import Rows, SinkAudit, Truth, told
 from tests.waiting import until
 
 TRUTH = Truth(splits=2, keys=4, groups=3)
-SEEDS = [1, *([int(os.environ["CHAOS_SEED"])] if "CHAOS_SEED" in os.environ else [])]
+SEEDS = [1235, *([int(os.environ["CHAOS_SEED"])] if "CHAOS_SEED" in os.environ else [])]
 
 
 # ---------------------------------------------------------------- the verdict
@@ -385,8 +385,9 @@ def test_processes_and_their_sockets_are_found_by_their_mark_and_only_the_same_p
 @pytest.mark.spark
 @pytest.mark.timeout(1_200)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_minute_of_chaos_loses_doubles_tears_and_leaves_nothing(tmp_path, seed):
-    """T3, Z3, Z8, Z9, F1, F3, F4, F6, F9, F11, R3: every process, the store, the disk; in bursts and in recoveries."""
-    result = chaos(Chosen(minutes=1.0, kills=4, seed=seed), tmp_path / "chaos", print)
+def test_a_short_chaos_loses_doubles_tears_and_leaves_nothing(tmp_path, seed):
+    """T3, Z3, Z8, Z9, F1, F3, F4, F6, F9, F11, R3. In seven strikes the first seed has a stalled slot, a killed one, an
+    executor killed in the recovery, a full disk, all processes at once, a slow store, and meanwhile the coordinator."""
+    result = chaos(Chosen(minutes=0.5, kills=4, seed=seed), tmp_path / "chaos", print)
     assert result.clean, result.why_not
     assert result.kills_in_all >= 4

@@ -1,20 +1,8 @@
-"""Counted numbers as rows of ClickHouse, one per key: the job of test_clickhouse, and its reader."""
-
-from typing import Any
+"""The table of ClickHouse that a kill test writes, one row per key; its reader."""
 
 from clickhouse_driver import Client
 
-from barrier_runtime import ClickHouseSink, Dataflow, count
-
 TABLE = "counts"
-
-
-def build(settings: dict[str, Any]) -> Dataflow:
-    flow = Dataflow("clickhouse-counts")
-    numbers = flow.rate("numbers", settings["rate"], settings["rows"], keys=settings["keys"])
-    counted = numbers.key_by("key").aggregate("count", n=count()).select(["value", "key", "n"])
-    counted.sink("out", ClickHouseSink(settings["url"], TABLE, key="key", deterministic=True))
-    return flow
 
 
 def make_table(port: int) -> None:

@@ -52,6 +52,7 @@ from tests.integration.ends.audit import Audit
 from tests.integration.ends.moves import Done, Move, Moved, Order, Orders
 from tests.integration.ends.plan import Action, Kind, plan
 from tests.integration.ends.program import JobSettings
+from tests.integration.ends.several import InTurn
 from tests.integration.ends.watch import Watch
 
 PATIENCE_S = 300.0  # for the job to get on after a strike, with the server running
@@ -148,7 +149,8 @@ def run_under_kills(
     folder: Path,
     open_reader: Callable[[], Callable[[], Any]],
     make_audit: Callable[[], Audit],
-    server: Server | None = None,
+    server: Server | InTurn,
+    servers: int = 1,
     kills: int = 8,
     seed: int = 1,
     outage_s: float = 5.0,
@@ -157,14 +159,15 @@ def run_under_kills(
     moves: Sequence[Move] = (),
     say: Callable[[str], None] = print,
 ) -> Report:
-    """`options`: of `flow.start`, over OPTIONS. With `moves`, `kills` is of no meaning. Raises `StuckJob`, with the end
-    of the program's log, or what a reader raised. Writes the report to build/ends/<program>-<seed>.json too."""
+    """`servers`: how many `server` stands for. `options`: of `flow.start`, over OPTIONS. With `moves`, `kills` is of no
+    meaning. Raises `StuckJob`, with the end of the program's log, or what a reader raised. Writes the report to
+    build/ends/<program>-<seed>.json too."""
     run = _Run(program, settings, folder, open_reader, make_audit, server, seed, {**OPTIONS, **(options or {})}, say)
     with run.ended_at_last():
         if moves:
             report = run.through(moves)
         else:
-            report = run.to_the_end(plan(seed, kills, server is not None, outage_s), kills, drain)
+            report = run.to_the_end(plan(seed, kills, servers, outage_s), kills, drain)
     _REPORTS.mkdir(parents=True, exist_ok=True)
     (_REPORTS / f"{program.stem}-{seed}.json").write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
     say(str(report))
@@ -179,7 +182,7 @@ class _Run:
         folder: Path,
         open_reader: Callable[[], Callable[[], Any]],
         make_audit: Callable[[], Audit],
-        server: Server | None,
+        server: Server | InTurn,
         seed: int,
         options: dict[str, Any],
         say: Callable[[str], None],
@@ -318,7 +321,6 @@ class _Run:
                 self._strikes.append(Strike(last, action.hold_s, None))
                 last = action.then
         if away:
-            assert self._server is not None
             self._pause(hold_s - time.monotonic())
             rows = self._audit.rows
             self._server.start()
@@ -345,7 +347,6 @@ class _Run:
                 self._strikes.append(Strike(move.strike, move.hold_s, None))
             left = time.time()
             if move.hold_s:
-                assert self._server is not None
                 self._pause(move.hold_s)
                 self._server.start()
                 self._outages.append((left, time.time()))
@@ -365,10 +366,8 @@ class _Run:
     def _strike(self, kind: Kind) -> bool:
         """False when there was nobody to strike."""
         if kind == "server kill":
-            assert self._server is not None
             self._server.kill()
         elif kind == "server stop":
-            assert self._server is not None
             self._server.stop()
         elif kind == "program":
             self._supervisor.current.killed = True

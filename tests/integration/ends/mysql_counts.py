@@ -1,22 +1,12 @@
-"""Numbers, counted per key, into a table of MariaDB; its reader."""
+"""The table of MariaDB that a kill test fills; its reader."""
 
 import contextlib
 from typing import Any
 
-from barrier_runtime import Dataflow, MySQLSink, count
 from examples.servers import MariaServer
 from tests.integration.ends.audit import Seen
 
 TABLE = "counts"
-KEYS = 50
-
-
-def build(settings: dict[str, Any]) -> Dataflow:
-    flow = Dataflow("mysql-counts")
-    numbers = flow.rate("numbers", settings["rate"], settings["rows"], keys=KEYS)
-    counted = numbers.key_by("key").aggregate("count", n=count()).select(["value", "key", "n"])
-    counted.sink("out", MySQLSink(settings["url"], TABLE))
-    return flow
 
 
 def make_table(server: MariaServer) -> None:

@@ -18,26 +18,26 @@ class Action:
     then_gap_s: float = 0.0
 
 
-def plan(seed: int, kills: int, server: bool, outage_s: float) -> list[Action]:
-    """Strikes, `then` included, sum up to `kills` at least. Every kind that is possible comes, with 20 twice or more;
+def plan(seed: int, kills: int, servers: int, outage_s: float) -> list[Action]:
+    """Strikes, `then` included, sum up to `kills` at least. Every kind comes, with 20 twice or more;
     slots and coordinators always do. The last strike is at the program: what the start after it has to do costs
     nothing more than the end of the run.
 
-    With a server one outage lasts `outage_s`, and during half of them something else is struck too.
+    Each of the `servers` is killed and stopped. One outage lasts `outage_s`, and during half of them something else is
+    struck too.
     """
     draw = random.Random(seed)
     programs = max(1, kills // 10)
     firsts: list[Kind] = ["program"] * (programs - 1) + ["coordinator"] * max(2, kills // 5)
-    if server:
-        firsts += ["server kill", "server stop"] * max(1, kills // 10)
-    seconds = max(1, kills // 7) + (2 if server else 0)
+    firsts += ["server kill", "server stop"] * max(servers, kills // 10)
+    seconds = max(1, kills // 7) + 2
     firsts += ["slot"] * max(2, kills - seconds - len(firsts) - 1)
     draw.shuffle(firsts)
     outages = [at for at, kind in enumerate(firsts) if kind.startswith("server")]
     others = [at for at in range(len(firsts)) if at not in outages]
-    longest = draw.choice(outages) if outages else None
-    doubled = set(draw.sample(outages, len(outages) // 2)) if outages else set()
-    doubled |= set(draw.sample(others, seconds - len(doubled)))
+    longest = draw.choice(outages)
+    doubled = set(draw.sample(outages, len(outages) // 2))
+    doubled |= set(draw.sample(others, max(0, seconds - len(doubled))))
     actions = []
     for at, kind in enumerate(firsts):
         hold_s = 0.0

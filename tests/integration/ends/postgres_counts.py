@@ -1,4 +1,5 @@
-"""Numbers, counted per key, into a PostgreSQL table: from a topic (`bootstrap`) or generated (`rate`); its readers."""
+"""A topic of numbers, counted per key, into three PostgreSQL tables: of staged rows, of the newest row of each key, and
+of prepared transactions; their readers."""
 
 from typing import Any
 
@@ -9,45 +10,45 @@ from barrier_runtime.connectors.postgres.sink import PostgresSink
 from tests.integration.ends.audit import Seen
 from tests.integration.ends.kafka_feed import read_numbers
 
-TABLE = "counts"
+TABLE, NEWEST, PREPARED = "counts", "newest", "prepared"
 KEYS = 50
 
 
 def build(settings: dict[str, Any]) -> Dataflow:
     flow = Dataflow("postgres-counts")
-    if "bootstrap" in settings:
-        numbers = read_numbers(flow, settings["bootstrap"], settings["topic"])
-    else:
-        numbers = flow.rate("numbers", settings["rate"], settings["rows"], keys=KEYS)
+    numbers = read_numbers(flow, settings["bootstrap"], settings["topic"])
     counted = numbers.key_by("key").aggregate("count", n=count()).select(["value", "key", "n"])
-    counted.sink("out", PostgresSink(settings["url"], TABLE, **settings["sink"]))
+    counted.sink("out", PostgresSink(settings["url"], TABLE))
+    counted.sink("newest", PostgresSink(settings["url"], NEWEST, mode="upsert", key=["key"]))
+    counted.sink("prepared", PostgresSink(settings["url"], PREPARED, transactions="prepared"))
     return flow
 
 
-def make_table(url: str, key: str | None = None) -> None:
+def make_table(url: str, table: str = TABLE, key: str | None = None) -> None:
     """`place` is the order in which the rows were inserted, whatever place the server finds for them."""
     unique = f", unique ({key})" if key else ""
     with psycopg.connect(url) as connection:
-        connection.execute(f"create table {TABLE} (place bigserial, value bigint, key bigint, n bigint{unique})")
+        connection.execute(f"create table {table} (place bigserial, value bigint, key bigint, n bigint{unique})")
 
 
 class Reader:
     """Another connection after each failure; `since_last`: only what was inserted since the last look."""
 
-    def __init__(self, url: str, *, since_last: bool) -> None:
+    def __init__(self, url: str, *, since_last: bool, table: str = TABLE) -> None:
         self._url = url
+        self._table = table
         self._since_last = since_last
         self._place = 0
         self._connection: psycopg.Connection[Any] | None = None
 
     def look(self) -> Seen:
-        rows = self._rows(f"select place, value, n from {TABLE} where place > %s order by place", (self._place,))
+        rows = self._rows(f"select place, value, n from {self._table} where place > %s order by place", (self._place,))
         if self._since_last and rows:
             self._place = rows[-1][0]
         return Seen([value for _, value, _ in rows], [n for _, _, n in rows], whole=not self._since_last)
 
     def look_at_keys(self) -> dict[int, tuple[int, int]]:
-        return {key: (value, n) for key, value, n in self._rows(f"select key, value, n from {TABLE}", ())}
+        return {key: (value, n) for key, value, n in self._rows(f"select key, value, n from {self._table}", ())}
 
     def _rows(self, query: str, arguments: tuple[Any, ...]) -> list[Any]:
         try:

@@ -1,22 +1,12 @@
-"""Counted numbers as hashes of Redis, one per key: the job of test_redis_upsert; its reader, and its judge."""
+"""Hashes of Redis, one per key, that kill tests write: their reader, and the judge of such targets."""
 
 from typing import Any
 
 import redis as client
 
-from barrier_runtime import Dataflow, count
-from barrier_runtime.connectors.redis.sink import RedisUpsertSink
 from tests.integration.ends.audit import Latest
 
-NAME, SINK, PREFIX = "redis-counts", "out", "count:"
-
-
-def build(settings: dict[str, Any]) -> Dataflow:
-    flow = Dataflow(NAME)
-    numbers = flow.rate("numbers", settings["rate"], settings["rows"], keys=settings["keys"])
-    counted = numbers.key_by("key").aggregate("count", n=count())
-    counted.sink(SINK, RedisUpsertSink(settings["url"], key="key", prefix=PREFIX, deterministic=True))
-    return flow
+PREFIX = "count:"
 
 
 class Overwritten(Latest):

@@ -20,6 +20,7 @@ from tests.integration.ends.harness import Report, run_under_kills
 from tests.integration.ends.kafka_feed import PARTITIONS
 from tests.integration.ends.moves import plan_moves
 from tests.integration.ends.postgres_counts import make_table
+from tests.integration.ends.several import EachTarget
 
 RATE = 500
 
@@ -43,12 +44,11 @@ def targets(folder: Path) -> Iterator[tuple[dict[str, Any], PostgresServer]]:
 
 def moved_under_kills(
     folder: Path, rescales: int, replaces: int, kills: int, seed: int, *, postgres_every: int = 10
-) -> tuple[Report, five_sinks.AllTargets]:
-    """`postgres_every`: one look in so many is at the table, which is read whole."""
-    judges: list[five_sinks.AllTargets] = []
+) -> tuple[Report, EachTarget]:
+    judges: list[EachTarget] = []
 
-    def judge() -> five_sinks.AllTargets:
-        judges.append(five_sinks.AllTargets())
+    def judge() -> EachTarget:
+        judges.append(five_sinks.judge_of_all())
         return judges[-1]
 
     with targets(folder) as (settings, postgres):
@@ -56,7 +56,7 @@ def moved_under_kills(
             Path(five_sinks.__file__),
             settings,
             folder=folder,
-            open_reader=lambda: five_sinks.Looks(settings, postgres_every).look,
+            open_reader=lambda: five_sinks.looks_at_all(settings, postgres_every).look,
             make_audit=judge,
             server=postgres,
             seed=seed,

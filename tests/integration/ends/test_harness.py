@@ -1,18 +1,16 @@
-"""The harness itself: its audits see every kind of wrong, its plans are reproducible, and a job goes through it."""
+"""The harness itself: its audits see every kind of wrong, and its plans are reproducible."""
 
 import collections
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.integration.chaos.verdict import told
-from tests.integration.ends import jsonl_numbers
 from tests.integration.ends.audit import Audit, Latest, Numbers, Seen
-from tests.integration.ends.committed_rows import CommittedRows
-from tests.integration.ends.harness import run_under_kills
 from tests.integration.ends.plan import plan
+from tests.integration.ends.several import EachTarget, InTurn, Looks
 
 Observed = Callable[[], Audit]
 
@@ -87,8 +85,8 @@ def test_every_look_is_counted() -> None:
 @pytest.mark.parametrize(("kills", "of_a_kind"), [(20, 2), (8, 1), (5, 1)])
 @pytest.mark.parametrize("seed", range(30))
 def test_a_plan_comes_from_its_seed_and_strikes_everything(seed: int, kills: int, of_a_kind: int) -> None:
-    actions = plan(seed, kills, True, 7.0)
-    assert actions == plan(seed, kills, True, 7.0)
+    actions = plan(seed, kills, 1, 7.0)
+    assert actions == plan(seed, kills, 1, 7.0)
     kinds = collections.Counter(kind for each in actions for kind in (each.kind, each.then) if kind)
     assert kinds.total() >= kills
     assert min(kinds[kind] for kind in ("slot", "coordinator")) >= 2
@@ -96,24 +94,69 @@ def test_a_plan_comes_from_its_seed_and_strikes_everything(seed: int, kills: int
     assert actions[-1].kind == "program"
     assert sum(each.hold_s == 7.0 for each in actions) == 1
     assert any(each.then and each.kind.startswith("server") for each in actions)
-    without = plan(seed, kills, False, 7.0)
-    assert not any(each.kind.startswith("server") for each in without)
-    assert sum(1 + (each.then is not None) for each in without) >= kills
 
 
-@pytest.mark.spark
-def test_a_job_goes_through_its_kills_with_nothing_lost_or_doubled(tmp_path: Path) -> None:
-    """R3, T12: slots, coordinators and the whole program are killed; every look at the commit log is checked."""
-    folder = tmp_path / "out"
-    report = run_under_kills(
-        Path(jsonl_numbers.__file__),
-        {"rate": 2_000, "keys": 50, "folder": str(folder)},
-        folder=tmp_path,
-        open_reader=lambda: CommittedRows(str(folder), jsonl_numbers.NAME, jsonl_numbers.SINK).look,
-        make_audit=lambda: Numbers(50, together=True),
-        kills=6,
-        seed=1,
-    )
-    assert report.clean, str(report)
-    assert report.kills >= 6
-    assert report.looks > 50
+def test_every_server_of_several_is_killed_and_stopped() -> None:
+    kinds = collections.Counter(each.kind for each in plan(41, 12, 3, 4.0))
+    assert kinds["server kill"] == kinds["server stop"] == 3
+
+
+class Recorded:
+    """A server as far as strikes know it."""
+
+    def __init__(self, name: str, happened: list[str]) -> None:
+        self._name, self._happened = name, happened
+        self.running = True
+
+    def kill(self) -> None:
+        self.running = False
+        self._happened.append(f"{self._name} killed")
+
+    def stop(self) -> None:
+        self.running = False
+        self._happened.append(f"{self._name} stopped")
+
+    def start(self) -> None:
+        self.running = True
+        self._happened.append(f"{self._name} started")
+
+
+def test_of_several_servers_the_next_one_is_struck_and_comes_back() -> None:
+    happened: list[str] = []
+    servers = InTurn(*(Recorded(name, happened) for name in "ab"))
+    for strike in (servers.kill, servers.kill, servers.stop):
+        strike()
+        assert not servers.running
+        servers.start()
+        assert servers.running
+    assert happened == ["a killed", "a started", "b killed", "b started", "a stopped", "a started"]
+
+
+def test_a_target_that_cannot_be_read_is_left_out_and_none_that_can_is_an_error() -> None:
+    away: set[str] = set()
+
+    def look(name: str) -> str:
+        if name in away:
+            raise ConnectionError(f"{name} is away")
+        return name
+
+    looks = Looks({name: partial(look, name) for name in "ab"}, seldom={"b": 2})
+    assert [looks.look() for _ in range(3)] == [{"a": "a", "b": "b"}, {"a": "a"}, {"a": "a", "b": "b"}]
+    away.add("a")
+    with pytest.raises(ConnectionError, match="a is away"):
+        looks.look()
+    away.discard("a")
+    assert looks.look() == {"a": "a"}
+    away.add("b")
+    assert looks.look() == {"a": "a"}
+    assert "b is away" in str(looks)
+
+
+def test_each_of_several_targets_is_judged_by_itself() -> None:
+    judge = EachTarget({"table": Numbers(4), "topic": Numbers(4)})
+    judge.observe("look 1", {"table": new(0, 1, 4), "topic": new(0, 1)})
+    assert (judge.rows, told(judge.figures)) == (2, "")
+    judge.observe("look 2", {"topic": new(1)})
+    assert [name for name, figures in judge.by_target.items() if not figures.right] == ["topic"]
+    assert judge.figures.examples[0].startswith("look 2 at topic: ")
+    assert told(judge.figures) == "twice 1, wrong 1"

@@ -9,6 +9,7 @@ from typing import Any
 
 from examples.servers import Server
 from tests.integration.ends.audit import Audit
+from tests.integration.ends.several import InTurn
 
 _POLL_S = 0.1
 _BLIND_S = 20.0  # how long a reader may take to find its way back to a server that runs
@@ -17,7 +18,7 @@ _BLIND_S = 20.0  # how long a reader may take to find its way back to a server t
 class Watch:
     """`error` is what ended it before its time: a reader that cannot look although its server runs."""
 
-    def __init__(self, look: Callable[[], Any], audit: Audit, server: Server | None) -> None:
+    def __init__(self, look: Callable[[], Any], audit: Audit, server: Server | InTurn) -> None:
         self._look = look
         self._audit = audit
         self._server = server
@@ -59,7 +60,7 @@ class Watch:
             raise
         except Exception:
             self.blind += 1
-            if self._server is not None and not self._server.running:
+            if not self._server.running:
                 self._sighted = time.monotonic()
             if time.monotonic() - self._sighted > _BLIND_S:
                 raise

@@ -1,25 +1,15 @@
-"""Counted numbers into a Delta table; its reader."""
+"""The reader of the kill tests that write a Delta table."""
 
 import io
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from barrier_runtime import Dataflow, DeltaSink, count
 from barrier_runtime.state.store.open import open_store
 from tests.integration.ends.audit import Seen
 
-NAME, SINK = "delta-numbers", "out"
 HTTP = {"AWS_ALLOW_HTTP": "true", "max_retries": "1"}
-
-
-def build(settings: dict[str, Any]) -> Dataflow:
-    flow = Dataflow(NAME)
-    numbers = flow.rate("numbers", settings["rate"], keys=settings["keys"], rows=settings["rows"])
-    numbers.key_by("key").aggregate("count", n=count()).sink(SINK, DeltaSink(settings["url"]))
-    return flow
 
 
 class TableRows:

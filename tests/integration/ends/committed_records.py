@@ -1,28 +1,14 @@
-"""A topic of numbers, counted per key, into another topic: the job of test_kafka_to_kafka; its reader."""
+"""The reader of the kill tests that write a topic of Kafka: committed records only."""
 
 import json
 import time
-from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from barrier_runtime import Dataflow, count
 from barrier_runtime.connectors.kafka.asking import put_away
-from barrier_runtime.connectors.kafka.sink.sink import KafkaSink
 from examples.servers.kafka_ends import TopicEnds
 from tests.integration.ends.audit import Seen
-from tests.integration.ends.kafka_feed import PARTITIONS, read_numbers
-
-NAME, SINK = "kafka-to-kafka", "out"
-
-
-def build(settings: dict[str, Any]) -> Dataflow:
-    flow = Dataflow(NAME)
-    numbers = read_numbers(flow, settings["bootstrap"], settings["source"])
-    counted = numbers.key_by("key").aggregate("count", n=count())
-    counted.sink(SINK, KafkaSink(settings["bootstrap"], settings["target"], key="key"))
-    return flow
-
+from tests.integration.ends.kafka_feed import PARTITIONS
 
 _SILENT_S = 10.0  # of a consumer that has rows to read, before another one takes over …
 _SILENT_MOST_S = 80.0  # … which gets twice as long: a busy machine needs many seconds for a new one
