@@ -41,7 +41,7 @@ def test_a_table_gets_one_commit_per_checkpoint_and_no_upload_is_left(s3: S3Serv
         ),
         server=s3,
         kills=8,
-        seed=5,
+        seed=66,
         outage_s=8,
         options={"checkpoint_interval": 1.0},  # the S3 server of the tests takes 5 to 20 ms for a request
     )
