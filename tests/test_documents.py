@@ -5,7 +5,6 @@ import contextlib
 import hashlib
 import inspect
 import io
-import os
 import re
 import subprocess
 import sys
@@ -203,12 +202,8 @@ def test_the_readme_leads_to_every_page() -> None:
     assert pages - links == set()
 
 
-@pytest.mark.slow
-def test_the_site_is_built_with_strict_links(tmp_path: Path) -> None:
-    """As `make docs`: a link or an anchor that leads nowhere, or a page that the navigation leaves out, is an error."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path / "site")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert "read_parquet" in (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
-    assert len(list((tmp_path / "site").glob("*.html"))) > len(list((ROOT / "docs").glob("*.md")))
+def test_ci_builds_the_site_with_strict_links() -> None:
+    """A link or an anchor that leads nowhere, or a page that the navigation leaves out, fails `make docs`: a build of
+    a quarter of a minute, which no test does once more."""
+    assert "\nstrict: true\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert re.search(r"^for chore in .*\bdocs\b", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)

@@ -155,10 +155,11 @@ class Environment:
         writers = 1 if kind == "half" else process.parallelism
         for subtask in range(writers):
             ids = [self.first_id + position + k for k in range(subtask, count, writers)]
-            for number in ids:
+            rows = pa.RecordBatch.from_pylist([target.make_row(number) for number in ids], schema=target.schema)
+            for index, number in enumerate(ids):
                 self.judge.end_id = max(self.judge.end_id, number + 1)
-                rows = pa.RecordBatch.from_pylist([target.make_row(number)], schema=target.schema)
-                self._tried(process, "raises", "write", process.write, subtask, rows, [number], attempts=1)
+                row = rows.slice(index, 1)
+                self._tried(process, "raises", "write", process.write, subtask, row, [number], attempts=1)
             yield False
         return position + count
 

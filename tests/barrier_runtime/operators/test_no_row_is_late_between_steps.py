@@ -76,7 +76,7 @@ STEPS: dict[str, Callable[[Chain, Any], Any]] = {
 
 def rows(part: int) -> list[dict[str, Any]]:
     rng, at, made = random.Random(part), 0, []
-    for _ in range(60):
+    for _ in range(30):
         at += rng.choice([0, 1, 1, 3, 9])
         made.append({"k": rng.randrange(2), "at": EPOCH + (at - rng.randint(0, BOUND)) * MS})
     return made

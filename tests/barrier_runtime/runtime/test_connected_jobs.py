@@ -54,8 +54,8 @@ def ruled(crash: FailingUpload, out: Path, switch: Any = "row") -> Dataflow:
             return {"key": key, "number": self.number.value, "rules": count, "digest": self.rules.get("digest", "")}
 
     flow = Dataflow("ruled")
-    rows = flow.rate("numbers", 5_000, keys=KEYS, splits=SPLITS)
-    rules = flow.rate("changes", 200, keys=KEYS, splits=3)
+    rows = flow.rate("numbers", 1_500, keys=KEYS, splits=SPLITS)
+    rules = flow.rate("changes", 100, keys=KEYS, splits=3)
     inputs = connect(rows=rows.key_by("key"), rules=rules.broadcast(switch))
     inputs.process("ruled", Ruled, schema=SEEN).sink("out", JsonlSink(str(out)))
     return flow
