@@ -81,6 +81,10 @@ class MemoryKv:
     def memory_bytes(self) -> int:
         return self._bytes + 200 * len(self._entries)
 
+    @property
+    def closes_soon(self) -> bool:
+        return True
+
     def close(self) -> None:
         self._entries = {}
         self._sorted = None

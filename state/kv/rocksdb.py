@@ -61,6 +61,7 @@ class SlotMemory:
         self.total_bytes = total_bytes
         self._shared: tuple[Any, Any] | None = None
         self._holders = 0
+        self.compactions_held = False
 
     def hold(self) -> "HeldMemory":
         """An operator begins to hold something."""
@@ -85,10 +86,12 @@ class SlotMemory:
         return self._shared
 
     def hold_compactions(self, held: bool) -> None:
-        """While they are held none begins in this process; one that runs goes on. A database that is opened ends it."""
+        """While they are held none begins in this process; one that runs goes on. A database that is opened or closed
+        ends it."""
         if self._shared is not None:
             from rocksdict import Env
 
+            self.compactions_held = held
             Env().set_low_priority_background_threads(0 if held else _COMPACTING)
 
     @property
@@ -132,6 +135,7 @@ class RocksDbKv:
         self._new_batch = WriteBatch
         self._checkpoint = Checkpoint
         self._directory = directory
+        self._memory = memory
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._small = small = SmallFiles(directory, once)
         try:
@@ -324,7 +328,13 @@ class RocksDbKv:
     def memory_bytes(self) -> int:
         return self._number("cur-size-all-mem-tables")
 
+    @property
+    def closes_soon(self) -> bool:
+        return not self._memory.compactions_held
+
     def close(self) -> None:
+        """A compaction that is pending has to begin, so that it can end."""
+        self._memory.hold_compactions(False)
         try:
             self._db.close()
         except Exception as error:

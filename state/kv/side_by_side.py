@@ -17,7 +17,7 @@ slices (`backend/merging`). Then there is one database again, and snapshots are 
 - A checkpoint between two moves has the boundary where it is then, as a key.
 - A kill loses nothing at any time: without a log of writes only checkpoints count, and each says which keys are where.
 - A scan that goes on after a move asks anew who has the keys behind the last one that it gave.
-- What is emptied while it is compacted is closed by a later flush.
+- What is emptied while it is compacted, or while compactions are held, is closed by a later flush.
 
 All methods are for one thread, as `store` says; `move` is a write.
 """
@@ -120,7 +120,7 @@ class SideBySide:
 
     def flush(self) -> None:
         with self._closing:
-            while self._emptied and not self._compacting:
+            while self._emptied and not self._compacting and self._emptied[-1].kv.closes_soon:
                 emptied = self._emptied.pop()
                 emptied.kv.close()
                 shutil.rmtree(emptied.folder, ignore_errors=True)
@@ -158,6 +158,10 @@ class SideBySide:
 
     def memory_bytes(self) -> int:
         return sum(store.memory_bytes() for store in self._all)
+
+    @property
+    def closes_soon(self) -> bool:
+        return all(store.closes_soon for store in self._all)
 
     def close(self) -> None:
         with ExitStack() as closing:

@@ -56,4 +56,9 @@ class KvStore(Protocol):
         """What this store holds in memory besides what its slot shares."""
         ...
 
+    @property
+    def closes_soon(self) -> bool:
+        """`close` waits for nothing that is held back."""
+        ...
+
     def close(self) -> None: ...

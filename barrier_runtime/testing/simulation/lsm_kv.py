@@ -94,6 +94,10 @@ class LsmKv:
     def memory_bytes(self) -> int:
         return 0
 
+    @property
+    def closes_soon(self) -> bool:
+        return True
+
     def close(self) -> None:
         self._content.close()
 

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -317,3 +318,21 @@ def test_no_compaction_begins_while_they_are_held_and_what_waits_begins_then(tmp
     RocksDbKv(tmp_path / "other", MEMORY).close()
     kv.compact()  # an opened database has let it begin
     kv.close()
+
+
+def test_a_database_is_closed_also_while_a_compaction_of_it_is_held(tmp_path: Path) -> None:
+    """RocksDB waits for it: the checkpoint of a move, which closes what its merge has emptied, took two minutes."""
+    kv = RocksDbKv(tmp_path / "db", MEMORY)
+    MEMORY.hold_compactions(True)
+    try:
+        for number in range(rocksdb._RUNS + 5):
+            kv.write([(number.to_bytes(4, "big"), b"v" * 1_000)])
+            kv.flush()
+        assert not kv.closes_soon
+        closing = threading.Thread(target=kv.close)
+        closing.start()
+        closing.join(timeout=20)
+        assert not closing.is_alive()
+    finally:
+        MEMORY.hold_compactions(False)
+    assert kv.closes_soon
