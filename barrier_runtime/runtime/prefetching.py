@@ -7,6 +7,7 @@ come to rest.
 | others are being fetched             | it follows; of those that wait the newest                                   |
 | files are there, or cannot be had    | it is answered, as soon as nothing is compacted: what is, would be new in   |
 |                                      | the last checkpoint, and may be much of the state. After 20 s it is anyway  |
+| a generation is restored             | what is being fetched comes, for the restore; no other file does             |
 | a generation begins                  | what was fetched goes, and what was answered counts no more                 |
 
 Fetched files stay beside the local copies and are found by what is in them, so a restore fetches only what came since.
@@ -14,6 +15,7 @@ It is a saving, nothing else: what cannot be had now is fetched by the restore.
 """
 
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -46,6 +48,7 @@ class Preparing:
         self._is_fetching = False
         self._following: tuple[Prefetch, GenerationTimers | None] | None = None
         self._parallelism = 0
+        self._ended = threading.Event()  # what is being fetched
         self.done = 0  # the newest checkpoint of which its key groups were fetched ahead
 
     def order(self, order: Prefetch, timers: GenerationTimers | None) -> None:
@@ -61,9 +64,14 @@ class Preparing:
         res = self._res
         at_once = res.settings.transfers_at_once if timers is None else 1  # beside work, one after the other
         folder = res.local_dir / "prefetched"
-        work = partial(prefetch, res.store, res.paths, res.copies, folder, res.slot, order, at_once)
+        self._ended = ended = threading.Event()
+        work = partial(prefetch, res.store, res.paths, res.copies, folder, res.slot, order, at_once, ended.is_set)
         until_s = res.clock.monotonic_s() + _REST_S
         res.workers.submit(work, partial(self._fetched, order, timers, until_s))
+
+    def end(self) -> None:
+        """A restore fetches what it needs; of what comes just now it waits for its files."""
+        self._ended.set()
 
     def forget(self) -> None:
         self._res.copies.keep_fetched()
@@ -94,9 +102,17 @@ class Preparing:
 
 
 def prefetch(
-    store: ObjectStore, paths: Paths, copies: LocalCopies, directory: Path, slot: int, order: Prefetch, at_once: int = 1
+    store: ObjectStore,
+    paths: Paths,
+    copies: LocalCopies,
+    directory: Path,
+    slot: int,
+    order: Prefetch,
+    at_once: int = 1,
+    ended: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Returns how many bytes were fetched, `at_once` files at a time. What fails is left to the restore. Blocking."""
+    """Returns how many bytes were fetched, `at_once` files at a time. What fails, or does not begin before it has
+    `ended`, is left to the restore. Blocking."""
     try:
         snapshots = snapshots_in(store, paths, order.manifest, order.checkpoint)
     except BarrierRuntimeError as error:  # a newer checkpoint is complete, and this one may be gone
@@ -108,6 +124,12 @@ def prefetch(
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def fetch(ref: FileRef) -> int:
+        if ended():
+            return 0
+        with copies.fetching(ref):
+            return fetch_now(ref)
+
+    def fetch_now(ref: FileRef) -> int:
         path = directory / f"{ref.sha256}-{order.checkpoint}"
         path.unlink(missing_ok=True)  # of an attempt that failed
         try:

@@ -200,6 +200,7 @@ class Slot:
         if message.token < self.token or (message.token == self.token and self._phase != "idle"):
             return
         self._drop_generation(message.token)
+        self._preparing.end()
         self._phase, self._drained = "restoring", message.drained
         self._last_completed = message.checkpoint
         self._highest_checkpoint = max(self._highest_checkpoint, message.checkpoint)

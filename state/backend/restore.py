@@ -174,7 +174,12 @@ def _files_of(part: RestorePart, source: RestoreSite, fetched: Path) -> Path:
         return copy.directory
     target = fetched / str(part.subtask)
     target.mkdir(parents=True, mode=0o700)
-    missing = [ref for ref in part.keyed.files if not _linked(source.copies.place_of(ref), target / ref.name)]
+
+    def here(ref: FileRef) -> bool:
+        return _linked(source.copies.place_of(ref), target / ref.name)
+
+    missing = [ref for ref in part.keyed.files if not here(ref)]
+    missing = [ref for ref in missing if not (source.copies.awaited(ref) and here(ref))]
     download(source.store, missing, target, source.downloads_at_once)
     return target
 

@@ -7,7 +7,8 @@ from the loop and from worker threads.
 
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,6 +31,7 @@ class LocalCopies:
         self._lock = threading.Lock()
         self._copies: dict[tuple[str, int, int], LocalCopy] = {}
         self._fetched: dict[tuple[int, str], Path] = {}  # by size and sha256: files ahead of a restore
+        self._under_way: dict[tuple[int, str], threading.Event] = {}  # of them, those that come just now
         self._unwanted: list[Path] = []
         self._made = 0
 
@@ -72,6 +74,28 @@ class LocalCopies:
             self._fetched[ref.size, ref.sha256] = path
             if before is not None and before != path:
                 self._unwanted.append(before)
+
+    @contextmanager
+    def fetching(self, ref: FileRef) -> Iterator[None]:
+        """Whoever needs these bytes meanwhile waits for them (`awaited`), and does not fetch them, too."""
+        came = threading.Event()
+        with self._lock:
+            self._under_way[ref.size, ref.sha256] = came
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._under_way[ref.size, ref.sha256]
+            came.set()
+
+    def awaited(self, ref: FileRef) -> bool:
+        """Blocking. Whether these bytes were coming: now they are there, or could not be had."""
+        with self._lock:
+            came = self._under_way.get((ref.size, ref.sha256))
+        if came is None:
+            return False
+        came.wait()
+        return True
 
     def keep_fetched(self, wanted: Sequence[FileRef] = ()) -> None:
         """Drop the fetched files that are none of these. Only marks them."""

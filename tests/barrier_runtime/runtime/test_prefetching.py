@@ -1,5 +1,7 @@
 """What a slot fetches of a checkpoint before its job moves: what it does not have, once, and of its key groups."""
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from barrier_runtime.state.backend.restore import RestoreSite, restore
 from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.snapshots.restore_plan import plan_restore
+from barrier_runtime.state.snapshots.verified import download_verified
 from barrier_runtime.state.store.local import LocalStore
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
@@ -57,6 +60,30 @@ def test_files_are_fetched_once_and_a_restore_has_them(tmp_path: Path, order: Pr
     copies.keep_fetched()
     copies.delete_unwanted()
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_restore_waits_for_files_that_are_coming_and_does_not_fetch_them_too(tmp_path: Path, order: Prefetch) -> None:
+    store, paths, copies, folder = open_store(str(tmp_path / "store")), Paths("job"), LocalCopies(), tmp_path / "ahead"
+    snapshots = snapshots_in(store, paths, order.manifest, order.checkpoint)
+    assert prefetch(store, paths, copies, folder, 0, order, 1, lambda: True) == 0, "it had ended before it began"
+    wanted = {ref.sha256: ref for ref in wanted_files(snapshots, 0, 3, MAX_PARALLELISM)}
+    folder.mkdir(exist_ok=True)
+    for ref in wanted.values():
+        download_verified(store, ref, folder / ref.sha256)
+        assert ref.key is not None
+    store.delete([ref.key for ref in wanted.values() if ref.key is not None])  # whoever reads it now fails
+    plan = plan_restore("lists", 0, 3, MAX_PARALLELISM, snapshots)
+    site = RestoreSite("lists", store, copies, tmp_path / "incarnation", SlotMemory(1 << 24))
+    site.directory.mkdir()
+    with ThreadPoolExecutor(1) as pool, ExitStack() as coming:
+        for ref in wanted.values():
+            coming.enter_context(copies.fetching(ref))
+        restored = pool.submit(restore, "rocksdb", plan, site)
+        for ref in wanted.values():
+            copies.fetched(ref, folder / ref.sha256)
+        coming.close()
+        restored.result().kv.close()
 
 
 def test_what_is_gone_is_left_to_the_restore(tmp_path: Path, order: Prefetch) -> None:
