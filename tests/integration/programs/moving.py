@@ -28,6 +28,7 @@ from barrier_runtime.state.errors import BarrierRuntimeError
 
 NAME, RATE, BEFORE, AFTER = "moved", 300, 2, 3
 PATIENT_S = 200.0
+_LOOK_S = 0.01  # a checkpoint takes 0.3 s (PatientSink), and after the record new slots have to start
 
 
 def build(out, rows, version):
@@ -67,14 +68,23 @@ class Began:
 
 
 def kill_at(moment, handle, log, began):
+    reached = decided(log, began) if moment == "decided" else (lambda: moved_to(moment, handle, began))
     while moment != "never":
-        if moment == "decided":
-            reached = any(is_move(record) for record in sorted(log.glob("*.json"))[began.records :])
-        else:
-            reached = moved_to(moment, handle, began)
-        if reached:
+        if reached():
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0.001)
+        time.sleep(_LOOK_S)
+
+
+def decided(log, began):
+    """Whether a record of the move has come since the last time."""
+    seen = set(sorted(log.glob("*.json"))[: began.records])
+
+    def reached():
+        new = set(log.glob("*.json")) - seen
+        seen.update(new)
+        return any(map(is_move, new))
+
+    return reached
 
 
 def is_move(record):
