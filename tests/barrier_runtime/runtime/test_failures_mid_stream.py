@@ -14,8 +14,8 @@ from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 from barrier_runtime.state.store.open import open_store
 
-ROWS = 6_000
-KEYS = 600  # a multiple of every parallelism: a key's rows come from one split, so that their order is defined
+ROWS = 3_600
+KEYS = 360  # a multiple of every parallelism: a key's rows come from one split, so that their order is defined
 
 
 class Strikes:

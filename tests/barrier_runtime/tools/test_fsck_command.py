@@ -1,13 +1,11 @@
 """`barrier-runtime fsck` as an operator meets it: on what killed jobs left in a folder and on S3."""
 
-import contextlib
 import json
 import os
 import pty
 import signal
 import subprocess
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from command_line import COMMAND, Done, run_here
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
+from tests.waiting import until
 
 PATHS = Paths("killed")
 APP = """
@@ -25,7 +24,7 @@ APP = """
     from barrier_runtime import Dataflow, JsonlSink, count
 
     flow = Dataflow("killed")
-    numbers = flow.rate("numbers", 60_000, None, keys=20_000)
+    numbers = flow.rate("numbers", 20_000, None, keys=20_000)
     scattered = numbers.select({{"key": pc.field("key") * 0x9E3779B97F}})  # state that is objects of its own
     scattered.key_by("key").aggregate("count", n=count()).sink("out", JsonlSink("{out}"))
 """
@@ -55,12 +54,8 @@ def run_and_kill(folder: Path, url: str) -> ObjectStore:
     store = open_store(url)
     wanted = records(store) + 5
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    deadline = time.monotonic() + 90
-    while records(store) < wanted:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            running.wait(0.05)
-        assert running.poll() is None, running.communicate()[0]
-        assert time.monotonic() < deadline, f"{records(store)} log records, {wanted} are waited for"
+    until(lambda: records(store) >= wanted or running.poll() is not None, f"{wanted} log records")
+    assert running.poll() is None, running.communicate()[0]
     running.send_signal(signal.SIGKILL)
     running.communicate(timeout=30)
     return store

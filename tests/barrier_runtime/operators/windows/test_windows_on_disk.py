@@ -19,7 +19,7 @@ from barrier_runtime.state.columns import column_table
 from barrier_runtime.state.keys.key_groups import key_groups_of_int64
 
 MS = datetime.timedelta(milliseconds=1)
-MANY, HELD = 3_000, 200
+MANY, HELD = 1_800, 200
 AGGREGATES = {"n": count(), "total": sum_("v"), "v1": first("v")}
 KINDS = ["tumbling", "sliding", "sliding windows", "lateness"]
 MOSTLY_SLOW = ["tumbling", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])]
@@ -54,7 +54,7 @@ def batches(text: bool = False, many: int = MANY) -> list[pa.RecordBatch]:
         "v": pa.array(drawn.integers(0, 1_000, many)),
     }
     rows = pa.RecordBatch.from_pydict(columns)
-    return [rows.slice(start, 100) for start in range(0, many, 100)]
+    return [rows.slice(start, many // 30) for start in range(0, many, many // 30)]
 
 
 def model(kind: str = "tumbling", text: bool = False) -> list[tuple[Any, ...]]:
@@ -115,7 +115,7 @@ def test_rows_that_come_for_windows_on_disk_are_given_back_after_a_slice(
                     it.operator.close()
                     it = Driven(operator(kind), it.world, (snapshot,), name="w")
                     it.operator.stops = True
-    assert slices > 100
+    assert slices > 60
     it.watermark(WATERMARK_MAX)
     assert plain(it.take()) == model(kind)
 
