@@ -31,6 +31,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.operators.base import Capture
+from barrier_runtime.operators.stored_streams import batches_of
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import SWITCHES, OperatorSnapshot, value_format
 from barrier_runtime.state.versioned import VersionedDecoder
@@ -72,7 +73,7 @@ class WaitingRows:
                 self.due = [
                     (name, Batch(rows, emit_ns))
                     for name, stream, emit_ns in _STORED.decode(snapshot.values[_ROWS], where).parts
-                    for rows in pa.ipc.open_stream(stream).read_all().to_batches()
+                    for rows in batches_of(stream, _STORED.format, where)
                 ]
         if self.due:
             self._barriers = _and(self._barriers, _RESTORED)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from barrier_runtime.operators.stored_streams import batches_of
 from barrier_runtime.state.snapshots.snapshot import value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 
@@ -109,7 +110,7 @@ def decode_held(data: bytes, where: str) -> list[tuple[int, pa.RecordBatch]]:
     return [
         (emit_ns, rows)
         for emit_ns, stream in stored.streams
-        for rows in pa.ipc.open_stream(stream).read_all().to_batches()
+        for rows in batches_of(stream, _STORED.format, where)
         if rows.num_rows
     ]
 

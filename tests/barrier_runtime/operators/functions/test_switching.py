@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -21,6 +22,7 @@ from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.operators.functions.connected import ConnectedInput, ConnectedOperator
 from barrier_runtime.runtime.network.channels import LocalOutput
 from barrier_runtime.runtime.network.wiring import Wiring
+from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.snapshots.snapshot import SWITCHES, OperatorSnapshot
 from barrier_runtime.testing import ConnectedHarness
 from tests.drawn import examples
@@ -209,6 +211,18 @@ def test_rows_that_wait_for_an_input_that_is_gone_are_told() -> None:
         InvalidJob, match="rows of its broadcast input 'rules' wait for a barrier, and there is no such"
     ):
         other.open(World().context("op", (taken,)))
+
+
+def test_waiting_rows_that_are_damaged_are_told_with_the_place() -> None:
+    world, bench = opened()
+    bench.feed((FOR_ALL, rules(1)), (FOR_ALL, barrier(1)), (BY_KEY, barrier(1)))
+    taken = snapshot(world, bench, 1)
+    name = f"{SWITCHES}-rows"
+    rows = msgspec.msgpack.decode(taken.values[name])
+    rows["parts"] = [(input, stream[: len(stream) // 2], emit_ns) for input, stream, emit_ns in rows["parts"]]
+    damaged = msgspec.structs.replace(taken, values={**taken.values, name: msgspec.msgpack.encode(rows)})
+    with pytest.raises(Corrupt, match=r"'op'.*: its rows that wait for a barrier is not readable .*: restore an"):
+        opened(restored=(damaged,))
 
 
 class Other:

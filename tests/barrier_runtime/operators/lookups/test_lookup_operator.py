@@ -1,5 +1,7 @@
 """The lookup operator by hand: calls are begun and ended by the test, and time passes when it says so."""
 
+import contextlib
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -390,6 +392,18 @@ def test_batches_of_several_schemas_are_stored_in_their_order() -> None:
     ]
     with pytest.raises((InvalidJob, Corrupt), match="here"):
         decode_held(data[:20], "here")
+
+
+def test_rows_in_flight_that_are_damaged_are_told_with_the_place() -> None:
+    data = encode_held([(7, pa.record_batch({"a": list(range(50)), "b": ["x"] * 50}), None)])
+    draw = random.Random(1)
+    for _ in range(500):
+        damaged = bytearray(data)
+        damaged[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        with contextlib.suppress(Corrupt, InvalidJob):  # the latter: the version is another one
+            decode_held(bytes(damaged), "here")
+    with pytest.raises(Corrupt, match=r"op, here: its rows in flight is not readable .*: restore an intact copy"):
+        decode_held(data[:100] + bytes(len(data) - 100), "op, here")
 
 
 class Connected:
