@@ -167,12 +167,15 @@ class LocalStore:
         with self._named_trouble("put", key), self._temporary_file() as temporary:
             try:
                 os.link(path, temporary, follow_symlinks=False)
+                os.utime(temporary)  # an object is as old as its put: retention keeps what an open checkpoint uploads
             except FileNotFoundError:
                 raise
             except OSError:
+                temporary.unlink(missing_ok=True)
                 return False
             _sync(temporary, os.O_RDONLY)
             self._rename(temporary, target)
+            temporary.unlink(missing_ok=True)  # if `target` was this file already, both names stay
         self._wrote(path.stat().st_size)
         return True
 

@@ -118,6 +118,29 @@ def test_two_stores_on_one_folder_see_each_others_objects(tmp_path: Path) -> Non
     assert second.get("a") == b"x"
 
 
+def test_an_object_is_as_old_as_its_put_whatever_the_age_of_the_file_that_it_is(tmp_path: Path) -> None:
+    """Retention deletes what is older than all that an open checkpoint uploads."""
+    store = LocalStore(tmp_path / "objects")
+    file = tmp_path / "file"
+    file.write_bytes(b"bytes")
+    os.utime(file, (1_000, 1_000))
+    store.put("before", b"")
+    assert store.put_link("object", file)
+    ages = {info.key: info.modified_ms for info in store.list("")}
+    assert ages["object"] >= ages["before"]
+
+
+def test_a_file_that_is_put_twice_under_one_name_has_no_other_name_in_the_folder(tmp_path: Path) -> None:
+    """As when nobody knows what became of the first put."""
+    store = LocalStore(tmp_path / "objects")
+    file = tmp_path / "file"
+    file.write_bytes(b"bytes")
+    for _ in range(2):
+        assert store.put_link("object", file)
+    assert list((tmp_path / "objects" / TEMPORARY).iterdir()) == []
+    assert file.stat().st_nlink == 2
+
+
 def test_an_object_gets_one_more_name_where_it_can_and_keeps_its_bytes_when_it_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
