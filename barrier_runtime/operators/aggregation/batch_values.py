@@ -19,6 +19,7 @@ from barrier_runtime.operators.aggregation.state_columns import (
 )
 from barrier_runtime.state.errors import InvalidJob
 
+_NEAR, _SIGN = 2.0**62, 2.0**63
 _EXACT_INTEGER, _EXACT_POWER = 1 << 53, 22  # a double is all integers, and powers of ten, up to these
 
 
@@ -100,6 +101,18 @@ class BatchValues:
         if array.null_count:
             array = array.fill_null(0.0)
         return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+    def apart(self, column: str, rows: npt.NDArray[np.intp], floats: Values, shifts: Values) -> Values:
+        """How far the values of `rows`, which are `floats` as doubles and none of them null, are from `shifts`. Whole
+        numbers beyond 2^53 are subtracted as they are: as doubles, those that are near each other are one."""
+        kind = self._batch.column(column).type
+        found: Values = floats - shifts
+        if not pa.types.is_integer(kind) or kind.bit_width < 64 or not (np.abs(floats) >= _EXACT_INTEGER).any():
+            return found
+        near = (np.abs(found) < _NEAR) & (shifts == np.trunc(shifts))  # a shift may be behind the largest number
+        whole = self.numpy(column, rows).astype(np.uint64)[near] - _modulo(shifts[near])
+        found[near] = whole.astype(np.int64)
+        return found
 
     def _decimals_as_floats(self, array: pa.Array, words: Words) -> npt.NDArray[np.float64]:
         low, high = words
@@ -187,6 +200,14 @@ def _valid(array: pa.Array) -> npt.NDArray[np.bool_]:
     first, begin = divmod(array.offset, 8)
     found = np.unpackbits(np.frombuffer(bits, np.uint8)[first:], count=begin + len(array), bitorder="little")
     return found[begin:].view(np.bool_)
+
+
+def _modulo(whole: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:
+    """Of whole numbers from -2^63 to 2^64, by 2^64."""
+    upper = np.where(whole >= _SIGN, whole - _SIGN, whole)
+    lower = np.where(upper >= _SIGN, 0.0, upper).astype(np.int64).astype(np.uint64)
+    lower[(whole >= _SIGN) & (upper < _SIGN)] += np.uint64(_SIGN)
+    return lower
 
 
 def codes_of(encoded: pa.DictionaryArray) -> Ints:

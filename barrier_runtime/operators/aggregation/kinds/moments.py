@@ -55,7 +55,8 @@ class Moments(RowByRow):
         shift[its_group[begins]] = values[begins]
         shifts = shift[its_group]
         with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are values here
-            found = _welford(values - shifts, its_group, held)
+            apart = batch.apart(self.column, rows.order[positions], values, shifts)
+            found = _welford(apart, its_group, held)
         after = {}
         for name, known in zip((*self._names, self._shift), (*found, shifts), strict=True):
             spread = np.zeros(len(groups), known.dtype)

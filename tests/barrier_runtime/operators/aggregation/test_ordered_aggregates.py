@@ -340,6 +340,19 @@ def test_variances_of_values_far_from_zero_are_those_of_numpy(keys: int, middle:
             assert row[str(each)] == pytest.approx(float(found), rel=1e-12)
 
 
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint64()])
+@pytest.mark.parametrize("first", [-(1 << 63), -1, 0, (1 << 53) - 1, (1 << 62) + 1, (1 << 63) - 40, (1 << 64) - 40])
+def test_variances_of_whole_numbers_far_from_zero_lose_no_digit(kind: pa.DataType, first: int) -> None:
+    values = [first + step for step in (0, 1, 3, 7, 20, 39)]
+    if not all((0 <= value < 1 << 64) if kind == pa.uint64() else (-(1 << 63) <= value < 1 << 63) for value in values):
+        pytest.skip("the type has no such numbers")
+    driven = Driven(RunningAggregateOperator("r", ["k"], {"v": variance("x")}))
+    for part in (values[:1], values[1:4], values[4:]):
+        driven.feed(pa.record_batch({"k": pa.array([1] * len(part)), "x": pa.array(part, kind)}))
+    near = [value - first for value in values]
+    assert driven.rows[-1]["v"] == pytest.approx(float(np.var(near, ddof=1)), rel=1e-9)
+
+
 def test_a_first_outlier_costs_no_digits_of_the_variance() -> None:
     driven = Driven(RunningAggregateOperator("r", ["k"], {"v": variance("x")}))
     values = [1e6, *([1.0, 2.0, 3.0] * 1_000)]
