@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import threading
 import time
@@ -42,13 +43,19 @@ class SmallFiles:
         self.place = directory
         folder = _new_folder() if wanted else None
         if folder is not None:
+            small = [path for path in directory.iterdir() if path.name.startswith(_MOVED)]
             try:
                 self._held = _locked(directory)
-                _move(directory, folder)
-            except BaseException:
+                for path in small:
+                    shutil.copyfile(path, folder / path.name)
+            except BaseException as error:
                 self._release()
                 _remove(folder)
-                raise
+                if not isinstance(error, OSError):
+                    raise
+                return  # others have taken the room meanwhile: they are all still on the disk
+            for path in small:
+                path.unlink()
             self.place = folder
 
     @property
@@ -128,8 +135,11 @@ def remove_all() -> None:
 def _remove_left() -> None:
     """What killed processes have left."""
     for folder in MEMORY.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # another user's, or it went just now
-            if time.time() - folder.stat().st_mtime < _YOUNG_S:
+        with contextlib.suppress(OSError):  # it went just now, or its process lives
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+                continue
+            if time.time() - found.st_mtime < _YOUNG_S:
                 continue
             held = _flocked(folder / _LOCK)
             try:
@@ -157,10 +167,3 @@ def _flocked(path: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _move(source: Path, target: Path) -> None:
-    for path in source.iterdir():
-        if path.name.startswith(_MOVED):
-            shutil.copyfile(path, target / path.name)
-            path.unlink()

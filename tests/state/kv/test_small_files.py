@@ -1,5 +1,6 @@
 """What a database syncs often is in memory, leaves nothing there, and is on the disk where there is no room."""
 
+import errno
 import os
 import shutil
 import signal
@@ -68,6 +69,41 @@ def test_without_room_in_memory_they_are_on_the_disk(
     kv = RocksDbKv(tmp_path / "db", MEMORY, once=True)
     assert (tmp_path / "db" / "CURRENT").is_file()
     kv.close()
+
+
+def test_where_memory_is_full_when_they_are_copied_they_stay_on_the_disk(
+    tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = RocksDbKv(tmp_path / "db", MEMORY)
+    first.write([(b"1", b"v")])
+    first.checkpoint(tmp_path / "copy")
+    first.close()
+    copied = shutil.copyfile
+    link_database(tmp_path / "copy", os.listdir(tmp_path / "copy"), tmp_path / "opened")
+
+    def full(source: Path, target: Path) -> None:
+        if target.is_relative_to(memory) and len(os.listdir(target.parent)) == 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        copied(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    kv = RocksDbKv(tmp_path / "opened", MEMORY, once=True)
+    assert (tmp_path / "opened" / "CURRENT").is_file()
+    assert [*memory.iterdir()] == []
+    assert list(kv.scan(b"", b"9")) == [(b"1", b"v")]
+    kv.close()
+
+
+def test_a_link_among_the_folders_in_memory_leads_nowhere(tmp_path: Path, memory: Path) -> None:
+    """Everyone may write there."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    os.utime(elsewhere, (1_000, 1_000))
+    link = memory / "barrier-runtime-db-link"
+    link.symlink_to(elsewhere)
+    os.utime(link, (1_000, 1_000), follow_symlinks=False)
+    RocksDbKv(tmp_path / "db", MEMORY, once=True).close()
+    assert [*elsewhere.iterdir()] == []
 
 
 def test_a_folder_is_one_process_s_alone(tmp_path: Path, memory: Path) -> None:
