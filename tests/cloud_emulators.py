@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
 
+from examples.servers.base import free_port
 from examples.servers.maven import machine_cache
 from tests.gcs_gateway import Gateway
 
@@ -37,17 +38,11 @@ def _installed(program: Path, command: list[str]) -> Path:
     return program
 
 
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
 class Emulator:
     """One process, which ends with `stop`. `start` again: on the same port, with what it had kept."""
 
     def __init__(self, command: Callable[[int], list[str]]) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self._command = command(self.port)
         self.start()
 

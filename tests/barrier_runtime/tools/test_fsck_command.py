@@ -57,7 +57,7 @@ def run_and_kill(folder: Path, url: str) -> ObjectStore:
     until(lambda: records(store) >= wanted or running.poll() is not None, f"{wanted} log records")
     assert running.poll() is None, running.communicate()[0]
     running.send_signal(signal.SIGKILL)
-    running.communicate(timeout=30)
+    running.communicate()
     return store
 
 

@@ -33,6 +33,7 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.store.memory import Fault, MemoryStore
+from barrier_runtime.state.store.open import open_store
 
 THREE_ROWS = 3 * 8
 
@@ -273,10 +274,11 @@ def test_jsonl_rolls_in_a_whole_job(tmp_path: Path) -> None:
 def test_a_job_that_failed_goes_on_with_its_open_files_at_another_parallelism(tmp_path: Path) -> None:
     """Parts are objects of the checkpoints by then: more than 4 kB of rows are open."""
     failing = [True]
+    store = open_store(str(tmp_path / "checkpoints"))
 
     def stored() -> bool:
-        found = (tmp_path / "checkpoints").rglob("*")
-        return any(path.is_file() and "/data/" in str(path) and path.stat().st_size > 5_000 for path in found)
+        objects = store.list("")  # a walk of the folder would meet files that go meanwhile
+        return any("/data/" in found.key and found.size > 5_000 for found in objects)
 
     def numbers(split: int, splits: int) -> Iterator[dict[str, Any]]:
         for n in range(400):
