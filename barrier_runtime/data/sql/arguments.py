@@ -1,7 +1,8 @@
 """What a function or an operator of SQL is given, and numbers of unlike types beside each other.
 
 Those have one type, as in Spark: the widest of whole numbers, as many digits as decimals have together, or a double.
-A whole number beyond 2^53 becomes the nearest double.
+A whole number beyond 2^53 becomes the nearest double. Numbers with and without a sign have one that holds both; 64 bits
+without a sign are a decimal beside what has one, but for constants.
 """
 
 from collections.abc import Sequence
@@ -37,6 +38,10 @@ class Argument:
 
 MOST_DIGITS = 38  # of a decimal
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}  # of a whole number, by its bits
+_UNSIGNED_DIGITS = 20  # of one of 64 bits without a sign
+_MOST_BITS = 64
+_SIGNED = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
+_UNSIGNED = {8: pa.uint8(), 16: pa.uint16(), 32: pa.uint32(), 64: pa.uint64()}
 
 
 def is_number(kind: pa.DataType) -> bool:
@@ -73,10 +78,24 @@ def one_type(numbers: Sequence[Argument]) -> pa.DataType:
     if any(map(pa.types.is_decimal, kinds)):
         scale = max(kind.scale for kind in kinds if pa.types.is_decimal(kind))
         return pa.decimal128(min(MOST_DIGITS, max(map(_whole_digits, numbers)) + scale), scale)
-    return max(kinds, key=lambda kind: int(kind.bit_width))
+    return _whole(numbers)
+
+
+def _whole(numbers: Sequence[Argument]) -> pa.DataType:
+    """The type of whole numbers that holds all of them."""
+    without = [each.type.bit_width for each in numbers if pa.types.is_unsigned_integer(each.type)]
+    signed = [each for each in numbers if not pa.types.is_unsigned_integer(each.type)]
+    most = max(without, default=0)
+    if not signed or (most == _MOST_BITS and all(each.is_constant and each.value >= 0 for each in signed)):
+        return _UNSIGNED[most]
+    if most == _MOST_BITS:
+        return pa.decimal128(_UNSIGNED_DIGITS, 0)
+    return _SIGNED[max(2 * most, *(each.type.bit_width for each in signed))]
 
 
 def _whole_digits(number: Argument) -> int:
     if pa.types.is_decimal(number.type):
         return int(number.type.precision - number.type.scale)
-    return len(str(abs(number.value))) if number.is_constant else _DIGITS[number.type.bit_width]
+    if number.is_constant:
+        return len(str(abs(number.value)))
+    return _UNSIGNED_DIGITS if number.type == pa.uint64() else _DIGITS[number.type.bit_width]

@@ -27,6 +27,7 @@ from barrier_runtime.data.sql.arguments import (
 from barrier_runtime.data.sql.constants import constant_of
 from barrier_runtime.data.sql.functions import FUNCTIONS, IGNORED, MAY_FAIL, OF_TIMES, known, time_of
 from barrier_runtime.data.sql.needed import Needed
+from barrier_runtime.data.sql.remainders import remainder
 from barrier_runtime.state.errors import InvalidJob
 
 _ARITHMETIC: dict[type[exp.Expr], Callable[[Any, Any], Made]] = {
@@ -96,13 +97,15 @@ class Compiler:
         try:
             kind = evaluated_types(self._schema, [made], self._where)[0]
         except InvalidJob as error:
-            mixed = re.search(r"no kernel matching input types \((.*?)\)\. ", str(error))
+            mixed = re.search(r"no kernel matching input types \((.*?)\)\. |precision out of range", str(error))
             if mixed is None:
                 raise
-            raise InvalidJob(
-                f"{self._where}: {node.sql('spark')}: {mixed.group(1).replace(', ', ' and ')} do not go together: "
-                "CAST what has another type"
-            ) from error
+            types = (
+                f"{mixed[1].replace(', ', ' and ')} do not go together"
+                if mixed[1]
+                else "a decimal has at most 38 digits"
+            )
+            raise InvalidJob(f"{self._where}: {node.sql('spark')}: {types}: CAST what has another type") from error
         return Argument(made, kind, False, None)
 
     def _scalar(self, value: Any) -> pa.Scalar:
@@ -296,16 +299,19 @@ class Compiler:
         left, right = self._sides_that_may_fail(node)
         if not (pa.types.is_integer(left.type) and pa.types.is_integer(right.type)):
             return pc.trunc(_quotient(left, right)).cast(pa.int64())
-        return pc.divide_checked(left.made.cast(pa.int64()), right.made.cast(pa.int64()))
+        kind = one_type([left, right])
+        if pa.types.is_decimal(kind):
+            raise InvalidJob(
+                f"{self._where}: {node.sql('spark')}: {left.type} and {right.type} do not go together: CAST one"
+            )
+        kind = kind if kind == pa.uint64() else pa.int64()
+        return pc.divide_checked(as_number(left, kind), as_number(right, kind)).cast(pa.int64())
 
     def _remainder(self, node: exp.Expr) -> Made:
-        """With the sign of the dividend."""
-        sides = self._sides_that_may_fail(node)
-        left, right = self._beside_each_other(*sides)
-        quotient = pc.divide_checked(left, right)
-        if not all(pa.types.is_integer(side.type) for side in sides):
-            quotient = pc.trunc(quotient)
-        return pc.subtract_checked(left, pc.multiply_checked(quotient, right))
+        left, right = self._sides_that_may_fail(node)
+        numbers = [side for side in (left, right) if is_number(side.type)]
+        kind = one_type(numbers) if numbers else pa.int32()
+        return remainder(*self._beside_each_other(left, right), kind)
 
     def _same(self, node: exp.Expr) -> Made:
         """`<=>`: two nulls are equal, and a null is equal to nothing else."""
@@ -401,7 +407,7 @@ class Compiler:
         elif types.is_integer(kind) and (types.is_floating(value.type) or types.is_decimal(value.type)):
             made = pc.trunc(made)
         elif types.is_decimal(kind) and types.is_integer(value.type):
-            made = made.cast(pa.decimal128(min(MOST_DIGITS, 19 + kind.scale), kind.scale))
+            made = made.cast(pa.decimal128(min(MOST_DIGITS, 20 + kind.scale), kind.scale))
         elif types.is_decimal(kind) and types.is_decimal(value.type) and kind.scale < value.type.scale:
             made = _rounded(made, kind.scale)
         return made.cast(kind)

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import barrier_runtime as br
 from barrier_runtime.data.expressions import evaluate
 from barrier_runtime.data.sql.expression import SqlExpression, known_functions
+from barrier_runtime.data.sql.remainders import remainder
 from barrier_runtime.state.errors import InvalidJob
 
 UTC = datetime.timezone.utc
@@ -91,6 +93,10 @@ EXPRESSIONS = [
     "i / j",
     "i % j",
     "x % 2",
+    "x % 0.1e0",
+    "x % -0.5e0",
+    "1e300 % 7.0e0",
+    "(i * 0 - 9223372036854775807 - 1) % -1",
     "i div j",
     "small + i",
     "d * 2",
@@ -351,6 +357,81 @@ def test_what_is_not_known_is_refused_by_name(text: str, said: str) -> None:
 def test_what_nobody_needs_does_not_fail(text: str, values: list[Any]) -> None:
     """The fourth row has a 0, the second one's `j` is 2, and no text is a number."""
     assert computed(text).to_pylist() == values
+
+
+LOWEST, HIGHEST, MOST = -(1 << 63), (1 << 63) - 1, (1 << 64) - 1
+WHOLE = pa.record_batch(
+    {
+        "u": pa.array([1, MOST, None], pa.uint64()),
+        "i": pa.array([LOWEST, HIGHEST, 0], pa.int64()),
+        "u32": pa.array([0, (1 << 32) - 1, None], pa.uint32()),
+        "i32": pa.array([-(1 << 31), (1 << 31) - 1, 0], pa.int32()),
+        "u8": pa.array([0, 255, None], pa.uint8()),
+        "i8": pa.array([-128, 127, 0], pa.int8()),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "values"),
+    [
+        ("u > i", pa.bool_(), [True, True, None]),
+        ("u = -1", pa.bool_(), [False, False, None]),
+        ("u IN (1, -1)", pa.bool_(), [True, False, None]),
+        ("u <=> i", pa.bool_(), [False, False, False]),
+        ("u + i", pa.decimal128(21, 0), [LOWEST + 1, MOST + HIGHEST, None]),
+        ("u - i8", pa.decimal128(21, 0), [129, MOST - 127, None]),
+        ("u - 1", pa.uint64(), [0, MOST - 1, None]),
+        ("u % 2", pa.uint64(), [1, 1, None]),
+        ("u div 2", pa.int64(), [0, HIGHEST, None]),
+        ("IF(u > 1, u, i)", pa.decimal128(20, 0), [LOWEST, MOST, 0]),
+        ("coalesce(u, 0)", pa.uint64(), [1, MOST, 0]),
+        ("CAST(u AS DECIMAL(20, 0))", pa.decimal128(20, 0), [1, MOST, None]),
+        ("u32 + i32", pa.int64(), [-(1 << 31), (1 << 32) + (1 << 31) - 2, None]),
+        ("u32 > i32", pa.bool_(), [True, True, None]),
+        ("u32 - 1", pa.int64(), [-1, (1 << 32) - 2, None]),
+        ("u8 + i8", pa.int16(), [-128, 382, None]),
+        ("coalesce(u8, -1)", pa.int32(), [0, 255, -1]),
+        ("i % -1", pa.int64(), [0, 0, 0]),
+        ("i32 % 7", pa.int32(), [-2, 1, 0]),
+    ],
+)
+def test_whole_numbers_of_any_size_with_and_without_a_sign_go_together(
+    text: str, kind: pa.DataType, values: list[Any]
+) -> None:
+    column = computed(text, WHOLE)
+    assert (column.type, column.to_pylist()) == (kind, values)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("u * i", r"u \* i: a decimal has at most 38 digits: CAST"),
+        ("u % -1", r"u % -1: a decimal has at most 38 digits: CAST"),
+        ("u div i", "uint64 and int64 do not go together: CAST one"),
+    ],
+)
+def test_whole_numbers_that_have_no_type_together_are_refused(text: str, said: str) -> None:
+    with pytest.raises(InvalidJob, match=said):
+        computed(text, WHOLE.slice(0, 0))
+
+
+@pytest.mark.parametrize("by_arrow", [True, False])
+def test_a_remainder_of_doubles_is_exact_with_and_without_arrow_s_own(by_arrow: bool) -> None:
+    if by_arrow and "remainder" not in pc.list_functions():
+        pytest.skip("this release of Arrow has none")
+    divided, divisors = [1e300, -7.5, 1.0, 5.0, None, 2.0, float("inf")], [7.0, 2.0, 0.1, float("inf"), 0.0, None, 2.0]
+    rows = pa.record_batch({"a": pa.array(divided), "b": pa.array(divisors)})
+    for divisor, of in ((pc.field("b"), divisors), (pc.scalar(0.1), [0.1] * len(divided))):
+        (found,) = evaluate(rows, [remainder(pc.field("a"), divisor, pa.float64(), by_arrow)], "t")
+        with np.errstate(invalid="ignore"):
+            expected = [None if None in pair else float(np.fmod(*pair)) for pair in zip(divided, of, strict=True)]
+        assert str(found.to_pylist()) == str(expected)
+    with pytest.raises(InvalidJob, match="divide by zero"):
+        evaluate(rows, [remainder(pc.field("a"), pc.scalar(0.0), pa.float64(), by_arrow)], "t")
+    rows = pa.record_batch({"a": pa.array([LOWEST, -7, None]), "b": pa.array([-1, 3, -1])})
+    (found,) = evaluate(rows, [remainder(pc.field("a"), pc.field("b"), pa.int64(), by_arrow)], "t")
+    assert found.to_pylist() == [0, -1, None]
 
 
 def test_many_conditions_that_may_fail_are_few_calls() -> None:
