@@ -179,7 +179,9 @@ def _files_of(part: RestorePart, source: RestoreSite, fetched: Path) -> Path:
         return _linked(source.copies.place_of(ref), target / ref.name)
 
     missing = [ref for ref in part.keyed.files if not here(ref)]
-    missing = [ref for ref in missing if not (source.copies.awaited(ref) and here(ref))]
+    for ref in missing:
+        source.copies.wait_for(ref)
+    missing = [ref for ref in missing if not here(ref)]  # also what came just before we would have waited
     download(source.store, missing, target, source.downloads_at_once)
     return target
 

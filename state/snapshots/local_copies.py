@@ -77,7 +77,7 @@ class LocalCopies:
 
     @contextmanager
     def fetching(self, ref: FileRef) -> Iterator[None]:
-        """Whoever needs these bytes meanwhile waits for them (`awaited`), and does not fetch them, too."""
+        """Whoever needs these bytes meanwhile waits for them (`wait_for`), and does not fetch them, too."""
         came = threading.Event()
         with self._lock:
             self._under_way[ref.size, ref.sha256] = came
@@ -88,14 +88,12 @@ class LocalCopies:
                 del self._under_way[ref.size, ref.sha256]
             came.set()
 
-    def awaited(self, ref: FileRef) -> bool:
-        """Blocking. Whether these bytes were coming: now they are there, or could not be had."""
+    def wait_for(self, ref: FileRef) -> None:
+        """Blocking. If these bytes are coming: until they are there, or cannot be had."""
         with self._lock:
             came = self._under_way.get((ref.size, ref.sha256))
-        if came is None:
-            return False
-        came.wait()
-        return True
+        if came is not None:
+            came.wait()
 
     def keep_fetched(self, wanted: Sequence[FileRef] = ()) -> None:
         """Drop the fetched files that are none of these. Only marks them."""
