@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.acero as acero
 import pyarrow.compute as pc
 
+import barrier_runtime.data.sql.remainders  # noqa: F401 - a function that expressions call by its name
 from barrier_runtime.data.schemas import described, no_column, no_rows, one_array
 from barrier_runtime.state.errors import InvalidJob
 

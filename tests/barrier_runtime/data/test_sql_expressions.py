@@ -2,8 +2,12 @@
 
 import datetime
 import decimal
+import math
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -476,6 +480,18 @@ def test_it_travels_to_a_slot() -> None:
     expression = pickle.loads(pickle.dumps(SqlExpression("i + 1", "t")))
     batch = pa.RecordBatch.from_pylist(ROWS, SCHEMA)
     assert evaluate(batch, [expression.compiled(SCHEMA)], "t")[0].to_pylist() == [8, -6, None, 16_777_218]
+
+
+def test_a_remainder_without_arrow_s_own_travels_to_a_process_that_compiles_nothing(tmp_path: Path) -> None:
+    made = remainder(pc.field("a"), pc.scalar(7.0), pa.float64(), by_arrow=False)
+    (tmp_path / "made").write_bytes(pickle.dumps(made))
+    program = (
+        "import pickle, sys; import pyarrow as pa; from barrier_runtime.data.expressions import evaluate;"
+        "made = pickle.load(open(sys.argv[1], 'rb')); print(evaluate(pa.record_batch({'a': [1e300]}), [made], 't')[0])"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "made")]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stderr, told.stdout.split()) == (0, "", ["[", str(int(math.fmod(1e300, 7.0))), "]"])
 
 
 @pytest.mark.parametrize("known", [True, False])
