@@ -36,7 +36,7 @@ STEPS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 def rows(part: int) -> list[dict[str, Any]]:
     rng, at, made = random.Random(part), 0, []
-    for _ in range(100):
+    for _ in range(50):
         at += rng.choice([0, 1, 1, 3, 9])
         made.append({"k": rng.randrange(3), "n": 1, "at": EPOCH + (at - rng.randint(0, BOUND)) * MS})
     return made
