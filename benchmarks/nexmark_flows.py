@@ -85,10 +85,9 @@ def q14(events: Stream) -> Stream:
         "CASE WHEN hour(ts) >= 8 AND hour(ts) <= 18 THEN 'dayTime' WHEN hour(ts) <= 6 OR hour(ts) >= 20 THEN "
         "'nightTime' ELSE 'otherTime' END"
     )
-    cs = pc.count_substring(pc.field("extra"), pattern="c").cast(pa.int64())
     return priced.filter("price > 1000000 AND price < 50000000").select(
-        {"auction": "auction", "bidder": "bidder", "price": "price", "time_of_day": time_of_day, "cs": cs,
-         "emitted": "emitted"}
+        {"auction": "auction", "bidder": "bidder", "price": "price", "time_of_day": time_of_day,
+         "cs": "CAST(regexp_count(extra, 'c') AS BIGINT)", "emitted": "emitted"}
     )  # fmt: skip
 
 
@@ -107,8 +106,7 @@ def q21(events: Stream) -> Stream:
 
 
 def q22(events: Stream) -> Stream:
-    parts = pc.split_pattern(pc.field("url"), pattern="/")
-    dirs = {f"dir{number}": pc.list_element(parts, 2 + number) for number in (1, 2, 3)}
+    dirs = {f"dir{number}": f"split_part(url, '/', {3 + number})" for number in (1, 2, 3)}
     plain = {name: name for name in ("auction", "bidder", "price", "channel", "emitted")}
     return bids(events, *plain, "url").select({**plain, **dirs})
 

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from sqlglot import exp
 
 from barrier_runtime.data.sql.arguments import Argument, Made, Unfit, as_number, beside_each_other
+from barrier_runtime.data.sql.kernels import TIME_PARTS, how_many, part, time_text
 
 
 def as_text(argument: Argument) -> Made:
@@ -81,6 +82,22 @@ def _right(text: Argument, length: Argument) -> Made:
     return pc.utf8_slice_codeunits(as_text(text), -count) if count else pc.utf8_slice_codeunits(as_text(text), 0, 0)
 
 
+def _split_part(text: Argument, delimiter: Argument, number: Argument) -> Made:
+    separator, which = str(delimiter.constant("the delimiter")), int(number.constant("the number of the part"))
+    if not which:
+        raise Unfit("parts are numbered from 1 on, or from the end, where the last is -1")
+    if separator:
+        return part(as_text(text), separator, which)
+    return as_text(text) if abs(which) == 1 else pc.utf8_slice_codeunits(as_text(text), 0, 0)
+
+
+def _regexp_count(text: Argument, pattern: Argument) -> Made:
+    sought = str(pattern.constant("the pattern"))
+    if len(sought) == 1 and sought.isascii() and re.escape(sought) == sought:
+        return how_many(as_text(text), sought)
+    return pc.count_substring_regex(as_text(text), sought)
+
+
 def _trim(text: Argument, where: Argument | None = None) -> Made:
     side = "BOTH" if where is None else where.constant("the side")
     trims = {"BOTH": pc.utf8_trim, "LEADING": pc.utf8_ltrim, "TRAILING": pc.utf8_rtrim}
@@ -142,31 +159,11 @@ def _trunc(time: Argument, unit: Argument) -> Made:
 
 
 def _date_format(time: Argument, pattern: Argument) -> Made:
-    """Cut from the text that Arrow makes of a time without a zone, or of its day or time of day alone: that takes less
-    than a fifth of what `pc.strftime` does."""
     wanted = str(pattern.constant("the pattern"))
-    split = re.split(f"({'|'.join(_DATE_PARTS)})", wanted)
-    if len(split) == 1 or any(map(_NOT_A_SIGN.search, split[::2])) or any(part * 2 in wanted for part in _DATE_PARTS):
-        raise Unfit(f"the pattern is {wanted!r}; one of {', '.join(_DATE_PARTS)} and signs between them")
-    at, unit = _shown_time(time), time.type.unit if pa.types.is_timestamp(time.type) else "us"
-    whole = _DATE_TEXT
-    if not any(part in wanted for part in _DATE_PARTS[3:]):
-        at, whole = at.cast(pa.date32()), _DATE_TEXT[:10]
-    elif not any(part in wanted for part in _DATE_PARTS[:3]):
-        at, whole = at.cast(pa.time32(unit) if unit in ("s", "ms") else pa.time64(unit)), _DATE_TEXT[11:]
-    text = at.cast(pa.string())
-    if wanted == whole and whole == _DATE_TEXT[:10]:
-        return text
-    text = text.cast(pa.binary())
-    if wanted in whole:
-        return _cut_from(text, wanted, whole)
-    made = [_cut_from(text, part, whole) if index % 2 else pc.scalar(part) for index, part in enumerate(split)]
-    return pc.binary_join_element_wise(*made, pc.scalar(""))
-
-
-def _cut_from(text: Made, part: str, whole: str) -> Made:
-    begin = whole.index(part)
-    return pc.binary_slice(text, begin, begin + len(part)).cast(pa.string())
+    split = re.split(f"({'|'.join(TIME_PARTS)})", wanted)
+    if len(split) == 1 or any(map(_NOT_A_SIGN.search, split[::2])) or any(part * 2 in wanted for part in TIME_PARTS):
+        raise Unfit(f"the pattern is {wanted!r}; one of {', '.join(TIME_PARTS)} and signs between them")
+    return time_text(_shown_time(time), time.type.unit if pa.types.is_timestamp(time.type) else "us", wanted)
 
 
 def _extract(unit: Argument, time: Argument) -> Made:
@@ -176,8 +173,6 @@ def _extract(unit: Argument, time: Argument) -> Made:
     return _PARTS[part](_shown_time(time))
 
 
-_DATE_PARTS = ("yyyy", "MM", "dd", "HH", "mm", "ss")
-_DATE_TEXT = "yyyy-MM-dd HH:mm:ss"
 _NOT_A_SIGN = re.compile(r"[A-Za-z'\[\]{}#]")  # what a pattern of Java does not write as it is
 _UNITS_OF_TIME = ("year", "quarter", "month", "week", "day", "hour", "minute", "second")
 _PARTS: dict[str, Callable[..., Made]] = {
@@ -212,6 +207,8 @@ FUNCTIONS: dict[type[exp.Expr], tuple[tuple[str, ...], Callable[..., Made]]] = {
     exp.Left: (("this", "expression"), _left),
     exp.Right: (("this", "expression"), _right),
     exp.Replace: (("this", "expression", "replacement?"), _replace),
+    exp.SplitPart: (("this", "delimiter", "part_index"), _split_part),
+    exp.RegexpCount: (("this", "expression"), _regexp_count),
     exp.RegexpReplace: (("this", "expression", "replacement"), _regexp_replace),
     exp.Concat: (("expressions*",), lambda *texts: joined(texts)),
     exp.DPipe: (("this", "expression"), lambda *texts: joined(texts)),
