@@ -223,9 +223,9 @@ class Slot:
             return
         if execution is not self._execution or execution.cancelled:
             return
-        self._trim_memory()
         self._restored = Restored(self.token)
         self._send(self._restored)
+        self._res.loop.call_soon(self._trim_memory)  # behind the answer: meanwhile others are still awaited
 
     def _on_prefetch(self, message: Prefetch) -> None:
         self._preparing.order(message, None if self._execution is None else self._execution.later)

@@ -22,6 +22,7 @@ class LocalCopy:
     checkpoint: int
     directory: Path
     content: frozenset[tuple[str, int, str]] = field(repr=False)  # name, size, sha256 of each file
+    names: dict[tuple[int, str], str] = field(repr=False)  # by size and sha256
 
 
 class LocalCopies:
@@ -42,7 +43,8 @@ class LocalCopies:
             return incarnation / f"checkpoint-{checkpoint}-{self._made}"
 
     def add(self, operator: str, subtask: int, checkpoint: int, directory: Path, files: Sequence[FileRef]) -> None:
-        copy = LocalCopy(operator, subtask, checkpoint, directory, _content(files))
+        names = {(ref.size, ref.sha256): ref.name for ref in files}
+        copy = LocalCopy(operator, subtask, checkpoint, directory, _content(files), names)
         with self._lock:
             replaced = self._copies.get((operator, subtask, checkpoint))
             if replaced is not None:
@@ -61,10 +63,10 @@ class LocalCopies:
 
     def place_of(self, ref: FileRef) -> Path | None:
         """Where a file with these bytes is, whatever it belongs to."""
+        content = ref.size, ref.sha256
         with self._lock:
-            places = [self._fetched[ref.size, ref.sha256]] if (ref.size, ref.sha256) in self._fetched else []
-            for copy in self._copies.values():
-                places += [copy.directory / name for name, *bytes_ in copy.content if bytes_ == [ref.size, ref.sha256]]
+            places = [self._fetched[content]] if content in self._fetched else []
+            places += [copy.directory / copy.names[content] for copy in self._copies.values() if content in copy.names]
         return next((place for place in places if place.is_file()), None)
 
     def fetched(self, ref: FileRef, path: Path) -> None:
