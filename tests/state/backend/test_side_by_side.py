@@ -227,6 +227,23 @@ def test_a_composite_names_the_stored_files_again_and_so_does_its_restore(
     backend.close()
 
 
+def test_entries_that_compress_well_are_not_copied_in_the_pause_for_taking_little_room(tmp_path: Path) -> None:
+    """30,000 of them are few bytes of files, and some 80 ms with the interpreter held."""
+    bench = Bench(tmp_path)
+    taken = []
+    for subtask in range(2):
+        backend = bench.open([], subtask, 2, MAX)
+        table = values(backend)
+        for key in range(60_000):
+            if backend.key_group_first <= key_group((key,), MAX) <= backend.key_group_last:
+                table.put((key,), "like all others" * 5)
+        taken.append(of_operator(checkpoint(backend, 1), subtask, 2))
+        backend.close()
+    one = bench.open(taken, 0, 1, MAX)
+    assert side_by_side(one) is not None
+    one.close()
+
+
 def test_what_was_deleted_after_it_moved_does_not_come_back_when_the_boundaries_change_again(beside: Bench) -> None:
     """2 -> 1 -> 2: some of the second's entries move into the first, are deleted there and checkpointed; what is left
     moves back into the second, which had them all."""
