@@ -18,7 +18,7 @@ from examples.servers import Server
 
 RUN = Path("build/run")
 SECONDS = 25.0  # of replay
-_SLOW = 5  # times the planned length: then something is wrong
+_SLOW = 12  # times the planned length: then something is wrong
 _AWAY_S = 3.0  # a killed server
 
 

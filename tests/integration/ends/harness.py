@@ -45,7 +45,7 @@ from typing import Any
 import msgspec
 
 from examples.servers import Server
-from tests.integration.chaos.processes import family, send
+from tests.integration.chaos.processes import Found, family, send
 from tests.integration.chaos.supervisor import Supervisor
 from tests.integration.chaos.verdict import Figures
 from tests.integration.ends.audit import Audit
@@ -484,7 +484,7 @@ class _Run:
                 for end in self._supervisor.unexpected
                 if not any(left <= end.at <= back + _EXCUSED_S for left, back in self._outages)
             ],
-            left_processes=[f"{each.pid} {each.role}" for each in left],
+            left_processes=[f"{each.pid} {each.role} of start {each.mark.rpartition('/')[2]}" for each in left],
             moves=self._moves,
         )
         for title, audit in (("observed", self._audit), ("rescanned", again)):
@@ -495,4 +495,14 @@ class _Run:
         report.why_not += [f"the program ended by itself: {each}" for each in report.unexpected]
         report.why_not += [f"a {each.kind} raised {each.error}" for each in report.moves if each.unexpected]
         report.why_not += [f"left behind: process {each}" for each in report.left_processes]
+        report.why_not += self._told_by(left)
         return report
+
+    def _told_by(self, left: list[Found]) -> list[str]:
+        """Where Python processes that have not left are just now: their fault handler writes it into the log."""
+        python = [each for each in left if each.role in ("slot", "worker daemon") and send(each, signal.SIGABRT)]
+        deadline = time.monotonic() + _VICTIM_S
+        while family(self._name) and time.monotonic() < deadline:
+            time.sleep(_TICK_S)
+        starts = sorted({int(each.mark.rpartition("/")[2]) for each in python})
+        return [self._supervisor.starts[number - 1].log.read_text(errors="replace")[-5000:] for number in starts]
