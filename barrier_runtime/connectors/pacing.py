@@ -37,10 +37,10 @@ class Schedule:
     def due_rows(self, row: int, now_ns: int) -> int:
         """How many rows from `row` on are due at `now_ns`."""
         assert self.start_ns is not None
-        since_ns = now_ns - self.due_ns(0)
-        last = int(since_ns / self._period_ns) + 1  # at most one too many or too few by rounding
-        while last > row and self.due_ns(last) > now_ns:
+        since_ns, period_ns = now_ns - self.start_ns + self._ahead_ns, self._period_ns
+        last = int(since_ns / period_ns) + 1  # at most one too many or too few by rounding
+        while last > row and int(last * period_ns) > since_ns:  # `due_ns`, without a call
             last -= 1
-        while self.due_ns(last + 1) <= now_ns:
+        while int((last + 1) * period_ns) <= since_ns:
             last += 1
-        return max(0, last - row + 1) if self.due_ns(row) <= now_ns else 0
+        return max(0, last - row + 1) if int(row * period_ns) <= since_ns else 0

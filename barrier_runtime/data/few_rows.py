@@ -214,7 +214,10 @@ class FewRows:
         """All rows of `parts`, which are one or more and of the same schema object, in order. They may be more than
         `MOST_ROWS`."""
         first = parts[0]
-        columns = [list(chain.from_iterable(same)) for same in zip(*[part.columns for part in parts], strict=True)]
+        if len(parts) == 2:  # a slot's own rows and those of another one: most that are joined
+            columns = [own + other for own, other in zip(first.columns, parts[1].columns, strict=True)]
+        else:
+            columns = [list(chain.from_iterable(same)) for same in zip(*[part.columns for part in parts], strict=True)]
         return FewRows(first.schema, first.layout, columns, len(columns[0]))
 
     @property

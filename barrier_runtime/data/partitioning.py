@@ -61,12 +61,10 @@ def _partition_few(
     at_keys, kinds = few.layout.key_columns(keys)
     if not at_keys:
         return None
-    columns = [few.columns[at] for at in at_keys]
-    groups = key_groups_of_few(columns, kinds, max_parallelism)
+    groups = key_groups_of_few([few.columns[at] for at in at_keys], kinds, max_parallelism)
     if groups is None:
         return None
-    owners = _owner_list(parallelism, max_parallelism)
-    targets = [owners[group] for group in groups]
+    targets = list(map(_owner_list(parallelism, max_parallelism).__getitem__, groups))
     found = set(targets)
     if len(found) == 1:
         return [(targets[0], batch)]

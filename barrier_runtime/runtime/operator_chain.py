@@ -35,6 +35,7 @@ class OperatorChain:
         self._inputs_idle = False  # they said so last
         if type(self.first).on_wall_clock is Operator.on_wall_clock:
             self.first.by_clock = False
+        self._gives_back = type(self.first).take_rest is not Operator.take_rest
         self._goes_far = type(self.first).going_to_ms is not Operator.going_to_ms
         self._main = [output for output in outputs if not output.tag]
         self._emits: list[Emit] = [self._emit_from(position) for position in range(len(operators) + 1)]
@@ -89,7 +90,8 @@ class OperatorChain:
         rest = None
         if self.operators:
             self.first.process(batch, self._emits[1], port)
-            rest = self.first.take_rest()
+            if self._gives_back:
+                rest = self.first.take_rest()
         else:
             self._output(batch)
         self._inputs_idle = False

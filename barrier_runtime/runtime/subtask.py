@@ -244,7 +244,7 @@ class Subtask:
         self._ahead = self._ahead or ahead
         if isinstance(element, Batch):
             self._merger.on_activity(channel.index)
-            batch = self._as_far_as_all(element, channel.index)
+            batch = element if element.reached is None else self._as_far_as_all(element, channel.index)
             if batch.few is not None and batch.reached is None and not ahead:
                 batch = self._queues.gathered(batch, batch.few.count, channel)
             self._batch(batch, channel.port)
@@ -304,7 +304,7 @@ class Subtask:
 
     def _as_far_as_all(self, batch: Batch, channel: int) -> Batch:
         """Event time at the rows of one channel is no further than the other channels let it be."""
-        return batch if batch.reached is None else within(batch, self._merger.others(channel), self.chain.watermark)
+        return within(batch, self._merger.others(channel), self.chain.watermark)
 
     def _on_merged(self, said: Watermark | Idle | None) -> None:
         if isinstance(said, Watermark):

@@ -794,7 +794,7 @@ MUTANTS = (
         "few-rows-go-astray",
         "rows of a small batch go to the owner of their key group",
         "barrier_runtime/data/partitioning.py",
-        "    targets = [owners[group] for group in groups]\n",
+        "    targets = list(map(_owner_list(parallelism, max_parallelism).__getitem__, groups))\n",
         "    targets = [group % parallelism for group in groups]\n",
         ("tests/barrier_runtime/data/test_few_rows.py",),
     ),

@@ -130,7 +130,9 @@ class InputChannel:
         few = element.few
         if few is None or few.count > rows or with_batch.few is None or few.schema is not with_batch.few.schema:
             return None
-        return cast(Batch, self.pop())
+        self._elements.popleft()
+        self._took(size)
+        return element
 
     def settle(self) -> None:
         """The reader has room again."""

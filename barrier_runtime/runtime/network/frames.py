@@ -40,7 +40,8 @@ from barrier_runtime.state.versioned import Format
 FRAME_VERSION = 1  # of FEW_ROWS; all other frames are as they were
 _FIRST_VERSION = 0
 _HEADER = struct.Struct(">IBQqIB3x")
-_CRC_PART = struct.Struct(">IBQq")
+_CRC_PART = struct.Struct(">IBQq")  # what the header begins with
+_CRC_PART_SIZE = _CRC_PART.size
 _WATERMARK = struct.Struct(">q")
 _BARRIER = struct.Struct(">QQqq")  # the last: -1 for None
 _CANCEL = struct.Struct(">QQ")
@@ -170,10 +171,11 @@ class FrameReader:
             end = start + HEADER_SIZE + length
             if end > available:
                 break
-            payload = bytes(memoryview(buffer)[start + HEADER_SIZE : end])
+            begin = start + HEADER_SIZE
+            payload = data[begin:end] if buffer is data else bytes(memoryview(buffer)[begin:end])
             if sequence != self._sequence:
                 raise FrameError(f"frame {sequence} came where {self._sequence} was due")
-            if crc != zlib.crc32(payload, zlib.crc32(_CRC_PART.pack(length, kind, sequence, emit_ns), version)):
+            if crc != zlib.crc32(payload, zlib.crc32(buffer[start : start + _CRC_PART_SIZE], version)):
                 raise FrameError(f"frame {sequence} has a wrong checksum")
             self._sequence += 1
             element = self._decode(kind, payload, emit_ns)
