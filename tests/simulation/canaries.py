@@ -419,7 +419,7 @@ def _parts_forgotten() -> Iterator[None]:
         yield
 
 
-@canary("state-frozen-too-late", "records after the barrier reach the snapshot")
+@canary("state-frozen-too-late", "records after the barrier reach the snapshot", "topic")
 def _frozen_too_late() -> Iterator[None]:
     from barrier_runtime.state.values import table as state_table
 
