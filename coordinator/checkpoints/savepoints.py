@@ -6,7 +6,7 @@
 
 | what happens                 | WAITING                | COVERED               | COPYING      |
 |------------------------------|------------------------|-----------------------|--------------|
-| a checkpoint completes       | COVERED by it          | covered by it instead | -            |
+| a checkpoint completes       | COVERED by it          | - (***)               | -            |
 | a generation ends            | waits for the next one | WAITING again         | goes on (*)  |
 | the coordinator dies         | lost (+) (**)          | lost (+) (**)         | lost (+) (**)|
 | the same id is asked for     | -                      | -                     | -            |
@@ -16,6 +16,8 @@
 (*) But one that the job stops with is WAITING again, even when it was DONE: the next generation reads on from that
 checkpoint until it is stopped, and the savepoint has to be what it was stopped with.
 (**) But one that the job stops with is in the log: its successor has it, WAITING (`job/phases/stopping`).
+(***) Where sinks take longer than a checkpoint's interval to make rows visible, the newest checkpoint is never visible
+when the next one completes. One that the job stops with is covered by the newer one.
 
 Of a savepoint in COVERED or COPYING the checkpoint is held: retention lets it go later (`held`). A copy that is still
 made by a process that does not lead any more may lose its files to the successor's retention; then it fails, and there
@@ -141,7 +143,8 @@ class Savepoints:
         return frozenset(entry.covered_by for entry in busy if entry.covered_by is not None)
 
     def completed(self, manifest: Manifest) -> None:
-        for entry in (*self._in(SavepointState.WAITING), *self._in(SavepointState.COVERED)):
+        stopping = [entry for entry in self._in(SavepointState.COVERED) if entry.request.stops]
+        for entry in (*self._in(SavepointState.WAITING), *stopping):
             if manifest.checkpoint >= entry.first_checkpoint:
                 entry.state, entry.manifest = SavepointState.COVERED, manifest
 

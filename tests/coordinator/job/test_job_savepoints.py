@@ -112,6 +112,25 @@ def test_it_counts_only_checkpoints_that_were_triggered_after_it_was_asked_for()
     assert read_savepoint(asked.url).taken.checkpoint == after
 
 
+def test_sinks_that_are_always_a_checkpoint_behind_hold_it_up_no_longer_than_that():
+    """Its files stay, although newer checkpoints are complete."""
+    coordinator, a, b = started(MemoryStore())
+    asked = wish()
+    coordinator.savepoint(asked)
+    first = acked(coordinator, a, b, files="f g")
+    coordinator.settle()
+    coordinator.trigger()
+    assert acked(coordinator, a, b, files="h") == first + 1
+    coordinator.settle()
+    assert state(coordinator, asked) == "covered"
+    committed(first, a, b)
+    coordinator.settle()
+    assert state(coordinator, asked) == "done"
+    savepoint = read_savepoint(asked.url)
+    assert savepoint.taken.checkpoint == first
+    assert missing_objects(asked.url, savepoint) == ()
+
+
 def test_its_checkpoint_is_aligned():
     options = CheckpointOptions(interval_ms=1_000, unaligned=True, aligned_timeout_ms=10)
     coordinator, a, b = started(MemoryStore(), spec(checkpoints=options))
