@@ -42,6 +42,7 @@ from barrier_runtime.coordinator.client.rest_types import (
     news_of,
 )
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
+from barrier_runtime.coordinator.server.daemon_log import place_of
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.leases import LedElsewhere
 from barrier_runtime.coordinator.server.runner import JobRunner
@@ -414,6 +415,7 @@ def application(
         exception_handlers={
             HTTPException: _on_http,
             BarrierRuntimeError: _on_error,
+            Exception: _on_defect,
         },
     )
     app.router.redirect_slashes = False  # a redirect would repeat the Host header of whoever asks
@@ -488,6 +490,11 @@ async def _on_error(request: Request, error: Exception) -> Response:
         return _json(ErrorReply(str(error), error.url), 421)
     status = 400 if isinstance(error, InvalidJob) else 503 if isinstance(error, Unavailable) else 500
     return _json(ErrorReply(str(error)), status)
+
+
+async def _on_defect(request: Request, error: Exception) -> Response:
+    told = f"this request met a defect, {place_of(error)}: the coordinator's log has the stack; ask again"
+    return _json(ErrorReply(told), 500)
 
 
 def _json(value: object, status: int = 200) -> Response:

@@ -12,6 +12,7 @@ from coordinator_world import options, spec
 
 from barrier_runtime.coordinator.client.rest_token import Token, daemon_key
 from barrier_runtime.coordinator.client.rest_types import SubmitReply, news_of
+from barrier_runtime.coordinator.page import render
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.rest import Api, ControlAddress, application
 from barrier_runtime.coordinator.status.status import JobStatus
@@ -66,6 +67,25 @@ async def test_every_route_but_health_needs_the_token(method, path):
         ):
             answer = await http.request(method, url, headers={**headers, "X-Barrier-Runtime": "1"})
             assert answer.status_code == (200 if path == "/healthz" else 401)
+
+
+async def test_a_defect_is_told_by_its_kind_and_place_and_not_by_its_text(monkeypatch):
+    """The log has the rest; the text may hold a secret."""
+
+    def failing(*_: object) -> str:
+        raise LookupError("hunter2")
+
+    monkeypatch.setattr(render, "report", failing)
+    directory = JobDirectory(MemoryStore(), daemon_key=daemon_key(SECRET), leader="a", host="h", probe=None)
+    app = application(directory, ControlAddress("127.0.0.1", 7), Token("test", SECRET.encode()), pid=42)
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://coordinator") as http:
+        await http.put("/jobs/flights", content=body(), headers=GOOD)
+        answer = await http.get("/jobs/flights/report", headers=GOOD)
+    await directory.close()
+    assert answer.status_code == 500
+    assert "a defect, LookupError in failing (test_rest.py:" in answer.json()["error"]
+    assert "hunter2" not in answer.text
 
 
 async def test_a_rescale_is_asked_for_by_id_and_refused_with_the_reason():
