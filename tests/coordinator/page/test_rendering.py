@@ -1,5 +1,6 @@
 """Pages and reports as text: what they show of a status, what they leave out, and that no name is more than text."""
 
+import base64
 import re
 import time
 from xml.etree import ElementTree
@@ -14,6 +15,7 @@ from barrier_runtime.coordinator.page import checkpoint_chart, graph_chart, job_
 from barrier_runtime.coordinator.page.checkpoint_chart import phases_of, strip, subtasks
 from barrier_runtime.coordinator.page.figures import ABSENT
 from barrier_runtime.coordinator.page.job_view import events, live, rows_per_s
+from barrier_runtime.coordinator.page.masking import masked
 from barrier_runtime.coordinator.page.render import (
     CommandLine,
     JobFacts,
@@ -335,6 +337,14 @@ def test_masking_leaves_what_is_no_secret():
     text = "checkpoint 12 of /data/x at http://host:80/a?b=c: KeyError: 'price' in slot 1"
     html = render.report(JobFacts(status(error=text), NOW_MS, {}))
     assert "checkpoint 12 of /data/x at http://host:80/a?b=c: KeyError: &#39;price&#39; in slot 1" in html
+
+
+def test_masking_leaves_bytes_as_they_are():
+    """As text, the packed times of one checkpoint in some ten thousand say `pwd…=`."""
+    phases = base64.b64decode("eJxjpwdA==".rjust(12, "A"))
+    assert b"pwdA=" in base64.b64encode(phases)
+    known = status(checkpoints=CheckpointsStatus(history=(checkpoint(9, phases=phases),)))
+    assert masked(known).checkpoints.history[0].phases == phases
 
 
 def test_the_graph_stands_in_layers_and_ends_for_a_circle():
