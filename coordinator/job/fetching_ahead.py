@@ -11,14 +11,10 @@ is left for the pause is what came since the last round.
 | less than the newest             | a round more, to the newest                                              |
 | the newest, or that of the fifth | a last round, to a checkpoint that begins now: databases that were       |
 |                                  | compacted until now are written whole in it, and not in that of the move |
-| the checkpoint of the last round | the sources may stop, if little came since it began: that is, it was     |
-|                                  | short. Else another last round, as long as each is shorter than before   |
+| the checkpoint of the last round | the sources may stop: little came since                                  |
 
 From when the checkpoint of the last round is decided no other is taken (`holds_others`): the next one is the one to
 move with, and what is new in it came since the last round, not since the one before.
-
-What came since the last round is drained, flushed, uploaded and fetched while sources stand. So on a busy machine,
-where a round takes seconds, a second one pays, which has less to fetch.
 
 Time that is over ends whatever round there is: in the first the change fails, in any later one the sources stop.
 """
@@ -27,9 +23,6 @@ import enum
 from dataclasses import dataclass
 
 _MOST_ROUNDS = 5
-_MOST_LAST = 4
-_SHORT_MS = 500  # what comes in that time is little: a round more takes as long
-_SHORTER = 0.75  # of the last round before, else another is no shorter either
 
 
 class Next(enum.Enum):
@@ -42,20 +35,16 @@ class Next(enum.Enum):
 class FetchingAhead:
     rounds: int = 0  # begun
     checkpoint: int = 0  # of the round
-    lasts: int = 0  # last rounds begun
-    began_ms: int = 0  # the one of now
-    before_ms: float = float("inf")  # how long the one before took
+    is_last: bool = False  # the round
 
-    def next(self, fetched: int, newest: int, now_ms: int, late: bool = False) -> Next:
+    def next(self, fetched: int, newest: int, late: bool = False) -> Next:
         """`fetched`: the checkpoint for which each slot has answered. `newest`: decided."""
         if self.rounds == 0:
             self.rounds, self.checkpoint = 1, newest
         if fetched < self.checkpoint:
             return Next.STOP if late and self.rounds > 1 else Next.WAIT
-        if late:
+        if self.is_last or late:
             return Next.STOP
-        if self.is_last:
-            return Next.CHECKPOINT if self._pays(now_ms) else Next.STOP
         if fetched >= newest or self.rounds >= _MOST_ROUNDS:
             return Next.CHECKPOINT
         self.rounds, self.checkpoint = self.rounds + 1, newest
@@ -65,18 +54,5 @@ class FetchingAhead:
         """`newest`: decided."""
         return self.is_last and newest >= self.checkpoint
 
-    def taken(self, checkpoint: int, now_ms: int) -> None:
-        if self.is_last:
-            self.before_ms = now_ms - self.began_ms
-        self.rounds, self.checkpoint = self.rounds + 1, checkpoint
-        self.lasts, self.began_ms = self.lasts + 1, now_ms
-
-    @property
-    def is_last(self) -> bool:
-        """The round."""
-        return self.lasts > 0
-
-    def _pays(self, now_ms: int) -> bool:
-        """Another last round."""
-        took_ms = now_ms - self.began_ms
-        return self.lasts < _MOST_LAST and _SHORT_MS < took_ms < _SHORTER * self.before_ms
+    def taken(self, checkpoint: int) -> None:
+        self.rounds, self.checkpoint, self.is_last = self.rounds + 1, checkpoint, True

@@ -404,7 +404,7 @@ class Running(Phase):
             broken = next((slot.register.broken for slot in job.slots.standbys if slot.register.broken), "")
             if unfit or broken:
                 job.fail_rescale(unfit or f"a new slot cannot run the program: {broken}", now_ms)
-            elif not missing and self._knows_what_moves(job) and self._fetched(job, rescale, late, now_ms):
+            elif not missing and self._knows_what_moves(job) and self._fetched(job, rescale, late):
                 job.rescales.stop_with(self._pending(job).request())
             elif late:
                 wanted = rescale.ahead.checkpoint
@@ -445,15 +445,15 @@ class Running(Phase):
             self._pending(job).request()
         return False
 
-    def _fetched(self, job: Job, rescale: Rescale, late: bool, now_ms: int) -> bool:
+    def _fetched(self, job: Job, rescale: Rescale, late: bool) -> bool:
         """Whether the slots have fetched so much that the sources may stop."""
         self._ask_to_fetch(job, rescale)
         if job.decided is None:
             return True
         fetched = min(slot.prefetched for slot in self._preparing(job))
-        due = rescale.ahead.next(fetched, job.decided.manifest.checkpoint, now_ms, late)
+        due = rescale.ahead.next(fetched, job.decided.manifest.checkpoint, late)
         if due is Next.CHECKPOINT:
-            rescale.ahead.taken(self._pending(job).request(), now_ms)
+            rescale.ahead.taken(self._pending(job).request())
         return due is Next.STOP
 
     def _preparing(self, job: Job) -> list[RegisteredSlot]:

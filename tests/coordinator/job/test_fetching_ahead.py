@@ -9,86 +9,56 @@ from barrier_runtime.coordinator.job.fetching_ahead import FetchingAhead, Next
 def test_when_all_slots_have_fetched_and_rest_a_checkpoint_is_taken_for_the_move():
     """However fresh the newest is: what was compacted while it was taken is not in it."""
     ahead = FetchingAhead()
-    assert ahead.next(0, 7, 0) is Next.WAIT
-    assert ahead.next(7, 7, 0) is Next.CHECKPOINT
-    ahead.taken(8, 0)
-    assert ahead.next(7, 7, 0) is Next.WAIT, "it is not asked for twice"
-    assert ahead.next(7, 8, 0) is Next.WAIT
-    assert ahead.next(8, 8, 0) is Next.STOP
+    assert ahead.next(0, 7) is Next.WAIT
+    assert ahead.next(7, 7) is Next.CHECKPOINT
+    ahead.taken(8)
+    assert ahead.next(7, 7) is Next.WAIT, "it is not asked for twice"
+    assert ahead.next(7, 8) is Next.WAIT
+    assert ahead.next(8, 8) is Next.STOP
 
 
 def test_one_that_was_under_way_when_slots_came_to_rest_is_not_the_last():
     ahead = FetchingAhead()
-    assert ahead.next(7, 7, 0) is Next.CHECKPOINT
-    ahead.taken(9, 0)
-    assert ahead.next(8, 8, 0) is Next.WAIT
+    assert ahead.next(7, 7) is Next.CHECKPOINT
+    ahead.taken(9)
+    assert ahead.next(8, 8) is Next.WAIT
     assert not ahead.holds_others(8)
-    assert ahead.next(8, 9, 0) is Next.WAIT
+    assert ahead.next(8, 9) is Next.WAIT
     assert ahead.holds_others(9)
-    assert ahead.next(9, 9, 0) is Next.STOP
+    assert ahead.next(9, 9) is Next.STOP
 
 
 def test_what_was_decided_while_slots_fetched_is_fetched_before_the_last_round():
     ahead = FetchingAhead()
-    ahead.next(0, 7, 0)
-    assert ahead.next(7, 12, 0) is Next.WAIT
-    assert ahead.next(11, 13, 0) is Next.WAIT
-    assert ahead.next(13, 13, 0) is Next.CHECKPOINT
+    ahead.next(0, 7)
+    assert ahead.next(7, 12) is Next.WAIT
+    assert ahead.next(11, 13) is Next.WAIT
+    assert ahead.next(13, 13) is Next.CHECKPOINT
 
 
 def test_time_that_is_over_ends_any_round_but_the_first():
     ahead = FetchingAhead()
-    assert ahead.next(6, 7, 0, late=True) is Next.WAIT, "a move would stop the job for as long as the fetch takes"
-    assert ahead.next(7, 9, 0) is Next.WAIT
-    assert ahead.next(7, 9, 0, late=True) is Next.STOP
+    assert ahead.next(6, 7, late=True) is Next.WAIT, "a move would stop the job for as long as the fetch takes"
+    assert ahead.next(7, 9) is Next.WAIT
+    assert ahead.next(7, 9, late=True) is Next.STOP
 
 
-def test_a_last_round_that_took_long_has_others_behind_it_while_they_become_shorter():
-    """What came since it began would be drained, uploaded and fetched while sources stand."""
-    ahead = FetchingAhead()
-    assert ahead.next(7, 7, 0) is Next.CHECKPOINT
-    ahead.taken(8, 1_000)
-    assert ahead.next(8, 8, 9_000) is Next.CHECKPOINT, "8 s"
-    assert ahead.holds_others(8)
-    ahead.taken(9, 9_000)
-    assert not ahead.holds_others(8), "this one is to be taken"
-    assert ahead.next(8, 8, 9_500) is Next.WAIT
-    assert ahead.next(9, 9, 11_000) is Next.CHECKPOINT, "2 s"
-    ahead.taken(10, 11_000)
-    assert ahead.next(10, 10, 12_900) is Next.STOP, "1.9 s: the next is no shorter"
-
-
-def test_a_short_last_round_is_enough():
-    ahead = FetchingAhead()
-    ahead.next(7, 7, 0)
-    ahead.taken(8, 1_000)
-    assert ahead.next(8, 8, 1_500) is Next.STOP
-
-
-def test_time_that_is_over_ends_last_rounds():
-    ahead = FetchingAhead()
-    ahead.next(7, 7, 0)
-    ahead.taken(8, 0)
-    assert ahead.next(8, 8, 60_000, late=True) is Next.STOP
-
-
-@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2), st.integers(0, 20_000)), min_size=30, max_size=30))
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2)), min_size=30, max_size=30))
 def test_a_move_takes_its_last_checkpoint_once_all_rest_and_does_not_wait_for_ever(steps):
     """Each step: so many checkpoints are decided, however quickly they come, and slots have what was newest before. The
     one that is asked for begins when as many as that are under way before it have ended."""
-    ahead, newest, asked, fetched, now_ms = FetchingAhead(), 1, 0, 0, 0
-    for more, under_way, passed_ms in steps:
-        now_ms += passed_ms
+    ahead, newest, asked, fetched = FetchingAhead(), 1, 0, 0
+    for more, under_way in steps:
         if not ahead.holds_others(newest):
             fetched, newest = newest, newest + more
         else:
             fetched = newest
-        match ahead.next(fetched, newest, now_ms):
+        match ahead.next(fetched, newest):
             case Next.STOP:
                 assert 0 < asked <= fetched, "a checkpoint that began when all rested is fetched"
                 return
             case Next.CHECKPOINT:
-                assert asked <= fetched, "one at a time"
+                assert not asked
                 asked = newest + under_way + 1
-                ahead.taken(asked, now_ms)
+                ahead.taken(asked)
     raise AssertionError(f"{ahead} after {len(steps)} rounds")
