@@ -13,6 +13,8 @@ from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.status.why.reason import Reason
 
 MASK = "******"
+_STATUS = msgspec.msgpack.Decoder(JobStatus)
+_ANY = msgspec.msgpack.Decoder()
 _NAMED = (
     r"(?:[\w.-]*(?:password|passwd|passphrase|pwd|secret|token|api[_-]?key|access[_-]?key|credential|private[_-]?key)"
     r"[\w.-]*)"
@@ -41,8 +43,8 @@ def masked_text(text: str) -> str:
 
 def masked(status: JobStatus) -> JobStatus:
     """The same status without what looks like a secret in any of its texts, names of operators included."""
-    plain = msgspec.to_builtins(status, builtin_types=(bytes,))  # as text, some bytes look like a password
-    return msgspec.convert(_without_secrets(plain), JobStatus, builtin_types=(bytes,))
+    plain = _ANY.decode(msgspec.msgpack.encode(status))  # not as JSON: bytes that are text may look like a password
+    return _STATUS.decode(msgspec.msgpack.encode(_without_secrets(plain)))
 
 
 def masked_reason(reason: Reason) -> Reason:
@@ -53,7 +55,7 @@ def masked_reason(reason: Reason) -> Reason:
 def _without_secrets(value: Any) -> Any:
     if isinstance(value, str):
         return masked_text(value)
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return [_without_secrets(each) for each in value]
     if isinstance(value, dict):
         return {masked_text(key): _without_secrets(each) for key, each in value.items()}
