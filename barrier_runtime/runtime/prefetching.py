@@ -126,18 +126,15 @@ def prefetch(
     def fetch(ref: FileRef) -> int:
         if ended():
             return 0
-        with copies.fetching(ref):
-            return fetch_now(ref)
-
-    def fetch_now(ref: FileRef) -> int:
         path = directory / f"{ref.sha256}-{order.checkpoint}"
         path.unlink(missing_ok=True)  # of an attempt that failed
-        try:
-            download_verified(store, ref, path)
-        except BarrierRuntimeError as error:
-            log.info("slot %d cannot fetch %s yet: %s", slot, ref.name, error)
-            return 0
-        copies.fetched(ref, path)
+        with copies.fetching(ref):
+            try:
+                download_verified(store, ref, path)
+            except BarrierRuntimeError as error:
+                log.info("slot %d cannot fetch %s yet: %s", slot, ref.name, error)
+                return 0
+            copies.fetched(ref, path)
         return ref.size
 
     return sum(in_parallel(fetch, list(missing.values()), at_once))

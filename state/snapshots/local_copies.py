@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from barrier_runtime.state.snapshots.snapshot import FileRef
@@ -22,7 +23,11 @@ class LocalCopy:
     checkpoint: int
     directory: Path
     content: frozenset[tuple[str, int, str]] = field(repr=False)  # name, size, sha256 of each file
-    names: dict[tuple[int, str], str] = field(repr=False)  # by size and sha256
+
+    @cached_property
+    def names(self) -> dict[tuple[int, str], str]:
+        """By size and sha256."""
+        return {(size, sha256): name for name, size, sha256 in self.content}
 
 
 class LocalCopies:
@@ -43,8 +48,7 @@ class LocalCopies:
             return incarnation / f"checkpoint-{checkpoint}-{self._made}"
 
     def add(self, operator: str, subtask: int, checkpoint: int, directory: Path, files: Sequence[FileRef]) -> None:
-        names = {(ref.size, ref.sha256): ref.name for ref in files}
-        copy = LocalCopy(operator, subtask, checkpoint, directory, _content(files), names)
+        copy = LocalCopy(operator, subtask, checkpoint, directory, _content(files))
         with self._lock:
             replaced = self._copies.get((operator, subtask, checkpoint))
             if replaced is not None:
