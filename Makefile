@@ -1,5 +1,6 @@
 # One command per chore. `make run` and `make test` work on a fresh machine: they set up .venv and find or install Java.
-PYTHON ?= python3
+# What .venv is made of; PYTHON=… says otherwise. (Deferred: asked when there is no .venv.)
+PYTHON ?= $(shell .ci/python)
 STORAGE ?= file
 SEEDS ?= 500
 MINUTES ?= 10

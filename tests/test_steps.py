@@ -1,9 +1,13 @@
-"""`.ci/steps`, by which `make test` runs its steps: all of them, whatever becomes of one."""
+"""`.ci/steps`, by which `make test` runs its steps: all of them, whatever becomes of one; and `.ci/python`, which
+chooses what `.venv` is made of."""
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
-STEPS = str(Path(__file__).resolve().parents[1] / ".ci" / "steps")
+CI = Path(__file__).resolve().parents[1] / ".ci"
+STEPS = str(CI / "steps")
 
 
 def run(*steps: str) -> tuple[int, list[str]]:
@@ -30,3 +34,20 @@ def test_steps_behind_one_that_failed_run_too_and_what_failed_is_told_once_more_
         "== FAILED: echo FAILED a test; exit 1",
         "== FAILED: echo ERROR another; exit 2",
     ]
+
+
+def chosen(first: Path) -> str:
+    path = f"{first}:{os.environ['PATH']}"
+    return subprocess.check_output([CI / "python"], env={**os.environ, "PATH": path}, text=True, timeout=120).strip()
+
+
+def test_a_python_is_chosen_that_makes_environments(tmp_path: Path) -> None:
+    (tmp_path / "python3").symlink_to(sys.executable)
+    needed = "import ensurepip, sys, venv; assert sys.version_info >= (3, 10)"
+    subprocess.run([chosen(tmp_path), "-c", needed], check=True, timeout=120)
+
+
+def test_a_python_that_is_too_old_is_passed_over_where_there_is_another(tmp_path: Path) -> None:
+    (tmp_path / "python3").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "python3").chmod(0o755)
+    assert chosen(tmp_path) in ("/usr/bin/python3", "python3")

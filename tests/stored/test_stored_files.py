@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import tarfile
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -23,6 +22,7 @@ from stored_rows import rows
 
 from barrier_runtime.connectors.files.sink.commit_log import read_commit_log
 from barrier_runtime.state.store.open import open_store
+from tests.unpacked import unpack
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -43,8 +43,7 @@ class Job:
     """A stored job in a folder of its own."""
 
     def __init__(self, archive: Path, folder: Path) -> None:
-        with tarfile.open(archive) as stored:
-            stored.extractall(folder, filter="data")
+        unpack(archive, folder)
         self.folder = folder
         (folder / "may-commit").touch()
 

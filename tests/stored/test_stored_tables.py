@@ -3,7 +3,6 @@
 These releases did not tell names and types of keys; columns are `key_1`, `key_2`, and untyped values are JSON.
 """
 
-import tarfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,14 +13,14 @@ from stored_rows import row, rows
 from test_stored_files import HERE, WINDOW_MS, at_ms
 
 from barrier_runtime.state_tables import StoredState, open_checkpoint
+from tests.unpacked import unpack
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(params=["aligned", "unaligned"])
 def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoredState]:
-    with tarfile.open(HERE / f"f69d69f-{request.param}.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(HERE / f"f69d69f-{request.param}.tar.xz", tmp_path)
     with open_checkpoint(str(tmp_path / "checkpoints"), "stored") as opened:
         yield opened
 

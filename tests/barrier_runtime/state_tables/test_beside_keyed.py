@@ -1,6 +1,5 @@
 """What checkpoints hold beside keyed state, as tables: rows in flight, rows of joins, broadcast state, transactions."""
 
-import tarfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from barrier_runtime import BroadcastState, Dataflow, ValueState, connect
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state_tables import open_checkpoint
 from tests.barrier_runtime.running_job import RunningJob, Target
+from tests.unpacked import unpack
 
 STORED = Path(__file__).parents[2] / "stored"
 
@@ -22,8 +22,7 @@ STORED = Path(__file__).parents[2] / "stored"
 def unaligned(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Where a job has its checkpoints that an earlier release left, with rows in flight and transactions pending."""
     folder = tmp_path_factory.mktemp("unaligned")
-    with tarfile.open(STORED / "f69d69f-unaligned.tar.xz") as stored:
-        stored.extractall(folder, filter="data")
+    unpack(STORED / "f69d69f-unaligned.tar.xz", folder)
     return str(folder / "checkpoints")
 
 

@@ -3,7 +3,6 @@
 The archive is the checkpoints of `run(folder, fails=True)` by the release of that commit.
 """
 
-import tarfile
 from contextlib import nullcontext
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from barrier_runtime import CollectSink, Dataflow, Tumbling
 from barrier_runtime.launch.result import JobFailed
+from tests.unpacked import unpack
 
 ARCHIVE = Path(__file__).resolve().parents[3] / "stored" / "77e61a9-whole-windows.tar.xz"
 ROWS, KEYS, STEP = 4_000, 23, timedelta(milliseconds=10)  # of event time between two rows
@@ -55,8 +55,7 @@ def run(folder: Path, fails: bool = False, parallelism: int = 2) -> tuple[Rows, 
 
 @pytest.mark.parametrize("parallelism", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_windows_that_are_open_in_an_older_checkpoint_have_all_of_their_rows(tmp_path: Path, parallelism: int) -> None:
-    with tarfile.open(ARCHIVE) as stored:
-        stored.extractall(tmp_path, filter="data")
+    unpack(ARCHIVE, tmp_path)
     texts, ranks = run(tmp_path, parallelism=parallelism)
     stored = {int(row[:-1]) for text in texts for row in text["rows"].split() if row.endswith("!")}
     assert len(stored) > 10 * KEYS  # several chunks of each window
