@@ -7,7 +7,8 @@ come to rest.
 | others are being fetched             | it follows; of those that wait the newest                                   |
 | files are there, or cannot be had    | it is answered, as soon as nothing is compacted: what is, would be new in   |
 |                                      | the last checkpoint, and may be much of the state. After 20 s it is anyway  |
-| a generation is restored             | what is being fetched comes, for the restore; no other file does             |
+| a generation is restored             | the file that is being fetched comes, for the restore; no other does, of    |
+|                                      | this order or of one that waits, and neither is answered                    |
 | a generation begins                  | what was fetched goes, and what was answered counts no more                 |
 
 Fetched files stay beside the local copies and are found by what is in them, so a restore fetches only what came since.
@@ -67,11 +68,12 @@ class Preparing:
         self._ended = ended = threading.Event()
         work = partial(prefetch, res.store, res.paths, res.copies, folder, res.slot, order, at_once, ended.is_set)
         until_s = res.clock.monotonic_s() + _REST_S
-        res.workers.submit(work, partial(self._fetched, order, timers, until_s))
+        res.workers.submit(work, partial(self._fetched, order, timers, until_s, ended))
 
     def end(self) -> None:
-        """A restore fetches what it needs; of what comes just now it waits for its files."""
+        """A restore fetches what it needs; it waits for a file that comes just now."""
         self._ended.set()
+        self._following = None
 
     def forget(self) -> None:
         self._res.copies.keep_fetched()
@@ -82,21 +84,23 @@ class Preparing:
         order: Prefetch,
         timers: GenerationTimers | None,
         until_s: float,
+        ended: threading.Event,
         fetched: int,
         error: BaseException | None,
     ) -> None:
         if error is not None:
             log.warning("slot %d could not fetch ahead: %s", self._res.slot, error)
-        self._answer(order, timers, until_s)
+        self._answer(order, timers, until_s, ended)
 
-    def _answer(self, order: Prefetch, timers: GenerationTimers | None, until_s: float) -> None:
+    def _answer(self, order: Prefetch, timers: GenerationTimers | None, until_s: float, ended: threading.Event) -> None:
         if timers is not None and not timers.at_rest and self._res.clock.monotonic_s() < until_s:
             timers.move_is_near()
-            self._res.loop.call_later(_LOOK_S, self._answer, order, timers, until_s)
+            self._res.loop.call_later(_LOOK_S, self._answer, order, timers, until_s, ended)
             return
-        self._is_fetching, following = False, self._following
-        self._parallelism, self.done, self._following = order.parallelism, order.checkpoint, None
-        self._tell()
+        self._is_fetching, following, self._following = False, self._following, None
+        if not ended.is_set():
+            self._parallelism, self.done = order.parallelism, order.checkpoint
+            self._tell()
         if following is not None:
             self.order(*following)
 

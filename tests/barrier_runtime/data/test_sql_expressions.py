@@ -451,6 +451,7 @@ def test_a_remainder_of_doubles_is_exact_with_and_without_arrow_s_own(by_arrow: 
     assert found.to_pylist() == [0, -1, None]
 
 
+@pytest.mark.slow
 def test_many_conditions_that_may_fail_are_few_calls() -> None:
     """Each in the rows of all before it would be more than there are atoms."""
     terms = " AND ".join(f"i / small > -{number}e9" for number in range(1, 101))
@@ -495,6 +496,7 @@ def test_it_travels_to_a_slot() -> None:
     assert evaluate(batch, [expression.compiled(SCHEMA)], "t")[0].to_pylist() == [8, -6, None, 16_777_218]
 
 
+@pytest.mark.slow
 def test_a_remainder_without_arrow_s_own_travels_to_a_process_that_compiles_nothing(tmp_path: Path) -> None:
     made = remainder(pc.field("a"), pc.scalar(7.0), pa.float64(), by_arrow=False)
     (tmp_path / "made").write_bytes(pickle.dumps(made))

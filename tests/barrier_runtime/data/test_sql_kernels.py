@@ -73,6 +73,7 @@ def test_times_of_one_moment_and_of_many_have_their_own_text(unit: str, pattern:
     ]
 
 
+@pytest.mark.slow
 def test_an_expression_that_was_pickled_is_known_in_another_process() -> None:
     program = (
         "import pickle, sys, pyarrow as pa\n"

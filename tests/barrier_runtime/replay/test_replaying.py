@@ -32,6 +32,7 @@ def everything(folder: str) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
 
 
+@pytest.mark.slow
 def test_rows_of_a_key_between_two_checkpoints_with_state_before_and_after(job: TwoCheckpoints) -> None:
     done = again(job)
     assert [each.row for each in done.rows] == of_user(ROWS[job.rows_before : job.rows_until], "ann")
@@ -80,6 +81,7 @@ def test_one_row_of_a_source(job: TwoCheckpoints) -> None:
     assert [each.row for each in done.rows] == [ROWS[at]]
 
 
+@pytest.mark.slow
 def test_the_debugger_stops_in_the_users_function(job: TwoCheckpoints) -> None:
     said = io.StringIO()
     commands = io.StringIO("p row['n'], user\nquit_after = 1\ncontinue\n" * 3 + "continue\n" * 2_000)

@@ -84,6 +84,23 @@ async def test_a_slot_says_that_it_has_fetched_when_its_databases_rest(tmp_path)
     await bench.until(lambda: told() and told()[-1] == 8)
 
 
+async def test_what_was_ordered_before_a_restore_is_neither_begun_nor_told_behind_it(tmp_path):
+    bench = Bench(tmp_path)
+    bench.deploy(5)
+    await bench.until(lambda: bench.links[0].got(Restored))
+    bench.tell(Start(5))
+    bench.slots[0]._execution.later.ends_before_move(lambda: True)
+    bench.tell(Prefetch(7, ManifestRef("gone", "0" * 64), 2, 128))
+    bench.tell(Prefetch(8, ManifestRef("gone", "0" * 64), 2, 128))
+    bench.deploy(6)
+    await bench.until(lambda: len(bench.links[0].got(Restored)) == 2)
+    bench.tell(Start(6))
+    bench.tell(Prefetch(9, ManifestRef("gone", "0" * 64), 2, 128))
+    told = lambda: {each.prefetched for each in bench.links[0].got(Heartbeat) if each.prefetched}  # noqa: E731
+    await bench.until(told)
+    assert told() == {9}
+
+
 async def test_a_slot_restores_starts_takes_a_checkpoint_and_hears_of_its_completion(tmp_path):
     """C4"""
     bench = Bench(tmp_path)

@@ -17,6 +17,7 @@ def without_packages(folder: Path) -> str:
     return str(program)
 
 
+@pytest.mark.slow
 def test_this_python_and_one_that_finds_the_package_are_taken(tmp_path: Path) -> None:
     check_worker_python(sys.executable, "")
     other = tmp_path / "python"

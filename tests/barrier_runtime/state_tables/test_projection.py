@@ -57,6 +57,7 @@ def values_of(stored: StoredState, operator: str, state: str) -> pa.Table:
     return stored.table(operator, state).read_all()
 
 
+@pytest.mark.slow
 def test_chosen_columns_are_those_of_the_whole_table(stored: StoredState) -> None:
     for operator, state in {(each.operator, each.state) for each in stored.tables()}:
         whole = values_of(stored, operator, state)
@@ -94,6 +95,7 @@ def test_a_column_that_is_not_there_is_refused_with_those_that_are(stored: Store
         stored.table("own", "last", columns=["user", "price"])
 
 
+@pytest.mark.slow
 async def test_columns_that_a_checkpoint_has_whole_are_counted_by_the_heads_of_their_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -283,6 +283,7 @@ with open_checkpoint({storage!r}, "kept") as stored:
     assert done.stdout.strip() in {str(["high"] * k + ["low"] * (5 - k)) for k in range(6)}
 
 
+@pytest.mark.slow
 async def test_a_savepoint_is_read_by_its_folder_alone(tmp_path: Path) -> None:
     target = Target()
     job = RunningJob(numbers_flow(target), tmp_path / "job")

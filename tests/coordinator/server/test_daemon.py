@@ -505,6 +505,7 @@ def test_submissions_from_many_threads_are_one_job(embedded):
     assert len(embedded.client.jobs()) == 1
 
 
+@pytest.mark.slow
 def test_a_client_names_what_is_wrong():
     with pytest.raises(InvalidJob, match="http://<host>"):
         CoordinatorClient("ftp://x", "t")

@@ -75,6 +75,7 @@ def test_of_more_subtasks_than_the_bound_the_slowest_are_kept() -> None:
     assert [each.ack_ms + TRIGGERED_MS for each in found] == sorted(acked_ms.values(), reverse=True)[:MOST]
 
 
+@pytest.mark.slow
 def test_of_all_checkpoints_together_the_newest_keep_them_in_the_bound() -> None:
     known = JobRecord(lambda *_: (), lambda: ())
     known.remember(History(job="j", run_id="r", history=tuple(record(2_000, number) for number in range(1, 12))), ())

@@ -227,6 +227,7 @@ def test_a_composite_names_the_stored_files_again_and_so_does_its_restore(
     backend.close()
 
 
+@pytest.mark.slow
 def test_entries_that_compress_well_are_not_copied_in_the_pause_for_taking_little_room(tmp_path: Path) -> None:
     """30,000 of them are few bytes of files, and some 80 ms with the interpreter held."""
     bench = Bench(tmp_path)

@@ -201,6 +201,7 @@ def test_a_log_of_compactions_of_compactions_is_read_in_order() -> None:
     assert [file.name for file in live_files(records)] == ["abc", "d", "e"]
 
 
+@pytest.mark.slow
 def test_a_folder_of_a_job_is_compacted_by_its_url(tmp_path: Path) -> None:
     flow = Dataflow("many")
     rows = flow.rate("numbers", 2_000, 600, keys=2)

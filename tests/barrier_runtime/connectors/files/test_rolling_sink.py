@@ -260,6 +260,7 @@ def test_a_partitioned_sink_is_made_again_of_its_settings_and_shows_what_was_dec
     assert {key.split("/")[0] for key in visible_in(store)} == {"n=1", "n=2"}
 
 
+@pytest.mark.slow
 def test_jsonl_rolls_in_a_whole_job(tmp_path: Path) -> None:
     flow = Dataflow("rolls")
     rows = flow.rate("numbers", 2_000, 1_000, keys=3)

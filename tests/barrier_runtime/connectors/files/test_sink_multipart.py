@@ -180,6 +180,7 @@ def test_a_lost_answer_to_the_begin_of_an_upload_leaves_one_upload_not_two(make_
     assert uploads_in(store) == []
 
 
+@pytest.mark.slow
 def test_parts_that_cannot_be_sent_leave_no_upload_and_keep_the_rows(make_store: MakeStore) -> None:
     store = make_store()
     failing = True

@@ -30,6 +30,7 @@ def reader_of(world: KinesisWorld, **options: Any) -> Any:
     return stream.reader(split)
 
 
+@pytest.mark.slow
 def test_every_shard_is_read_with_what_a_record_brings(make_kinesis: Make) -> None:
     world = make_kinesis(3)
     before = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(seconds=1)
@@ -191,6 +192,7 @@ def test_a_job_that_was_away_for_longer_than_the_retention_does_not_go_on(
     assert len(stream.no_longer_there({split.id: position, "shardId-9": None})) == bool(told)
 
 
+@pytest.mark.slow
 def test_a_position_tells_until_when_nothing_is_missing(make_kinesis: Make) -> None:
     """It moves while no row comes, so that a silent shard does not look like one that was not read."""
     world = make_kinesis()

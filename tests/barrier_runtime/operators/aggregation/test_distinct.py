@@ -67,6 +67,7 @@ def test_what_stands_between_the_values_of_two_keys_is_no_value() -> None:
     assert [len(cell) for cell in cells] == [4 + 3 * 8] * 4
 
 
+@pytest.mark.slow
 def test_a_set_of_very_many_numbers_is_what_numpy_says_also_made_anew_of_its_cell() -> None:
     random, cell = np.random.default_rng(6), np.array([b""], np.object_)
     seen = np.empty(0, np.int64)

@@ -85,7 +85,7 @@ def test_the_largest_and_smallest_values_are_those_of_plain_python_in_every_step
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("rising", [True, False])
+@pytest.mark.parametrize("rising", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_keys_with_very_many_rows_beside_those_with_few(step: str, rising: bool) -> None:
     rng = np.random.default_rng(3)
     values = np.sort(rng.integers(-1_000, 1_000, 3_000))

@@ -120,6 +120,7 @@ def test_rows_that_come_for_windows_on_disk_are_given_back_after_a_slice(
     assert plain(it.take()) == model(kind)
 
 
+@pytest.mark.slow
 def test_a_slice_has_few_key_groups_and_rows_of_a_key_stay_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aggregate, "_ROWS_ON_DISK", 50)
     monkeypatch.setattr(base, "SLICE_STEPS", 1)
