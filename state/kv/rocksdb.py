@@ -47,6 +47,7 @@ _IN_PARTS = (
 )
 _COMPACTING = 1  # threads of a process
 _NO_LIMIT = 1 << 62  # bytes
+_NEVER = 1 << 30  # runs of files
 _AT_WORK = ("num-running-flushes", "mem-table-flush-pending", "num-running-compactions", "compaction-pending")
 
 
@@ -417,9 +418,10 @@ def _options(memory: SlotMemory, with_holes: bool, tables_in: Path | None) -> An
     options.set_compaction_style(DBCompactionStyle.universal())
     options.set_universal_compaction_options(universal)
     options.set_level_zero_file_num_compaction_trigger(_RUNS)
-    # Slow writers down late: the loop is the writer.
-    options.set_level_zero_slowdown_writes_trigger(3 * _RUNS)
-    options.set_level_zero_stop_writes_trigger(6 * _RUNS)
+    # Never slow writers down: the loop is the writer, and a flush waits as long as one more run would slow them, which a
+    # checkpoint waits for, while compactions have the lowest priority or are held. Many runs only make look-ups dearer.
+    options.set_level_zero_slowdown_writes_trigger(_NEVER)
+    options.set_level_zero_stop_writes_trigger(_NEVER)
     options.set_compression_type(DBCompressionType.lz4())
     options.set_max_background_jobs(2 * _COMPACTING)  # half of them flushes
     options.set_max_open_files(512)

@@ -336,3 +336,25 @@ def test_a_database_is_closed_also_while_a_compaction_of_it_is_held(tmp_path: Pa
     finally:
         MEMORY.hold_compactions(False)
     assert kv.closes_soon
+
+
+def test_neither_a_write_nor_a_flush_waits_for_compactions_however_many_runs_of_files_there_are(tmp_path: Path) -> None:
+    """From some number of runs on RocksDB would slow writers down, and lets flushes wait so that it need not: a
+    checkpoint of much state took minutes, and while compactions were held it never ended."""
+    kv = RocksDbKv(tmp_path / "db", MEMORY)
+    MEMORY.hold_compactions(True)
+
+    def fill() -> None:
+        for number in range(10 * rocksdb._RUNS):
+            kv.write([(number.to_bytes(4, "big"), b"v" * 1_000)])
+            kv.flush()
+
+    try:
+        filling = threading.Thread(target=fill)
+        filling.start()
+        filling.join(timeout=120)
+        assert not filling.is_alive()
+        assert len(list((tmp_path / "db").glob("*.sst"))) == 10 * rocksdb._RUNS
+    finally:
+        MEMORY.hold_compactions(False)
+    kv.close()
