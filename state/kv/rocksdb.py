@@ -418,8 +418,8 @@ def _options(memory: SlotMemory, with_holes: bool, tables_in: Path | None) -> An
     options.set_compaction_style(DBCompactionStyle.universal())
     options.set_universal_compaction_options(universal)
     options.set_level_zero_file_num_compaction_trigger(_RUNS)
-    # Never slow writers down: the loop is the writer, and a flush waits as long as one more run would slow them, which a
-    # checkpoint waits for, while compactions have the lowest priority or are held. Many runs only make look-ups dearer.
+    # Never slow writers down: the loop is the writer. And a flush waits as long as one more run would slow them, so a
+    # checkpoint does, while compactions have the lowest priority or are held. Many runs only make look-ups dearer.
     options.set_level_zero_slowdown_writes_trigger(_NEVER)
     options.set_level_zero_stop_writes_trigger(_NEVER)
     options.set_compression_type(DBCompressionType.lz4())
