@@ -15,7 +15,8 @@ from barrier_runtime.state.columns.segment import FIXED_BYTES, Header, Segment, 
 from barrier_runtime.state.columns.segment_set import rows_by_headers, segments_in
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.file_links import segment_number
-from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory, link_database
+from barrier_runtime.state.kv.linked_database import link_database
+from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory
 from barrier_runtime.state.kv.shard import MOST_LISTED, Shard, scan_state_lists
 from barrier_runtime.state.kv.store import KvStore
 from barrier_runtime.state.snapshots.partial_download import download_range

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
-from barrier_runtime.state.file_links import database_of, link_or_copy, segment_number
-from barrier_runtime.state.kv.key_ranges import RANGES_FILE
+from barrier_runtime.state.file_links import link_or_copy
 from barrier_runtime.state.kv.live_files import LiveFiles
 from barrier_runtime.state.kv.small_files import SmallFiles
 from barrier_runtime.state.kv.sst_blocks import UnknownLayout
@@ -48,6 +47,8 @@ _IN_PARTS = (
 _COMPACTING = 1  # threads of a process
 _NO_LIMIT = 1 << 62  # bytes
 _NEVER = 1 << 30  # runs of files
+_MANY_RUNS = 100  # from there on writers leave processor time to compactions
+_REST_S = 0.005  # for each write then
 _AT_WORK = ("num-running-flushes", "mem-table-flush-pending", "num-running-compactions", "compaction-pending")
 
 
@@ -152,6 +153,7 @@ class RocksDbKv:
         self._whole_filter_bytes = memory.total_bytes // _WHOLE_FILTERS
         self._in_parts = False
         self._written = 0  # entries, since somebody looked whether filters are to be in parts
+        self._is_behind = False  # compactions with what is written, when it was flushed last
         # The last checkpoint's directory, and its files. None: there is none, or something was written since.
         self._last: tuple[Path, list[str]] | None = None
         self._live = "", LiveFiles()  # of the MANIFEST of that name
@@ -175,6 +177,8 @@ class RocksDbKv:
             self._db.write(batch)
         except Exception as error:
             raise _trouble(f"cannot write to the state database in {self._directory}", error) from error
+        if self._is_behind and not self._memory.compactions_held:
+            time.sleep(_REST_S)  # RocksDB would rest with the interpreter held
         self._written += len(entries)
         if self._written >= _LOOKED_AFTER:
             self._written = 0
@@ -234,6 +238,7 @@ class RocksDbKv:
             self._db.flush()
         except Exception as error:
             raise _trouble(f"cannot flush the state database in {self._directory}", error) from error
+        self._is_behind = self._number("num-files-at-level0") >= _MANY_RUNS
         self._may_part_filters()
 
     def _may_part_filters(self) -> None:
@@ -347,24 +352,6 @@ class RocksDbKv:
             self._small.close()
 
 
-def link_database(source: Path, names: Sequence[str], target: Path, database: int = 0) -> None:
-    """Make `target` (fresh) a database of the files `names` of `source`, which stays as it is. Segments among them are
-    not the database's, nor is what belongs to another one than `database` (`file_links.database_of`).
-
-    Opening a database rewrites its MANIFEST and goes on with its numbering, so a snapshot is never opened in place.
-    SSTs never change: they are linked; the small rest is copied.
-    """
-    target.mkdir(parents=True, mode=0o700)
-    for name in names:
-        number, own_name = database_of(name)
-        if number != database or segment_number(name) is not None or name == RANGES_FILE:
-            continue
-        if name.endswith(".sst"):
-            link_or_copy(source / name, target / own_name)
-        else:
-            shutil.copyfile(source / name, target / own_name)
-
-
 def _write_config(directory: Path) -> None:
     config = directory / CONFIG_FILE
     config.unlink(missing_ok=True)  # it may be a link to somewhere else
@@ -418,8 +405,8 @@ def _options(memory: SlotMemory, with_holes: bool, tables_in: Path | None) -> An
     options.set_compaction_style(DBCompactionStyle.universal())
     options.set_universal_compaction_options(universal)
     options.set_level_zero_file_num_compaction_trigger(_RUNS)
-    # Never slow writers down: the loop is the writer. And a flush waits as long as one more run would slow them, so a
-    # checkpoint does, while compactions have the lowest priority or are held. Many runs only make look-ups dearer.
+    # RocksDB never slows writers down: the loop is the writer. And a flush, so a checkpoint, waits as long as one more
+    # run would slow them, while compactions have the lowest priority or are held. Many runs only make look-ups dear.
     options.set_level_zero_slowdown_writes_trigger(_NEVER)
     options.set_level_zero_stop_writes_trigger(_NEVER)
     options.set_compression_type(DBCompressionType.lz4())

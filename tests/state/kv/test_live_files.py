@@ -8,8 +8,9 @@ import pytest
 
 from barrier_runtime.state.file_links import link_or_copy
 from barrier_runtime.state.kv import rocksdb
+from barrier_runtime.state.kv.linked_database import link_database
 from barrier_runtime.state.kv.live_files import LiveFiles
-from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory, link_database
+from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory
 from barrier_runtime.state.kv.sst_blocks import UnknownLayout
 
 MEMORY = SlotMemory(16 << 20)

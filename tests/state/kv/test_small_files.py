@@ -12,7 +12,8 @@ import pytest
 
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.kv import small_files
-from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory, link_database
+from barrier_runtime.state.kv.linked_database import link_database
+from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory
 
 MEMORY = SlotMemory(16 << 20)
 _OPENS_ONE = """
