@@ -12,8 +12,8 @@ import pytest
 from deltalake import DeltaTable
 
 from examples.servers import KafkaServer, PostgresServer, postgres_server
-from tests.deciding import deciding
 from tests.ends.kafka_target import Topic, new_topic
+from tests.killed_after_decisions import deciding
 
 COMMAND = [str(Path(sys.executable).with_name("barrier-runtime"))]
 ROWS = 2_000

@@ -28,8 +28,8 @@ from barrier_runtime import (
 from barrier_runtime.spark.java import check_java
 from barrier_runtime.state.store.memory import Fault
 from barrier_runtime.state.store.open import open_store
+from tests.far_apart_keys import scatter
 from tests.newest_checkpoint import newest_manifest
-from tests.scattered import scatter
 from tests.waiting import until
 
 BAD = (InvalidJob, JobFailed)

@@ -6,8 +6,8 @@ import time
 from contextlib import contextmanager
 
 import pytest
+from arrival_times import latency_between, stamped
 from harness import JsonlSink, NumbersUntilEnough, count, enough, verdict
-from late import latency_between, stamped
 from test_operating import Daemon
 
 from barrier_runtime.api.dataflow import Dataflow

@@ -298,7 +298,7 @@ MUTANTS = (
         "coordinator/job/phases/running.py",
         "if slot.register.highest_checkpoint > self._told:",
         "if False:",
-        ("tests/coordinator/job/test_simulation_findings.py",),
+        ("tests/coordinator/job/test_shortest_interleavings.py",),
     ),
     Mutant(
         "moves-before-its-rows-are-visible",

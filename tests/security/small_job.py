@@ -7,7 +7,7 @@ from barrier_runtime.api.dataflow import Dataflow
 from barrier_runtime.connectors.files.sink.sink import JsonlSink
 from barrier_runtime.launch.result import JobResult
 from barrier_runtime.operators.aggregation.functions import count
-from tests.scattered import scatter
+from tests.far_apart_keys import scatter
 
 NAME = "counted"
 ROWS = 2_000

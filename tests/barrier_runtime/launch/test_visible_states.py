@@ -22,7 +22,7 @@ from barrier_runtime.launch.local import make_runner, run_graph
 from barrier_runtime.launch.options import JobOptions, job_spec
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.memory import Fault, MemoryStore
-from tests.scattered import scatter
+from tests.far_apart_keys import scatter
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 

@@ -29,7 +29,7 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.open import open_existing_store, open_store
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.tools.transactions import transactions
-from tests.deciding import deciding
+from tests.killed_after_decisions import deciding
 
 pytestmark = pytest.mark.slow
 
