@@ -7,7 +7,6 @@ and stay as it is, and in the end nothing shows that no record names.
 
 import hashlib
 import threading
-import time
 from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,11 +155,6 @@ class Reader:
         """When every sink had shown every split's rows up to those due after `moment_ns`."""
         times = [view.committed_after(moment_ns) for view in self.sinks.values()]
         return None if any(time_ns is None for time_ns in times) else max(time_ns for time_ns in times if time_ns)
-
-    @property
-    def lag_s(self) -> float:
-        """How far behind now the rows are that every sink and split has shown."""
-        return time.time() - min(view.audit.due_ns for view in self.sinks.values()) / 1e9
 
     @property
     def recorded(self) -> dict[str, str]:
