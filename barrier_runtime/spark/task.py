@@ -56,7 +56,7 @@ _LEAVE_S = 10.0  # how long operators may take to let go at the end
 
 @dataclass(frozen=True)
 class SlotSettings:
-    """All a slot needs; travels in Spark's closure (so the secret is as safe as Spark's RPC, see docs/operating.md)."""
+    """All a slot needs; travels in Spark's closure (so the secret is as safe as Spark's RPC, see docs/security.md)."""
 
     graph: JobGraph | bytes  # bytes: of a program that replaces the job's, as `closure.pickled` makes them
     mode: str

@@ -7,7 +7,7 @@
     Gather           -         -         WaitingForSlots  -                -                -          -        -
     Run              -         Running   -                Running          -                -          -        -
     Restart          -         -         -                Fencing/Failing  Fencing/Failing  -          -        -
-    HandOver             -         -         -                Fencing          Fencing          -          -        -
+    HandOver         -         -         -                Fencing          Fencing          -          -        -
     FinishJob        -         -         -                -                Finishing        -          -        -
     Fail             -         Failing   Failing          Failing          Failing          -          -        -
     Cancel           Ended     Ended     Finishing/Ended  Finishing/Ended  Finishing/Ended  -          -        -

@@ -1,1 +1,1 @@
-"""Looks at, and mends, what a job that does not run has stored."""
+"""Checks, and repairs, what a job that does not run has stored."""

@@ -101,7 +101,7 @@ class BatchQueue:
 
     def read(self, batch: DecidedBatch) -> pa.Table:
         """All rows. Raises `ObjectNotFound`, and `Corrupt` for an object that is not what was staged."""
-        import pyarrow.parquet as pq  # 20 ms; only who reads Parquet pays
+        import pyarrow.parquet as pq  # 20 ms; only users of Parquet pay
 
         tables = [pq.read_table(pa.BufferReader(self._checked(each))) for each in batch.objects]
         return pa.concat_tables(tables, promote_options="default")

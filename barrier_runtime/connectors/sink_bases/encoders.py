@@ -16,7 +16,7 @@ _JSON_ROWS = 256
 
 
 def parquet(batches: Sequence[pa.RecordBatch]) -> bytes:
-    import pyarrow.parquet as pq  # 20 ms; only who writes Parquet pays
+    import pyarrow.parquet as pq  # 20 ms; only users of Parquet pay
 
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_batches(batches).combine_chunks(), sink)

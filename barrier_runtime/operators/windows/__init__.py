@@ -1,1 +1,1 @@
-"""Windows of event time, and aggregates in them."""
+"""Windows by event time, wall clock or count: which rows belong to one, what it holds, when it is emitted."""
