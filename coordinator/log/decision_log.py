@@ -184,7 +184,7 @@ class DecisionLog:
         if self._in_flight is not None:
             raise ProtocolViolation(
                 f"job {self._job}: append of {type(record).__name__} while position {self._in_flight.position} is "
-                "undecided (I9): file a bug"
+                "undecided: file a bug"
             )
         position = self.next_position
         self._check(position, record)
@@ -282,7 +282,7 @@ class DecisionLog:
         if not legal:
             raise ProtocolViolation(
                 f"job {self._job}: {type(record).__name__} with token {record.token} at log position {position} after "
-                f"generation {token}: tokens are positions and never decrease (I3): file a bug"
+                f"generation {token}: tokens are positions and never decrease: file a bug"
             )
         self._check_parent(position, record)
 

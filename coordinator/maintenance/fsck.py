@@ -160,7 +160,7 @@ class LogWalk:
         self._token_at.append(0)
         if data is None:
             self._previous_sha256 = None
-            self._harm(key, "a log record: positions are contiguous (I1)", "nothing", BACKUP)
+            self._harm(key, "a log record: positions are contiguous", "nothing", BACKUP)
             return
         previous, self._previous_sha256 = self._previous_sha256, sha256_hex(data)
         try:
@@ -184,7 +184,7 @@ class LogWalk:
         if isinstance(record, Fence):
             self._expected_token = position
         if seen or isinstance(record, Fence):
-            self._expect(key, "token", self._expected_token, record.token, " (of the last FENCE, its position; I3)")
+            self._expect(key, "token", self._expected_token, record.token, " (of the last FENCE, its position)")
         if seen:
             self._expect(key, "prior_complete", self._expected_complete, record.prior_complete)
             if self.finish is not None and not isinstance(record, Fence):
