@@ -88,7 +88,7 @@ class SnapshotRun:
         return bool(self._undrained)
 
     def cancel(self) -> None:
-        """The checkpoint was given up. What is already running ends without being reported."""
+        """The checkpoint was aborted. What is already running ends without being reported."""
         self.cancelled = True
         self.over = not self._undrained
 
@@ -103,7 +103,7 @@ class SnapshotRun:
 
     def _check_wanted(self) -> None:
         if self.cancelled:
-            raise SnapshotDropped(f"checkpoint {self.barrier.id} of subtask {self.subtask} was given up: decline it")
+            raise SnapshotDropped(f"checkpoint {self.barrier.id} of subtask {self.subtask} was aborted: decline it")
 
     def _write(self) -> None:
         if self.cancelled:

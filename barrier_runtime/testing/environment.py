@@ -210,7 +210,7 @@ class Environment:
         ]
 
     def abort(self, process: Process, checkpoint: int) -> None:
-        self.steps.append(f"checkpoint {checkpoint} is given up")
+        self.steps.append(f"checkpoint {checkpoint} is aborted")
         for hand in process.hands:
             hand.operator.on_abort(checkpoint)
 

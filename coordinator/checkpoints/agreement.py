@@ -23,7 +23,7 @@ def disagreement(snapshots: Iterable[OperatorSnapshot]) -> str:
                 if name == SWITCHES:
                     return (
                         f"broadcast rows of operator {snapshot.operator!r} became valid behind other barriers {where}, "
-                        "because an earlier checkpoint was given up while its barriers were under way: the job begins "
+                        "because an earlier checkpoint was aborted while its barriers were under way: the job begins "
                         "again at the last checkpoint, and nobody has to do anything"
                     )
                 return (

@@ -23,7 +23,7 @@ class Cause(enum.Enum):
     NOT_STORED = "its manifest could not be stored"
     GENERATION_ENDED = "the generation ended"
     SUBSUMED = "a newer checkpoint completed"
-    GIVEN_UP = "what it was taken for was given up"
+    MOVE_ABORTED = "the move that it was taken for was aborted"
 
 
 COUNTABLE = frozenset({Cause.DECLINED, Cause.EXPIRED, Cause.NOT_STORED})

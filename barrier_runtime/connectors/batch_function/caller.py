@@ -115,7 +115,7 @@ class BatchCaller:
         )
         if self.failures >= self._attempts:
             raise BatchFunctionFailed(
-                f"{said}\n  That was attempt {self.failures} of {self._attempts}. Nothing is lost: mend the function "
+                f"{said}\n  That was attempt {self.failures} of {self._attempts}. Nothing is lost: fix the function "
                 "or its target and start the job again; it is called with the same rows and the same checkpoint"
             ) from error
         log.warning("%s; attempt %d of %d, it is called again", said, self.failures, self._attempts)

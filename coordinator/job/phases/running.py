@@ -434,7 +434,7 @@ class Running(Phase):
             if rescale.pauses(checkpoint.id):
                 self._pending(job).abort(checkpoint, now_ms)
                 reason = f"it was not decided within {rescale.request.timeout_ms} ms, {undecided_because(checkpoint)}"
-                self._aborted(job, checkpoint, Cause.GIVEN_UP, f"{reason}: give a longer timeout", now_ms)
+                self._aborted(job, checkpoint, Cause.MOVE_ABORTED, f"{reason}: give a longer timeout", now_ms)
 
     def _knows_what_moves(self, job: Job) -> bool:
         """Whether another program fits, and what is to be fetched, is said of a checkpoint. A coordinator that was

@@ -381,7 +381,7 @@ class _Look:
 
     def _expired(self) -> Reason:
         record = self.record
-        begin = f"Checkpoint {record.checkpoint} was given up after {_time(record.duration_ms)}, because"
+        begin = f"Checkpoint {record.checkpoint} timed out after {_time(record.duration_ms)}, because"
         evidence = (f"{len(record.missing)} of its subtasks had not acknowledged: {_some(record.missing)}",)
         missing_slots = {name.partition("/")[2] for name in record.missing}
         for seen in self._slots_by_trouble():
