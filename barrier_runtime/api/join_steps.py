@@ -180,8 +180,8 @@ def _check_deleted(deleted: str | None, table: Side, where: str) -> None:
     kind = table.schema.field(deleted).type
     if not pa.types.is_boolean(kind) or deleted in (*table.keys, table.event_time):
         raise InvalidJob(
-            f"{its}: deleted={deleted!r} is {kind}: pass a column of booleans that is no key, true in rows that delete "
-            """their key; select() makes one, as in .select({"gone": "op = 'D'", …})"""
+            f"{its}: deleted={deleted!r} is {kind}: pass a column of booleans that is not a key, true in rows that "
+            """delete their key; select() makes one, as in .select({"gone": "op = 'D'", …})"""
         )
 
 

@@ -36,7 +36,7 @@ def find_checkpoint(url: str, job: str = "", checkpoint: int | None = None) -> S
     if not job:
         savepoint = find_savepoint(url)
         if savepoint is None:
-            raise InvalidJob(f"{shown(url)} is no savepoint: for a checkpoint give the job's name as well")
+            raise InvalidJob(f"{shown(url)} is not a savepoint: for a checkpoint give the job's name as well")
         return StoredCheckpoint(store, savepoint.taken, f"savepoint {shown(url)}")
     return _read(store, job, _completed(store, url, job, checkpoint))
 

@@ -108,7 +108,7 @@ def _conditions(stored: StoredState, where: Sequence[str]) -> dict[str, Any]:
     for each in where:
         column, equals, text = each.partition("=")
         if not equals:
-            raise InvalidJob(f"--key {each!r} is no condition: write it as column=value")
+            raise InvalidJob(f"--key {each!r} is not a condition: write it as column=value")
         kinds = {kind for info in stored.tables() for kind in info.key.split(", ") if kind.startswith(f"{column}: ")}
         if any(kind.endswith(": string") for kind in kinds):
             found[column] = text

@@ -44,7 +44,7 @@ def decode(text: str) -> Counts:
         data = base64.b64decode(text, validate=True)
         cookie, length = OUTER.unpack_from(data)
         if cookie != COMPRESSED or length != len(data) - OUTER.size:
-            raise ValueError("it is no compressed histogram")
+            raise ValueError("it is not a compressed histogram")
         unpacking = zlib.decompressobj()
         plain = unpacking.decompress(data[OUTER.size :], _MOST_BYTES)
         cookie, size, offset, digits, lowest, highest, _ = HEAD.unpack_from(plain)

@@ -271,7 +271,7 @@ def test_values_of_every_kind_come_back_as_they_went(make_table: Any) -> None:
         ("x bigint not null", pa.array([1, None]), "'x' of a row is null, .*bigint.* NOT NULL"),
         ("x varchar(3)", pa.array(["abc", "äöüß"]), r"'x' of a row is too long, .* varchar\(3\)"),
         ("x tinytext", pa.array(["ä" * 200]), "is too long"),
-        ("x double", pa.array([float("nan")]), "is no number that MySQL has"),
+        ("x double", pa.array([float("nan")]), "is not a number that MySQL has"),
         ("x json", pa.array(["{"]), "'x' of a row is not JSON"),
         (
             "x timestamp(6)",

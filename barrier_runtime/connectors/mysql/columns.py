@@ -254,7 +254,7 @@ def _no_nulls(values: pa.Array) -> tuple[pa.Array, str] | None:
 
 
 def _finite(values: pa.Array) -> tuple[pa.Array, str] | None:
-    return pc.invert(pc.is_finite(values)), "is no number that MySQL has (NaN or infinity)"
+    return pc.invert(pc.is_finite(values)), "is not a number that MySQL has (NaN or infinity)"
 
 
 def _is_json(values: pa.Array) -> tuple[pa.Array, str] | None:

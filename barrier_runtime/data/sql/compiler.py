@@ -169,7 +169,7 @@ class Compiler:
             try:
                 number = self._scalar(int(one.value) if one.value.strip().lstrip("-").isdigit() else float(one.value))
             except ValueError as error:
-                raise InvalidJob(f"{self._where}: {one.value!r} is no number") from error
+                raise InvalidJob(f"{self._where}: {one.value!r} is not a number") from error
             one = Argument(pc.scalar(number), number.type, True, number.as_py())
         if pa.types.is_timestamp(other.type) or pa.types.is_date(other.type):
             if one.is_constant and isinstance(one.value, str):
@@ -190,7 +190,7 @@ class Compiler:
             at = datetime.datetime.fromisoformat(text.strip())
         except ValueError as error:
             raise InvalidJob(
-                f"{self._where}: {text!r} is no time: write '2026-01-31' or '2026-01-31 12:00:00'"
+                f"{self._where}: {text!r} is not a time: write '2026-01-31' or '2026-01-31 12:00:00'"
             ) from error
         if pa.types.is_date(kind):
             return pa.scalar(at.date(), kind)

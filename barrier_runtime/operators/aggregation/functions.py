@@ -210,7 +210,7 @@ def smallest(column: str, n: int) -> Aggregate:
 
 def _limit(kind: str, limit: int, most: int) -> int:
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= most:
-        raise InvalidJob(f"{kind}: {limit!r} is no number of values to keep: give one from 1 to {most:,}")
+        raise InvalidJob(f"{kind}: {limit!r} is not a number of values to keep: give one from 1 to {most:,}")
     return limit
 
 

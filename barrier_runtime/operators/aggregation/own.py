@@ -140,7 +140,7 @@ def columns_of_numbers(name: str, declared: Any) -> dict[str, tuple[str, int | f
     found: dict[str, tuple[str, int | float]] = {}
     for column, kind in declared.items():
         dtype, initial = kind if isinstance(kind, tuple) else (kind, 0)
-        refused = f"{name}.state[{column!r}] = {kind!r} is no numpy dtype of a number: use 'int64' or 'float64'"
+        refused = f"{name}.state[{column!r}] = {kind!r} is not a numpy dtype of a number: use 'int64' or 'float64'"
         try:
             known = np.dtype(dtype)
             known.type(initial)

@@ -27,8 +27,8 @@ class WatchedAttributes:
             self._warned = True
             warnings.warn(
                 f"{self._where}: {changed[0]!r} of {type(self._target).__name__} changed while rows were processed, "
-                "and is no state: all keys of a subtask share it, and no checkpoint has it. Make it a ValueState if it "
-                "must last",
+                "and is not state: all keys of a subtask share it, and no checkpoint has it. Make it a ValueState if "
+                "it must last",
                 stacklevel=3,
             )
 

@@ -237,7 +237,7 @@ class ProcessGroupsOperator(KeyedOperator):
                 result = result.to_batches()[0] if result.num_rows else None
         except (pa.ArrowException, TypeError, ValueError, KeyError) as error:
             raise InvalidJob(
-                f"{name} returned columns that are no rows ({error}): return columns of one length"
+                f"{name} returned columns that are not rows ({error}): return columns of one length"
             ) from error
         if result is None:
             return None

@@ -121,7 +121,7 @@ class ReducingState(_FoldedState, Generic[T]):
         super().__init__(kind, codec, "ReducingState", ttl, renamed, migrate)
         if not callable(reduce):
             raise InvalidJob(
-                f"ReducingState reduces with {short(reduce)}, which is no function: pass one of two values"
+                f"ReducingState reduces with {short(reduce)}, which is not a function: pass one of two values"
             )
         self._reduce = reduce
 

@@ -22,7 +22,7 @@ def stored_names(model: type[Any]) -> dict[str, str]:
     for name, field in model.model_fields.items():
         alias = name if field.validation_alias is None else field.validation_alias
         if not isinstance(alias, str):
-            raise TypeError(f"field {name!r} of {model.__name__}, whose alias {alias!r} is no single name")
+            raise TypeError(f"field {name!r} of {model.__name__}, whose alias {alias!r} is not a single name")
         names[name] = alias
     return names
 

@@ -267,7 +267,7 @@ def test_what_is_not_there_is_named(storage: str, tmp_path: Path) -> None:
             stored.table("all", "last", {"customer": "ann"})
     with pytest.raises(InvalidJob, match="no completed checkpoint 4711"):
         open_checkpoint(storage, "kept", 4711)
-    with pytest.raises(InvalidJob, match="is no savepoint: for a checkpoint give the job's name"):
+    with pytest.raises(InvalidJob, match="is not a savepoint: for a checkpoint give the job's name"):
         open_checkpoint(storage)
 
 

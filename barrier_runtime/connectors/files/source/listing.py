@@ -94,7 +94,7 @@ def find_arrivals(
 
 def _listed(paths: str | Sequence[str], where: str) -> list[str]:
     if not isinstance(paths, str | os.PathLike | Sequence) or isinstance(paths, bytes):
-        raise InvalidJob(f"{where}: {paths!r} is no path: pass a file, a folder or a glob, or a list of them")
+        raise InvalidJob(f"{where}: {paths!r} is not a path: pass a file, a folder or a glob, or a list of them")
     listed = [str(paths)] if isinstance(paths, str | os.PathLike) else [str(path) for path in paths]
     if not listed:
         raise InvalidJob(f"{where}: no path is given: pass a file, a folder or a glob")

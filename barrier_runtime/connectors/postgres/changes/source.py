@@ -100,7 +100,7 @@ class PostgresChangesSource:
             raise InvalidJob(f"{where}: tables={self.tables!r}: a table is named twice")
         for given in (self.slot, self.publication):
             if given is not None and not (0 < len(given.encode()) <= _NAME and '"' not in given and "'" not in given):
-                raise InvalidJob(f"{where}: {given!r} is no name of a slot or publication: up to {_NAME} bytes")
+                raise InvalidJob(f"{where}: {given!r} is not a name of a slot or publication: up to {_NAME} bytes")
         return PostgresChanges(name, self, tables, where)
 
 

@@ -122,5 +122,5 @@ def test_what_has_no_order_of_one_number_is_refused_and_so_are_places_without_en
     with pytest.raises(InvalidJob, match=r"top=largest\(s, limit=3\) cannot be computed of type string.*cast the"):
         keyed.aggregate("a", top=largest("s", 3))
     for n in (0, 101, True):
-        with pytest.raises(InvalidJob, match=r"largest: .* is no number of values to keep: give one from 1 to 100"):
+        with pytest.raises(InvalidJob, match=r"largest: .* is not a number of values to keep: give one from 1 to 100"):
             largest("x", n)

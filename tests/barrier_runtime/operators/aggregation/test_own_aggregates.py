@@ -251,7 +251,7 @@ def test_aggregates_that_do_not_say_what_they_keep_or_give_are_refused() -> None
     with pytest.raises(InvalidJob, match="Mine does not say what its state is: declare state"):
         made(ColumnAggregate, type=pa.int64())("v")
     for state in ({"n": "object"}, {"n": "nothing"}, {"n": ("int64", math.inf)}, {"n": "datetime64[s]"}):
-        with pytest.raises(InvalidJob, match=r"Mine.state\['n'\] = .* is no numpy dtype of a number: use 'int64'"):
+        with pytest.raises(InvalidJob, match=r"Mine.state\['n'\] = .* is not a numpy dtype of a number: use 'int64'"):
             made(ColumnAggregate, type=pa.int64(), state=state)("v")
 
 

@@ -123,7 +123,7 @@ def one_more(keys: Any, batch: Any, state: Any) -> None:
         (other_type, r"left state\['n'\] as float64, \(1,\), but it is int64"),
         (one_more, r"put \['m'\] into its state, which are not declared: declare them"),
         (lambda keys, batch, state: [1], r"returned list: return a pyarrow.RecordBatch or Table, a dict of columns"),
-        (lambda keys, batch, state: {"a": [1, 2], "b": [1]}, r"returned columns that are no rows .*of one length"),
+        (lambda keys, batch, state: {"a": [1, 2], "b": [1]}, r"returned columns that are not rows .*of one length"),
         (lambda keys, batch, state: batch, r"returned \(k: int64, v: int64\), but its schema is \(k: int64\)"),
         (lambda keys, batch, state: keys.forget([3]), r"keys.forget\(\[3\]\): give a mask .* of the 1 keys"),
     ],
@@ -139,7 +139,11 @@ def test_wrong_use_is_refused_with_the_remedy(function: Any, told: str) -> None:
     [
         (lambda keys, batch, state: None, {}, r"process_groups 'p' does not say what its state is: declare state"),
         (Totals, {"state": {"n": "int64"}}, r"its state is declared in Totals and in state=: keep one"),
-        (Totals().process_groups, {"state": {"n": "object"}}, r"state\['n'\] = 'object' is no numpy dtype of a number"),
+        (
+            Totals().process_groups,
+            {"state": {"n": "object"}},
+            r"state\['n'\] = 'object' is not a numpy dtype",
+        ),
         (3, {"state": {"n": "int64"}}, r"process_groups 'p': 3 is not a function and has no process_groups\(self"),
         (dict, {"state": {"n": "int64"}}, r"is not a function and has no process_groups\(self, keys, batch, state\)"),
     ],

@@ -572,7 +572,7 @@ class HasSettings(CountsInAnAttribute):
 def test_an_attribute_that_changes_is_said_to_be_no_state() -> None:
     """All keys share it, and no checkpoint has it."""
     with pytest.warns(
-        UserWarning, match=r"process 'p': 'n' of CountsInAnAttribute changed .* is no state: .*ValueState"
+        UserWarning, match=r"process 'p': 'n' of CountsInAnAttribute changed .* is not state: .*ValueState"
     ):
         ran(NUMBERS, PLAIN, keyed(CountsInAnAttribute))
     with warnings.catch_warnings():

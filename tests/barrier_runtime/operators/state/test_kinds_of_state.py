@@ -420,7 +420,7 @@ def test_an_error_in_the_users_own_reduction_is_shown_as_user_code() -> None:
         (lambda: MapState(tuple, int), "MapState keys cannot be .*join several fields into a text"),
         (lambda: MapState(tuple[str, int], int), "MapState keys cannot be"),
         (lambda: ListState(int, codec="json"), "ListState codec 'json' is unknown: use 'msgpack' or 'pickle'"),
-        (lambda: ReducingState(int, None), "ReducingState reduces with None, which is no function"),
+        (lambda: ReducingState(int, None), "ReducingState reduces with None, which is not a function"),
         (lambda: AggregatingState(Mean, tuple[float, int]), r"pass an object with zero\(\), add\(accumulator, value\)"),
         (lambda: AggregatingState(object(), int), r"AggregatingState of <object .*pass an object"),
     ],

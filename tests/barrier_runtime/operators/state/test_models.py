@@ -152,7 +152,7 @@ def test_what_cannot_be_written_is_refused_when_it_is_declared() -> None:
     several = pydantic.create_model(
         "Several", a=(int, pydantic.Field(validation_alias=pydantic.AliasChoices("a", "b")))
     )
-    with pytest.raises(InvalidJob, match="is no single name"):
+    with pytest.raises(InvalidJob, match="is not a single name"):
         ValueState(several)
 
 
