@@ -168,6 +168,7 @@ BEHAVIOURS = {
     "J1": "manifests and log form a chain of hashes",
     "J2": "every hash is verified before restored files are opened",
     "J4": "the database is opened in raw mode, and no configuration from the store is trusted",
+    "J5": "the policy of the bucket that the documents give names every prefix that is written",
     "J6": "secrets appear in no log, page, message or manifest",
     "J7": "local folders are private and are removed",
 }

@@ -30,6 +30,7 @@ from barrier_runtime.launch.removed_sinks import commit_removed_sinks
 from barrier_runtime.launch.staged_sources import stage_sources, unstage_sources
 from barrier_runtime.launch.steering.savepoints import is_savepoint_url
 from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.store.probe import probe_conditional_put
 from barrier_runtime.state.store.urls import shown
 
@@ -47,7 +48,7 @@ class PreparedJob:
         self.spec: JobSpec = job_spec(self.graph, options)
 
     def prove(self, store: ObjectStore) -> None:
-        probe_conditional_put(store, f"{self.spec.job}/probe")
+        probe_conditional_put(store, Paths(self.spec.job).probe_prefix)
 
     def resolve_in_doubt(self, store: ObjectStore) -> None:
         commit_removed_sinks(self.graph, store, self._options)

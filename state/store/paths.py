@@ -1,6 +1,6 @@
-"""Every object key is built here and nowhere else, and no key leaves this file unchecked (behaviour B1).
+"""Every object key of a job is built here and nowhere else, and no key leaves this file unchecked.
 
-Layout of one job below the store's root; see the protocol chapter of the documentation:
+Layout of one job below the store's root:
 
     <job>/log/<position, 20 digits>.json             one log record; immutable for ever
     <job>/checkpoints/<id>-<token>/manifest.json     written before the decision that names it
@@ -11,8 +11,10 @@ Layout of one job below the store's root; see the protocol chapter of the docume
     <job>/sources/<source>/current.json              which of the next ones count: one put for ever, or by a fresh start
     <job>/sources/<source>/<id>/<file>               rows of a source that are put into storage before the job starts
     <job>/pins/<checkpoint>-<seconds>-<id>           a reader needs that checkpoint, or a later one, for so long
+    <job>/pins/used                                  there were pins: only then are they listed before a deletion
     <job>/lease.json                                 which daemon is expected to lead; written again and again
     <job>/history.json                               counters and past checkpoints; written again and again
+    <job>/probe/<id>-...                             of the probe of the store at a start, which deletes them
 """
 
 import re
