@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make run [STORAGE=file|s3]  the main job, with a killed slot and a killed coordinator, checked against Spark SQL"
-	@echo "make run EXAMPLE=name       kafka_to_kafka, kafka_to_postgres, rabbitmq_to_delta, orders_to_iceberg, fraud or bids, on real servers, with kills; or grow"
+	@echo "make run EXAMPLE=name       kafka_to_kafka, kafka_to_postgres, rabbitmq_to_delta, orders_to_iceberg, fraud or bids, on real servers, with kills; or grow, without"
 	@echo "make test                   every test; all steps run also when one fails"
 	@echo "make check                  style, types, house rules, unit tests but the slow ones (a minute and a half, no Java)"
 	@echo "make style                  style and types alone"
@@ -52,7 +52,7 @@ jdk:
 servers:
 	@.ci/servers
 
-run: $(STAMP) java $(if $(EXAMPLE),servers)
+run: $(STAMP) java $(if $(filter-out grow,$(EXAMPLE)),servers)
 	$(BIN)/python -m $(if $(EXAMPLE),examples.run_example $(EXAMPLE),examples.run_main --storage $(STORAGE))
 
 # Tests wait for a third of their time, those of servers for half of it: four at a time on two cores. Those in a browser come first in
