@@ -1,8 +1,8 @@
-"""The at-least-once Kafka sink: rows are sent as they come, and a checkpoint waits until the brokers have them all.
+"""The at-least-once Kafka sink: rows are sent before the decision, and a checkpoint waits until the brokers have them.
 
-Rows are handed to the client off the loop, a few hundred KiB at a time; what readers see may be seen again after a
-restart. A row that the brokers refuse for good breaks this instance: the job starts again from its last checkpoint, and
-all that was sent since is sent anew.
+Rows are handed to the client off the loop, a few hundred KiB at a time, the rest at a barrier; what readers see may be
+seen again after a restart. A row that the brokers refuse for good breaks this instance: the job starts again from its
+last checkpoint, and all that was sent since is sent anew.
 """
 
 import threading
