@@ -140,7 +140,7 @@ def test_a_job_killed_under_an_earlier_release_goes_on_exactly_once(
 
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_a_savepoint_of_an_earlier_release_begins_another_job_exactly_once(parallelism: int, tmp_path: Path) -> None:
-    """1.10: of f185c63, the first release that had savepoints."""
+    """1.10: of f185c63, the first build that had savepoints."""
     job = Job(HERE / "f185c63-savepoint.tar.xz", tmp_path)
     before = len(job.visible("quiet"))
     assert 0 < before < len(FIXED)
