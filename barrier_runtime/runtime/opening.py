@@ -53,9 +53,11 @@ class OpenChains:
         """All chains, side by side. Raises what an operator raises."""
         self._restored = restored
         self._opening = [asyncio.ensure_future(self._open_patiently(chain)) for chain in self._graph.chains]
-        await asyncio.wait(self._opening)  # when this is cancelled its threads go on: see `quiet`
-        for opened in self._opening:
-            opened.result()
+        # One that fails is told at once, whatever others wait for. Their threads go on then, and when this is
+        # cancelled: see `quiet`.
+        opened, _ = await asyncio.wait(self._opening, return_when=asyncio.FIRST_EXCEPTION)
+        for each in opened:
+            each.result()
         self._restored = ()
 
     def take_in_flight(self, chain: int) -> list[tuple[int, Batch]]:

@@ -86,11 +86,12 @@ class PendingCheckpoints:
         self._open[checkpoint.id] = checkpoint
         return checkpoint
 
-    def next_deadline(self, *, with_trigger: bool = True) -> int | None:
-        """`with_trigger`: periodic checkpoints are wanted at present."""
+    def next_deadline(self, *, with_trigger: bool = True, held: bool = False) -> int | None:
+        """`with_trigger`: periodic checkpoints are wanted at present. `held`: none is triggered, also none that is
+        requested."""
         deadlines = [checkpoint.triggered_ms + self._options.timeout_ms for checkpoint in self._expirable()]
         trigger = self.trigger_at()
-        if trigger is not None and (with_trigger or self._requested):
+        if trigger is not None and not held and (with_trigger or self._requested):
             deadlines.append(trigger)
         return min(deadlines, default=None)
 

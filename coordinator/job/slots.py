@@ -330,7 +330,7 @@ class SlotTable:
 
     def forgive(self, now_ms: int) -> None:
         """Start all waiting anew: it was this coordinator that stood still."""
-        for slot in self:
+        for slot in (*self, *self._standbys.values()):
             slot.last_seen_ms = now_ms
             slot.contact.forgive(now_ms)
             if slot.lost_ms is not None:

@@ -135,10 +135,12 @@ class SideBySide:
         self.first.checkpoint(directory)
         for each in self._others:
             apart = directory.with_name(f"{directory.name}-{each.number}")
-            each.kv.checkpoint(apart)
-            for path in apart.iterdir():
-                path.rename(directory / beside_name(each.number, path.name))
-            apart.rmdir()
+            try:
+                each.kv.checkpoint(apart)
+                for path in apart.iterdir():
+                    path.rename(directory / beside_name(each.number, path.name))
+            finally:  # else nobody knows of it, and its links keep files on a disk that may be full
+                shutil.rmtree(apart, ignore_errors=True)
         if self._others:
             (directory / RANGES_FILE).write_bytes(self._ranges.stored())
 

@@ -96,8 +96,8 @@ class Running(Phase):
 
     def deadline(self, job: Job) -> int | None:
         graces = [slot.lost_ms + job.spec.reconnect_grace_ms for slot in job.slots if slot.lost_ms is not None]
-        triggers = not job.commits.too_far_behind and not self._holds_checkpoints(job)
-        pending = self._pending(job).next_deadline(with_trigger=triggers)
+        held = self._holds_checkpoints(job)
+        pending = self._pending(job).next_deadline(with_trigger=not job.commits.too_far_behind, held=held)
         rescale = job.rescales.open
         others = (pending, None if rescale is None or self._decides_move(job) else rescale.deadline_ms)
         return min([*graces, *(moment for moment in others if moment is not None)], default=None)

@@ -7,7 +7,7 @@ import threading
 import weakref
 
 import pytest
-from slot_bench import SOURCE, TARGET, Bench, Totals, sink_operator
+from slot_bench import SOURCE, TARGET, Bench, Feed, Totals, sink_operator
 
 from barrier_runtime.coordinator.wire.messages import (
     AbortCheckpoint,
@@ -35,7 +35,7 @@ from barrier_runtime.coordinator.wire.messages import (
 from barrier_runtime.launch.local import LocalDataPlane
 from barrier_runtime.operators.base import Capture
 from barrier_runtime.runtime.host.heap import Heap
-from barrier_runtime.state.errors import ProtocolViolation
+from barrier_runtime.state.errors import InvalidJob, ProtocolViolation, Unavailable
 
 
 def words(link):
@@ -99,6 +99,23 @@ async def test_what_was_ordered_before_a_restore_is_neither_begun_nor_told_behin
     told = lambda: {each.prefetched for each in bench.links[0].got(Heartbeat) if each.prefetched}  # noqa: E731
     await bench.until(told)
     assert told() == {9}
+
+
+async def test_what_cannot_be_opened_at_all_is_told_while_something_else_waits_for_its_server(tmp_path):
+    class Away(Feed):
+        def reader(self, split):
+            raise Unavailable("nobody is there")
+
+    class Unfit(Totals):
+        def open(self, context):
+            raise InvalidJob("it does not fit")
+
+    bench = Bench(tmp_path, make_operator=Unfit, feed=Away(1))
+    bench.deploy(5)
+    failure = await bench.failure()
+    assert "it does not fit" in failure.error
+    assert not failure.retryable
+    await bench.close()
 
 
 async def test_a_slot_restores_starts_takes_a_checkpoint_and_hears_of_its_completion(tmp_path):

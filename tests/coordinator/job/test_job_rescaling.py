@@ -7,7 +7,7 @@ from coordinator_world import Coordinator, FakeSlot, kinds, log_of, options, spe
 
 from barrier_runtime.coordinator.client.rest_types import RescaleAsked
 from barrier_runtime.coordinator.job.effects import Append, WriteManifest
-from barrier_runtime.coordinator.job.events import UserRescale, UserTrigger
+from barrier_runtime.coordinator.job.events import Tick, UserRescale, UserTrigger
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.log.records import Complete, Fence
 from barrier_runtime.coordinator.status.health import HANGING_MS
@@ -30,8 +30,8 @@ from barrier_runtime.state.store.memory import MemoryStore
 PATIENCE_MS = 5_000
 
 
-def ask(coordinator: Coordinator, parallelism: int) -> RescaleRequest:
-    request = RescaleRequest(uuid.uuid4().hex, parallelism, PATIENCE_MS)
+def ask(coordinator: Coordinator, parallelism: int, timeout_ms: int = PATIENCE_MS) -> RescaleRequest:
+    request = RescaleRequest(uuid.uuid4().hex, parallelism, timeout_ms)
     assert coordinator.protocol.refuses_rescale(request) == ""
     coordinator.post(UserRescale(request))
     return request
@@ -429,6 +429,38 @@ def test_what_was_compacted_while_a_checkpoint_was_under_way_is_in_the_next_one_
     commit(number, a, b)
     coordinator.settle()
     assert fences(store)[-1] == (1, number)
+
+
+def test_a_checkpoint_that_was_asked_for_before_none_may_come_is_not_due_all_the_time_meanwhile():
+    """A tick at once behind each tick took a core, and each counted as one that came late: all waiting began anew."""
+    coordinator, a, b = started(MemoryStore())
+    a.prefetches = b.prefetches = False
+    first = coordinator.checkpoint(a, b)
+    ask(coordinator, 1)
+    coordinator.later(0)
+    for slot in (a, b):
+        slot.fetched(first)
+    coordinator.later(0)
+    assert a.last(Trigger).checkpoint == first + 1
+    coordinator.post(UserTrigger())
+    coordinator.acknowledge(a, b)
+    assert coordinator.protocol.next_deadline() > coordinator.now_ms
+    for slot in (a, b):
+        slot.fetched(first + 1)
+    assert last_checkpoint(coordinator, a, b) == first + 2
+
+
+def test_new_slots_are_not_lost_because_the_coordinator_stood_still():
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    ask(coordinator, 3, 60_000)
+    standbys(coordinator, 2)
+    number = last_checkpoint(coordinator, a, b)
+    coordinator.now_ms = coordinator.protocol.next_deadline() + 5_000
+    coordinator.post(Tick())
+    commit(number, a, b)
+    coordinator.settle()
+    assert fences(store)[-1] == (3, number)
 
 
 def test_checkpoints_are_not_held_back_longer_than_a_slot_may_take_to_fetch():

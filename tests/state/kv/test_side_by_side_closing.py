@@ -1,6 +1,10 @@
-"""What side-by-side databases do while compactions are held, because the job is about to move."""
+"""What side-by-side databases leave: folders of a checkpoint that failed, and databases that are to be closed while
+compactions are held, because the job is about to move."""
 
+import errno
 from pathlib import Path
+
+import pytest
 
 from barrier_runtime.state.kv import rocksdb
 from barrier_runtime.state.kv.key_ranges import KeyRanges
@@ -29,4 +33,24 @@ def test_a_flush_while_compactions_are_held_leaves_what_is_empty_for_a_later_one
     store.flush()
     assert store.alone
     assert not (tmp_path / "1").exists()
+    store.close()
+
+
+class OnAFullDisk(RocksDbKv):
+    def checkpoint(self, directory: Path) -> None:
+        super().checkpoint(directory)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_checkpoint_that_fails_leaves_no_folder_that_its_owner_does_not_know(tmp_path: Path) -> None:
+    memory = SlotMemory(64 << 20)
+    first, other = RocksDbKv(tmp_path / "0", memory), OnAFullDisk(tmp_path / "1", memory)
+    ranges = KeyRanges((b"", b"\1", b"\2"), (0, 1, 0))
+    store = SideBySide(first, [Database(1, other, tmp_path / "1")], ranges)
+    store.write([(b"\0", b"v"), (b"\1", b"v")])
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    with pytest.raises(OSError, match="No space left"):
+        store.checkpoint(copies / "checkpoint-1")
+    assert [path.name for path in copies.iterdir()] == ["checkpoint-1"], "who asked for it removes it"
     store.close()
