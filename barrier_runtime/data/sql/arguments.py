@@ -40,6 +40,7 @@ MOST_DIGITS = 38  # of a decimal
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}  # of a whole number, by its bits
 _UNSIGNED_DIGITS = 20  # of one of 64 bits without a sign
 _MOST_BITS = 64
+_UNITS = ("s", "ms", "us", "ns")  # of times
 _SIGNED = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 _UNSIGNED = {8: pa.uint8(), 16: pa.uint16(), 32: pa.uint32(), 64: pa.uint64()}
 
@@ -48,8 +49,17 @@ def is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
+def is_exact(kind: pa.DataType) -> bool:
+    """A whole number or a decimal."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_decimal(kind))
+
+
 def beside_each_other(arguments: Sequence[Argument]) -> list[Made]:
-    """Numbers in one type; nulls with them, and what is no number as it is."""
+    """Numbers in one type, and times; nulls with them, and what is neither as it is."""
+    times = [each.type for each in arguments if pa.types.is_timestamp(each.type)]
+    if times and all(pa.types.is_timestamp(each.type) or pa.types.is_null(each.type) for each in arguments):
+        kind = one_time(times)
+        return [as_time(each, kind) for each in arguments]
     numbers = [each for each in arguments if is_number(each.type)]
     if not numbers or any(not is_number(each.type) and not pa.types.is_null(each.type) for each in arguments):
         return [each.made for each in arguments]
@@ -65,7 +75,30 @@ def as_number(argument: Argument, kind: pa.DataType) -> Made:
         return argument.made.cast(kind, safe=not pa.types.is_integer(argument.type))
     if pa.types.is_decimal(kind) and pa.types.is_integer(argument.type):
         return argument.made.cast(pa.decimal128(min(MOST_DIGITS, 20 + kind.scale), kind.scale)).cast(kind)
+    if pa.types.is_decimal(kind) and pa.types.is_decimal(argument.type):
+        return as_decimal(argument, kind)
     return argument.made.cast(kind)
+
+
+def as_decimal(argument: Argument, kind: pa.DataType) -> Made:
+    """A decimal with at least as many digits behind the point. Arrow takes what has more than 38 in all for another
+    number, so that is done with twice as many."""
+    more = kind.scale - argument.type.scale
+    if argument.type.precision + more <= MOST_DIGITS:
+        return argument.made.cast(kind)
+    return argument.made.cast(pa.decimal256(argument.type.precision + more, kind.scale)).cast(kind)
+
+
+def one_time(kinds: Sequence[pa.DataType]) -> pa.DataType:
+    """Of times of these types: in the finest unit, and in UTC if one of them has a zone."""
+    if all(kind == kinds[0] for kind in kinds):
+        return kinds[0]
+    unit = max((kind.unit for kind in kinds), key=_UNITS.index)
+    return pa.timestamp(unit, "UTC" if any(kind.tz for kind in kinds) else None)
+
+
+def as_time(argument: Argument, kind: pa.DataType) -> Made:
+    return argument.made if argument.type == kind else argument.made.cast(kind)
 
 
 def one_type(numbers: Sequence[Argument]) -> pa.DataType:
@@ -91,6 +124,11 @@ def _whole(numbers: Sequence[Argument]) -> pa.DataType:
     if most == _MOST_BITS:
         return pa.decimal128(_UNSIGNED_DIGITS, 0)
     return _SIGNED[max(2 * most, *(each.type.bit_width for each in signed))]
+
+
+def decimal_type(number: Argument) -> pa.DataType:
+    """Of a decimal, or of one that holds a whole number."""
+    return number.type if pa.types.is_decimal(number.type) else pa.decimal128(_whole_digits(number), 0)
 
 
 def _whole_digits(number: Argument) -> int:

@@ -20,14 +20,19 @@ from barrier_runtime.data.sql.arguments import (
     Made,
     Unfit,
     as_number,
+    as_time,
     beside_each_other,
+    is_exact,
     is_number,
+    one_time,
     one_type,
 )
+from barrier_runtime.data.sql.casts import cast, type_named
 from barrier_runtime.data.sql.constants import constant_of
-from barrier_runtime.data.sql.functions import FUNCTIONS, IGNORED, MAY_FAIL, OF_TIMES, known, time_of
+from barrier_runtime.data.sql.functions import FUNCTIONS, IGNORED, MAY_FAIL, OF_TIMES, known
 from barrier_runtime.data.sql.needed import Needed
-from barrier_runtime.data.sql.remainders import remainder
+from barrier_runtime.data.sql.remainders import remainder, whole_quotient
+from barrier_runtime.data.sql.texts import time_constant
 from barrier_runtime.state.errors import InvalidJob
 
 _ARITHMETIC: dict[type[exp.Expr], Callable[[Any, Any], Made]] = {
@@ -43,23 +48,10 @@ _COMPARISONS: dict[type[exp.Expr], Callable[[Any, Any], Made]] = {
     exp.LT: pc.less,
     exp.LTE: pc.less_equal,
 }
-_TYPES: dict[str, pa.DataType] = {
-    "BOOLEAN": pa.bool_(),
-    "TINYINT": pa.int8(),
-    "SMALLINT": pa.int16(),
-    "INT": pa.int32(),
-    "BIGINT": pa.int64(),
-    "FLOAT": pa.float32(),
-    "DOUBLE": pa.float64(),
-    "TEXT": pa.string(),
-    "VARCHAR": pa.string(),
-    "BINARY": pa.binary(),
-    "DATE": pa.date32(),
-    "TIMESTAMP": pa.timestamp("us"),
-    "TIMESTAMPNTZ": pa.timestamp("us"),
-    "TIMESTAMPTZ": pa.timestamp("us", "UTC"),
-    "TIMESTAMPLTZ": pa.timestamp("us", "UTC"),
-}
+_TOO_MANY_DIGITS = (
+    f"a decimal has at most {MOST_DIGITS} digits, and this result may need more: CAST the operands to fewer, as in "
+    "CAST(price AS DECIMAL(18, 4))"
+)
 _FALSE, _TRUE = pc.scalar(False), pc.scalar(True)
 _DAY = datetime.timedelta(days=1)
 # Arguments of what is no function: whatever else is written is refused.
@@ -93,19 +85,19 @@ class Compiler:
         if is_constant:
             scalar = value if isinstance(value, pa.Scalar) else self._scalar(value)
             return Argument(pc.scalar(scalar), scalar.type, True, scalar.as_py())
-        made = self._made(node)
         try:
+            made = self._made(node)
             kind = evaluated_types(self._schema, [made], self._where)[0]
+        except Unfit as error:
+            raise InvalidJob(f"{self._where}: {node.sql('spark')}: {error}") from error
         except InvalidJob as error:
             mixed = re.search(r"no kernel matching input types \((.*?)\)\. |precision out of range", str(error))
             if mixed is None:
                 raise
-            types = (
-                f"{mixed[1].replace(', ', ' and ')} do not go together"
-                if mixed[1]
-                else "a decimal has at most 38 digits"
-            )
-            raise InvalidJob(f"{self._where}: {node.sql('spark')}: {types}: CAST what has another type") from error
+            said = _TOO_MANY_DIGITS
+            if mixed[1]:
+                said = f"{mixed[1].replace(', ', ' and ')} do not go together: CAST what has another type"
+            raise InvalidJob(f"{self._where}: {node.sql('spark')}: {said}") from error
         return Argument(made, kind, False, None)
 
     def _scalar(self, value: Any) -> pa.Scalar:
@@ -146,23 +138,29 @@ class Compiler:
         """`_sides`, with nulls where what is made of them is not needed."""
         left, right = self._sides(node)
         divides = isinstance(node, exp.Div | exp.IntDiv | exp.Mod)
-        if _divides(right) if divides else any(pa.types.is_floating(side.type) for side in (left, right)):
+        never_fails = _divides(right) and not (isinstance(node, exp.IntDiv) and not pa.types.is_integer(left.type))
+        if never_fails if divides else any(pa.types.is_floating(side.type) for side in (left, right)):
             return left, right
         return (self._needed.only(left), right) if right.is_constant else (left, self._needed.only(right))
 
     def _beside_each_other(self, left: Argument, right: Argument) -> tuple[Made, Made]:
         """In types that go together."""
+        left, right = _as_time(left, right), _as_time(right, left)
+        if pa.types.is_timestamp(left.type) and pa.types.is_timestamp(right.type):
+            kind = one_time([left.type, right.type])
+            return as_time(left, kind), as_time(right, kind)
         return self._beside(left, right), self._beside(right, left)
 
     def _arithmetic(self, node: exp.Expr) -> Made:
         left, right = self._sides_that_may_fail(node)
         made = _ARITHMETIC[type(node)](*self._beside_each_other(left, right))
-        if pa.types.is_date(left.type) and pa.types.is_duration(right.type) and right.is_constant:
-            return made if right.value % _DAY else made.cast(left.type)  # a date and days are a date
+        day, span = (right, left) if pa.types.is_duration(left.type) else (left, right)
+        if pa.types.is_date(day.type) and pa.types.is_duration(span.type) and span.is_constant:
+            return made if span.value % _DAY else made.cast(day.type)  # a date and days are a date
         return made
 
     def _beside(self, one: Argument, other: Argument) -> Made:
-        """`one` as it is beside `other`: a number in the wider type of the two, text and times in that of a time."""
+        """`one` as it is beside `other`: a number in the wider type of the two."""
         if pa.types.is_null(one.type):
             return pc.scalar(pa.scalar(None, pa.int32() if pa.types.is_null(other.type) else other.type))
         if is_number(other.type) and one.is_constant and isinstance(one.value, str):
@@ -171,11 +169,6 @@ class Compiler:
             except ValueError as error:
                 raise InvalidJob(f"{self._where}: {one.value!r} is not a number") from error
             one = Argument(pc.scalar(number), number.type, True, number.as_py())
-        if pa.types.is_timestamp(other.type) or pa.types.is_date(other.type):
-            if one.is_constant and isinstance(one.value, str):
-                return pc.scalar(self._time(one.value, other.type))
-            if pa.types.is_timestamp(one.type) and pa.types.is_timestamp(other.type) and other.type.tz:
-                return one.made.cast(other.type)
         if is_number(one.type) and is_number(other.type):
             if pa.types.is_decimal(other.type) and one.is_constant and pa.types.is_integer(one.type):
                 return pc.scalar(pa.scalar(one.value, pa.decimal128(len(str(abs(one.value))))))
@@ -185,36 +178,20 @@ class Compiler:
             return as_number(one, one_type([one, other]))
         return one.made
 
-    def _time(self, text: str, kind: pa.DataType) -> pa.Scalar:
-        try:
-            at = datetime.datetime.fromisoformat(text.strip())
-        except ValueError as error:
-            raise InvalidJob(
-                f"{self._where}: {text!r} is not a time: write '2026-01-31' or '2026-01-31 12:00:00'"
-            ) from error
-        if pa.types.is_date(kind):
-            return pa.scalar(at.date(), kind)
-        if kind.tz and at.tzinfo is None:
-            at = at.replace(tzinfo=datetime.timezone.utc)
-        return pa.scalar(at, kind)
-
     def _call(self, node: exp.Expr) -> Made:
         names, make = FUNCTIONS[type(node)]
         self._check_arguments(node, frozenset(name.rstrip("?*") for name in names))
-        try:
-            arguments = self._arguments(node, names)
-            if type(node) in MAY_FAIL:
-                arguments = map(self._needed.only, arguments)
-            elif type(node) in OF_TIMES:
-                arguments = (self._needed.only(each) if pa.types.is_string(each.type) else each for each in arguments)
-            return make(*arguments)
-        except Unfit as error:
-            raise InvalidJob(f"{self._where}: {node.sql('spark')}: {error}") from error
+        arguments = self._arguments(node, names)
+        if type(node) in MAY_FAIL:
+            arguments = map(self._needed.only, arguments)
+        elif type(node) in OF_TIMES:
+            arguments = (self._needed.only(each) if pa.types.is_string(each.type) else each for each in arguments)
+        return make(*arguments)
 
     def _date(self, node: exp.Expr) -> Made:
         if node.this is None:
             raise InvalidJob(f"{self._where}: an argument is missing")
-        return time_of(self._needed.only(self.argument(node.this))).cast(pa.date32())
+        return cast(self._needed.only(self.argument(node.this)), pa.date32())
 
     def _check_arguments(self, node: exp.Expr, known: frozenset[str]) -> None:
         """Nothing that is written is left out."""
@@ -297,7 +274,10 @@ class Compiler:
 
     def _integer_divide(self, node: exp.Expr) -> Made:
         left, right = self._sides_that_may_fail(node)
-        if not (pa.types.is_integer(left.type) and pa.types.is_integer(right.type)):
+        kinds = left.type, right.type
+        if any(map(pa.types.is_decimal, kinds)) and all(map(is_exact, kinds)):
+            return whole_quotient(left, right)
+        if not all(map(pa.types.is_integer, kinds)):
             return pc.trunc(_quotient(left, right)).cast(pa.int64())
         kind = one_type([left, right])
         if pa.types.is_decimal(kind):
@@ -375,42 +355,21 @@ class Compiler:
         return self._case(exp.Case(ifs=[node], default=node.args.get("false")))
 
     def _cast(self, node: exp.Expr) -> Made:
-        if "TRY_CAST" in self._where.upper():
-            raise InvalidJob(f"{self._where}: try_cast is not known here: use cast, which refuses what does not fit")
-        to = node.args["to"]
-        kind = _TYPES.get(to.this.name)
-        if to.this.name == "DECIMAL":
-            digits = [int(each.name) for each in to.expressions] or [10]
-            if digits[0] > MOST_DIGITS:
-                raise InvalidJob(f"{self._where}: {to.sql('spark')} has more than {MOST_DIGITS} digits")
-            kind = pa.decimal128(digits[0], digits[1] if len(digits) > 1 else 0)
-        if kind is None:
-            raise InvalidJob(f"{self._where}: the type {to.sql('spark')} is not known here")
-        return self._as(self._needed.only(self.argument(node.this)), kind)
+        if node.args.get("safe"):
+            raise Unfit("try_cast is not known here: use cast, which refuses what does not fit")
+        return cast(self._needed.only(self.argument(node.this)), type_named(node.args["to"]))
 
-    def _as(self, value: Argument, kind: pa.DataType) -> Made:
-        made, types = value.made, pa.types
-        if (types.is_temporal(value.type) and is_number(kind)) or (is_number(value.type) and types.is_temporal(kind)):
-            raise InvalidJob(
-                f"{self._where}: {value.type} does not become {kind} by CAST here: take parts of a time, as in year(t)"
-            )
-        if types.is_string(value.type):
-            if value.is_constant and types.is_timestamp(kind):
-                return pc.scalar(self._time(value.value, kind))
-            made = pc.utf8_trim(made, " ")
-            if types.is_temporal(kind):
-                made = made.cast(pa.timestamp("us"))
-            elif types.is_decimal(kind):
-                made = _rounded(made.cast(pa.decimal128(MOST_DIGITS, MOST_DIGITS // 2)), kind.scale)
-        elif types.is_floating(kind) and is_number(value.type):
-            return as_number(value, kind)
-        elif types.is_integer(kind) and (types.is_floating(value.type) or types.is_decimal(value.type)):
-            made = pc.trunc(made)
-        elif types.is_decimal(kind) and types.is_integer(value.type):
-            made = made.cast(pa.decimal128(min(MOST_DIGITS, 20 + kind.scale), kind.scale))
-        elif types.is_decimal(kind) and types.is_decimal(value.type) and kind.scale < value.type.scale:
-            made = _rounded(made, kind.scale)
-        return made.cast(kind)
+
+def _as_time(one: Argument, other: Argument) -> Argument:
+    """Text that is a constant beside a time is one."""
+    if (
+        one.is_constant
+        and isinstance(one.value, str)
+        and (pa.types.is_timestamp(other.type) or pa.types.is_date(other.type))
+    ):
+        time = time_constant(one.value, other.type)
+        return Argument(pc.scalar(time), time.type, True, time.as_py())
+    return one
 
 
 def _divides(divisor: Argument) -> bool:
@@ -420,10 +379,6 @@ def _divides(divisor: Argument) -> bool:
 
 def _quotient(left: Argument, right: Argument) -> Made:
     return pc.divide_checked(as_number(left, pa.float64()), as_number(right, pa.float64()))
-
-
-def _rounded(made: Made, digits: int) -> Made:
-    return pc.round(made, ndigits=digits, round_mode="half_towards_infinity")
 
 
 _SPECIAL: dict[type[exp.Expr], Callable[[Compiler, Any], Made]] = {

@@ -6,6 +6,7 @@ them. Whatever has no row here is refused by name.
 
 import re
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,16 +14,13 @@ from sqlglot import exp
 
 from barrier_runtime.data.sql.arguments import Argument, Made, Unfit, as_number, beside_each_other
 from barrier_runtime.data.sql.kernels import TIME_PARTS, how_many, part, time_text
-
-
-def as_text(argument: Argument) -> Made:
-    return argument.made if pa.types.is_string(argument.type) else argument.made.cast(pa.string())
+from barrier_runtime.data.sql.texts import text_of, time_of_text
 
 
 def time_of(argument: Argument) -> Made:
     """Text and dates as times."""
     if pa.types.is_string(argument.type):
-        return pc.utf8_trim(argument.made, " ").cast(pa.timestamp("us"))
+        return time_of_text(argument.made)
     return argument.made.cast(pa.timestamp("us")) if pa.types.is_date(argument.type) else argument.made
 
 
@@ -38,7 +36,7 @@ def _shown_time(argument: Argument) -> Made:
 
 def joined(arguments: Sequence[Argument]) -> Made:
     """Null if one of them is."""
-    return pc.binary_join_element_wise(*map(as_text, arguments), pc.scalar(""))
+    return pc.binary_join_element_wise(*map(text_of, arguments), pc.scalar(""))
 
 
 def _whole(function: Callable[..., Made]) -> Callable[..., Made]:
@@ -65,21 +63,21 @@ def _substring(text: Argument, start: Argument, length: Argument | None = None) 
     first = int(start.constant("the position"))
     begin = first - 1 if first > 0 else first
     if length is None:
-        return pc.utf8_slice_codeunits(as_text(text), begin)
+        return pc.utf8_slice_codeunits(text_of(text), begin)
     count = max(0, int(length.constant("the length")))
     end = begin + count
     if begin < 0 <= end:
-        return pc.utf8_slice_codeunits(as_text(text), begin)
-    return pc.utf8_slice_codeunits(as_text(text), begin, end)
+        return pc.utf8_slice_codeunits(text_of(text), begin)
+    return pc.utf8_slice_codeunits(text_of(text), begin, end)
 
 
 def _left(text: Argument, length: Argument) -> Made:
-    return pc.utf8_slice_codeunits(as_text(text), 0, max(0, int(length.constant("the length"))))
+    return pc.utf8_slice_codeunits(text_of(text), 0, max(0, int(length.constant("the length"))))
 
 
 def _right(text: Argument, length: Argument) -> Made:
     count = max(0, int(length.constant("the length")))
-    return pc.utf8_slice_codeunits(as_text(text), -count) if count else pc.utf8_slice_codeunits(as_text(text), 0, 0)
+    return pc.utf8_slice_codeunits(text_of(text), -count) if count else pc.utf8_slice_codeunits(text_of(text), 0, 0)
 
 
 def _split_part(text: Argument, delimiter: Argument, number: Argument) -> Made:
@@ -87,40 +85,57 @@ def _split_part(text: Argument, delimiter: Argument, number: Argument) -> Made:
     if not which:
         raise Unfit("parts are numbered from 1 on, or from the end, where the last is -1")
     if separator:
-        return part(as_text(text), separator, which)
-    return as_text(text) if abs(which) == 1 else pc.utf8_slice_codeunits(as_text(text), 0, 0)
+        return part(text_of(text), separator, which)
+    return text_of(text) if abs(which) == 1 else pc.utf8_slice_codeunits(text_of(text), 0, 0)
 
 
 def _regexp_count(text: Argument, pattern: Argument) -> Made:
     sought = str(pattern.constant("the pattern"))
     if len(sought) == 1 and sought.isascii() and re.escape(sought) == sought:
-        return how_many(as_text(text), sought)
-    return pc.count_substring_regex(as_text(text), sought)
+        return how_many(text_of(text), sought)
+    return pc.count_substring_regex(text_of(text), sought)
 
 
 def _trim(text: Argument, where: Argument | None = None) -> Made:
     side = "BOTH" if where is None else where.constant("the side")
     trims = {"BOTH": pc.utf8_trim, "LEADING": pc.utf8_ltrim, "TRAILING": pc.utf8_rtrim}
-    return trims[side](as_text(text), " ")
+    return trims[side](text_of(text), " ")
 
 
 def _replace(text: Argument, old: Argument, new: Argument | None = None) -> Made:
     pattern, replacement = old.constant("what is replaced"), "" if new is None else new.constant("the replacement")
-    return pc.replace_substring(as_text(text), pattern, replacement) if pattern else as_text(text)
+    return pc.replace_substring(text_of(text), pattern, replacement) if pattern else text_of(text)
 
 
 def _regexp_replace(text: Argument, pattern: Argument, new: Argument) -> Made:
-    return pc.replace_substring_regex(
-        as_text(text), pattern.constant("the pattern"), new.constant("the replacement").replace("$", "\\")
-    )
+    sought, written = str(pattern.constant("the pattern")), str(new.constant("the replacement"))
+    return pc.replace_substring_regex(text_of(text), sought, _replacement(written, sought.count("(")))
+
+
+def _replacement(written: str, groups: int) -> str:
+    """What Java's text for it means, in RE2's. `groups`: at most so many are in the pattern."""
+    made = ""
+    for sign in re.findall(r"\\.|\$\d\d?|.", written, re.DOTALL):
+        if sign in ("\\", "$"):
+            raise Unfit(
+                f"the replacement is {written!r}: $ stands before the number of a group, as in $1; write a dollar that "
+                r"is meant as it is '\\$', and a backslash '\\\\'"
+            )
+        if sign[0] == "$":
+            if len(sign) > 2 and int(sign[1:]) <= groups:
+                raise Unfit(f"the replacement is {written!r}: groups have numbers up to 9 here: make fewer, by (?:…)")
+            made += "\\" + sign[1:]
+        else:
+            made += sign[-1].replace("\\", r"\\")
+    return made
 
 
 def _with_constant(function: Callable[..., Made], what: str) -> Callable[..., Made]:
-    return lambda text, sought: function(as_text(text), sought.constant(what))
+    return lambda text, sought: function(text_of(text), sought.constant(what))
 
 
 def _ilike(text: Argument, pattern: Argument) -> Made:
-    return pc.match_like(as_text(text), pattern.constant("the pattern"), ignore_case=True)
+    return pc.match_like(text_of(text), pattern.constant("the pattern"), ignore_case=True)
 
 
 def _nullif(value: Argument, other: Argument) -> Made:
@@ -173,6 +188,14 @@ def _extract(unit: Argument, time: Argument) -> Made:
     return _PARTS[part](_shown_time(time))
 
 
+def _seconds(time: Made) -> Made:
+    """With what is less than one, as a decimal of six digits behind the point."""
+    below = pc.add(pc.multiply(pc.millisecond(time), pc.scalar(1_000)), pc.microsecond(time))
+    whole = pc.add(pc.multiply(pc.second(time), pc.scalar(1_000_000)), below)
+    made = pc.multiply(whole.cast(pa.decimal128(19, 0)), pc.scalar(Decimal("0.000001")))
+    return made.cast(pa.decimal128(8, 6))
+
+
 _NOT_A_SIGN = re.compile(r"[A-Za-z'\[\]{}#]")  # what a pattern of Java does not write as it is
 _UNITS_OF_TIME = ("year", "quarter", "month", "week", "day", "hour", "minute", "second")
 _PARTS: dict[str, Callable[..., Made]] = {
@@ -182,7 +205,7 @@ _PARTS: dict[str, Callable[..., Made]] = {
     "day": pc.day,
     "hour": pc.hour,
     "minute": pc.minute,
-    "second": pc.second,
+    "second": _seconds,
 }
 
 # class -> (its arguments in order; a trailing "?": may be missing, "*": any number), what makes it
@@ -199,9 +222,9 @@ FUNCTIONS: dict[type[exp.Expr], tuple[tuple[str, ...], Callable[..., Made]]] = {
     exp.Greatest: (("this", "expressions*"), _extreme(pc.max_element_wise)),
     exp.Least: (("this", "expressions*"), _extreme(pc.min_element_wise)),
     exp.Nullif: (("this", "expression"), _nullif),
-    exp.Upper: (("this",), lambda text: pc.utf8_upper(as_text(text))),
-    exp.Lower: (("this",), lambda text: pc.utf8_lower(as_text(text))),
-    exp.Length: (("this",), lambda text: pc.utf8_length(as_text(text))),
+    exp.Upper: (("this",), lambda text: pc.utf8_upper(text_of(text))),
+    exp.Lower: (("this",), lambda text: pc.utf8_lower(text_of(text))),
+    exp.Length: (("this",), lambda text: pc.utf8_length(text_of(text))),
     exp.Trim: (("this", "position?"), _trim),
     exp.Substring: (("this", "start", "length?"), _substring),
     exp.Left: (("this", "expression"), _left),

@@ -1,0 +1,72 @@
+"""`CAST`: a value in another type, as in Spark's ANSI mode, which refuses what does not fit."""
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlglot import exp
+
+from barrier_runtime.data.sql.arguments import MOST_DIGITS, Argument, Made, Unfit, as_decimal, as_number, is_number
+from barrier_runtime.data.sql.texts import day_of_text, decimal_of_text, text_of, time_constant, time_of_text
+
+_TYPES: dict[str, pa.DataType] = {
+    "BOOLEAN": pa.bool_(),
+    "TINYINT": pa.int8(),
+    "SMALLINT": pa.int16(),
+    "INT": pa.int32(),
+    "BIGINT": pa.int64(),
+    "FLOAT": pa.float32(),
+    "DOUBLE": pa.float64(),
+    "TEXT": pa.string(),
+    "VARCHAR": pa.string(),
+    "BINARY": pa.binary(),
+    "DATE": pa.date32(),
+    "TIMESTAMP": pa.timestamp("us"),
+    "TIMESTAMPNTZ": pa.timestamp("us"),
+    "TIMESTAMPTZ": pa.timestamp("us", "UTC"),
+    "TIMESTAMPLTZ": pa.timestamp("us", "UTC"),
+}
+
+
+def type_named(to: exp.DataType) -> pa.DataType:
+    """Raises `Unfit` where there is none."""
+    if to.this.name == "DECIMAL":
+        digits = [int(each.name) for each in to.expressions] or [10]
+        if digits[0] > MOST_DIGITS:
+            raise Unfit(f"{to.sql('spark')} has more than {MOST_DIGITS} digits")
+        return pa.decimal128(digits[0], digits[1] if len(digits) > 1 else 0)
+    if to.this.name not in _TYPES:
+        raise Unfit(f"the type {to.sql('spark')} is not known here")
+    return _TYPES[to.this.name]
+
+
+def cast(value: Argument, kind: pa.DataType) -> Made:
+    made, types = value.made, pa.types
+    if (types.is_temporal(value.type) and is_number(kind)) or (is_number(value.type) and types.is_temporal(kind)):
+        raise Unfit(f"{value.type} does not become {kind} by CAST here: take parts of a time, as in year(t)")
+    if types.is_string(value.type):
+        return _read(value, kind)
+    if types.is_string(kind):
+        return text_of(value)
+    if types.is_floating(kind) and is_number(value.type):
+        return as_number(value, kind)
+    if types.is_integer(kind) and (types.is_floating(value.type) or types.is_decimal(value.type)):
+        made = pc.trunc(made)
+    elif types.is_decimal(kind) and types.is_integer(value.type):
+        made = made.cast(pa.decimal128(min(MOST_DIGITS, 20 + kind.scale), kind.scale))
+    elif types.is_decimal(kind) and types.is_decimal(value.type):
+        if kind.scale >= value.type.scale:
+            return as_decimal(value, kind)
+        made = pc.round(made, ndigits=kind.scale, round_mode="half_towards_infinity")
+    return made.cast(kind)
+
+
+def _read(text: Argument, kind: pa.DataType) -> Made:
+    types = pa.types
+    if types.is_timestamp(kind):
+        if text.is_constant:
+            return pc.scalar(time_constant(text.value, kind))
+        return time_of_text(text.made).cast(kind)
+    if types.is_date(kind):
+        return day_of_text(text.made)
+    if types.is_decimal(kind):
+        return decimal_of_text(text.made, kind.scale).cast(kind)
+    return pc.utf8_trim(text.made, " ").cast(kind)
