@@ -62,13 +62,13 @@ def _activity(job: Job, phase: str, reason: str) -> str:
     if phase == "restoring":
         restoring = [slot for slot in job.slots if slot.state is SlotState.RESTORING]
         slow = ", ".join(str(slot.index) for slot in restoring)
-        hanging = some_of([text for slot in restoring for text in _opening(slot)], "; ")
+        hanging = some_of([text for slot in restoring for text in what_opens(slot)], "; ")
         what = f": {hanging}" if hanging else ""
         return f"waits for slots {slow} {of} to restore checkpoint {job.last_completed}{what}{because}"
     return "appends the last record" if phase in ("finishing", "failing") else ""
 
 
-def _opening(slot: RegisteredSlot) -> list[str]:
+def what_opens(slot: RegisteredSlot) -> list[str]:
     """Others of the slots that restore wait for these to connect."""
     return [
         f"slot {slot.index} has been opening {name} for {in_seconds(round(seconds * 1000))}"

@@ -16,7 +16,7 @@ before it is in the log the old ones, after it the new ones.
 | it cannot run the program (replace) | FAILED  | -                    | -                      | -                |
 | state does not fit (replace) | FAILED         | -                    | FAILED, restart at m   | -                |
 | m ends undecided         | -                  | FAILED, sources go on | -                      | -                |
-| `timeout_ms` is over     | FAILED             | m aborted, FAILED (+) | FAILED, restart at m  | - (*)            |
+| `timeout_ms` is over     | FAILED             | m aborted, FAILED (+) | FAILED, restart at m  | - (*), or (&)    |
 | the generation ends      | FAILED             | FAILED               | FAILED                 | goes on (&)      |
 | the job is to stop       | FAILED             | FAILED               | FAILED                 | goes on          |
 | the coordinator dies     | lost (#)           | lost (#)             | lost (#)               | the log decides  |
@@ -26,9 +26,9 @@ before it is in the log the old ones, after it the new ones.
 (+) Unless its COMPLETE is on its way: then only the log says. A manifest that comes to be stored later is named by no
     record, as that of any checkpoint that ended undecided.
 (#) The successor begins a generation as before; who asked asks again under the same id.
-(&) Of a replace: a program whose first generation ends before it ran is taken back. Another FENCE record has the old
-    description, and its slots, which stood by until then, restore m: FAILED. A successor of the coordinator that did
-    the move knows the new program alone.
+(&) Of a replace: a program whose first generation ends before it ran, or does not run within `timeout_ms` of its
+    deployment, is taken back. Another FENCE record has the old description, and its slots, which stood by until then,
+    restore m: FAILED. A successor of the coordinator that did the move knows the new program alone.
 
 Slots that get key groups fetch them in STARTING, beside their work, in rounds (`fetching_ahead`), and all slots of now
 stop merging and compacting databases; what came since the last round is fetched while sinks commit m, and in the
@@ -80,7 +80,7 @@ class RescaleState(enum.Enum):
 class RescaleRequest:
     id: str  # the same for the same wish, however often it is asked for
     parallelism: int
-    timeout_ms: int = 60_000  # for the new slots to come, again for the last checkpoint, and for the sinks to commit it
+    timeout_ms: int = 60_000  # for the new slots to come, the last checkpoint, its commits, a new program to run: each
     replacement: JobSpec | None = None  # the program to go on with; None: the same, or it is still to be loaded
     flow: str = ""  # "app.py:flow", which the driver is to load
     allow_non_restored: bool = False  # of a replace: state that the new program does not have may be dropped

@@ -1,12 +1,14 @@
 """A generation begins: cancel the survivors' subtasks, wait for all slots, deploy, wait until all have restored, start.
 
-Slots may come and go freely until Deploy is sent; after that any loss needs a new generation.
+Slots may come and go freely until Deploy is sent; after that any loss needs a new generation. Slots restore for as long
+as it takes, but those of a program that replaced another one, which takes the job back behind `timeout_ms`.
 """
 
 from barrier_runtime.coordinator.checkpoints.retention import Retention, kept_after_restore
 from barrier_runtime.coordinator.job.decisions import Decision, Fail, Restart, Run
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.phases.phase import Phase
+from barrier_runtime.coordinator.job.phases.why_not_moved import why_not_run
 from barrier_runtime.coordinator.job.slots import Arrival, Joined, RegisteredSlot, SlotState
 from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.manifest import DecidedManifest
@@ -35,6 +37,7 @@ class WaitingForSlots(Phase):
         self._deploy_from_ms = deploy_from_ms
         self._deployed = False
         self._waiting_since_ms: int | None = None  # for a server that does not answer
+        self._give_back_ms: int | None = None  # when a program that replaced another one has to run
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -50,7 +53,8 @@ class WaitingForSlots(Phase):
 
     def deadline(self, job: Job) -> int | None:
         if self._deployed:
-            return self._impatient_ms(job)
+            limits = (self._impatient_ms(job), self._give_back_ms)
+            return min((limit for limit in limits if limit is not None), default=None)
         if not job.slots.missing:
             return self._deploy_from_ms
         graces = [lost_ms + job.spec.reconnect_grace_ms for _, lost_ms in job.slots.to_be_killed()]
@@ -65,6 +69,8 @@ class WaitingForSlots(Phase):
         if (impatient_ms := self._impatient_ms(job)) is not None and now_ms >= impatient_ms:
             waiting = next(iter(job.generation.waiting.values()))
             return Fail(f"{waiting.error}\njob {job.spec.job}: {job.restarts.impatient()}")
+        if self._give_back_ms is not None and now_ms >= self._give_back_ms:
+            return Restart(why_not_run(job))
         self._ask_for_kills(job, now_ms)
         if not self._deployed and job.slots.missing and now_ms >= self._complete_until_ms(job):
             job.record.absent_slots = job.slots.missing
@@ -131,6 +137,8 @@ class WaitingForSlots(Phase):
         if self._deployed or job.slots.missing or now_ms < self._deploy_from_ms:
             return None
         self._deployed = True
+        if job.retreat is not None and job.rescales.open is not None:
+            self._give_back_ms = now_ms + job.rescales.open.request.timeout_ms
         job.record.slots_ready(now_ms)
         snapshots: tuple[OperatorSnapshot, ...] = ()
         checkpoint, reopened = 0, False

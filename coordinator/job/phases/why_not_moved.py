@@ -4,9 +4,12 @@ from collections.abc import Sequence
 
 from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint
 from barrier_runtime.coordinator.job.facts import Job
+from barrier_runtime.coordinator.job.health_facts import what_opens
 from barrier_runtime.coordinator.job.rescaling import Rescale
+from barrier_runtime.coordinator.job.slots import SlotState
 from barrier_runtime.coordinator.log.manifest import DecidedManifest
 from barrier_runtime.coordinator.log.restore_choice import check_fits
+from barrier_runtime.coordinator.status.health import some_of
 from barrier_runtime.state.errors import InvalidJob
 
 
@@ -48,6 +51,22 @@ def why_not_started(rescale: Rescale, missing: tuple[int, ...], slow: Sequence[i
         f"goes on with {rescale.before.parallelism}. Are there {rescale.parallelism} free cores? Give Spark more "
         "cores, or ask for a lower parallelism or a longer timeout"
     )
+
+
+def why_not_run(job: Job) -> str:
+    """The new program was deployed, and its time is over."""
+    rescale = job.rescales.open
+    within = "" if rescale is None else f" within {rescale.request.timeout_ms / 1000:g} s"
+    away = [f"{key}: {each.error}" for key, each in sorted(job.generation.waiting.items())]
+    if away:
+        waited, remedy = some_of(away, "; "), "start the server, or give a longer timeout, and replace again"
+    else:
+        restoring = [slot for slot in job.slots if slot.state is SlotState.RESTORING]
+        waited = f"slots {', '.join(str(slot.index) for slot in restoring)}"
+        hanging = some_of([text for slot in restoring for text in what_opens(slot)], "; ")
+        waited += f" ({hanging})" if hanging else ""
+        remedy = "see what they open, or give a longer timeout, and replace again"
+    return f"it did not run{within}, it waited for {waited}: {remedy}"
 
 
 def undecided_because(checkpoint: Checkpoint) -> str:

@@ -16,11 +16,13 @@ from barrier_runtime.coordinator.wire.messages import (
     CancelGeneration,
     ChainSpec,
     Deploy,
+    Heartbeat,
     JobSpec,
     Registered,
     Shutdown,
     Start,
     Trigger,
+    Waiting,
 )
 from barrier_runtime.state.store.memory import MemoryStore
 
@@ -216,11 +218,13 @@ def test_no_cores_in_time_leave_the_job_as_it_was() -> None:
     assert (coordinator.phase, fences(store)) == ("running", [("", 0)])
 
 
-@pytest.mark.parametrize("how", ["it refuses", "it is unwell", "it is lost"])
+@pytest.mark.parametrize("how", ["it refuses", "it is unwell", "it is lost", "it waits for a server", "it hangs"])
 def test_a_program_that_does_not_come_to_run_is_taken_back(how: str) -> None:
     store = MemoryStore()
     coordinator, _, (a, b), (c, d), number = moved(store)
-    if how == "it is lost":
+    if how in ("it waits for a server", "it hangs"):
+        hang(coordinator, c, d, asks_server=how == "it waits for a server")
+    elif how == "it is lost":
         c.cut()
     else:
         c.fail("no such table: rules", retryable=how == "it is unwell")
@@ -230,6 +234,11 @@ def test_a_program_that_does_not_come_to_run_is_taken_back(how: str) -> None:
     assert told(coordinator).state == "failed"
     assert "the new program did not start, and the one before goes on" in told(coordinator).error
     assert d.last(Shutdown).outcome == "left"
+    taken_back = len(fences(store))
+    beat(a, b)
+    coordinator.later(PATIENCE_MS)
+    coordinator.settle()
+    assert len(fences(store)) == taken_back, "the old program may restore for as long as it takes"
     coordinator.run_with(a, b)
     assert (coordinator.phase, coordinator.status.program) == ("running", "")
     assert coordinator.protocol.spec.chains == CHAINS
@@ -241,6 +250,24 @@ def test_a_program_that_does_not_come_to_run_is_taken_back(how: str) -> None:
     coordinator.run_with(c, d)
     assert coordinator.status.program == request.id
     assert [slot.last(Shutdown).outcome for slot in (a, b)] == ["left", "left"]
+
+
+def hang(coordinator: Coordinator, c: FakeSlot, d: FakeSlot, *, asks_server: bool) -> None:
+    """The new program does not run for as long as the replace may take: slot 1 has restored, slot 0 opens."""
+    d.restored()
+    if asks_server:
+        c.say(Waiting(c.token, "also", 1, "db:5432 does not answer"))
+    else:
+        c.say(Heartbeat(token=c.token, sent_at_ms=coordinator.now_ms, metrics={}, opening={"also": 4.0}))
+    coordinator.later(PATIENCE_MS - 1)
+    coordinator.settle()
+    assert (coordinator.phase, told(coordinator).state) == ("restoring", "moving"), "its time is not over"
+    coordinator.later(1)
+    coordinator.settle()
+    error = told(coordinator).error
+    named = "also/0: db:5432 does not answer" if asks_server else "slots 0 (slot 0 has been opening also for 4.0 s)"
+    assert f"did not run within 5 s, it waited for {named}" in error
+    assert "give a longer timeout" in error
 
 
 def test_a_program_that_has_run_is_not_taken_back() -> None:

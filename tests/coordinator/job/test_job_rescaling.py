@@ -314,6 +314,22 @@ def test_a_successor_goes_on_with_living_slots_of_another_number():
     successor.checkpoint(a, b, c)
 
 
+def test_slots_of_another_number_may_restore_for_longer_than_the_rescale_was_to_take():
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    ask(coordinator, 1)
+    commit(last_checkpoint(coordinator, a, b), a, b)
+    coordinator.settle()
+    coordinator.later(0)
+    for _ in range(3):
+        coordinator.later(PATIENCE_MS)
+        coordinator.settle()
+        a.beat()
+    assert (coordinator.phase, told(coordinator).state) == ("restoring", "moving"), "there is nothing to go back to"
+    a.restored()
+    assert (coordinator.phase, told(coordinator).state) == ("running", "done")
+
+
 def test_a_user_who_stops_the_job_has_priority():
     store = MemoryStore()
     coordinator, a, b = started(store)
