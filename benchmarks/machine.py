@@ -26,7 +26,7 @@ def facts() -> dict[str, str]:
         "memory": f"{int(memory[1]) / 1024**2:.0f} GiB" if memory else "unknown",
         "system": f"{platform.system()} {platform.release()}",
         "load at the start": " ".join(f"{load:.1f}" for load in os.getloadavg()),
-        "python": platform.python_version(),
+        "python": f"{platform.python_version()} of {sys.base_prefix}",
         "java": (java.stderr.splitlines() or ["unknown"])[0],
         **{name: version(name) for name in _LIBRARIES},
     }
