@@ -16,7 +16,13 @@ from barrier_runtime.data.schemas import SchemaLike, as_schema, column_names, re
 from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.operators.functions.batch_functions import MapBatchesOperator, SelectColumnsOperator
 from barrier_runtime.operators.functions.row_functions import FilterOperator, FlatMapOperator, MapOperator
-from barrier_runtime.operators.joins.broadcast import EnrichOperator, How, check_small_table, enriched_schema
+from barrier_runtime.operators.joins.broadcast import (
+    EnrichOperator,
+    How,
+    check_small_table,
+    enriched_schema,
+    small_keys,
+)
 from barrier_runtime.operators.outputs.declared_outputs import branch_names, side_schemas
 from barrier_runtime.operators.outputs.failures import ERRORS, OnError
 from barrier_runtime.operators.outputs.split import SplitOperator
@@ -316,7 +322,10 @@ class RowSteps(UnkeyedSteps[S]):
         keys = list(column_names(on, f"{where}: on"))
         small = small_table(table, where)
         check_small_table(small, keys, where)
-        output = enriched_schema(self.schema, small.schema, keys, where) if self.schema is not None else None
+        output = None
+        if self.schema is not None:
+            output = enriched_schema(self.schema, small.schema, keys, where)
+            small_keys(small, keys, self.schema, where)  # refuses now what it would with the first rows
         make = partial(EnrichOperator, table=small, on=keys, how=how)
         return self._step("broadcast_join", name, make, output, f"{how} on {', '.join(keys)}, {small.num_rows} rows")
 

@@ -50,6 +50,13 @@ def _is_plain(kind: pa.DataType) -> bool:
     )
 
 
+def plain_floats(array: pa.Array, what: str, step: str) -> pa.Array:
+    """Doubles of which equal ones are one key: -0.0 is 0.0. `what` has them, and `step` needs them: for the message."""
+    if pc.any(pc.is_nan(array)).as_py():
+        raise InvalidJob(f"{what} holds NaN, which equals nothing: replace or filter it before {step}")
+    return pc.add(array.cast(pa.float64()), pa.scalar(0.0))
+
+
 class KeyCodec:
     """Translation for one operator's key columns of fixed types."""
 
@@ -138,12 +145,7 @@ class KeyCodec:
         if pa.types.is_dictionary(kind):
             return array.dictionary_decode()
         if pa.types.is_floating(kind):
-            if pc.any(pc.is_nan(array)).as_py():
-                raise InvalidJob(
-                    f"{self._where}: key column {column!r} holds NaN, which equals nothing: "
-                    "replace or filter it before key_by"
-                )
-            return pc.add(array.cast(pa.float64()), pa.scalar(0.0))  # -0.0 and 0.0 are one key
+            return plain_floats(array, f"{self._where}: key column {column!r}", "key_by")
         return array
 
 

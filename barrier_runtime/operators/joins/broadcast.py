@@ -4,8 +4,7 @@ Each left row meets at most one right row (keys of the table are unique), so the
 state, and a replay gives the same result.
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.keys import plain_floats
 from barrier_runtime.data.schemas import one_array, require_columns
 from barrier_runtime.operators.base import Emit, Operator
 from barrier_runtime.state.errors import InvalidJob
@@ -31,12 +31,37 @@ def check_small_table(table: pa.Table, on: Sequence[str], where: str) -> None:
             )
     if len(on) == len(table.schema.names):
         raise InvalidJob(f"{where}: the small table has no columns besides its keys: there is nothing to add")
-    keys = list(zip(*[table.column(column).to_pylist() for column in on], strict=True))
-    if len(set(keys)) != len(keys):
-        double = Counter(keys).most_common(1)[0][0]
+    keys = [_plain(one_array(table.column(column)), f"{where}: key column {column!r} of the table") for column in on]
+    if twice := _twice(keys):
         raise InvalidJob(
-            f"{where}: the key {double!r} is in the small table more than once: make {', '.join(on)} unique in it"
+            f"{where}: the key {_shown(table, on, twice[0])} is in the small table more than once: make "
+            f"{', '.join(on)} unique in it"
         )
+
+
+def small_keys(table: pa.Table, on: Sequence[str], schema: pa.Schema, where: str) -> list[pa.Array]:
+    """Key columns of the table in the types of rows of `schema`, plain (`_plain`), unique there too."""
+    keys = []
+    for column in on:
+        mine, theirs = one_array(table.column(column)), schema.field(column).type
+        if pa.types.is_dictionary(theirs):
+            theirs = theirs.value_type
+        try:
+            key = mine.cast(theirs)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise InvalidJob(
+                f"{where}: key column {column!r} is {theirs} in the rows and {mine.type} in the small table, "
+                f"and cannot be converted ({error}): give both one type"
+            ) from error
+        keys.append(_plain(key, f"{where}: key column {column!r} of the table"))
+    if twice := _twice(keys):
+        one, other = (_shown(table, on, row) for row in twice)
+        types = ", ".join(str(schema.field(column).type) for column in on)
+        raise InvalidJob(
+            f"{where}: the keys {one} and {other} of the small table are one key as {types}, which the rows have: make "
+            f"{', '.join(on)} unique as {types}, or cast the rows to the table's type"
+        )
+    return keys
 
 
 def enriched_schema(left: pa.Schema, right: pa.Schema, on: Sequence[str], where: str) -> pa.Schema:
@@ -69,7 +94,7 @@ class EnrichOperator(Operator):
         rows = batch.rows
         if self._input is None or (rows.schema is not self._input and not rows.schema.equals(self._input)):
             self._bind(rows.schema)
-        columns = [rows.column(column) for column in self._on]
+        columns = [_plain(rows.column(column), f"{self._where}: key column {column!r}") for column in self._on]
         if rows.num_rows * _DICT_PAYS < self._table.num_rows:
             matches = self._look_up(columns)
         else:
@@ -87,28 +112,15 @@ class EnrichOperator(Operator):
         self._output = enriched_schema(schema, self._table.schema, self._on, self._where)
         self._input = schema
         self._added = [one_array(self._table.column(name)) for name in self._table.schema.names if name not in self._on]
-        keys = []
-        for column in self._on:
-            mine, theirs = one_array(self._table.column(column)), schema.field(column).type
-            try:
-                keys.append(mine.cast(theirs))
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise InvalidJob(
-                    f"{self._where}: key column {column!r} is {theirs} in the rows and {mine.type} in the small table, "
-                    f"and cannot be converted ({error}): give both one type"
-                ) from error
+        keys = small_keys(self._table, self._on, schema, self._where)
         self._keys = [key.unique() for key in keys]
         self._is_row = len(keys) == 1 and len(self._keys[0]) == len(keys[0])  # the code of a key is the table's row
         self._combined = self._codes(keys)
-        tuples = keys[0].to_pylist() if len(keys) == 1 else zip(*[key.to_pylist() for key in keys], strict=True)
-        self._index = {key: row for row, key in enumerate(tuples) if not _has_null(key)}
+        self._index = {key: row for row, key in enumerate(_tuples(keys)) if not _has_null(key)}
 
     def _look_up(self, columns: list[pa.Array]) -> pa.Array:
         find = self._index.get
-        if len(columns) == 1:
-            return pa.array([find(value) for value in columns[0].to_pylist()], pa.int64())
-        tuples = zip(*[column.to_pylist() for column in columns], strict=True)
-        return pa.array([find(key) for key in tuples], pa.int64())
+        return pa.array([find(key) for key in _tuples(columns)], pa.int64())
 
     def _search(self, columns: list[pa.Array]) -> pa.Array:
         codes = self._codes(columns)
@@ -123,6 +135,37 @@ class EnrichOperator(Operator):
             code = pc.index_in(column, value_set=distinct, skip_nulls=True).cast(pa.int64())
             combined = code if combined is None else pc.add(pc.multiply(combined, np.int64(len(distinct))), code)
         return combined
+
+
+def _plain(column: pa.Array, what: str) -> pa.Array:
+    """In a form in which both ways of looking up have the same values equal. Python has -0.0 and 0.0 equal, which Arrow
+    has not, and of two times that a clock shows alike, an hour apart, it is the other way round."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        return plain_floats(column, what, "broadcast_join")
+    if pa.types.is_timestamp(kind):
+        return column.view(pa.int64())
+    return column.dictionary_decode() if pa.types.is_dictionary(kind) else column
+
+
+def _tuples(keys: list[pa.Array]) -> Iterable[Any]:
+    """Of a single column its values."""
+    return keys[0].to_pylist() if len(keys) == 1 else zip(*[key.to_pylist() for key in keys], strict=True)
+
+
+def _twice(keys: list[pa.Array]) -> tuple[int, int] | None:
+    """Two rows that have one key."""
+    seen: dict[Any, int] = {}
+    for row, key in enumerate(_tuples(keys)):
+        first = seen.setdefault(key, row)
+        if first != row:
+            return first, row
+    return None
+
+
+def _shown(table: pa.Table, on: Sequence[str], row: int) -> str:
+    values = [table.column(column)[row].as_py() for column in on]
+    return repr(values[0] if len(values) == 1 else tuple(values))
 
 
 def _has_null(key: Any) -> bool:

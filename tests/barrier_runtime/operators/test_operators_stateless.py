@@ -271,6 +271,52 @@ def test_enrichment_converts_its_keys_to_the_rows_type_or_says_it_cannot() -> No
         Driven(EnrichOperator("e", NAMES, ["n"], "left")).feed([{"n": [1]}])
 
 
+def _enriched(table: pa.Array, rows: pa.Array, copies: int) -> list[int | None]:
+    """What each row gets of the table's row numbers. `copies`: of the rows, so that both ways of looking up run."""
+    more = pa.nulls(1, table.type)
+    small = pa.table({"k": pa.concat_arrays([table, more]), "row": range(len(table) + 1)})
+    driven = Driven(EnrichOperator("e", small, ["k"], "left"))
+    driven.feed(pa.RecordBatch.from_pydict({"k": pa.concat_arrays([rows] * copies)}))
+    found = [row["row"] for row in driven.rows]
+    assert found == found[: len(rows)] * copies
+    return found[: len(rows)]
+
+
+@pytest.mark.parametrize("copies", [1, 100])
+def test_what_an_enrichment_finds_does_not_depend_on_the_size_of_a_batch(copies: int) -> None:
+    floats = pa.array([0.0, 1.5, *range(10, 40)])
+    assert _enriched(floats, pa.array([-0.0, 1.5, 0.0, None]), copies) == [0, 1, 0, None]
+    assert _enriched(pa.array([-0.0, *range(10, 40)]), pa.array([0.0]), copies) == [0]
+    assert _enriched(floats.cast(pa.float32()), pa.array([1.5, -0.0]), copies) == [1, 0]
+    paris = pa.timestamp("us", "Europe/Paris")  # where clocks showed half past two twice
+    twice = pa.array([1_761_438_600_000_000, 1_761_442_200_000_000, *range(30)], paris)
+    assert _enriched(twice, twice.slice(0, 2), copies) == [0, 1]
+    texts = pa.array([f"key {number}" for number in range(30)])
+    assert _enriched(texts, pa.array(["key 3", "none", "key 3"]).dictionary_encode(), copies) == [3, None, 3]
+
+
+@pytest.mark.parametrize("rows", [1, 100])
+def test_an_enrichment_refuses_nan(rows: int) -> None:
+    table = pa.table({"k": [float(number) for number in range(30)], "v": range(30)})
+    with pytest.raises(InvalidJob, match=r"key column 'k' holds NaN, which equals nothing.*before broadcast_join"):
+        Driven(EnrichOperator("e", table, ["k"], "left")).feed([{"k": float("nan")}] * rows)
+    flow = Dataflow("job")
+    with pytest.raises(InvalidJob, match="key column 'key' of the table holds NaN"):
+        flow.rate("ticks", 10, 10, keys=3).broadcast_join("e", [{"key": float("nan"), "v": 1}], on="key")
+
+
+def test_keys_of_a_small_table_that_become_one_by_the_rows_type_are_refused() -> None:
+    table = [{"key": "1", "v": 1}, {"key": "2", "v": 2}, {"key": "01", "v": 3}]
+    flow = Dataflow("job")
+    told = "the keys '1' and '01' of the small table are one key as int64, which the rows have: make key unique as"
+    with pytest.raises(InvalidJob, match=told):
+        flow.rate("ticks", 10, 10, keys=3).broadcast_join("e", table, on="key")
+    with pytest.raises(InvalidJob, match=told):
+        Driven(EnrichOperator("e", pa.Table.from_pylist(table), ["key"], "left")).feed([{"key": 1}])
+    with pytest.raises(InvalidJob, match=r"the key -?0\.0 is in the small table more than once"):
+        flow.rate("more", 10, 10, keys=3).broadcast_join("e", [{"key": 0.0, "v": 1}, {"key": -0.0, "v": 2}], on="key")
+
+
 def test_a_union_passes_every_port_and_refuses_a_second_schema() -> None:
     driven = Driven(UnionOperator("u"))
     driven.feed([{"n": 1}])
