@@ -124,6 +124,7 @@ class Job:
         self.leadership = Leadership(appended.permit, fence.lineage)
         if not self.has_led:  # before, a predecessor might have rescaled the job after we read the log
             self.has_led = True
+            self.rescales.know_description(self.spec)
             self.admit(f"job {self.spec.job} has no such slot")
 
     def begin_generation(self, appended: Appended, restored: DecidedManifest | None) -> None:
@@ -192,7 +193,8 @@ class Job:
         if self.rescales.before_moving is not None:
             self.rescales.fail(error, now_ms)
             self.record.revision += 1
-            self.admit(f"job {self.spec.job} was not rescaled: {error}")
+            if self.leads:  # before, the log may say that those of other programs are the job's
+                self.admit(f"job {self.spec.job} was not rescaled: {error}")
 
     # ------------------------------------------------------------ the log
 

@@ -268,11 +268,8 @@ class JobProtocol:
             job.want_stop(event.mode, event.savepoint, now_ms)
             return phase.on_stop(job, now_ms)
         if isinstance(event, UserRescale):
-            if self.refuses_rescale(event.request):
-                return None
-            if job.rescales.ask(event.request, job.spec, now_ms):
-                return self._on_rescale(now_ms)
-            return None
+            new = not self.refuses_rescale(event.request) and job.rescales.ask(event.request, job.spec, now_ms)
+            return self._on_rescale(now_ms) if new else None
         if isinstance(event, ProgramLoaded):
             return self._on_program(event, now_ms)
         if isinstance(event, SlotsStarting):
@@ -298,6 +295,7 @@ class JobProtocol:
     def _on_rescale(self, now_ms: int) -> Decision | None:
         """The driver is told to start slots as soon as this process leads, and they may come in any phase."""
         if self._job.leads:
+            self._job.rescales.end_fulfilled(now_ms)
             self._job.admit(f"job {self.spec.job} has no such slot")
         return self._phase.on_rescale(self._job, now_ms)
 
@@ -439,6 +437,8 @@ class JobProtocol:
         if isinstance(step, Appended):
             self._poll_ms = now_ms + POLL_MS
             after = self._phase.on_appended(job, step, now_ms)
+            if job.leads:
+                job.rescales.end_fulfilled(now_ms)
             if job.leads and after is None:
                 job.delete(())  # what had to wait for this answer
             return after

@@ -39,7 +39,9 @@ wrong with the file. It moves all slots, so the new ones stand by beside the old
 fits the state is asked of each decided checkpoint from the request on, and last of m.
 
 Either may be asked for in any phase of the job. New slots have their places from then on, as soon as this process
-leads, because the driver starts them once for each request; the rest waits for a generation that runs.
+leads, because the driver starts them once for each request; the rest waits for a generation that runs. Until then the
+job may have other slots, or another program, than was submitted: what was asked for before is judged by the description
+that the log has when this process leads (`know_description`).
 """
 
 import dataclasses
@@ -79,7 +81,7 @@ class RescaleState(enum.Enum):
 @dataclass(frozen=True)
 class RescaleRequest:
     id: str  # the same for the same wish, however often it is asked for
-    parallelism: int
+    parallelism: int  # of a rescale; a replace keeps the job's
     timeout_ms: int = 60_000  # for the new slots to come, the last checkpoint, its commits, a new program to run: each
     replacement: JobSpec | None = None  # the program to go on with; None: the same, or it is still to be loaded
     flow: str = ""  # "app.py:flow", which the driver is to load
@@ -97,8 +99,10 @@ class RescaleRequest:
     def described(self, spec: JobSpec) -> JobSpec:
         """The job that runs as `spec`, afterwards."""
         new = self.replacement
-        if new is None:
+        if not self.replaces:
             return msgspec.structs.replace(spec, parallelism=self.parallelism)
+        if new is None:
+            return spec
         outdated = dict.fromkeys((*spec.outdated, spec.fingerprint))
         kept = [each for each in outdated if each not in ("", new.fingerprint)][-_OUTDATED:]
         return msgspec.structs.replace(
@@ -130,7 +134,14 @@ class Rescale:
 
     @property
     def parallelism(self) -> int:
-        return self.request.parallelism
+        return self.before.parallelism if self.request.replaces else self.request.parallelism
+
+    @property
+    def is_fulfilled(self) -> bool:
+        """The job was so before: there is nothing to do."""
+        if self.request.replaces:
+            return self.before.program == self.request.id
+        return self.before.parallelism == self.request.parallelism
 
     @property
     def after(self) -> JobSpec:
@@ -238,7 +249,7 @@ class Rescales:
                 f"rescale {request.id} was asked for with parallelism {known.parallelism}, and now with "
                 f"{request.parallelism}: use a new id for another wish"
             )
-        if not 1 <= request.parallelism <= max_parallelism:
+        if not request.replaces and not 1 <= request.parallelism <= max_parallelism:
             return (
                 f"parallelism {request.parallelism} is not possible: give 1 to {max_parallelism}, the job's "
                 "max_parallelism, which is fixed for its life"
@@ -253,7 +264,7 @@ class Rescales:
         return ""
 
     def ask(self, request: RescaleRequest, spec: JobSpec, now_ms: int) -> bool:
-        """Whether it is a new wish, not refused, and there is something to do. `spec`: of the job so far."""
+        """Whether it is a new wish, and not refused. `spec`: of the job so far, as far as this process knows."""
         if request.id in self._entries or self.refusal(request, spec.max_parallelism):
             return False
         entry = self._entries[request.id] = Rescale(request, spec, now_ms)
@@ -262,10 +273,19 @@ class Rescales:
         over = [id for id, each in self._entries.items() if each.state.over]
         for id in over[: -_KEPT or None]:
             del self._entries[id]
-        if spec.program == request.id or (request.parallelism == spec.parallelism and not request.replaces):
-            entry.state, entry.ended_ms = RescaleState.DONE, now_ms
-            return False
         return True
+
+    def know_description(self, spec: JobSpec) -> None:
+        """This process begins to lead the job, which is as `spec`: until now another one might have changed it."""
+        found = self.open
+        if found is not None:
+            found.before = spec
+
+    def end_fulfilled(self, now_ms: int) -> None:
+        """Only while this process leads."""
+        found = self.open
+        if found is not None and found.is_fulfilled:
+            found.state, found.ended_ms = RescaleState.DONE, now_ms
 
     # ------------------------------------------------------------ moves
 

@@ -7,7 +7,6 @@ back-off and shown in the status; it never ends the process.
 """
 
 import asyncio
-import dataclasses
 import logging
 import time
 from collections import deque
@@ -238,7 +237,7 @@ class JobRunner:
     def replace(self, request: RescaleRequest) -> None:
         """Go on with another program, as `rescale` with another number of slots. Without a description of it, the
         driver is asked for one."""
-        self.rescale(dataclasses.replace(request, parallelism=self.spec.parallelism))
+        self.rescale(request)
 
     def program_loaded(self, id: str, spec: JobSpec | None, error: str = "") -> None:
         """The driver's answer."""

@@ -341,6 +341,22 @@ MUTANTS = (
         ("tests/coordinator/job/test_job_rescaling.py",),
     ),
     Mutant(
+        "a-wish-is-judged-by-what-was-submitted",
+        "a rescale that is asked for while the log is read goes on from what the log says",
+        "coordinator/job/facts.py",
+        "            self.rescales.know_description(self.spec)\n",
+        "",
+        ("tests/coordinator/job/test_asked_while_loading.py",),
+    ),
+    Mutant(
+        "a-new-program-opens-without-end",
+        "a new program that does not come to run in time gives the job back",
+        "coordinator/job/phases/waiting.py",
+        "        if job.retreat is not None and job.rescales.open is not None:\n",
+        "        if False:\n",
+        ("tests/coordinator/job/test_job_replacing.py",),
+    ),
+    Mutant(
         "any-program-has-the-key-groups",
         "a slot of another program than the job's is none of its slots",
         "coordinator/job/slots.py",
