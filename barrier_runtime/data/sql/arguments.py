@@ -74,10 +74,17 @@ def as_number(argument: Argument, kind: pa.DataType) -> Made:
     if pa.types.is_floating(kind):
         return argument.made.cast(kind, safe=not pa.types.is_integer(argument.type))
     if pa.types.is_decimal(kind) and pa.types.is_integer(argument.type):
-        return argument.made.cast(pa.decimal128(min(MOST_DIGITS, 20 + kind.scale), kind.scale)).cast(kind)
+        return whole_as_decimal(argument.made, kind)
     if pa.types.is_decimal(kind) and pa.types.is_decimal(argument.type):
         return as_decimal(argument, kind)
     return argument.made.cast(kind)
+
+
+def whole_as_decimal(made: Made, kind: pa.DataType) -> Made:
+    """Arrow wants a type that holds the largest of its type, whatever there is."""
+    digits = _UNSIGNED_DIGITS + kind.scale
+    wide = pa.decimal128(digits, kind.scale) if digits <= MOST_DIGITS else pa.decimal256(digits, kind.scale)
+    return made.cast(wide).cast(kind)
 
 
 def as_decimal(argument: Argument, kind: pa.DataType) -> Made:

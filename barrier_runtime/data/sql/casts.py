@@ -4,7 +4,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from barrier_runtime.data.sql.arguments import MOST_DIGITS, Argument, Made, Unfit, as_decimal, as_number, is_number
+from barrier_runtime.data.sql.arguments import (
+    MOST_DIGITS,
+    Argument,
+    Made,
+    Unfit,
+    as_decimal,
+    as_number,
+    is_number,
+    whole_as_decimal,
+)
 from barrier_runtime.data.sql.texts import day_of_text, decimal_of_text, text_of, time_constant, time_of_text
 
 _TYPES: dict[str, pa.DataType] = {
@@ -51,7 +60,7 @@ def cast(value: Argument, kind: pa.DataType) -> Made:
     if types.is_integer(kind) and (types.is_floating(value.type) or types.is_decimal(value.type)):
         made = pc.trunc(made)
     elif types.is_decimal(kind) and types.is_integer(value.type):
-        made = made.cast(pa.decimal128(min(MOST_DIGITS, 20 + kind.scale), kind.scale))
+        return whole_as_decimal(made, kind)
     elif types.is_decimal(kind) and types.is_decimal(value.type):
         if kind.scale >= value.type.scale:
             return as_decimal(value, kind)

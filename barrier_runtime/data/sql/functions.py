@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from barrier_runtime.data.sql.arguments import Argument, Made, Unfit, as_number, beside_each_other
+from barrier_runtime.data.sql.arguments import Argument, Made, Unfit, as_number, beside_each_other, one_time
 from barrier_runtime.data.sql.kernels import TIME_PARTS, how_many, part, time_text
 from barrier_runtime.data.sql.texts import text_of, time_of_text
 
@@ -145,7 +145,15 @@ def _nullif(value: Argument, other: Argument) -> Made:
 
 
 def _extreme(function: Callable[..., Made]) -> Callable[..., Made]:
-    return lambda *values: function(*known(values), skip_nulls=True)
+    def made(*values: Argument) -> Made:
+        times = [value.type for value in values if pa.types.is_timestamp(value.type)]
+        kind = one_time(times) if times else None
+        if kind is None or kind.tz is None:
+            return function(*known(values), skip_nulls=True)
+        without = [value.cast(pa.timestamp(kind.unit)) for value in known(values)]  # Arrow compares no others here
+        return function(*without, skip_nulls=True).cast(kind)
+
+    return made
 
 
 def known(values: Sequence[Argument]) -> list[Made]:

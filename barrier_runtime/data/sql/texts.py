@@ -6,7 +6,7 @@ only their names, so a name and what it means never change.
 """
 
 from collections.abc import Callable
-from decimal import Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ WIDE = pa.decimal256(2 * MOST_DIGITS, MOST_DIGITS)  # holds whatever a decimal i
 _HALF = pa.decimal128(MOST_DIGITS, MOST_DIGITS // 2)
 _IN_HALF = 1e18  # with one digit to spare for what is rounded
 _TRIED = 16
+_DIGITS = Context(prec=2 * MOST_DIGITS)
 _WRITTEN_PLAINLY = range(7)  # digits behind the point with which Arrow writes no exponent
 
 
@@ -115,7 +116,8 @@ def _no_time(error: pa.ArrowInvalid) -> pa.ArrowInvalid:
 
 
 def _decimals(scale: int, context: Any, text: Any) -> pa.Array:
-    """Arrow takes what does not fit for another number: what has too many digits is looked for among doubles."""
+    """Arrow takes what has too many digits for another number: what is too large is found among doubles, and what is
+    longer than any decimal is rounded before."""
     kind = pa.decimal128(MOST_DIGITS, scale)
     try:
         largest = pc.max(pc.abs(text.cast(pa.float64()))).as_py() or 0.0
@@ -123,13 +125,24 @@ def _decimals(scale: int, context: Any, text: Any) -> pa.Array:
         raise pa.ArrowInvalid(str(error).replace("double", str(kind))) from error
     if largest > 1.5 * 10.0 ** (MOST_DIGITS - scale):
         raise pa.ArrowInvalid(f"{largest:g} has more digits than {kind}")
-    if (read := _cast(text, kind)) is not None:
-        return read
-    between = _HALF if largest < _IN_HALF and scale <= _HALF.scale else WIDE
-    if (made := _cast(text, between)) is None:
-        cut = pc.replace_substring_regex(text, rf"^([^.]*\.\d{{{scale + 1}}})\d+$", r"\1")
-        made = cut.cast(pa.decimal256(WIDE.precision, scale + 1))
+    if (pc.max(pc.binary_length(text)).as_py() or 0) > MOST_DIGITS:
+        long = pc.greater(pc.binary_length(text), MOST_DIGITS).fill_null(False)
+        rounded = pa.array([_rounded(each, scale) for each in text.filter(long).to_pylist()], pa.string())
+        text = pc.replace_with_mask(text, long, rounded)
+    if (made := _cast(text, kind)) is not None:
+        return made
+    if largest < _IN_HALF and scale < _HALF.scale:
+        made = _cast(text, _HALF)
+    if made is None:
+        made = text.cast(WIDE)
     return pc.round(made, ndigits=scale, round_mode="half_towards_infinity").cast(kind)
+
+
+def _rounded(text: str, scale: int) -> str:
+    try:
+        return f"{Decimal(text).quantize(Decimal(1).scaleb(-scale), ROUND_HALF_UP, _DIGITS):f}"
+    except InvalidOperation as error:
+        raise pa.ArrowInvalid(f"{text!r} is not a decimal of {MOST_DIGITS} digits") from error
 
 
 def _plain(context: Any, text: Any) -> pa.Array:

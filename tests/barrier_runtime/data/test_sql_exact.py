@@ -94,6 +94,8 @@ def test_text_of_a_decimal_has_no_exponent(scale: int, values: list[str | None],
         ("-1234567890123456789012.5", "DECIMAL(38, 0)", "-1234567890123456789013"),
         ("0." + "1" * 38, "DECIMAL(38, 38)", "0." + "1" * 38),
         ("0." + "1" * 45, "DECIMAL(38, 10)", "0." + "1" * 10),
+        ("609919966." + "521" * 14, "DECIMAL(35, 1)", "609919966.5"),
+        ("0" * 50 + "21.4138" + "1" * 40 + "e3", "DECIMAL(21, 2)", "21413.81"),
         (" 12.345 ", "DECIMAL(4, 1)", "12.3"),
         ("1e5", "DECIMAL(8, 2)", "100000.00"),
         ("-0.005", "DECIMAL(3, 2)", "-0.01"),
@@ -104,7 +106,9 @@ def test_text_becomes_a_decimal_with_all_its_digits(text: str, kind: str, value:
     assert found.to_pylist() == [Decimal(value), None, Decimal(0)]
 
 
-@pytest.mark.parametrize("text", ["1234567890" * 4, "95e59", "1e38", "1" * 77, "x", "nan", ""])
+@pytest.mark.parametrize(
+    "text", ["1234567890" * 4, "9" * 39 + "." + "5" * 45, "95e59", "1e38", "1" * 77, "x", "nan", ""]
+)
 def test_text_that_is_no_decimal_of_38_digits_ends_the_job(text: str) -> None:
     with pytest.raises(InvalidJob, match=r"more digits than|not fit in precision|Failed to parse|not a valid"):
         computed("CAST(s AS DECIMAL(38, 0))", s=pa.array(["1", text]))
@@ -118,6 +122,14 @@ def test_a_decimal_does_not_become_another_number_where_it_has_too_many_digits(t
         computed(text, **large)
     small = {name: column.slice(1) for name, column in large.items()}
     assert computed(text, **small).type == pa.decimal128(38, 18)
+
+
+def test_a_whole_number_becomes_a_decimal_of_any_scale() -> None:
+    for text in ("CAST(i AS DECIMAL(38, 30))", "coalesce(d, i)", "coalesce(d, 7)"):
+        found = computed(text, i=pa.array([7]), d=decimals(38, 30, None))
+        assert (found.type, found.to_pylist()) == (pa.decimal128(38, 30), [Decimal(7)])
+    with pytest.raises(InvalidJob, match="does not fit in precision 38"):
+        computed("CAST(i AS DECIMAL(38, 30))", i=pa.array([123_456_789]))
 
 
 @pytest.mark.parametrize("text", ["d + d", "d * 2", "d * d", "d - i"])
@@ -158,6 +170,15 @@ def test_the_finer_of_two_times_is_kept_by_functions_of_several() -> None:
     columns = {"ms": times("ms", "UTC", None), "us": times("us", "UTC", WITH_MICROSECONDS)}
     for text in ("coalesce(ms, us)", "IF(ms IS NULL, us, ms)", "nullif(us, ms)"):
         assert computed(text, **columns).to_pylist() == [WITH_MICROSECONDS.replace(tzinfo=UTC)]
+
+
+@pytest.mark.parametrize("zones", [("UTC", "UTC"), ("Europe/Paris", "Europe/Paris"), ("Europe/Paris", None)])
+def test_the_greatest_and_the_least_of_times_with_a_zone(zones: tuple[str | None, str | None]) -> None:
+    one, other = times("us", zones[0], WITH_MICROSECONDS, TEN, None), times("ms", zones[1], TEN, None, None)
+    for text, first in (("greatest(one, other)", WITH_MICROSECONDS), ("least(other, NULL, one)", TEN)):
+        found = computed(text, one=one, other=other)
+        assert found.cast(pa.timestamp("us")).to_pylist() == [first, TEN, None]
+        assert found.type.tz
 
 
 @pytest.mark.parametrize(

@@ -235,6 +235,8 @@ EXPRESSIONS = [
     "extract(SECOND FROM t)",
     "extract(SECOND FROM day)",
     "interval 1 day + day",
+    "greatest(t, t - interval 1 day)",
+    "cast(j AS DECIMAL(38, 30))",
     "t < '2025-12-31 23:59:59.9990001'",
     "hour('2026-01-31T10:00:00+02:00')",
     "hour(concat('2026-01-31T10:00:0', abs(i % 10), if(b, 'Z', ' +02:00')))",
