@@ -8,20 +8,23 @@ a snapshot. The write-ahead log is off: the checkpoint is the log. All databases
 import os
 import shutil
 import stat
+import threading
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
+from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.file_links import link_or_copy
 from barrier_runtime.state.kv.live_files import LiveFiles
 from barrier_runtime.state.kv.small_files import SmallFiles
 from barrier_runtime.state.kv.sst_blocks import UnknownLayout
 from barrier_runtime.state.kv.store import Entry
+from barrier_runtime.state.kv.troubles import is_full_disk, trouble
 
 _CURRENT = "CURRENT"
 CONFIG_FILE = "rocksdict-config.json"
@@ -45,6 +48,7 @@ _IN_PARTS = (
     "pin_top_level_index_and_filter=true}"
 )
 _COMPACTING = 1  # threads of a process
+_COMPACTING_AT_A_CLOSE = 16
 _NO_LIMIT = 1 << 62  # bytes
 _NEVER = 1 << 30  # runs of files
 _MANY_RUNS = 100  # from there on writers leave processor time to compactions
@@ -63,6 +67,8 @@ class SlotMemory:
         self.total_bytes = total_bytes
         self._shared: tuple[Any, Any] | None = None
         self._holders = 0
+        self._closers = 0
+        self._guard = threading.Lock()  # of the two around it
         self.compactions_held = False
 
     def hold(self) -> "HeldMemory":
@@ -91,10 +97,30 @@ class SlotMemory:
         """While they are held none begins in this process; one that runs goes on. A database that is opened or closed
         ends it."""
         if self._shared is not None:
-            from rocksdict import Env
+            with self._guard:
+                self.compactions_held = held
+                self._set_threads()
 
-            self.compactions_held = held
-            Env().set_low_priority_background_threads(0 if held else _COMPACTING)
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """While a database is closed, which waits for what is queued of it: one thread merges for all databases, maybe
+        for minutes. So all that is queued begins, and what is of a closed database ends at once."""
+        with self._guard:
+            self.compactions_held = False
+            self._closers += 1
+            self._set_threads()
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._closers -= 1
+                self._set_threads()
+
+    def _set_threads(self) -> None:
+        from rocksdict import Env
+
+        threads = _COMPACTING_AT_A_CLOSE if self._closers else 0 if self.compactions_held else _COMPACTING
+        Env().set_low_priority_background_threads(threads)
 
     @property
     def _database_bytes(self) -> int:
@@ -145,7 +171,7 @@ class RocksDbKv:
             self._db: Any = Rdict(str(small.place), _options(memory, with_holes, directory if small.apart else None))
         except Exception as error:
             small.close()
-            raise _trouble(f"cannot open the state database in {directory}", error) from error
+            raise trouble(f"cannot open the state database in {directory}", error) from error
         unlogged = WriteOptions()
         unlogged.disable_wal = True
         self._db.set_write_options(unlogged)
@@ -176,7 +202,7 @@ class RocksDbKv:
         try:
             self._db.write(batch)
         except Exception as error:
-            raise _trouble(f"cannot write to the state database in {self._directory}", error) from error
+            raise trouble(f"cannot write to the state database in {self._directory}", error) from error
         if self._is_behind and not self._memory.compactions_held:
             time.sleep(_REST_S)  # RocksDB would rest with the interpreter held
         self._written += len(entries)
@@ -190,7 +216,7 @@ class RocksDbKv:
         try:
             self._db.delete_range(start, end)
         except Exception as error:
-            raise _trouble(f"cannot write to the state database in {self._directory}", error) from error
+            raise trouble(f"cannot write to the state database in {self._directory}", error) from error
 
     def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """By iterators that live for one batch of entries: each keeps every file that was there when it began, also
@@ -228,7 +254,7 @@ class RocksDbKv:
         try:
             iterator.status()
         except Exception as error:
-            raise _trouble(f"cannot read the state database in {self._directory}", error) from error
+            raise trouble(f"cannot read the state database in {self._directory}", error) from error
         return False
 
     def flush(self) -> None:
@@ -237,7 +263,7 @@ class RocksDbKv:
         try:
             self._db.flush()
         except Exception as error:
-            raise _trouble(f"cannot flush the state database in {self._directory}", error) from error
+            raise trouble(f"cannot flush the state database in {self._directory}", error) from error
         self._is_behind = self._number("num-files-at-level0") >= _MANY_RUNS
         self._may_part_filters()
 
@@ -265,7 +291,7 @@ class RocksDbKv:
                 try:
                     self._checkpoint(self._db).create_checkpoint(str(directory))
                 except Exception as error:
-                    raise _trouble(f"cannot link the files of the state database into {directory}", error) from error
+                    raise trouble(f"cannot link the files of the state database into {directory}", error) from error
                 for options in directory.glob("OPTIONS-*"):  # never read: a database is opened with the options of now
                     options.unlink()
             self._last = directory, os.listdir(directory)
@@ -324,7 +350,7 @@ class RocksDbKv:
         try:
             self._db.compact_range(None, None)
         except Exception as error:
-            raise _trouble(f"cannot compact the state database in {self._directory}", error) from error
+            raise trouble(f"cannot compact the state database in {self._directory}", error) from error
         self._last = None  # else the next checkpoint would link the old files again
 
     @property
@@ -339,15 +365,14 @@ class RocksDbKv:
         return not self._memory.compactions_held
 
     def close(self) -> None:
-        """A compaction that is pending has to begin, so that it can end."""
-        self._memory.hold_compactions(False)
         try:
-            self._db.close()
+            with self._memory.closing():
+                self._db.close()
         except Exception as error:
             # rocksdict writes the memtable out first. What is in no checkpoint is of no use any more, and the database
             # is closed all the same: a full disk is nobody's trouble here.
-            if not _is_full_disk(error):
-                raise _trouble(f"cannot close the state database in {self._directory}", error) from error
+            if not is_full_disk(error):
+                raise trouble(f"cannot close the state database in {self._directory}", error) from error
         finally:
             self._small.close()
 
@@ -421,18 +446,3 @@ def _options(memory: SlotMemory, with_holes: bool, tables_in: Path | None) -> An
     options.set_manifest_preallocation_size(64 << 10)
     options.set_max_manifest_file_size(64 << 10)  # it is part of every snapshot
     return options
-
-
-def _is_full_disk(error: Exception) -> bool:
-    return "No space left on device" in str(error)
-
-
-def _trouble(what: str, error: Exception) -> BarrierRuntimeError:
-    text = str(error)
-    if "orruption" in text:
-        return Corrupt(f"{what}: {text}; restore from another checkpoint, or check this machine's disk")
-    if _is_full_disk(error):
-        return Unavailable(f"{what}: {text}; free some disk space, it is tried again")
-    if "While lock file" in text or "lock hold by" in text:  # not just "lock": folders may be called so
-        return Unavailable(f"{what}: {text}; another process still holds it, it is tried in a fresh folder")
-    return Unavailable(f"{what}: {text}; it is tried again")

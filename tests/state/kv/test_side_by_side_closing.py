@@ -2,6 +2,8 @@
 compactions are held, because the job is about to move."""
 
 import errno
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -54,3 +56,26 @@ def test_a_checkpoint_that_fails_leaves_no_folder_that_its_owner_does_not_know(t
         store.checkpoint(copies / "checkpoint-1")
     assert [path.name for path in copies.iterdir()] == ["checkpoint-1"], "who asked for it removes it"
     store.close()
+
+
+@pytest.mark.slow
+def test_a_database_is_closed_while_the_compaction_of_another_goes_on(tmp_path: Path) -> None:
+    """One thread merges for all: a flush that closed what a merge had emptied, so a checkpoint, took as long."""
+    memory = SlotMemory(64 << 20)
+    large, small = RocksDbKv(tmp_path / "large", memory), RocksDbKv(tmp_path / "small", memory)
+    memory.hold_compactions(True)
+    try:
+        for number in range(rocksdb._RUNS + 5):
+            large.write(
+                [(number.to_bytes(4, "big") + key.to_bytes(2, "big"), os.urandom(8_192)) for key in range(1_500)]
+            )
+            large.flush()
+            small.write([(number.to_bytes(4, "big"), b"v")])
+            small.flush()
+    finally:
+        memory.hold_compactions(False)
+    while not large.compacts:
+        time.sleep(0.001)
+    small.close()
+    assert large.compacts, "it takes a thousand times as long"
+    large.close()
