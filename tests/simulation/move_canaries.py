@@ -187,6 +187,7 @@ def _unfit_program_is_taken() -> Iterator[None]:
 
 @canary("asked-for-slot-is-sent-away", "new slots have no place while the job restores, and are not started again")
 def _asked_for_slot_is_sent_away() -> Iterator[None]:
-    admits = "        if self._job.leads:\n            self._job.admit("
-    with planted("coordinator/job/protocol.py", admits, admits.replace("self._job.leads", 'self.phase == "running"')):
+    admits = "            self._job.admit("
+    only_then = '            if self.phase == "running":\n                self._job.admit('
+    with planted("coordinator/job/protocol.py", admits, only_then):
         yield
