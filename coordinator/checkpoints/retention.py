@@ -90,6 +90,16 @@ class Retention:
         self._dropped: list[_Dropped] = []
         self._condemned: dict[str, None] = {}
 
+    def after_restore(self, restored: Kept | None, held: Collection[int]) -> "Retention":
+        """Of the next generation, which restores `restored`, so its slots build on files of that alone. What was dropped
+        and is `held` waits for nobody but who holds it."""
+        kept = kept_after_restore(tuple(reversed(self.kept)), restored, self.retained)
+        following = Retention(self.retained, kept)
+        following._dropped = [
+            _Dropped(each.kept, each.horizon, frozenset()) for each in self._dropped if each.kept.checkpoint in held
+        ]
+        return following
+
     def completed(
         self, kept: Kept, open_ids: Collection[int], highest_triggered: int, held: Collection[int] = ()
     ) -> SweepPlan:

@@ -182,8 +182,7 @@ class WaitingForSlots(Phase):
         retained = job.spec.checkpoints.retained
         restored = None if job.generation.restored is None else job.kept(job.generation.restored)
         if job.retention is not None:
-            before = tuple(reversed(job.retention.kept))
-            return Retention(retained, kept_after_restore(before, restored, retained))
+            return job.retention.after_restore(restored, job.held)
         if retained == 1 or job.log.last_complete is None:
             job.unsorted.clear()
             return Retention(retained, kept_after_restore((), restored, retained))

@@ -89,6 +89,18 @@ def test_the_restored_checkpoint_stays_until_it_is_dropped_and_then_goes():
     assert retention.completed(kept(9, "t"), [], 9) == SweepPlan((PATHS.manifest(7, 5),), ("r",))
 
 
+def test_what_was_dropped_and_is_held_outlives_its_generation():
+    """A savepoint is copied, or a global committer lags, whatever becomes of the slots."""
+    before = Retention(1)
+    for number, name in enumerate("abcd", start=1):
+        before.completed(kept(number, name), [], number, held=[1, 2])
+    retention = before.after_restore(kept(4, "d"), [2])
+    objects = [old(PATHS.manifest(2, 5)), old(PATHS.manifest(3, 5)), old(PATHS.manifest(1, 5))]
+    assert retention.sweep(PATHS, objects, 9, NOW).manifests == (PATHS.manifest(1, 5), PATHS.manifest(3, 5))
+    assert retention.completed(kept(5, "d", "e"), [], 5, held=[2]) == SweepPlan()
+    assert retention.resolved([6], held=[]) == SweepPlan((PATHS.manifest(2, 5),), ("b",)), "6 does not build on it"
+
+
 def test_a_restored_older_checkpoint_counts_as_the_newest():
     keep = kept_after_restore((kept(20, "x"), kept(19, "y"), kept(10, "z")), kept(10, "z"), 2)
     assert [item.checkpoint for item in keep] == [20, 10]

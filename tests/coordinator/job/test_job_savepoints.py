@@ -179,6 +179,32 @@ def test_what_is_being_copied_is_not_deleted():
     assert a.data_key("old") not in keys_of(coordinator.store), "it is let go when it is copied"
 
 
+def test_what_is_being_copied_is_not_deleted_by_a_later_generation():
+    """A copy of much state takes longer than a slot lives, and the first decision behind that sweeps."""
+    options = CheckpointOptions(interval_ms=1_000, retained=1)
+    restart = RestartOptions(strategy="fixed_delay", initial_ms=0)
+    coordinator, a, b = started(MemoryStore(), spec(checkpoints=options, restart=restart))
+    asked = wish()
+    coordinator.savepoint(asked)
+    committed(acked(coordinator, a, b, files="old"), a, b)
+    coordinator.run_until(CopySavepoint)
+    copying = coordinator.todo.popleft()
+    for _ in range(2):
+        committed(checkpoint(coordinator, a, b, files="new"), a, b)
+    old = a.data_key("old")
+    for _ in range(2):
+        new_generation(coordinator, a, b)
+        for _ in range(3):
+            committed(checkpoint(coordinator, a, b, files="newer"), a, b)
+            coordinator.settle()
+    assert old in keys_of(coordinator.store)
+    coordinator.post(coordinator.answer(copying))
+    coordinator.settle()
+    assert state(coordinator, asked) == "done"
+    assert missing_objects(asked.url, read_savepoint(asked.url)) == ()
+    assert old not in keys_of(coordinator.store), "it is let go when it is copied"
+
+
 @pytest.mark.parametrize("when", ["waiting", "covered"])
 def test_a_slot_is_lost_before_the_copy_begins(when):
     coordinator, a, b = started(MemoryStore())
