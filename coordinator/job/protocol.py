@@ -400,7 +400,8 @@ class JobProtocol:
             job.outbox.put(SendTo(registration.replaced.link, Shutdown("replaced", reason)))
             job.outbox.put(CloseLink(registration.replaced.link))
         if job.slots.stands_by(registration.slot):
-            job.greet(registration.slot, job.log.token or 0)
+            if self.outcome is None:
+                job.greet(registration.slot, job.log.token or 0)
             if job.leads:
                 job.cancel_generation_of(registration.slot)
             return self._phase.on_rescale(job, now_ms)

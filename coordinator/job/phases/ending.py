@@ -38,19 +38,24 @@ class Ended(Phase):
         if job.generation.pending is not None:
             for checkpoint in job.generation.pending.abort_all(now_ms):
                 job.record.checkpoint_ended(checkpoint, f"the job ended: {self.outcome}", now_ms)
-        for slot in job.slots.connected:
-            if self.outcome != "replaced":
-                job.outbox.send(slot, Shutdown(self.outcome, self.reason))
-            job.outbox.close(slot)
+        self._part(job)
         job.outbox.put(JobEnded(self.outcome, self.reason))
         return None
 
     def on_slot(self, job: Job, arrival: Arrival, now_ms: int) -> Decision | None:
-        for slot in job.slots.connected:
+        self._part(job)
+        return None
+
+    def on_rescale(self, job: Job, now_ms: int) -> Decision | None:
+        self._part(job)
+        return None
+
+    def _part(self, job: Job) -> None:
+        """Standbys, too: as long as they are answered here they do not look for who leads now."""
+        for slot in (*job.slots.connected, *job.slots.standbys):
             if self.outcome != "replaced":
                 job.outbox.send(slot, Shutdown(self.outcome, self.reason))
             job.outbox.close(slot)
-        return None
 
     def on_foreign(self, job: Job, foreign: object, now_ms: int) -> Decision | None:
         return None

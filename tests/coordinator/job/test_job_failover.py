@@ -4,8 +4,9 @@ import pytest
 from coordinator_world import Coordinator, keys_of, kinds, log_of, options, spec, started
 
 from barrier_runtime.coordinator.job.effects import Append, ReadManifest, WriteManifest
-from barrier_runtime.coordinator.job.events import StoreRefused, Tick
+from barrier_runtime.coordinator.job.events import StoreRefused, Tick, UserRescale
 from barrier_runtime.coordinator.job.facts import Origin
+from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.wire.messages import (
     AbortCheckpoint,
     CancelGeneration,
@@ -167,6 +168,23 @@ def test_a_stalled_coordinator_that_wakes_up_asks_for_no_kill_before_it_has_read
     zombie.now_ms += 120_000
     zombie.post(Tick())
     assert zombie.kills == []
+
+
+def test_new_slots_look_for_the_successor_of_a_coordinator_that_was_replaced(store):
+    """As long as it answered their heartbeats they would stay with it, and the successor would wait for them."""
+    coordinator, a, b = started(store)
+    coordinator.post(UserRescale(RescaleRequest("wish", 3, 600_000)))
+    c = coordinator.slot(2).connect()
+    successor(store, a, b).settle()
+    coordinator.later(5_000)
+    coordinator.settle()
+    assert coordinator.ended is not None
+    assert coordinator.ended.outcome == "replaced"
+    assert c.closed
+    said = len(c.inbox)
+    c.connect()
+    assert (c.closed, len(c.inbox)) == (True, said), "without a word, which would be taken for an answer"
+    assert not c.got(Shutdown)
 
 
 # ---------------------------------------------------------------- crash points of one decision
