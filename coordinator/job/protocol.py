@@ -52,20 +52,18 @@ from barrier_runtime.coordinator.job.rescaling import RescaleRequest, RescaleSta
 from barrier_runtime.coordinator.job.slots import Reconnected, Refused
 from barrier_runtime.coordinator.job.status_view import (
     commits_status,
-    failing_commits,
     job_status,
     program_wanted,
+    remember,
     savepoint_statuses,
     standbys_wanted,
 )
 from barrier_runtime.coordinator.job.transitions import next_phase
 from barrier_runtime.coordinator.log.decision_log import Appended, Foreign, ReadBack, Repeat
 from barrier_runtime.coordinator.log.record_builder import Identity
-from barrier_runtime.coordinator.log.records import Finish
 from barrier_runtime.coordinator.options import validated_spec
 from barrier_runtime.coordinator.status.health import Condition, ProgressWatch
-from barrier_runtime.coordinator.status.history import History, KnownSlot, RunOutcome, decode_history
-from barrier_runtime.coordinator.status.past_run import with_last_savepoint
+from barrier_runtime.coordinator.status.history import History, KnownSlot, RunOutcome
 from barrier_runtime.coordinator.status.status import JobStatus, StandbysWanted
 from barrier_runtime.coordinator.wire.messages import (
     CommitFailing,
@@ -92,6 +90,7 @@ class JobProtocol:
         self._job = Job(validated_spec(spec), identity, origin)
         self._phase: Phase = Loading(Attempts())
         self._stood_still = False  # the last tick only forgave
+        self._forgave = False  # an event since the last tick did
         self._watch = ProgressWatch()
         self._poll_ms = 0  # when to look at the log's next position, while leading
         self._polling = False  # the store has not answered yet
@@ -244,10 +243,13 @@ class JobProtocol:
 
     def _dispatch(self, event: Event, now_ms: int) -> Decision | None:
         job, phase = self._job, self._phase
-        if isinstance(event, SlotMessage):
-            return self._on_message(event, now_ms)
         if isinstance(event, Tick):
             return self._on_tick(now_ms)
+        if not self._forgave and self._is_late(now_ms):
+            self._forgave = True
+            job.slots.forgive(now_ms)
+        if isinstance(event, SlotMessage):
+            return self._on_message(event, now_ms)
         if isinstance(event, SlotRegistered):
             return self._on_registered(event.link, event.register, now_ms)
         if isinstance(event, SlotLost):
@@ -300,10 +302,9 @@ class JobProtocol:
         return self._phase.on_rescale(self._job, now_ms)
 
     def _on_tick(self, now_ms: int) -> Decision | None:
-        """A tick that comes far too late means that this process stood still: what slots sent in between is not read
-        yet, so nobody is judged by its silence before that. The tick after it does all that is overdue."""
-        deadline = self.next_deadline()
-        if deadline is not None and now_ms - deadline > STALL_MS and not self._stood_still:
+        """The tick after the first one that is late does all that is overdue."""
+        self._forgave = False
+        if self._is_late(now_ms) and not self._stood_still:
             self._stood_still = True
             self._job.slots.forgive(now_ms)
             return None
@@ -312,6 +313,12 @@ class JobProtocol:
             self._polling = True
             self._job.outbox.put(ReadRecord(self._job.log.next_position))
         return self._phase.on_tick(self._job, now_ms)
+
+    def _is_late(self, now_ms: int) -> bool:
+        """This process stood still: what slots sent in between is not read yet, or only what came from some of them, so
+        nobody is judged by its silence before that."""
+        deadline = self.next_deadline()
+        return deadline is not None and now_ms - deadline > STALL_MS
 
     @property
     def _may_poll(self) -> bool:
@@ -324,7 +331,7 @@ class JobProtocol:
             return phase.enter(job, now_ms)
         if isinstance(event, LogRead):
             job.know_description(event.view)
-            self._remember(event, now_ms)
+            remember(job, event, now_ms)
             return phase.on_log(job, event.view, now_ms)
         if isinstance(event, ManifestRead):
             return phase.on_manifest_read(job, event.key, event.data, now_ms)
@@ -357,30 +364,6 @@ class JobProtocol:
         if isinstance(event, StoreRefused):
             return phase.on_refused(job, event.error, now_ms)
         return None
-
-    def _remember(self, read: LogRead, now_ms: int) -> None:
-        """What was before: figures, and the slots of this run. Damage is reported and costs only them."""
-        job, known, trouble = self._job, None, read.history_trouble
-        if read.history is not None:
-            try:
-                known = decode_history(job.paths.history, read.history)
-            except (Corrupt, InvalidJob) as error:
-                trouble = str(error)
-        if trouble:
-            job.record.ignored[trouble] += 1
-        job.record.remember(known, read.view.completes)
-        job.rescales.remember(() if known is None else known.rescales)
-        same_run = known is not None and known.run_id == job.spec.run_id
-        # One that this run was to stop with is taken anew, unless it has ended with it.
-        others = tuple(each for each in job.record.savepoints if not (each.stops and same_run))
-        head = read.view.head
-        if head is not None and isinstance(head.record, Finish):
-            others = with_last_savepoint(others, head.record)
-        job.record.savepoints = others
-        if known is not None and same_run:
-            job.commits.remember(failing_commits(known.commits))
-            for slot in known.slots:
-                job.slots.expect(slot, now_ms + job.spec.slot_timeout_ms)
 
     # ------------------------------------------------------------ slots
 

@@ -66,9 +66,8 @@ class WaitingForSlots(Phase):
             job.outbox.close(slot)
             if self._deployed:
                 return Restart(f"slot {slot.index} was silent for {job.spec.slot_timeout_ms} ms")
-        if (impatient_ms := self._impatient_ms(job)) is not None and now_ms >= impatient_ms:
-            waiting = next(iter(job.generation.waiting.values()))
-            return Fail(f"{waiting.error}\njob {job.spec.job}: {job.restarts.impatient()}")
+        if (impatient := self._if_impatient(job, now_ms)) is not None:
+            return impatient
         if self._give_back_ms is not None and now_ms >= self._give_back_ms:
             return Restart(why_not_run(job))
         self._ask_for_kills(job, now_ms)
@@ -104,7 +103,7 @@ class WaitingForSlots(Phase):
             job.generation.waiting[sink_key(message.operator, slot.index)] = message
             if self._waiting_since_ms is None:
                 self._waiting_since_ms = now_ms
-            return self.on_tick(job, now_ms)
+            return self._if_impatient(job, now_ms)
         if isinstance(message, Restored) and slot.state is SlotState.RESTORING:
             slot.state = SlotState.READY
             self._opened(job, slot)
@@ -126,6 +125,13 @@ class WaitingForSlots(Phase):
         return (
             None if self._waiting_since_ms is None or wait_limit_ms is None else self._waiting_since_ms + wait_limit_ms
         )
+
+    def _if_impatient(self, job: Job, now_ms: int) -> Fail | None:
+        impatient_ms = self._impatient_ms(job)
+        if impatient_ms is None or now_ms < impatient_ms:
+            return None
+        waiting = next(iter(job.generation.waiting.values()))
+        return Fail(f"{waiting.error}\njob {job.spec.job}: {job.restarts.impatient()}")
 
     def _ask_for_kills(self, job: Job, now_ms: int) -> None:
         """Tasks of processes out of reach hold places. Asked only now that the FENCE is appended."""
