@@ -156,6 +156,8 @@ class Job:
         if (fence.spec.program, fence.spec.parallelism) != (self.spec.program, self.spec.parallelism):
             self.go_on_as(fence.spec)
             self.slots.admit_any(self.spec.max_parallelism)
+            for slot in self.slots:  # it came before the log was read
+                self.commits.reconcile(slot.index, slot.register.committed)
 
     def go_on_as(self, spec: JobSpec, *, keep: bool = False) -> None:
         """The newest FENCE says so: slots that the job has no more leave, standbys become its slots. What sinks have

@@ -218,6 +218,22 @@ def test_what_was_asked_for_is_judged_by_the_log_that_was_read_last() -> None:
     assert coordinator.status.standbys is not None
 
 
+@pytest.mark.parametrize("moved_by", [rescale(3, "first"), replace("r1", R1, "f1")], ids=["rescaled", "replaced"])
+def test_what_slots_said_of_their_commits_before_the_log_was_read_counts(moved_by: RescaleRequest) -> None:
+    """Also of those that were no slots of the job as far as this process knew: else their sinks would wait, as people
+    are told, until the next checkpoint."""
+    store = MemoryStore()
+    before, slots = after(store, moved_by)
+    number = before.checkpoint(*slots)
+    for slot in slots:
+        slot.commit(number)
+    before.settle()
+    coordinator = restarted(store, before)
+    resumed(coordinator, slots)
+    through = coordinator.status.commits.through
+    assert through == {f"out/{slot.index}": number for slot in slots}
+
+
 def test_another_run_of_the_program_goes_on_as_it_was_submitted() -> None:
     store = MemoryStore()
     before, _ = after(store, rescale(3, "first"))
