@@ -91,7 +91,7 @@ class Retention:
         self._condemned: dict[str, None] = {}
 
     def after_restore(self, restored: Kept | None, held: Collection[int]) -> "Retention":
-        """Of the next generation, which restores `restored`, so its slots build on files of that alone. What was dropped
+        """Of the next generation, which restores `restored`: its slots build on files of that alone. What was dropped
         and is `held` waits for nobody but who holds it."""
         kept = kept_after_restore(tuple(reversed(self.kept)), restored, self.retained)
         following = Retention(self.retained, kept)
