@@ -9,7 +9,8 @@ come to rest.
 |                                      | the last checkpoint, and may be much of the state. After 20 s it is anyway  |
 | a generation is restored             | the file that is being fetched comes, for the restore; no other does, of    |
 |                                      | this order or of one that waits, and neither is answered                    |
-| a generation begins                  | what was fetched goes, and what was answered counts no more                 |
+| a generation begins                  | what was fetched goes, as does a file that comes later, and what was        |
+|                                      | answered counts no more                                                     |
 
 Fetched files stay beside the local copies and are found by what is in them, so a restore fetches only what came since.
 It is a saving, nothing else: what cannot be had now is fetched by the restore.
@@ -50,6 +51,7 @@ class Preparing:
         self._following: tuple[Prefetch, GenerationTimers | None] | None = None
         self._parallelism = 0
         self._ended = threading.Event()  # what is being fetched
+        self._forgotten = self._ended  # what comes of it goes again
         self.done = 0  # the newest checkpoint of which its key groups were fetched ahead
 
     def order(self, order: Prefetch, timers: GenerationTimers | None) -> None:
@@ -77,7 +79,7 @@ class Preparing:
 
     def forget(self) -> None:
         self._res.copies.keep_fetched()
-        self.done = 0
+        self.done, self._forgotten = 0, self._ended
 
     def _fetched(
         self,
@@ -90,6 +92,8 @@ class Preparing:
     ) -> None:
         if error is not None:
             log.warning("slot %d could not fetch ahead: %s", self._res.slot, error)
+        if ended is self._forgotten:
+            self._res.copies.keep_fetched()
         self._answer(order, timers, until_s, ended)
 
     def _answer(self, order: Prefetch, timers: GenerationTimers | None, until_s: float, ended: threading.Event) -> None:

@@ -36,6 +36,7 @@ from barrier_runtime.launch.local import LocalDataPlane
 from barrier_runtime.operators.base import Capture
 from barrier_runtime.runtime.host.heap import Heap
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation, Unavailable
+from barrier_runtime.state.snapshots.snapshot import FileRef
 
 
 def words(link):
@@ -99,6 +100,30 @@ async def test_what_was_ordered_before_a_restore_is_neither_begun_nor_told_behin
     told = lambda: {each.prefetched for each in bench.links[0].got(Heartbeat) if each.prefetched}  # noqa: E731
     await bench.until(told)
     assert told() == {9}
+
+
+async def test_a_file_that_comes_when_the_generation_behind_the_move_runs_goes_again(tmp_path, monkeypatch):
+    came, ref, path = threading.Event(), FileRef("000007.sst", 3, "0" * 64, "key"), tmp_path / "ahead"
+
+    def slow(store, paths, copies, folder, slot, order, at_once, ended):
+        came.wait()
+        path.write_bytes(b"sst")
+        copies.fetched(ref, path)
+
+    bench = Bench(tmp_path)
+    bench.deploy(5)
+    await bench.until(lambda: bench.links[0].got(Restored))
+    bench.tell(Start(5))
+    monkeypatch.setattr("barrier_runtime.runtime.prefetching.prefetch", slow)
+    bench.tell(Prefetch(7, ManifestRef("manifest", "0" * 64), 2, 128))
+    bench.deploy(6)
+    await bench.until(lambda: len(bench.links[0].got(Restored)) == 2)
+    bench.tell(Start(6))
+    came.set()
+    copies = bench.slots[0]._res.copies
+    await bench.until(lambda: path.exists() and copies.place_of(ref) is None)
+    copies.delete_unwanted()
+    assert not path.exists()
 
 
 async def test_what_cannot_be_opened_at_all_is_told_while_something_else_waits_for_its_server(tmp_path):
