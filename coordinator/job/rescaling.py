@@ -200,9 +200,13 @@ class Rescales:
         self._entries: OrderedDict[str, Rescale] = OrderedDict()
         self._earlier: tuple[RescaleStatus, ...] = ()
 
-    def remember(self, earlier: tuple[RescaleStatus, ...]) -> None:
-        """What predecessors did."""
+    def remember(self, earlier: tuple[RescaleStatus, ...], *, same_run: bool) -> None:
+        """What predecessors did. A wish of this run that is over, and was asked for again before that was known, is not
+        carried out again."""
         self._earlier = earlier
+        found = self.open
+        if same_run and found is not None and any(each.id == found.request.id for each in earlier):
+            del self._entries[found.request.id]
 
     @property
     def open(self) -> Rescale | None:

@@ -171,8 +171,8 @@ def remember(job: Job, read: LogRead, now_ms: int) -> None:
     if trouble:
         job.record.ignored[trouble] += 1
     job.record.remember(known, read.view.completes)
-    job.rescales.remember(() if known is None else known.rescales)
     same_run = known is not None and known.run_id == job.spec.run_id
+    job.rescales.remember(() if known is None else known.rescales, same_run=same_run)
     # One that this run was to stop with is taken anew, unless it has ended with it.
     others = tuple(each for each in job.record.savepoints if not (each.stops and same_run))
     head = read.view.head

@@ -4,6 +4,7 @@ number of slots, or another program, than the description that was submitted."""
 import dataclasses
 import uuid
 
+import msgspec
 import pytest
 from coordinator_world import CHAINS, Coordinator, FakeSlot, kinds, log_of, spec, started
 
@@ -11,6 +12,7 @@ from barrier_runtime.coordinator.job.effects import Append, ReadLog
 from barrier_runtime.coordinator.job.events import ProgramLoaded, UserRescale
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.log.records import Fence
+from barrier_runtime.coordinator.status.history import encode_history
 from barrier_runtime.coordinator.wire.messages import ChainSpec, JobSpec, Shutdown, Trigger
 from barrier_runtime.state.store.memory import MemoryStore
 
@@ -216,6 +218,31 @@ def test_what_was_asked_for_is_judged_by_the_log_that_was_read_last() -> None:
     status = coordinator.status.rescales[-1]
     assert (status.before, status.parallelism, status.state) == (2, 3, "starting")
     assert coordinator.status.standbys is not None
+
+
+@pytest.mark.parametrize("same_run", [True, False])
+def test_a_wish_that_is_over_is_not_carried_out_again(same_run: bool) -> None:
+    """Who waits for it finds a coordinator that has not read the history, and so asks again."""
+    store = MemoryStore()
+    before, a, b = started(store, SUBMITTED)
+    before.post(UserRescale(rescale(3)))
+    for _ in range(PATIENCE_MS // 1_000):
+        before.later(1_000)
+        for slot in (a, b):
+            slot.beat()
+    assert states(before) == ["failed"], "no slot came"
+    history = before.protocol.history()
+    if not same_run:
+        history = msgspec.structs.replace(history, run_id="an earlier one")
+    store.put(before.paths.history, encode_history(history))
+    coordinator = restarted(store, before)
+    asked(coordinator, rescale(3))
+    resumed(coordinator, [a, b])
+    if same_run:
+        assert coordinator.status.rescales == before.status.rescales
+        assert coordinator.status.standbys is None
+    else:
+        assert (states(coordinator), coordinator.status.standbys is None) == (["starting"], False)
 
 
 @pytest.mark.parametrize("moved_by", [rescale(3, "first"), replace("r1", R1, "f1")], ids=["rescaled", "replaced"])
