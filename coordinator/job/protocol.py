@@ -254,7 +254,9 @@ class JobProtocol:
             return self._on_registered(event.link, event.register, now_ms)
         if isinstance(event, SlotLost):
             slot = job.slots.lost(event.link, now_ms)
-            return None if slot is None else phase.on_slot_lost(job, slot, now_ms)
+            if slot is None or job.slots.stands_by(slot):  # no generation has that one
+                return None
+            return phase.on_slot_lost(job, slot, now_ms)
         if isinstance(event, AppendResult):
             return self._on_log_step(job.log.on_put(event.position, event.outcome), now_ms)
         if isinstance(event, RecordRead):

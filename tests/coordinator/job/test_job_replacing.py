@@ -218,6 +218,17 @@ def test_no_cores_in_time_leave_the_job_as_it_was() -> None:
     assert (coordinator.phase, fences(store)) == ("running", [("", 0)])
 
 
+def test_an_old_slot_that_is_lost_while_the_new_program_restores_takes_nothing_back() -> None:
+    store = MemoryStore()
+    coordinator, request, (a, _), (c, d), number = moved(store)
+    a.cut()
+    coordinator.settle()
+    for slot in (c, d):
+        slot.restored()
+    assert (coordinator.phase, told(coordinator).state) == ("running", "done")
+    assert fences(store)[-1] == (request.id, number)
+
+
 @pytest.mark.parametrize("how", ["it refuses", "it is unwell", "it is lost", "it waits for a server", "it hangs"])
 def test_a_program_that_does_not_come_to_run_is_taken_back(how: str) -> None:
     store = MemoryStore()

@@ -149,6 +149,27 @@ def test_a_rescale_that_is_asked_for_while_the_job_restores_gets_its_slots():
     assert number < last
 
 
+def test_a_new_slot_that_is_lost_while_the_job_restores_is_none_of_its_slots():
+    """The generation does without it: it is not to begin again."""
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    coordinator.checkpoint(a, b)
+    b.fail()
+    coordinator.settle()
+    assert coordinator.phase == "restoring"
+    ask(coordinator, 3)
+    (c,) = standbys(coordinator, 2)
+    c.cut()
+    for slot in (a, b):
+        slot.restored()
+    assert coordinator.phase == "running"
+    assert len(fences(store)) == 2
+    c.connect()
+    commit(last_checkpoint(coordinator, a, b), a, b)
+    coordinator.settle()
+    assert fences(store)[-1][0] == 3
+
+
 def test_who_asks_for_a_change_of_a_job_that_failed_hears_why():
     coordinator, a, _ = started(MemoryStore())
     a.fail("rows of another kind: mend the source", retryable=False)
