@@ -139,7 +139,8 @@ def prefetch(
         with copies.fetching(ref):
             try:
                 download_verified(store, ref, path)
-            except BarrierRuntimeError as error:
+            except (BarrierRuntimeError, OSError) as error:
+                path.unlink(missing_ok=True)  # a part of it may be there, on a disk that may be full
                 log.info("slot %d cannot fetch %s yet: %s", slot, ref.name, error)
                 return 0
             copies.fetched(ref, path)

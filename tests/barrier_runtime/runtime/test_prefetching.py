@@ -16,8 +16,10 @@ from barrier_runtime.state.backend.restore import RestoreSite, restore
 from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.snapshots.restore_plan import plan_restore
+from barrier_runtime.state.snapshots.snapshot import FileRef
 from barrier_runtime.state.snapshots.verified import download_verified
 from barrier_runtime.state.store.local import LocalStore
+from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths
 
@@ -84,6 +86,25 @@ def test_a_restore_waits_for_files_that_are_coming_and_does_not_fetch_them_too(t
             copies.fetched(ref, folder / ref.sha256)
         coming.close()
         restored.result().kv.close()
+
+
+def test_a_part_of_a_file_does_not_stay_on_a_full_disk(
+    tmp_path: Path, order: Prefetch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, paths, copies, folder = open_store(str(tmp_path / "store")), Paths("job"), LocalCopies(), tmp_path / "ahead"
+    wanted = list(wanted_files(snapshots_in(store, paths, order.manifest, order.checkpoint), 0, 3, MAX_PARALLELISM))
+    full = wanted[0]
+
+    def download(store: ObjectStore, ref: FileRef, path: Path) -> None:
+        if ref.sha256 != full.sha256:
+            return download_verified(store, ref, path)
+        path.write_bytes(b"a part")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("barrier_runtime.runtime.prefetching.download_verified", download)
+    others = {ref.sha256: ref.size for ref in wanted if ref.sha256 != full.sha256}
+    assert prefetch(store, paths, copies, folder, 0, order) == sum(others.values()), "they are of use"
+    assert {path.name.split("-")[0] for path in folder.iterdir()} == set(others)
 
 
 def test_what_is_gone_is_left_to_the_restore(tmp_path: Path, order: Prefetch) -> None:
