@@ -367,6 +367,7 @@ def test_a_slot_tells_no_secret_to_an_impostor_of_its_coordinator_or_peer() -> N
     assert slot.session is None
 
 
+@pytest.mark.slow
 def test_a_slot_listens_where_its_coordinator_is_and_nowhere_else() -> None:
     """G1, H3: on loopback when that is where the coordinator listens."""
     from barrier_runtime.spark.task import _own_address_towards

@@ -224,6 +224,7 @@ def test_what_does_not_fit_is_refused_by_name(states: Any, said: str, tmp_path: 
     assert not (tmp_path / "never" / "savepoint.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parallelism", "window"),
     [

@@ -114,6 +114,7 @@ async def test_a_program_that_cannot_go_on_leaves_the_job_as_it_was(
     assert max(seen.values()) == 1
 
 
+@pytest.mark.slow
 async def test_state_that_a_program_has_not_is_dropped_when_that_is_wanted(tmp_path: Path) -> None:
     target, read = Target(), list[int]()
     programs = {"lossy": flow(target, Lossy, read, name="another")}

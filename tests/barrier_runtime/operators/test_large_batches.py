@@ -191,6 +191,7 @@ MADE: dict[str, Callable[[], Operator]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MADE)
 def test_columns_of_an_input_may_come_in_another_order_with_each_batch(name: str) -> None:
     results = []

@@ -50,6 +50,7 @@ def test_rows_of_a_key_between_two_checkpoints_with_state_before_and_after(job: 
     assert done.read == job.rows_until - job.rows_before
 
 
+@pytest.mark.slow
 def test_nothing_is_written_where_the_job_is_and_no_sink_is_run(job: TwoCheckpoints) -> None:
     before, (sink,) = everything(job.folder), [node for node in job.flow.plan.nodes if node.name == "out"]
     operator = sink.make("out")  # type: ignore[union-attr]

@@ -68,6 +68,7 @@ def test_chosen_columns_are_those_of_the_whole_table(stored: StoredState) -> Non
             assert sorted(map(str, chosen.to_pylist())) == sorted(map(str, whole.select(names).to_pylist()))
 
 
+@pytest.mark.slow
 def test_entries_are_counted_as_the_table_has_them(stored: StoredState) -> None:
     for each in stored.tables():
         assert stored.count(each.operator, each.state) == values_of(stored, each.operator, each.state).num_rows, each

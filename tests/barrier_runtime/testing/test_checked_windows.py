@@ -46,6 +46,7 @@ def build() -> Dataflow:
     return flow
 
 
+@pytest.mark.slow
 def test_rows_of_windows_and_joins_are_the_same_with_one_two_and_three_slots() -> None:
     checked = check(build, INPUTS, crashes="none")
     assert len(checked.rows) == 8

@@ -136,6 +136,7 @@ def test_what_is_wrong_stands_above_what_may_be_cut_off_and_a_start_is_no_event(
     assert "started by ann" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("height", "checkpoints"), [(60, 8), (31, 5), (24, 1)])
 def test_in_a_low_window_top_shows_fewer_checkpoints(height: int, checkpoints: int) -> None:
     console = Console(file=io.StringIO(), width=140, height=height, force_terminal=True, highlight=False)

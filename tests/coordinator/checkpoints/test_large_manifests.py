@@ -47,6 +47,7 @@ def decided_with_state(coordinator, a, b, operators):
     return number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operators", [3, 600])
 def test_a_deployment_carries_what_is_small_and_names_the_manifest_of_what_is_large(operators, store):
     """R4: at another parallelism, too, where every slot is given all: 128 subtasks of 8 operators are as much."""

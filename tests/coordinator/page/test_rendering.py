@@ -460,6 +460,7 @@ def test_the_first_view_of_a_large_job_is_small_and_has_what_is_worth_a_look():
     assert "17 older ones are in" in html
 
 
+@pytest.mark.slow
 def test_the_report_of_a_large_job_has_all_of_it():
     html = report(explained(large(), NOW_MS))
     assert html.count("<bdi>worker-") == 500

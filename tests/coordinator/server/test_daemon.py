@@ -345,6 +345,7 @@ def test_a_short_token_is_refused(tmp_path):
     assert "short-secret" not in said
 
 
+@pytest.mark.slow
 def test_an_unknown_storage_is_refused_with_the_forms(tmp_path):
     assert "scheme" in refused(tmp_path, "--storage", "ftp://x/y")
 
@@ -440,6 +441,7 @@ def fields(message):
     return {name: getattr(message, name) for name in message.__struct_fields__}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["bad mac", "pickle", "second frame is garbage", "sequence"])
 def test_a_bad_frame_of_a_proven_slot_costs_it_the_connection_only(attacked, what):
     """B3, B4."""

@@ -105,6 +105,7 @@ def test_names_that_come_again_for_other_bytes_are_uploaded(rocksdb_bench: Bench
     assert content(rocksdb_bench, later)[LARGE] == bytes([3]) * 2_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(2, 4, 2, 1, 3), (1, 2, 4, 3, 5), (3, 2, 5, 1)])
 def test_at_another_parallelism_it_names_files_of_the_snapshot_that_was_opened(
     rocksdb_bench: Bench, sizes: tuple[int, ...]

@@ -107,6 +107,7 @@ def test_what_its_owner_has_deleted_does_not_come_back_from_a_neighbours_files(b
             backend.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(2, 4, 3, 2), (1, 2, 1, 3), (3, 5, 2, 4)])
 def test_columns_keep_their_deltas_over_rescalings(bench: Bench, sizes: tuple[int, ...]) -> None:
     """Rows that changed and were removed since the last base, at each parallelism; and compared with entries."""

@@ -302,6 +302,7 @@ def test_entries_that_an_older_release_stored_by_key_are_found_by_the_last_field
     assert again.lasts(2).tolist() == [0, 1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_a_table_whose_windows_have_been_in_the_store_goes_back_to_segments(
     bench: Bench, seed: int, monkeypatch: pytest.MonkeyPatch

@@ -40,6 +40,7 @@ def segments(snapshot: KeyedSnapshot) -> set[str]:
     return {ref.name for ref in snapshot.files if segment_number(ref.name) is not None}
 
 
+@pytest.mark.slow
 def test_many_small_checkpoints_are_few_files_and_restore_to_the_whole(bench: Bench) -> None:
     backend = bench.open()
     table = dense(backend)

@@ -144,6 +144,7 @@ def test_the_url_of_a_store_opens_the_same_objects_and_carries_no_secret(any_sto
     assert "?" not in any_store.url
 
 
+@pytest.mark.slow
 def test_an_object_is_copied_from_another_store_whole(any_store: ObjectStore, tmp_path: Path) -> None:
     """By the store itself where it can: from one of its own kind; otherwise through a file."""
     others = (MemoryStore(), LocalStore(tmp_path / "other"), any_store)

@@ -148,6 +148,7 @@ def test_a_small_cache_spills_what_is_dirty_and_forgets_nothing(bench: Bench) ->
     assert dict(table.scan()) == expected
 
 
+@pytest.mark.slow
 def test_a_few_large_values_do_not_fill_memory_before_their_size_is_known(rocksdb_bench: Bench) -> None:
     """Of small ones thousands are held; of these there is room for sixteen."""
     rocksdb_bench.cache_bytes = 16 * _MIB

@@ -70,6 +70,7 @@ def test_several_compressed_streams_in_one_file_are_one_text(tmp_path: Path, end
     assert [row["n"] for row in rows_of(drained(opened(spec_of(source(tmp_path)), World())))] == list(range(10))
 
 
+@pytest.mark.slow
 def test_a_far_position_is_reached_in_steps_and_then_the_very_next_row_comes(
     tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

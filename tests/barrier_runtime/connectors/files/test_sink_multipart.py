@@ -401,6 +401,7 @@ def test_each_format_keeps_every_row(sink: type[FileSink], make_store: MakeStore
 # ---------------------------------------------------------------- what cannot be
 
 
+@pytest.mark.slow
 def test_a_bucket_that_aborts_old_uploads_is_refused_with_the_name_of_the_rule(make_store: MakeStore) -> None:
     """A decided upload must outlive any outage, so a rule that reaches our files is no place for it."""
     store = make_store()

@@ -113,6 +113,7 @@ def test_a_folder_is_read_whole_in_order_with_hidden_files_left_out(tmp_path: Pa
     assert driver.records == 661
 
 
+@pytest.mark.slow
 def test_files_lists_and_globs_name_the_same_rows(tmp_path: Path, format: str) -> None:
     make = FORMATS[format][1]
     folder(tmp_path, format)

@@ -45,6 +45,7 @@ def test_every_shard_is_read_with_what_a_record_brings(make_kinesis: Make) -> No
     assert len({(row["shard"], row["sequence_number"]) for row in rows}) == 600
 
 
+@pytest.mark.slow
 def test_a_position_names_the_very_next_row(make_kinesis: Make) -> None:
     world = make_kinesis()
     world.put(numbers(0, 40))

@@ -103,6 +103,7 @@ def test_own_aggregates_equal_plain_python_in_every_step_however_rows_are_cut_an
     check(step, AGGREGATES, SCHEMA, rows, expected, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 def test_many_rows_of_few_and_of_many_keys_go_on_from_rocksdb(step: str) -> None:
     rng = np.random.default_rng(4)

@@ -92,6 +92,7 @@ def test_running_values_equal_a_row_by_row_model_also_over_a_restart(
             driven = Driven(make(keys), world, (snapshot,), name="r")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["memory", "rocksdb"])
 @pytest.mark.parametrize("keys", [1, 40, 70_000])
 @pytest.mark.parametrize("columns", [["k"], ["k", "v"], ["v", "k", "g"]])

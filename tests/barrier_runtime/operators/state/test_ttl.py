@@ -390,6 +390,7 @@ def test_a_value_of_another_shape_is_told_with_its_key_also_beside_deleted_ones(
 NONE, SHORT, LONG = None, TTL(ms(100)), TTL(ms(1_000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("before", "after", "seen_until"),

@@ -147,6 +147,7 @@ def test_restored_between_any_two_slices_none_is_missing_and_none_comes_twice(ki
     assert found + it.take() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_subtasks_that_stopped_at_different_slices_go_on_at_another_parallelism(kind: str) -> None:
     at_once = Driven(operator(kind))

@@ -297,6 +297,7 @@ def test_a_job_applies_functions_and_ranks(parallelism: int) -> None:
     assert top_schema(SCHEMA, True).names == list(ranks.rows()[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [pa.float64(), pa.float32()])
 @pytest.mark.parametrize("largest", [True, False])
 def test_nan_is_the_greatest_number_of_a_ranking_however_its_rows_are_cut(kind: pa.DataType, largest: bool) -> None:
