@@ -57,6 +57,15 @@ def plain_floats(array: pa.Array, what: str, step: str) -> pa.Array:
     return pc.add(array.cast(pa.float64()), pa.scalar(0.0))
 
 
+def key_column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Values of one field of state keys, in the type that the key's column has."""
+    if pa.types.is_date(kind):
+        return pa.array(values, pa.int32()).view(pa.date32()).cast(kind)
+    if pa.types.is_timestamp(kind):
+        return pa.array(values, pa.int64()).view(pa.timestamp("us", kind.tz)).cast(kind)
+    return pa.array(values, kind)
+
+
 class KeyCodec:
     """Translation for one operator's key columns of fixed types."""
 
@@ -122,12 +131,7 @@ class KeyCodec:
 
     def column(self, index: int, values: Sequence[Any]) -> pa.Array:
         """Values of key column `index`, as found in state keys, in the column's own type."""
-        kind = self.types[index]
-        if pa.types.is_date(kind):
-            return pa.array(values, pa.int32()).view(pa.date32()).cast(kind)
-        if pa.types.is_timestamp(kind):
-            return pa.array(values, pa.int64()).view(pa.timestamp("us", kind.tz)).cast(kind)
-        return pa.array(values, kind)
+        return key_column(values, self.types[index])
 
     def _plain(self, array: pa.Array, column: str, kind: pa.DataType) -> pa.Array:
         if pa.types.is_integer(kind):

@@ -17,7 +17,9 @@ from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.rows import rows_of
 from barrier_runtime.operators.base import Emit, Operator
 from barrier_runtime.operators.keyed.life import KeyedLife
+from barrier_runtime.state.errors import UserCodeError
 from barrier_runtime.state_tables.masking import masked
+from barrier_runtime.state_tables.wanted_keys import one_value
 
 T = TypeVar("T")
 State = dict[str, Any]  # by name: a value, {entry: value}, [element, …], [time, …], or {namespace: {column: value}}
@@ -68,7 +70,8 @@ class Wanted:
         chosen: pa.BooleanArray | None = None
         for column, value in self.by_port.get(port, {}).items():
             array = rows.column(column)
-            same = pc.is_null(array) if value is None else pc.equal(array, pa.scalar(value).cast(array.type))
+            one = one_value(value, array.type, column, "the rows that are looked at")[0]
+            same = pc.is_null(array) if value is None else pc.equal(array, one)
             same = pc.fill_null(same, False)
             chosen = same if chosen is None else pc.and_(chosen, same)
         return chosen
@@ -168,7 +171,7 @@ class _Watched:
         try:
             self._observer.call(self._operator, row, before, lambda: self._process(batch, collecting, port))
         except Exception as failure:
-            error = str(failure)
+            error = str(failure.args[0] if isinstance(failure, UserCodeError) else failure)
             raise
         finally:
             self._in_row = False

@@ -16,8 +16,6 @@ from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.log.savepoint import Savepoint
 from barrier_runtime.coordinator.savepoints.importing import import_savepoint
 from barrier_runtime.coordinator.wire.messages import JobSpec
-from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.keys import KeyCodec
 from barrier_runtime.state.backend.stored_part import StoredPart
 from barrier_runtime.state.backend.written_part import WrittenPart
 from barrier_runtime.state.columns.segment import Segment, as_binary, chosen
@@ -28,7 +26,7 @@ from barrier_runtime.state.snapshots.snapshot import KEYS, ONE_VALUE, KeyedSnaps
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.read_only import LinkedStore
 from barrier_runtime.state_tables.finding import StoredCheckpoint
-from barrier_runtime.state_tables.wanted_keys import key_fields
+from barrier_runtime.state_tables.wanted_keys import as_stored, key_fields
 
 _GROUP_BYTES = 2
 
@@ -53,11 +51,9 @@ def state_key(
         fields = [(name, rows.field(name).type) for name in values]
     if len(fields) != len(values) or any(kind is None for _, kind in fields):
         return None
-    schema = pa.schema(fields)
-    arrays = [pa.array([value]).cast(kind) for value, (_, kind) in zip(values.values(), fields, strict=True)]
-    row = pa.RecordBatch.from_arrays(arrays, schema=schema)
-    (key,), _ = KeyCodec(schema, schema.names, f"operator {operator!r}").keys(Batch(row, 0))
-    return key
+    where = f"operator {operator!r}"
+    given = zip(values.values(), fields, strict=True)
+    return tuple(as_stored(value, kind, name, where) for value, (name, kind) in given)
 
 
 def begin(store: LinkedStore, at: StoredCheckpoint, spec: JobSpec, sinks: Collection[str], only: OneKey | None) -> None:

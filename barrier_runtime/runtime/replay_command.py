@@ -23,7 +23,8 @@ def replay_command(
     if key is not NO_KEY and columns:
         values = key if isinstance(key, tuple) else (key,)
         if len(values) == len(columns):
-            words += [f"--key {shlex.quote(f'{c}={_text(v)}')}" for c, v in zip(columns, values, strict=True)]
+            told = (f"{c} is null" if v is None else f"{c}={_text(v)}" for c, v in zip(columns, values, strict=True))
+            words += [f"--key {shlex.quote(each)}" for each in told]
     elif key is NO_KEY and rows is not None:  # of a key: the row may be one that was read long ago
         split, first, last = rows
         words.append(f"--row {shlex.quote(f'{split}:{first}' if first == last else f'{split}:{first}-{last}')}")
@@ -33,6 +34,8 @@ def replay_command(
 def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
+    if isinstance(value, bytes):
+        return value.hex()
     if isinstance(value, datetime.date):  # also of a time
         return value.isoformat()
     return msgspec.json.encode(value, enc_hook=str).decode()

@@ -17,6 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state_tables.finding import pinned_checkpoint
 from barrier_runtime.state_tables.stored_state import StoredState, open_checkpoint
+from barrier_runtime.state_tables.wanted_keys import key_types
 
 _OPTIONS = ("path", "job", "checkpoint", "state", "pushdown")
 
@@ -78,7 +79,7 @@ class _Reader(DataSourceReader):  # type: ignore[misc]
             info = next(
                 each for each in stored.tables() if (each.operator, each.state) == (wanted.operator, wanted.state)
             )
-            self._keys = [each.rpartition(": ")[0] for each in info.key.split(", ")] if info.key else []
+            self._keys = list(key_types(info.key))
             self._parts = stored.parts(wanted.operator, wanted.state)
             self._schema = _for_spark(stored.table(wanted.operator, wanted.state).schema)
 

@@ -18,7 +18,7 @@ from barrier_runtime.state.snapshots.snapshot import KEYS, ONE_VALUE, KeyedSnaps
 from barrier_runtime.state.values.entry_table import is_number
 from barrier_runtime.state_tables.columns_of_values import column_of, decoded, without_marks
 from barrier_runtime.state_tables.stored_state import StoredState, states_of
-from barrier_runtime.state_tables.wanted_keys import key_fields
+from barrier_runtime.state_tables.wanted_keys import as_told, key_fields
 
 _GROUP_BYTES = 2
 Change: TypeAlias = Literal["inserted", "changed", "deleted"]
@@ -119,8 +119,9 @@ class _Operator:
     def _difference(
         self, state: str, fields: tuple[Any, ...], beside: Any, before: Any, after: Any, was: bool, is_: bool
     ) -> StateDifference:
-        names = self._sides[1].key or self._sides[0].key or [f"key_{at}" for at in range(1, len(fields) + 1)]
-        key, more = dict(zip(names, fields, strict=False)), fields[len(names) :]
+        names = self._sides[1].key or self._sides[0].key or [(f"key_{at}", None) for at in range(1, len(fields) + 1)]
+        key = {name: as_told(value, kind) for (name, kind), value in zip(names, fields, strict=False)}
+        more = fields[len(names) :]
         if more and beside is None:
             beside = more[0] if len(more) == 1 else more
         change: Change = "changed" if was and is_ else "deleted" if was else "inserted"
@@ -138,7 +139,7 @@ class _Side:
         )
         self.described = {name: what for each in self._parts for name, what in states_of(each).items()}
         told = next((each.values[KEYS].decode() for each in self._parts if KEYS in each.values), "")
-        self.key = [name for name, _ in key_fields(told)]
+        self.key = key_fields(told)
 
     def unchanged(self, other: "_Side") -> frozenset[tuple[int, int]]:
         """Ranges of key groups whose files are the same in both."""

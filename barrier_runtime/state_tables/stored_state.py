@@ -49,7 +49,7 @@ from barrier_runtime.state_tables.columns_of_values import (
     without_marks,
 )
 from barrier_runtime.state_tables.finding import find_checkpoint, pinned_checkpoint
-from barrier_runtime.state_tables.wanted_keys import TIME, WantedKeys
+from barrier_runtime.state_tables.wanted_keys import TIME, WantedKeys, one_value
 
 _BATCH_ROWS = 16_384
 _BATCH_BYTES = 16 << 20  # of values
@@ -267,7 +267,9 @@ class StoredState:
                     f"{operator}.{state}: it has no column {name!r}, it has {', '.join(first.schema.names)}"
                 )
         of_one = (batch.cast(first.schema) for batch in _chain(first, batches))
-        return pa.RecordBatchReader.from_batches(first.schema, (_only(batch, where) for batch in of_one))
+        return pa.RecordBatchReader.from_batches(
+            first.schema, (_only(batch, where, f"{operator}.{state}") for batch in of_one)
+        )
 
     def _batches(
         self,
@@ -326,11 +328,14 @@ def _projected(reader: pa.RecordBatchReader, columns: Sequence[str], where: str)
     return pa.RecordBatchReader.from_batches(schema, (batch.select(list(columns)) for batch in reader))
 
 
-def _only(batch: pa.RecordBatch, where: Mapping[str, Any]) -> pa.RecordBatch:
-    """Rows with these values."""
+def _only(batch: pa.RecordBatch, where: Mapping[str, Any], of: str) -> pa.RecordBatch:
+    """Rows with these values. `of`: what has them, for messages."""
     for name, value in where.items():
         column = batch.column(name)
-        batch = batch.filter(pc.equal(column, pa.scalar(value, column.type)))
+        if value is None:
+            batch = batch.filter(column.is_null())
+        else:
+            batch = batch.filter(pc.equal(column, one_value(value, column.type, name, of)[0]))
     return batch
 
 
@@ -403,17 +408,19 @@ def _batch(
 
 def _of_segment(segment: Segment, keys: WantedKeys, max_parallelism: int) -> Iterator[pa.RecordBatch]:
     if isinstance(segment.keys, np.ndarray):
-        arrays = [pa.array(field) for field in segment.keys]
+        fields: list[Any] = list(segment.keys)
     else:
         whole = as_binary(segment.keys, segment.key_width, max_parallelism)
-        tuples = [decode_key(each.as_py(), _GROUP_BYTES) for each in whole]
-        arrays = [keys.array(place, list(field)) for place, field in enumerate(zip(*tuples, strict=True))]
+        fields = [
+            list(field) for field in zip(*[decode_key(each.as_py(), _GROUP_BYTES) for each in whole], strict=True)
+        ]
+    arrays = [keys.array(place, field) for place, field in enumerate(fields)]
     names = keys.named(len(arrays))
     for name, column in segment.columns.items():
         names.append(name)
         arrays.append(pa.array(column, pa.large_binary()) if is_wide(column.dtype) else pa.array(column))
     table = pa.table(dict(zip(names, arrays, strict=True)))
     if not keys.wants_all:
-        chosen = [keys.wants(key) for key in zip(*[each.to_pylist() for each in arrays], strict=True)]
+        chosen = [keys.wants(key) for key in zip(*fields, strict=True)]
         table = table.filter(pa.array(chosen))
     yield from table.to_batches(max_chunksize=_BATCH_ROWS)

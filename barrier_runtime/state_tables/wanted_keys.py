@@ -1,10 +1,13 @@
 """The keys of a state that somebody asks for: their columns, where they are, and which of them are meant."""
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 
+from barrier_runtime.data.keys import KeyCodec, key_column
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_codec import encode_key
 from barrier_runtime.state.keys.key_groups import key_group
@@ -12,6 +15,14 @@ from barrier_runtime.state.snapshots.snapshot import StateDescription
 from barrier_runtime.state_tables.columns_of_values import column_of
 
 TIME = pa.timestamp("ms", tz="UTC")
+_TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, tz=([^\]]+))?\]")
+# A column's name may have anything in it, so a column ends behind the first thing that is a type of keys.
+_COLUMN = re.compile(
+    r"(.*?): ("
+    r"timestamp\[[^\]]*\]|date32\[day\]|date64\[ms\]|bool|u?int\d+|halffloat|float|double|(?:large_)?string|(?:large_)?binary"
+    r")(?:, |$)",
+    re.DOTALL,
+)
 
 
 class WantedKeys:
@@ -24,7 +35,8 @@ class WantedKeys:
         for name in wanted:
             if self.names and name not in self.names:
                 raise InvalidJob(f"{where}: its key has no column {name!r}, it has {', '.join(self.names)}")
-        self._wanted = dict(wanted)
+        kinds = dict(self.fields)
+        self._wanted = {name: as_stored(value, kinds.get(name), name, where) for name, value in wanted.items()}
 
     def groups(self, max_parallelism: int) -> tuple[int, int] | None:
         """The key groups to be read; None: all."""
@@ -38,8 +50,7 @@ class WantedKeys:
         """How what is stored of the whole key begins; empty where a value might be stored as one of another type."""
         for name, kind in self.fields:
             value = self._wanted[name]
-            is_text = kind is not None and pa.types.is_string(kind) and type(value) is str
-            if not is_text and not (kind is not None and pa.types.is_integer(kind) and type(value) is int):
+            if kind is None or type(value) not in (str, int):
                 return b""
         return encode_key(tuple(self._wanted[name] for name in self.names))
 
@@ -60,9 +71,10 @@ class WantedKeys:
         beside = range(1, fields - len(self.names) + 1)
         return [*self.names, *[f"namespace_{number}" for number in beside]]
 
-    def array(self, place: int, values: list[Any]) -> pa.Array:
+    def array(self, place: int, values: Any) -> pa.Array:
+        """What state keys have at `place`, as the column that rows have."""
         known = self.fields[place][1] if place < len(self.fields) else None
-        return pa.array(values, known) if known is not None else pa.array(values)
+        return key_column(values, known) if known is not None else pa.array(values)
 
     def schema_of_nothing(self, what: StateDescription) -> pa.Schema:
         columns = [(name, kind or pa.string()) for name, kind in self.fields]
@@ -75,12 +87,91 @@ class WantedKeys:
 
 def key_fields(told: str) -> list[tuple[str, pa.DataType | None]]:
     """Names and types of a key's columns, from what a snapshot tells of them; None: a type that has no short name."""
-    return [_field(each) for each in told.split(", ")] if told else []
+    return [(name, _type(kind)) for name, kind in key_types(told).items()]
 
 
-def _field(told: str) -> tuple[str, pa.DataType | None]:
-    name, _, kind = told.rpartition(": ")
+_NULL = " is null"
+
+
+def condition(told: str, types: Mapping[str, str]) -> tuple[str, Any] | None:
+    """Column and value of `column=value` or `column is null`, as a person writes them; None: it is neither. `types`:
+    of the columns that are known, as `key_types` has them."""
+    column, equals, text = told.partition("=")
+    if equals:
+        return column, value_of_text(text, types.get(column, ""))
+    return (told.removesuffix(_NULL), None) if told.endswith(_NULL) else None
+
+
+def value_of_text(text: str, kind: str) -> Any:
+    """What a person writes of a key's column: bytes in hexadecimal, as they are shown; all that is not text as JSON
+    where it is some. `kind`: as `key_types` has it."""
+    if kind in ("string", "large_string"):
+        return text
+    if kind in ("binary", "large_binary"):
+        try:
+            return bytes.fromhex(text)
+        except ValueError as error:
+            raise InvalidJob(f"{text!r} is not {kind}: write bytes in hexadecimal, as 0aff") from error
     try:
-        return name, pa.type_for_alias(kind)
-    except ValueError:  # timestamps and others: what its values are is asked then
-        return name, None
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def key_types(told: str) -> dict[str, str]:
+    """The same with types as they are told."""
+    return dict(_columns(told))
+
+
+def as_stored(value: Any, kind: pa.DataType | None, name: str, where: str) -> Any:
+    """A key column's value as keys of state have it. Raises `InvalidJob` for one that the column cannot have."""
+    if kind is None:
+        return value
+    row = pa.RecordBatch.from_arrays([one_value(value, kind, name, where)], [name])
+    return KeyCodec(row.schema, row.schema.names, where).state_keys(row)[0][0]
+
+
+def one_value(value: Any, kind: pa.DataType, name: str, where: str) -> pa.Array:
+    """Column `name` with one row. Raises `InvalidJob` for a value that cannot be of this type."""
+    try:
+        if type(value) is int and pa.types.is_integer(kind):
+            return pa.array([value], kind)
+        return pa.array([value]).cast(kind)
+    except (pa.ArrowException, OverflowError) as error:
+        raise InvalidJob(
+            f"{where}: column {name!r} is {kind}, and {value!r} is not one: {_HOW.get(kind.id, 'give one')}"
+        ) from error
+
+
+def as_told(value: Any, kind: pa.DataType | None) -> Any:
+    """The other way: what a key of state has, as its column has it."""
+    return value if kind is None else key_column([value], kind)[0].as_py()
+
+
+_HOW = {
+    pa.date32().id: "write a date as 2026-11-30",
+    pa.date64().id: "write a date as 2026-11-30",
+    pa.timestamp("us").id: "write a time as 2026-11-30T12:00:00, with a zone, such as Z, where the column has one",
+}
+
+
+def _columns(told: str) -> Iterator[tuple[str, str]]:
+    at = 0
+    while at < len(told):
+        found = _COLUMN.match(told, at)
+        if found is None:
+            name, _, kind = told[at:].rpartition(": ")
+            yield name, kind
+            return
+        yield found[1], found[2]
+        at = found.end()
+
+
+def _type(told: str) -> pa.DataType | None:
+    zoned = _TIMESTAMP.fullmatch(told)
+    if zoned is not None:
+        return pa.timestamp(zoned[1], zoned[2])
+    try:
+        return pa.type_for_alias(told)
+    except ValueError:
+        return None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from barrier_runtime.replay import ReplayedRow, Verified, replay, verify
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state_tables.wanted_keys import condition, key_types, value_of_text
 
 if TYPE_CHECKING:
     from barrier_runtime.api.dataflow import Dataflow
@@ -56,7 +57,7 @@ def lines(row: ReplayedRow) -> list[str]:
     told += [f"  emitted: {_json(each)}" for each in row.emitted]
     told += [f"  emitted to {tag}: {_json(each)}" for tag, rows in row.side.items() for each in rows]
     if row.error:
-        told.append(f"  raised: {row.error.strip().splitlines()[-1]}")
+        told.append(f"  raised: {row.error.strip().splitlines()[0]}")
     return told
 
 
@@ -84,33 +85,23 @@ def _key(flow: "Dataflow", operator: str, told: Sequence[str]) -> Any:
     is not known to be text."""
     if not told:
         return None
-    if len(told) == 1 and "=" not in told[0]:
-        return _value(told[0], _types(flow, operator).get("", ""))
-    found: dict[str, Any] = {}
     types = _types(flow, operator)
-    for each in told:
-        column, equals, text = each.partition("=")
-        if not equals:
-            raise InvalidJob(f"--key {each!r}: of several columns write each as column=value")
-        found[column] = _value(text, types.get(column, ""))
+    given = [(each, condition(each, types)) for each in told]
+    if len(given) == 1 and given[0][1] is None:
+        return value_of_text(told[0], types.get("", ""))
+    found: dict[str, Any] = {}
+    for text, one in given:
+        if one is None:
+            raise InvalidJob(f"--key {text!r}: of several columns write each as column=value, or as 'column is null'")
+        found[one[0]] = one[1]
     return found
 
 
 def _types(flow: "Dataflow", operator: str) -> dict[str, str]:
     """Types of the key's columns by name; under "" that of a single one."""
     told = next((node.keys for node in flow.plan.nodes if node.name == operator and hasattr(node, "keys")), "")
-    pairs = [each.rpartition(": ")[::2] for each in told.split(", ")] if told else []
-    types = dict(pairs)
-    return types if len(pairs) != 1 else {**types, "": pairs[0][1]}
-
-
-def _value(text: str, kind: str) -> Any:
-    if kind in ("string", "large_string"):
-        return text
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
+    types = key_types(told)
+    return types if len(types) != 1 else {**types, "": next(iter(types.values()))}
 
 
 def _json(value: Any) -> str:

@@ -11,6 +11,7 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state_tables.differences import diff
 from barrier_runtime.state_tables.masking import masked
 from barrier_runtime.state_tables.stored_state import StoredState, open_checkpoint
+from barrier_runtime.state_tables.wanted_keys import condition, key_types
 
 
 def tables(url: str, job: str, checkpoint: int | None) -> str:
@@ -36,7 +37,7 @@ def show(
     with open_checkpoint(url, job, checkpoint) as stored:
         operator, name = _named(state)
         of = f"{stored!r}".strip("<>").partition(": ")[2] + f", {stored.age_s:.1f} s old"
-        for batch in stored.table(operator, name, _conditions(stored, where)):
+        for batch in stored.table(operator, name, _conditions(stored, operator, name, where)):
             for row in batch.slice(0, limit - len(lines)).to_pylist():
                 lines.append(json.dumps(masked(row, redact), default=_plain, ensure_ascii=False))
             if len(lines) >= limit:
@@ -47,7 +48,7 @@ def show(
 def count(url: str, job: str, checkpoint: int | None, state: str, where: Sequence[str]) -> int:
     with open_checkpoint(url, job, checkpoint) as stored:
         operator, name = _named(state)
-        return stored.count(operator, name, _conditions(stored, where))
+        return stored.count(operator, name, _conditions(stored, operator, name, where))
 
 
 Side = tuple[str, str, int | None]  # URL, job, number of the checkpoint
@@ -102,21 +103,16 @@ def _named(state: str) -> tuple[str, str]:
     return operator, name
 
 
-def _conditions(stored: StoredState, where: Sequence[str]) -> dict[str, Any]:
-    """`column=value` each; values are read as JSON where they are some, else as text."""
+def _conditions(stored: StoredState, operator: str, state: str, where: Sequence[str]) -> dict[str, Any]:
+    """`column=value` each."""
+    told = (info.key for info in stored.tables() if (info.operator, info.state) == (operator, state))
+    types = key_types(next(told, ""))
     found: dict[str, Any] = {}
     for each in where:
-        column, equals, text = each.partition("=")
-        if not equals:
-            raise InvalidJob(f"--key {each!r} is not a condition: write it as column=value")
-        kinds = {kind for info in stored.tables() for kind in info.key.split(", ") if kind.startswith(f"{column}: ")}
-        if any(kind.endswith(": string") for kind in kinds):
-            found[column] = text
-            continue
-        try:
-            found[column] = json.loads(text)
-        except json.JSONDecodeError:
-            found[column] = text
+        one = condition(each, types)
+        if one is None:
+            raise InvalidJob(f"--key {each!r} is not a condition: write it as column=value, or as 'column is null'")
+        found[one[0]] = one[1]
     return found
 
 
