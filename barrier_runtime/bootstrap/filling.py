@@ -14,6 +14,7 @@ and `written_at`, if the state has a time to live.
 """
 
 import time
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -27,6 +28,8 @@ from barrier_runtime.data.event_time import event_times_ms
 from barrier_runtime.data.keys import KeyCodec
 from barrier_runtime.data.schemas import no_column
 from barrier_runtime.operators.keyed.operator import KeyedOperator
+from barrier_runtime.operators.state.broadcast_copy import KEY_TYPES
+from barrier_runtime.operators.state.maps import key_conversion
 from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import key_groups_of
@@ -56,6 +59,7 @@ class StateFilling:
         self._max_parallelism = operators[0].backend.max_parallelism
         self._numbers: list[Counter[tuple[Any, ...]]] = [Counter() for _ in operators]
         self._last: list[dict[tuple[Any, ...], int]] = [{} for _ in operators]
+        self._places = [array("q") for _ in operators]  # of entries: hashes, which tell whether one came twice
         self._tables = [self._table(operator) for operator in operators]
         self._what: StateDescription = operators[0].backend.description(state)
         self._namespaces = [f"namespace_{1 + at}" for at in range(operators[0].namespaces.get(state, 0))]
@@ -84,14 +88,17 @@ class StateFilling:
         """All rows were added."""
         for subtask, table in enumerate(self._tables):
             numbers = self._numbers[subtask]
-            if isinstance(table, EntryTable) and numbers:
-                for key, last in self._last[subtask].items():
-                    if last != numbers[key] - 1:
-                        raise InvalidJob(
-                            f"{self._where}: the list of key {key!r} has {numbers[key]} elements, and positions up to "
-                            f"{last}: give them as 0, 1, 2, …, each once"
-                        )
-                table.load_numbers(numbers)
+            if not isinstance(table, EntryTable) or not numbers:
+                continue
+            places = np.frombuffer(self._places[subtask], np.int64)
+            found = numbers if len(np.unique(places)) == len(places) else table.stored_numbers()
+            for key, last in self._last[subtask].items():
+                if last != numbers[key] - 1 or found[key] != numbers[key]:
+                    raise InvalidJob(
+                        f"{self._where}: the list of key {key!r} has {numbers[key]} elements, and {found[key]} "
+                        f"positions up to {last}: give them as 0, 1, 2, …, each once"
+                    )
+            table.load_numbers(found)
 
     # ---- inside
 
@@ -127,16 +134,33 @@ class StateFilling:
             at_ms = self._times_ms(rows, "at")
             table.load([(int(at), key) for at, key in zip(at_ms, keys, strict=True)], [True] * len(keys))
         elif isinstance(table, EntryTable):
-            is_list = self._what.kind == "list"
-            entries = self._has(rows, "position" if is_list else "entry", f"of a {self._what.kind}").to_pylist()
+            entries = self._positions(rows) if self._what.kind == "list" else self._entries(rows)
             self._numbers[subtask].update(keys)
-            if is_list:
+            self._places[subtask].extend(map(hash, zip(keys, entries, strict=True)))
+            if self._what.kind == "list":
                 last = self._last[subtask]
                 for key, at in zip(keys, entries, strict=True):
                     last[key] = max(at, last.get(key, -1))
             table.load_entries(keys, entries, self._values(rows))
         else:
             table.load(self._with_namespace(keys, rows), self._values(rows))
+
+    def _positions(self, rows: pa.RecordBatch) -> list[int]:
+        column = self._has(rows, "position", "of a list")
+        if column.null_count or not pa.types.is_integer(column.type):
+            raise InvalidJob(f"{self._where}: column 'position' is {column.type}: give each element a whole number")
+        return column.to_pylist()  # type: ignore[no-any-return]
+
+    def _entries(self, rows: pa.RecordBatch) -> list[Any]:
+        """Keys of a map, as the step keeps them."""
+        column = self._has(rows, "entry", "of a map")
+        if column.null_count:
+            raise InvalidJob(f"{self._where}: column 'entry' has {column.null_count} nulls: leave such rows out")
+        as_key = key_conversion(KEY_TYPES[self._what.key], "MapState")
+        try:
+            return [as_key(self._state, entry) for entry in column.to_pylist()]
+        except InvalidJob as error:
+            raise InvalidJob(f"{self._where}: column 'entry' is {column.type}: {error}") from error
 
     def _with_namespace(self, keys: list[tuple[Any, ...]], rows: pa.RecordBatch) -> list[tuple[Any, ...]]:
         if not self._namespaces:
@@ -181,6 +205,10 @@ class StateFilling:
             raise InvalidJob(f"{self._where}: column {name!r} has nulls: give each entry a time")
         if pa.types.is_integer(column.type):
             return np.asarray(column.to_numpy(), np.int64)
+        if not (pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)):
+            raise InvalidJob(
+                f"{self._where}: column {name!r} is {column.type}: give a timestamp, a date or whole milliseconds"
+            )
         return event_times_ms(column)
 
     def _fill_columns(self, table: ColumnTable, keys: list[tuple[Any, ...]], rows: pa.RecordBatch) -> None:

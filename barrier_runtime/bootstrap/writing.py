@@ -90,7 +90,10 @@ def write_savepoint(
         parallelism, max_parallelism = savepoint.taken.parallelism, savepoint.taken.max_parallelism
     graph = compile_plan(flow.plan, parallelism, max_parallelism, mode="at_least_once", list_splits=_no_splits)
     steps: dict[str, dict[str, Any]] = {}
-    for (step, state), frame in states.items():
+    for place, frame in states.items():
+        if not isinstance(place, tuple) or len(place) != 2:
+            raise InvalidJob(f'states={{{place!r}: …}} names no state: write ("step", "state"): a DataFrame')
+        step, state = place
         steps.setdefault(step, {})[state] = frame
     with tempfile.TemporaryDirectory(prefix="barrier-savepoint-") as folder:
         scratch = LocalStore(Path(folder) / "files")

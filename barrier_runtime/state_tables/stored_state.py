@@ -351,7 +351,13 @@ def _of_entries(
             )
         if what.kind in ("list", "map"):
             entries = [entry for entry in entries if not is_number(entry[1])]
-        batch = _batch(entries, what, keys, column, where) if entries else None
+        try:
+            batch = _batch(entries, what, keys, column, where) if entries else None
+        except OverflowError as error:
+            raise InvalidJob(
+                f"{where}: a whole number of 2**63 or more does not fit into a column: ask for keys that have none, or "
+                "leave values out with columns="
+            ) from error
         if batch is not None and batch.num_rows:
             yield batch
 

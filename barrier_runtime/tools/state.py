@@ -38,7 +38,7 @@ def show(
         operator, name = _named(state)
         of = f"{stored!r}".strip("<>").partition(": ")[2] + f", {stored.age_s:.1f} s old"
         for batch in stored.table(operator, name, _conditions(stored, operator, name, where)):
-            for row in batch.slice(0, limit - len(lines)).to_pylist():
+            for row in _rows(batch.slice(0, limit - len(lines))):
                 lines.append(json.dumps(masked(row, redact), default=_plain, ensure_ascii=False))
             if len(lines) >= limit:
                 break
@@ -94,6 +94,22 @@ def export(url: str, job: str, checkpoint: int | None, state: str, to: Path) -> 
         finally:
             beside.unlink(missing_ok=True)
     return f"{to}: {rows:,} rows"
+
+
+def _rows(batch: Any) -> list[dict[str, Any]]:
+    try:
+        return batch.to_pylist()  # type: ignore[no-any-return]
+    except (OverflowError, ValueError):  # of timers that are to fire never, or nearly so
+        columns = [[_told(each) for each in column] for column in batch.columns]
+        return [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _told(value: Any) -> Any:
+    """Of a time that Python has no datetime for, its number."""
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        return value.value
 
 
 def _named(state: str) -> tuple[str, str]:

@@ -17,12 +17,13 @@ through the entries of a key merges it with a scan of the store.
 """
 
 from bisect import bisect_right, insort
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.keys.key_codec import decode_key, encode_key
-from barrier_runtime.state.kv.shard import Shard
+from barrier_runtime.state.kv.shard import Shard, entry_key
 from barrier_runtime.state.values.known_keys import KnownKeys
 from barrier_runtime.state.values.table import MISSING, Key, StateTable, shown
 from barrier_runtime.state.values.watched_table import WatchedTable
@@ -187,6 +188,14 @@ class EntryTable(StateTable):
 
     def load_numbers(self, numbers: Mapping[Key, int]) -> None:
         self.load([(*key, True) for key in numbers], [_Number(number) for number in numbers.values()])
+
+    def stored_numbers(self) -> Counter[Key]:
+        """How many entries of each key the store has."""
+        found: Counter[Key] = Counter()
+        for whole, data in self._shard.scan_state(self._state_id):
+            if not is_number(data):
+                found[entry_key(whole)[:-2]] += 1
+        return found
 
     # ---- inside
 

@@ -208,6 +208,30 @@ def test_an_edit_keeps_positions_of_sources_and_the_job_goes_on_exactly_there(tm
         ({("all", "lost"): pa.table({"user": ["a"], "value": [1]})}, "no state of this name"),
         ({("none", "last"): pa.table({"user": ["a"], "value": [1]})}, "has no step 'none'"),
         ({("all", "kept"): pa.table({"user": ["a"], "position": [3], "value": [1]})}, "positions up to 3"),
+        (
+            {("all", "kept"): pa.table({"user": ["a"] * 3, "position": [0, 2, 2], "value": [1, 2, 3]})},
+            r"list of key \('a',\) has 3 elements, and 2 positions up to 2",
+        ),
+        ({("all", "kept"): pa.table({"user": ["a"], "position": [0.0], "value": [1]})}, "'position' is double: give"),
+        (
+            {("all", "kept"): pa.table({"user": ["a", "a"], "position": [0, None], "value": [1, 2]})},
+            "'position' is int64",
+        ),
+        (
+            {("all", "pages"): pa.table({"user": ["a"], "entry": [1], "value": [1.0]})},
+            "all.pages.*'entry' is int64.*str",
+        ),
+        ({("all", "pages"): pa.table({"user": ["a"], "entry": [None], "value": [1.0]})}, "'entry' has 1 nulls"),
+        ({("all", "@timers"): pa.table({"user": ["a"], "at": ["noon"]})}, "'at' is string: give a timestamp, a date"),
+        ({("all", "@timers"): pa.table({"user": ["a"], "at": [1.5]})}, "'at' is double: give a timestamp, a date"),
+        (
+            {("all", "fresh"): pa.table({"user": ["a"], "value": ["x"], "written_at": ["noon"]})},
+            "'written_at' is string: give a timestamp",
+        ),
+        (
+            {"all.last": pa.table({"user": ["a"], "value": [1]})},
+            r"'all.last'.* names no state: write \(\"step\", \"state\"\)",
+        ),
         ({("all", "line"): pa.table({"user": ["a"], "value": [{"cost": "x"}]})}, "does not fit its declared type"),
         ({("all", "last"): [1]}, "list is no DataFrame"),
         ({("all", "last"): pa.table({"user": [], "value": []})}, "its types are not known"),
@@ -247,6 +271,32 @@ def test_open_windows_go_on_from_what_was_written(tmp_path: Path, parallelism: i
     job.run_local(checkpoints=tmp_path / "job", restore=url, parallelism=parallelism)
     first = [row for row in out.rows() if row["window_start"].timestamp() == 0]
     assert sorted((row["user"], row["rows"]) for row in first) == [(user, 7) for user in sorted(USERS)]
+
+
+class Pages:
+    pages = MapState(str, int)
+
+    def process(self, user: str, row: dict[str, Any], ctx: ProcessContext) -> Iterator[dict[str, Any]]:
+        yield {"said": f"{user} {len(self.pages)} {dict(self.pages.items())}"}
+
+
+def pages_flow(sink: CollectSink) -> Dataflow:
+    flow = Dataflow("pages")
+    users = [{"user": user} for user in ("ann", "bob", "cid")]
+    rows = flow.from_iterator("rows", lambda index, of: iter(users), schema={"user": str}, splits=1)
+    rows.key_by("user").process("pages", Pages, schema={"said": str}).sink("out", sink)
+    return flow
+
+
+def test_an_entry_that_is_given_twice_counts_once_and_the_last_one_holds(tmp_path: Path) -> None:
+    given = [("ann", "x", 1), ("ann", "y", 2), ("bob", "x", 3), ("ann", "x", 4), ("ann", "x", 5)]
+    frame = pa.table(dict(zip(("user", "entry", "value"), map(list, zip(*given, strict=True)), strict=True)))
+    batches = pa.RecordBatchReader.from_batches(frame.schema, frame.to_batches(max_chunksize=2))
+    sink = CollectSink()
+    write_savepoint(str(tmp_path / "boot"), flow=pages_flow(sink), states={("pages", "pages"): batches})
+    pages_flow(sink).run_local(checkpoints=tmp_path / "job", restore=str(tmp_path / "boot"), parallelism=2)
+    said = sorted(row["said"] for row in sink.rows())
+    assert said == ["ann 2 {'x': 5, 'y': 2}", "bob 1 {'x': 3}", "cid 0 {}"]
 
 
 def test_a_state_is_emptied_by_a_frame_without_rows(tmp_path: Path) -> None:

@@ -5,10 +5,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from barrier_runtime import CollectSink, Dataflow, ValueState
+from barrier_runtime import CollectSink, Dataflow, ValueState, write_savepoint
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.tools.state import export, show, tables
 
@@ -64,3 +65,38 @@ def test_wrong_names_and_conditions(folder: str) -> None:
         show(folder, "kept", None, "last", (), 20)
     with pytest.raises(InvalidJob, match="write it as column=value"):
         show(folder, "kept", None, "last.last", ("user",), 20)
+
+
+class Asked:
+    huge = ValueState(int)
+
+    def process(self, key: str, row: dict[str, Any], ctx: Any) -> list[dict[str, Any]]:
+        self.huge.value = row["n"] * 2**63
+        return []
+
+    def on_timer(self, key: str, at_ms: int, ctx: Any) -> list[dict[str, Any]]:
+        return []
+
+
+def asked_flow() -> Dataflow:
+    flow, rows = Dataflow("asked"), [{"user": user, "n": n} for n, user in enumerate(["ann", "bob"])]
+    schema = {"user": str, "n": int}
+    read = flow.from_iterator("in", lambda index, of: iter(rows), schema=schema, splits=1, event_time="n")
+    read.key_by("user").process("asked", Asked, schema={"user": str}).sink("out", CollectSink())
+    return flow
+
+
+def test_timers_that_fire_never_are_shown(tmp_path: Path) -> None:
+    url = str(tmp_path / "boot")
+    timers = pa.table({"user": ["ann", "ann"], "at": [1_000, 2**62]})
+    write_savepoint(url, flow=asked_flow(), states={("asked", "@timers"): timers}, parallelism=1)
+    lines = show(url, "", None, "asked.@timers", (), 5)[0].splitlines()
+    assert [json.loads(line)["at"] for line in lines] == ["1970-01-01 00:00:01+00:00", 2**62]
+
+
+def test_a_number_that_no_column_holds_is_refused_by_name_and_others_are_shown(tmp_path: Path) -> None:
+    asked_flow().run_local(checkpoints=tmp_path, parallelism=1)
+    with pytest.raises(InvalidJob, match=r"job asked, asked.huge: a whole number of 2\*\*63 or more does not fit"):
+        show(str(tmp_path), "asked", None, "asked.huge", (), 5)
+    shown, _ = show(str(tmp_path), "asked", None, "asked.huge", ("user=ann",), 5)
+    assert json.loads(shown) == {"user": "ann", "value": 0}
