@@ -18,6 +18,7 @@ import sys
 from dataclasses import replace
 
 from barrier_runtime.connectors.batch_function.caller import MakeFrame
+from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.savepoints.importing import begin_with_savepoint
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.compiler import compile_plan
@@ -28,6 +29,7 @@ from barrier_runtime.launch.options import JobOptions, job_spec
 from barrier_runtime.launch.patient_listing import patient_listing
 from barrier_runtime.launch.removed_sinks import commit_removed_sinks
 from barrier_runtime.launch.staged_sources import stage_sources, unstage_sources
+from barrier_runtime.launch.steering.restore_preview import check_splits, restored_sources
 from barrier_runtime.launch.steering.savepoints import is_savepoint_url
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.paths import Paths
@@ -57,7 +59,14 @@ class PreparedJob:
         """What `restore=` names, if that is a savepoint, becomes the job's newest checkpoint, once."""
         options = self._options
         if is_savepoint_url(options.restore):
-            log.info("%s", begin_with_savepoint(store, options.restore, self.spec, options.restore_mode))
+            done = begin_with_savepoint(
+                store, options.restore, self.spec, options.restore_mode, fits=self._check_splits
+            )
+            log.info("%s", done)
+
+    def _check_splits(self, store: ObjectStore, manifest: Manifest) -> None:
+        sources = [chain.source for chain in self.graph.chains if chain.source is not None]
+        check_splits(restored_sources(store, manifest), sources)
 
     def stage(self, storage_url: str) -> None:
         if stage_sources(self.graph, storage_url, fresh=self._options.restore == "none"):

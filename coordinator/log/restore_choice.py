@@ -84,6 +84,14 @@ def start_run(spec: JobSpec, view: LogView) -> RestoreFrom:
     return RestoreFrom(found, Lineage.NEW)
 
 
+def not_kept(job: str, checkpoint: int) -> str:
+    """What to say of an older checkpoint of the log, by number, whose manifest is gone."""
+    return (
+        f"checkpoint {checkpoint} of job {job} is not kept any more: restore the latest one or a savepoint, and keep "
+        "more checkpoints with retained="
+    )
+
+
 def _check_program(spec: JobSpec, view: LogView) -> None:
     """A program that was replaced while the job ran is not to come back by accident, as with a restart of a machine."""
     fence = None if view.fence is None else view.fence.record

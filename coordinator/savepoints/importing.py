@@ -28,7 +28,7 @@ import msgspec
 from barrier_runtime.coordinator.appending import append_record
 from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, Foreign
 from barrier_runtime.coordinator.log.hashing import sha256_hex
-from barrier_runtime.coordinator.log.manifest import encode_manifest
+from barrier_runtime.coordinator.log.manifest import Manifest, encode_manifest
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
 from barrier_runtime.coordinator.log.records import Record
@@ -62,11 +62,12 @@ def begin_with_savepoint(
     spec: JobSpec,
     mode: RestoreMode,
     *,
+    fits: Callable[[ObjectStore, Manifest], None] = lambda store, taken: None,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Make the savepoint in `url` what job `spec` goes on from when it restores its newest checkpoint. Returns what was
-    done, for people. Raises `InvalidJob` when the job does not fit it (before anything is written) or has rows of its
+    """Make the savepoint in `url` what job `spec` goes on from when it restores its newest checkpoint. `fits`: raises
+    when the program does not fit what is taken over. Returns what was done, for people. Raises `InvalidJob` when the job does not fit it (before anything is written) or has rows of its
     own that would be written again."""
     savepoint = find_savepoint(url)
     if savepoint is None:
@@ -76,6 +77,9 @@ def begin_with_savepoint(
     what = named(url, savepoint)
     check_fits(spec, savepoint.taken, what)
     check_whole(url, savepoint)
+    view = read_log(store, Paths(spec.job).log_record, run_id=import_run_id(savepoint))
+    if not isinstance(savepoint_choice(spec, savepoint, view), GoOn):
+        fits(open_existing_store(url), savepoint.taken)
     if mode == "claim":
         claim(url, spec.job)
     bring = partial(copy_objects, open_existing_store(url), store, files=files_by_object(savepoint.taken))

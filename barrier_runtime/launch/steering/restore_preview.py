@@ -8,7 +8,7 @@ from barrier_runtime.connectors.source import MeasuringSource
 from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.manifest import Manifest, verified_manifest
 from barrier_runtime.coordinator.log.reader import read_log
-from barrier_runtime.coordinator.log.restore_choice import start_run
+from barrier_runtime.coordinator.log.restore_choice import Lineage, not_kept, start_run
 from barrier_runtime.coordinator.log.restore_diff import RestoreDiff
 from barrier_runtime.coordinator.log.savepoint_choice import GoOn, import_run_id, savepoint_choice
 from barrier_runtime.coordinator.savepoints.files import check_whole, named, read_savepoint
@@ -17,15 +17,16 @@ from barrier_runtime.graph.job_graph import SourceSpec
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.launch.steering.savepoints import is_savepoint_url
 from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, decode_pending
+from barrier_runtime.runtime.sources.assignment import check_none_lost
 from barrier_runtime.runtime.sources.progress import (
     NO_POSITION,
     SPLITS_VALUE,
     RestoredSource,
 )
-from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.snapshots.stored_values import with_values
-from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 from barrier_runtime.state.store.open import open_as_found, open_existing_store
 from barrier_runtime.state.store.paths import Paths
 
@@ -60,7 +61,13 @@ def restore_preview(spec: JobSpec, options: JobOptions, sources: Sequence[Source
         return "restore: nothing; the job begins without state\n", True
     record = complete_of(entry)
     what = f"checkpoint {record.checkpoint} of job {spec.job}"
-    manifest = verified_manifest(record.manifest, store.get(record.manifest), record.sha256)
+    try:
+        data = store.get(record.manifest)
+    except ObjectNotFound as error:
+        if start.lineage is Lineage.NEW:
+            raise InvalidJob(not_kept(spec.job, record.checkpoint)) from error
+        raise Corrupt(f"manifest {record.manifest} of {what} is missing: restore it from a backup") from error
+    manifest = verified_manifest(record.manifest, data, record.sha256)
     return _page(RestoreDiff(spec, manifest, what), what, manifest, store, sources, settled=start.settled)
 
 
@@ -74,19 +81,39 @@ def _page(
     settled: bool = False,
 ) -> tuple[str, bool]:
     ago = timedelta(seconds=max(0, round(time.time() - manifest.created_wall_ms / 1000)))
-    read = _sources(store, manifest, {each.name: each for each in sources})
+    restored = restored_sources(store, manifest)
+    read = _sources(restored, {each.name: each for each in sources})
     left = () if settled else _transactions(store, manifest)
     lines = "".join(f"  {line}\n" for line in (*read, *(left or ("transactions to commit: none",))))
-    return f"restore: {what}, {ago} old\n{lines}{diff}", not diff.refused
+    page, refused = str(diff), bool(diff.refused)
+    try:
+        check_splits(restored, sources)
+    except InvalidJob as error:
+        page, refused = page if refused else f"{page}refused: {what}: {error}\n", True
+    return f"restore: {what}, {ago} old\n{lines}{page}", not refused
 
 
-def _sources(store: ObjectStore, manifest: Manifest, specs: Mapping[str, SourceSpec]) -> Iterator[str]:
-    """How far each was read, and how much there is to be read where the source can tell."""
+def check_splits(restored: Mapping[str, RestoredSource], sources: Sequence[SourceSpec]) -> None:
+    """Raises `InvalidJob` when one of `sources` lists what cannot be gone on with."""
+    for spec in sources:
+        if spec.name in restored:
+            check_none_lost(spec.source, spec.splits, restored[spec.name], f"source {spec.name!r}")
+
+
+def restored_sources(store: ObjectStore, manifest: Manifest) -> Mapping[str, RestoredSource]:
+    """By name, as one subtask would go on with all."""
     having: dict[str, list[OperatorSnapshot]] = {}
     for snapshot in _having(store, manifest, SPLITS_VALUE):
         having.setdefault(snapshot.operator, []).append(snapshot)
-    for source, snapshots in sorted(having.items()):
-        restored = RestoredSource(tuple(snapshots), 0, 1, f"source {source!r}")  # as one subtask would go on with all
+    return {
+        source: RestoredSource(tuple(snapshots), 0, 1, f"source {source!r}")
+        for source, snapshots in sorted(having.items())
+    }
+
+
+def _sources(sources: Mapping[str, RestoredSource], specs: Mapping[str, SourceSpec]) -> Iterator[str]:
+    """How far each was read, and how much there is to be read where the source can tell."""
+    for source, restored in sources.items():
         read = restored.done_rows + sum(each.rows for each in restored.splits.values())
         reached = max([restored.done_ms, *(each.greatest_ms for each in restored.splits.values() if each.rows)])
         at = f", event time {_time(reached)}" if reached > 0 else ""

@@ -146,6 +146,19 @@ def assign_discovered(
     return Assignment(mine, restored.finished, restored.done_rows, restored.done_ms, discovery, ended)
 
 
+def check_none_lost(source: Source, listed: Sequence[Split], restored: RestoredSource, where: str) -> None:
+    """Raises `InvalidJob` for what no subtask could go on with: a split that was being read and is not there any more,
+    a file that changed after it was read. Begins nothing."""
+    if isinstance(source, StagedSource):  # what is listed before the rows are staged says nothing
+        return
+    discovers, all_ids = isinstance(source, DiscoveringSource), {split.id for split in listed}
+    for id, reached in restored.splits.items():
+        if id not in all_ids and not reached.at_end and not (discovers and reached.payload):
+            raise _lost(id, reached, where)
+    for split in () if discovers else listed:
+        has_finished(split, restored.finished, where)
+
+
 def grows(source: Source) -> bool:
     return isinstance(source, GrowingSource) and source.grows
 

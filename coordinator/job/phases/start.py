@@ -28,6 +28,7 @@ from barrier_runtime.coordinator.log.restore_choice import (
     Lineage,
     begin_at_zero,
     check_manifest,
+    not_kept,
     continue_run,
     outdated_after,
     start_run,
@@ -273,6 +274,8 @@ class Fencing(Phase):
             f"manifest {key} of checkpoint {record.checkpoint} (sha256 {record.sha256}) is missing from the store: "
             "restore it from a backup; an older checkpoint is never taken by itself"
         )
+        if self._choice is not None and self._choice.lineage is Lineage.NEW:  # an older one, by its number
+            error = not_kept(job.spec.job, record.checkpoint)
         if job.leads:
             return Fail(error)
         if self._attempts.missed == key:

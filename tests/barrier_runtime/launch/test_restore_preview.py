@@ -1,5 +1,6 @@
 """`explain --restore`: what a start with a savepoint would do, before anything is written."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,10 @@ from typing import Any
 import pytest
 from command_line import run_here
 
-from barrier_runtime import CollectSink, Dataflow, ProcessContext, ValueState, count
+from barrier_runtime import CollectSink, Dataflow, JobFailed, ProcessContext, ValueState, count
 from barrier_runtime.api.dataflow import preview_of_restore
+from barrier_runtime.coordinator.savepoints.files import claimed_by
+from barrier_runtime.state.errors import InvalidJob
 from tests.barrier_runtime.running_job import RunningJob, Target, numbers_flow
 
 
@@ -70,3 +73,44 @@ async def test_a_start_with_a_savepoint_is_told_by_names_and_nothing_is_written(
     done = run_here(*command)
     assert (done.returncode, "refused: " in done.stdout) == (2, True), done.stderr
     assert contents(stored) == before
+
+
+def read_in(splits: int, sink: CollectSink) -> Dataflow:
+    flow = Dataflow("split")
+    rows = flow.from_iterator(
+        "rows", lambda index, of: ({"n": n} for n in range(index, 10**9, of)), schema={"n": int}, splits=splits
+    )
+    rows.sink("out", sink)
+    return flow
+
+
+async def test_splits_that_are_gone_are_refused_by_explain_and_before_anything_is_written(tmp_path: Path) -> None:
+    url, sink = str(tmp_path / "savepoint"), Target()
+    job = RunningJob(read_in(3, sink), tmp_path / "first", parallelism=1)
+    await job.rows_in(sink, 1)
+    await job.stop(savepoint=url)
+    said = "source 'rows': split '0-of-3' was read up to row .* but is not there any more: bring it back"
+    for folder, restore in ((tmp_path / "first", "latest"), (tmp_path / "second", url)):
+        options: dict[str, Any] = {"checkpoints": str(folder), "restore": restore, "parallelism": 1}
+        page, starts = preview_of_restore(read_in(5, sink), options)
+        assert re.search(f"refused: .*{said}", page)
+        assert not starts
+        assert preview_of_restore(read_in(3, sink), options)[1]
+    with pytest.raises(InvalidJob, match=said):
+        read_in(5, sink).run_local(checkpoints=tmp_path / "second", restore=url, restore_mode="claim", parallelism=1)
+    assert not list((tmp_path / "second").rglob("manifest.json"))
+    assert claimed_by(url) in (None, "")
+
+
+async def test_an_older_checkpoint_that_is_not_kept_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    sink = Target()
+    job = RunningJob(read_in(1, sink), tmp_path, parallelism=1, checkpoint_interval=0.05)
+    first = tmp_path / "split" / "checkpoints" / "1-1"
+    await job.until(lambda status: status.checkpoints.completed > 1 and not first.exists())
+    await job.stop()
+    said = "checkpoint 1 of job split is not kept any more: restore the latest one or a savepoint, and keep more"
+    options: dict[str, Any] = {"checkpoints": str(tmp_path), "restore": "1", "allow_replay": True, "parallelism": 1}
+    with pytest.raises(InvalidJob, match=said):
+        preview_of_restore(read_in(1, sink), options)
+    with pytest.raises(JobFailed, match=said):
+        read_in(1, sink).run_local(**options)
