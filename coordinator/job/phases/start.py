@@ -28,8 +28,8 @@ from barrier_runtime.coordinator.log.restore_choice import (
     Lineage,
     begin_at_zero,
     check_manifest,
-    not_kept,
     continue_run,
+    not_kept,
     outdated_after,
     start_run,
 )
