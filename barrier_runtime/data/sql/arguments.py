@@ -96,6 +96,16 @@ def as_decimal(argument: Argument, kind: pa.DataType) -> Made:
     return argument.made.cast(pa.decimal256(argument.type.precision + more, kind.scale)).cast(kind)
 
 
+def to_round(number: Argument, digits: int = 0) -> Made:
+    """With room for what rounding to `digits` behind the point gives: Arrow gives 0 for a decimal(3, 1) of 99.9 that is
+    rounded to 100."""
+    kind = number.type
+    if not pa.types.is_decimal(kind):
+        return number.made
+    room = max(kind.precision, kind.scale - digits) + 1
+    return number.made.cast((pa.decimal128 if room <= MOST_DIGITS else pa.decimal256)(room, kind.scale))
+
+
 def one_time(kinds: Sequence[pa.DataType]) -> pa.DataType:
     """Of times of these types: in the finest unit, and in UTC if one of them has a zone."""
     if all(kind == kinds[0] for kind in kinds):

@@ -12,6 +12,7 @@ from barrier_runtime.data.sql.arguments import (
     as_decimal,
     as_number,
     is_number,
+    to_round,
     whole_as_decimal,
 )
 from barrier_runtime.data.sql.texts import day_of_text, decimal_of_text, text_of, time_constant, time_of_text
@@ -64,12 +65,14 @@ def cast(value: Argument, kind: pa.DataType) -> Made:
     elif types.is_decimal(kind) and types.is_decimal(value.type):
         if kind.scale >= value.type.scale:
             return as_decimal(value, kind)
-        made = pc.round(made, ndigits=kind.scale, round_mode="half_towards_infinity")
+        made = pc.round(to_round(value), ndigits=kind.scale, round_mode="half_towards_infinity")
     return made.cast(kind)
 
 
 def _read(text: Argument, kind: pa.DataType) -> Made:
     types = pa.types
+    if types.is_string(kind) or types.is_binary(kind):
+        return text.made.cast(kind)
     if types.is_timestamp(kind):
         if text.is_constant:
             return pc.scalar(time_constant(text.value, kind))

@@ -57,6 +57,7 @@ _DAY = datetime.timedelta(days=1)
 # Arguments of what is no function: whatever else is written is refused.
 _HANDLED = frozenset({"this", "expression", "expressions", "low", "high", "ifs", "default", "true", "false", "to"})
 _HANDLED |= {"table", "db", "catalog", "query", "unnest", "typed"}
+_TEXTS = (pa.large_string(), pa.string_view())  # more types of text, which libraries of tables give
 _INT32 = range(-(1 << 31), 1 << 31)
 _INT64 = range(-(1 << 63), 1 << 63)
 
@@ -232,7 +233,7 @@ class Compiler:
                 )
             kind = self._schema.field(found[0]).type if kind is None else kind.field(found[0]).type
             path += found
-        return pc.field(*path)
+        return pc.field(*path).cast(pa.string()) if kind in _TEXTS else pc.field(*path)
 
     def _truth(self, node: exp.Expr) -> Made:
         argument = self.argument(node)

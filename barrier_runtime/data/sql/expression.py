@@ -105,7 +105,7 @@ class SqlExpression:
             )
         if isinstance(node, exp.Query):
             raise InvalidJob(f"{self.where}: a query does not belong here: give one expression of a row's columns")
-        if is_function and not isinstance(node, (*FUNCTIONS, *_KNOWN)):
+        if is_function and type(node) not in FUNCTIONS and not isinstance(node, _KNOWN):
             raise InvalidJob(
                 f"{self.where}: the function {name} is not known here: use a pyarrow.compute expression, or map with a "
                 f"function of Python. Known are {', '.join(known_functions())}"

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from barrier_runtime.data.sql.arguments import Argument, Made, Unfit, as_number, beside_each_other, one_time
+from barrier_runtime.data.sql.arguments import Argument, Made, Unfit, as_number, beside_each_other, one_time, to_round
 from barrier_runtime.data.sql.kernels import TIME_PARTS, how_many, part, time_text
 from barrier_runtime.data.sql.texts import text_of, time_of_text
 
@@ -43,7 +43,7 @@ def _whole(function: Callable[..., Made]) -> Callable[..., Made]:
     def made(value: Argument) -> Made:
         if pa.types.is_integer(value.type):
             return value.made
-        return function(value.made).cast(pa.int64())
+        return function(to_round(value)).cast(pa.int64())
 
     return made
 
@@ -52,11 +52,31 @@ def _round(value: Argument, decimals: Argument | None = None) -> Made:
     digits = 0 if decimals is None else int(decimals.constant("the number of digits"))
     if pa.types.is_integer(value.type) and digits >= 0:
         return value.made
-    made = pc.round(value.made, ndigits=digits, round_mode="half_towards_infinity")
-    if pa.types.is_decimal(value.type) and digits < value.type.scale:
+    if pa.types.is_floating(value.type) and abs(digits) > _EXACT_POWERS:
+        return _round_far(as_number(value, pa.float64()), digits).cast(value.type)
+    if pa.types.is_decimal(value.type) and digits >= value.type.scale:
+        return value.made
+    made = pc.round(to_round(value, digits), ndigits=digits, round_mode="half_towards_infinity")
+    if pa.types.is_decimal(value.type):
         whole = value.type.precision - value.type.scale + 1
         return made.cast(pa.decimal128(min(38, whole + max(0, digits)), max(0, digits)))
     return made
+
+
+def _round_far(value: Made, digits: int) -> Made:
+    """Of doubles, where Arrow's power of ten is a number of 32 bits, and not exact."""
+    if abs(digits) > _MOST_POWERS:
+        return value if digits > 0 else pc.if_else(pc.is_finite(value), pc.scalar(0.0), value)
+    power = pc.scalar(10.0 ** abs(digits))
+    there, back = (pc.multiply, pc.divide) if digits > 0 else (pc.divide, pc.multiply)
+    moved = there(value, power)
+    rounded = back(pc.round(moved, ndigits=0, round_mode="half_towards_infinity"), power)
+    return pc.if_else(pc.abs(moved) < pc.scalar(_WHOLE), rounded, value)
+
+
+def _length(text: Argument) -> Made:
+    """Of bytes how many there are, of anything else that of its text."""
+    return pc.binary_length(text.made) if pa.types.is_binary(text.type) else pc.utf8_length(text_of(text))
 
 
 def _substring(text: Argument, start: Argument, length: Argument | None = None) -> Made:
@@ -204,6 +224,9 @@ def _seconds(time: Made) -> Made:
     return made.cast(pa.decimal128(8, 6))
 
 
+_EXACT_POWERS = 10  # of ten, with which Arrow rounds doubles
+_MOST_POWERS = 308  # that are doubles
+_WHOLE = 2.0**52  # doubles from here on have nothing behind the point
 _NOT_A_SIGN = re.compile(r"[A-Za-z'\[\]{}#]")  # what a pattern of Java does not write as it is
 _UNITS_OF_TIME = ("year", "quarter", "month", "week", "day", "hour", "minute", "second")
 _PARTS: dict[str, Callable[..., Made]] = {
@@ -232,7 +255,7 @@ FUNCTIONS: dict[type[exp.Expr], tuple[tuple[str, ...], Callable[..., Made]]] = {
     exp.Nullif: (("this", "expression"), _nullif),
     exp.Upper: (("this",), lambda text: pc.utf8_upper(text_of(text))),
     exp.Lower: (("this",), lambda text: pc.utf8_lower(text_of(text))),
-    exp.Length: (("this",), lambda text: pc.utf8_length(text_of(text))),
+    exp.Length: (("this",), _length),
     exp.Trim: (("this", "position?"), _trim),
     exp.Substring: (("this", "start", "length?"), _substring),
     exp.Left: (("this", "expression"), _left),

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.expressions import Compiled, evaluate
+from barrier_runtime.data.plain_rows import PlainRows
 from barrier_runtime.data.sql.shared_parts import Shared, shared
 from barrier_runtime.operators.base import Emit, Operator
 from barrier_runtime.operators.functions.batch_functions import column_of
@@ -28,12 +29,14 @@ class _Evaluation:
     def __init__(self, expressions: "Sequence[Compiled | SqlExpression]", where: str) -> None:
         self._given = list(expressions)
         self._where = where
+        self._plain = PlainRows()  # rows that a source or a function gives may have dictionaries
         self._schema: pa.Schema | None = None
         self._compiled: list[pc.Expression] = []
         self._shared = Shared({}, [])
 
     def __call__(self, rows: pa.RecordBatch) -> list[pa.Array]:
         """One array per expression. Raises `InvalidJob` for what has no value, with the expression."""
+        rows = self._plain(rows)
         if self._schema is not rows.schema and rows.schema != self._schema:
             self._schema = rows.schema
             self._compiled = [

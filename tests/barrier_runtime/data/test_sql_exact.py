@@ -140,6 +140,52 @@ def test_a_result_of_more_digits_than_a_decimal_has_is_refused_with_a_remedy(tex
     assert computed(narrow, d=decimals(38, 18, "1"), i=pa.array([1])).to_pylist()[0] in (0, 1, 2)
 
 
+@pytest.mark.parametrize(
+    ("text", "digits", "scale", "value", "rounded"),
+    [
+        ("round(a)", 10, 2, "99999999.99", "100000000"),
+        ("round(a, 1)", 10, 2, "-99999999.99", "-100000000.0"),
+        ("round(a, -5)", 10, 2, "99999999.99", "100000000"),
+        ("round(a, -3)", 3, 2, "9.99", "0"),
+        ("round(a, 2)", 10, 2, "99999999.99", "99999999.99"),
+        ("ceil(a)", 10, 2, "99999999.99", "100000000"),
+        ("floor(a)", 10, 2, "-99999999.99", "-100000000"),
+        ("ceil(a)", 38, 30, "99999999.999999999999999999999999999999", "100000000"),
+        ("CAST(a AS DECIMAL(10, 1))", 10, 2, "99999999.99", "100000000.0"),
+        ("CAST(a AS DECIMAL(38, 0))", 38, 1, "9999999999999999999999999999999999999.9", f"1{'0' * 37}"),
+    ],
+)
+def test_a_rounded_decimal_may_have_a_digit_more(text: str, digits: int, scale: int, value: str, rounded: str) -> None:
+    found = computed(text, a=decimals(digits, scale, value, None))
+    assert [None if each is None else str(each) for each in found.to_pylist()] == [rounded, None]
+
+
+def test_a_rounded_decimal_that_does_not_fit_ends_the_job() -> None:
+    with pytest.raises(InvalidJob, match="does not fit in precision 4"):
+        computed("CAST(a AS DECIMAL(4, 1))", a=decimals(10, 2, "99999999.99"))
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float32()])
+@pytest.mark.parametrize(
+    ("digits", "value", "rounded"),
+    [
+        (11, 0.12345678901234, 0.12345678901),
+        (12, -9.73751e-9, -9.738e-9),
+        (15, 1e300, 1e300),
+        (400, 0.1, 0.1),
+        (-11, 549e9, 500e9),
+        (-19, 1e20, 1e20),
+        (-400, 1e20, 0.0),
+        (12, float("inf"), float("inf")),
+    ],
+)
+def test_doubles_are_rounded_to_many_digits(kind: pa.DataType, digits: int, value: float, rounded: float) -> None:
+    """Arrow's own rounding has powers of ten of 32 bits: 0.12345678901 was 0.1234567895…"""
+    given = pa.array([value, None]).cast(kind, safe=False)
+    found = computed(f"round(a, {digits})", a=given)
+    assert (found.type, found.to_pylist()) == (kind, pa.array([rounded, None]).cast(kind, safe=False).to_pylist())
+
+
 # ---- times
 
 
@@ -256,6 +302,33 @@ def test_days_and_a_date_are_a_date_in_either_order() -> None:
 
 
 # ---- text
+
+
+@pytest.mark.parametrize("kind", ["STRING", "VARCHAR(2)"])
+def test_text_that_is_cast_to_text_keeps_its_spaces(kind: str) -> None:
+    assert computed(f"CAST(a AS {kind})", a=pa.array([" b ", None])).to_pylist() == [" b ", None]
+    assert computed("CAST(a AS BINARY)", a=pa.array([" b ", None])).to_pylist() == [b" b ", None]
+
+
+def test_the_length_of_bytes_is_theirs() -> None:
+    assert computed("length(a)", a=pa.array(["é".encode(), b"\xff", None])).to_pylist() == [2, 1, None]
+    assert computed("length(a)", a=pa.array(["é", None])).to_pylist() == [1, None]
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view()])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("CAST(a AS INT)", 7),
+        ("CAST(a AS DATE)", datetime.date(2026, 1, 31)),
+        ("CAST(a AS DECIMAL(38, 20)) > 0", True),
+        ("a = '7'", False),
+        ("length(a)", 3),
+    ],
+)
+def test_every_type_of_text_is_text(kind: pa.DataType, text: str, value: Any) -> None:
+    given = {"CAST(a AS DATE)": " 2026-01-31 ", "CAST(a AS DECIMAL(38, 20)) > 0": f"7.{'1' * 40}"}.get(text, " 7 ")
+    assert computed(text, a=pa.array([given, None], kind)).to_pylist() == [value, None]
 
 
 @pytest.mark.parametrize(

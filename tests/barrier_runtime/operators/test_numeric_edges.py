@@ -221,6 +221,16 @@ def test_dictionary_columns_are_what_they_stand_for(tmp_path: Any) -> None:
     assert found == {"a": (4, 4, "a"), "b": (2, 2, "b"), None: (2, 0, None)}
 
 
+def test_expressions_see_the_values_of_dictionary_columns() -> None:
+    """Right behind the source, where rows are as it gives them."""
+    schema, flow, out = pa.schema([("word", pa.dictionary(pa.int8(), pa.string()))]), Dataflow("coded"), CollectSink()
+    rows = flow.from_iterator("rows", lambda part, of: [{"word": " 7 "}, {"word": None}], schema=schema, splits=1)
+    long = rows.filter("word IS NULL OR length(word) = 3")
+    long.select({"word": "word", "number": "CAST(word AS INT)", "none": "nullif(word, ' 7 ')"}).sink("out", out)
+    flow.run_local(parallelism=1)
+    assert out.rows() == [{"word": " 7 ", "number": 7, "none": None}, {"word": None, "number": None, "none": None}]
+
+
 def test_seconds_beyond_64_bits_of_milliseconds_do_not_wrap() -> None:
     times = pa.array([10, 2**62 + 5, -(2**62)]).view(pa.timestamp("s"))
     ten, far, before = event_times_ms(times).tolist()
