@@ -30,6 +30,7 @@ from barrier_runtime.data.sql.arguments import (
 from barrier_runtime.data.sql.casts import cast, type_named
 from barrier_runtime.data.sql.constants import constant_of
 from barrier_runtime.data.sql.functions import FUNCTIONS, IGNORED, MAY_FAIL, OF_TIMES, known
+from barrier_runtime.data.sql.listed import in_pairs, one_of
 from barrier_runtime.data.sql.needed import Needed
 from barrier_runtime.data.sql.remainders import remainder, whole_quotient
 from barrier_runtime.data.sql.texts import time_constant
@@ -251,13 +252,13 @@ class Compiler:
         """A term is needed where those before it do not decide."""
         first, *rest = node.flatten()
         with self._needed.scope():
-            made, inside = self._condition(first)
-            true = made
+            true, inside = self._condition(first)
+            terms = [true]
             for each in rest:
                 self._needed.narrow(goes_on(true), inside)
                 true, inside = self._condition(each)
-                made = joined(made, true)
-        return made
+                terms.append(true)
+        return in_pairs(joined, terms)
 
     def _condition(self, node: exp.Expr) -> tuple[Made, int]:
         """(what it is, how much in it is made for some rows only)."""
@@ -320,11 +321,8 @@ class Compiler:
     def _in(self, node: exp.Expr) -> Made:
         if node.args.get("query") or node.args.get("unnest") or not node.expressions:
             raise InvalidJob(f"{self._where}: {node.sql('spark')}: IN is followed by values in parentheses")
-        equal = [self._made(exp.EQ(this=node.this, expression=each)) for each in node.expressions]
-        made = equal[0]
-        for each in equal[1:]:
-            made = pc.or_kleene(made, each)
-        return made
+        value, *listed = map(self.argument, [node.this, *node.expressions])
+        return one_of(value, listed, lambda each: pc.equal(*self._beside_each_other(value, each)))
 
     def _case(self, node: exp.Expr) -> Made:
         results, conditions = list[Argument](), list[Made]()

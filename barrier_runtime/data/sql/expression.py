@@ -26,6 +26,7 @@ from barrier_runtime.data.sql.functions import FUNCTIONS
 from barrier_runtime.state.errors import InvalidJob
 
 _BEFORE = "SELECT "
+_SHOWN = 200  # letters of an expression in a message
 _CHANGES = ("current_timestamp", "current_date", "now", "rand", "randn", "uuid", "unix_timestamp")
 _SPARK_NAMES = {"timestamp_trunc": "date_trunc", "pow": "power", "regexp_like": "rlike", "starts_with": "startswith"}
 _SPARK_NAMES |= {"ends_with": "endswith", "day_of_month": "dayofmonth", "time_to_str": "date_format"}
@@ -61,12 +62,21 @@ class SqlExpression:
     def compiled(self, schema: pa.Schema) -> pc.Expression:
         """For rows of `schema`. Raises `InvalidJob` for columns that they do not have, and for types that do not go
         together."""
-        return Compiler(schema, self.where).result(self._tree)
+        try:
+            return Compiler(schema, self.where).result(self._tree)
+        except RecursionError as error:
+            raise self._too_deep() from error
+
+    def _too_deep(self) -> InvalidJob:
+        shown = self.where if len(self.where) <= _SHOWN else f"{self.where[:_SHOWN]}…"
+        return InvalidJob(f"{shown}: the expression has too many parts inside each other: make columns of parts of it")
 
     def _parsed(self) -> exp.Expr:
         """As what a query selects, so that words with which statements begin, such as `update`, are columns."""
         try:
             query = sqlglot.parse_one(_BEFORE + self.text, read=_Spark)
+        except RecursionError as error:
+            raise self._too_deep() from error
         except sqlglot.errors.SqlglotError as error:
             near = error.errors[0]["highlight"] if isinstance(error, sqlglot.ParseError) and error.errors else ""
             raise InvalidJob(

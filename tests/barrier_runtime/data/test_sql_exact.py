@@ -373,3 +373,42 @@ def test_what_reads_text_is_there_in_a_process_that_compiles_nothing(tmp_path: P
     told = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (told.returncode, told.stderr) == (0, "")
     assert told.stdout.strip() == "['10', '2026-01-31', '0.000000000000000001', '1.5', '1']"
+
+
+# ---- many parts
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("i IN (7, 300)", [True, None, False]),
+        ("i IN (7, NULL)", [True, None, None]),
+        ("i NOT IN (7, NULL)", [False, None, None]),
+        ("small IN (7, 300)", [True, None, False]),
+        ("s IN ('a', 'b')", [True, None, False]),
+        ("s NOT IN ('')", [True, None, False]),
+        ("x IN (7, 0)", [True, None, True]),
+        ("1 IN (2, NULL)", [None, None, None]),
+    ],
+)
+def test_what_is_in_a_list(text: str, values: list[bool | None]) -> None:
+    columns = {"i": pa.array([7, None, -1]), "small": pa.array([7, None, -1], pa.int8())}
+    found = computed(text, **columns, s=pa.array(["a", None, ""]), x=pa.array([7.0, None, -0.0]))
+    assert found.to_pylist() == values
+
+
+@pytest.mark.parametrize("quote", ["", "'"])
+def test_a_list_of_many_values_is_looked_up(quote: str) -> None:
+    """It was an OR of as many comparisons, which took Arrow seconds for a batch of one row, and minutes for 5,000."""
+    compiled = SqlExpression(f"a IN ({', '.join(f'{quote}{n}{quote}' for n in range(50))})", "t").compiled(
+        pa.schema([("a", pa.string() if quote else pa.int64())])
+    )
+    assert str(compiled).count("is_in") == 1
+    assert "or_kleene" not in str(compiled)
+
+
+@pytest.mark.parametrize("text", [" + ".join(["a"] * 2_000), "(" * 500 + "a" + ")" * 500])
+def test_an_expression_that_is_too_deep_is_refused_with_a_remedy(text: str) -> None:
+    with pytest.raises(InvalidJob, match="too many parts inside each other: make columns of parts of it") as refused:
+        computed(text, a=pa.array([1]))
+    assert len(str(refused.value)) < 400
