@@ -198,7 +198,14 @@ def _trunc(time: Argument, unit: Argument) -> Made:
     name = str(unit.constant("the unit")).lower()
     if name not in _UNITS_OF_TIME:
         raise Unfit(f"the unit is {name}; one of {', '.join(_UNITS_OF_TIME)}")
-    return pc.floor_temporal(time_of(time), unit=name)
+    zone = time.type.tz if pa.types.is_timestamp(time.type) else None
+    if zone in (None, "UTC"):
+        return pc.floor_temporal(time_of(time), unit=name)
+    shown = pc.local_timestamp(time.made)  # Arrow itself refuses what clocks of the zone show twice, or never
+    begin = pc.floor_temporal(shown, unit=name)
+    if name in _WITHIN_A_DAY:
+        return pc.subtract(time.made, pc.subtract(shown, begin))
+    return pc.assume_timezone(begin, zone, ambiguous="earliest", nonexistent="latest")
 
 
 def _date_format(time: Argument, pattern: Argument) -> Made:
@@ -228,6 +235,7 @@ _EXACT_POWERS = 10  # of ten, with which Arrow rounds doubles
 _MOST_POWERS = 308  # that are doubles
 _WHOLE = 2.0**52  # doubles from here on have nothing behind the point
 _NOT_A_SIGN = re.compile(r"[A-Za-z'\[\]{}#]")  # what a pattern of Java does not write as it is
+_WITHIN_A_DAY = ("hour", "minute", "second")
 _UNITS_OF_TIME = ("year", "quarter", "month", "week", "day", "hour", "minute", "second")
 _PARTS: dict[str, Callable[..., Made]] = {
     "year": pc.year,

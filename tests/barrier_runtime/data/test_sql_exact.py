@@ -251,6 +251,26 @@ def test_a_constant_that_nanoseconds_do_not_hold_is_refused_with_a_remedy() -> N
         computed("t > '0001-01-01'", t=times("ns", None, TEN))
 
 
+@pytest.mark.parametrize(
+    ("zone", "unit", "time", "begin"),
+    [
+        ("Europe/Paris", "hour", datetime.datetime(2026, 10, 25, 0, 30), datetime.datetime(2026, 10, 25, 0)),
+        ("Europe/Paris", "hour", datetime.datetime(2026, 10, 25, 1, 30), datetime.datetime(2026, 10, 25, 1)),
+        ("Europe/Paris", "minute", datetime.datetime(2026, 10, 25, 1, 30, 5), datetime.datetime(2026, 10, 25, 1, 30)),
+        ("Europe/Paris", "day", datetime.datetime(2026, 10, 25, 1, 30), datetime.datetime(2026, 10, 24, 22)),
+        ("Asia/Kolkata", "hour", datetime.datetime(2026, 1, 1, 0, 45), datetime.datetime(2026, 1, 1, 0, 30)),
+        ("America/Havana", "day", datetime.datetime(2026, 11, 1, 18), datetime.datetime(2026, 11, 1, 4)),
+        ("America/Havana", "day", datetime.datetime(2026, 3, 8, 18), datetime.datetime(2026, 3, 8, 5)),
+    ],
+)
+def test_times_that_clocks_show_twice_or_never_are_truncated(
+    zone: str, unit: str, time: datetime.datetime, begin: datetime.datetime
+) -> None:
+    """All in UTC. Of a midnight that is there twice it is the first one, of one that is not there what comes then."""
+    found = computed(f"date_trunc('{unit}', t)", t=times("ms", zone, time, None))
+    assert (found.type, found.cast(pa.timestamp("ms")).to_pylist()) == (pa.timestamp("ms", zone), [begin, None])
+
+
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_extracted_seconds_have_their_fraction(unit: str) -> None:
     before_1970 = datetime.datetime(1969, 12, 31, 23, 59, 59, 0 if unit == "s" else 250_000)
