@@ -32,7 +32,7 @@ from barrier_runtime.data.sql.constants import constant_of
 from barrier_runtime.data.sql.functions import FUNCTIONS, IGNORED, MAY_FAIL, OF_TIMES, known
 from barrier_runtime.data.sql.listed import in_pairs, one_of
 from barrier_runtime.data.sql.needed import Needed
-from barrier_runtime.data.sql.remainders import remainder, whole_quotient
+from barrier_runtime.data.sql.remainders import remainder, whole_quotient, with_whole_digit
 from barrier_runtime.data.sql.texts import time_constant
 from barrier_runtime.state.errors import InvalidJob
 
@@ -278,7 +278,7 @@ class Compiler:
         left, right = self._sides_that_may_fail(node)
         kinds = left.type, right.type
         if any(map(pa.types.is_decimal, kinds)) and all(map(is_exact, kinds)):
-            return whole_quotient(left, right)
+            return whole_quotient(with_whole_digit(left, right), right)
         if not all(map(pa.types.is_integer, kinds)):
             return pc.trunc(_quotient(left, right)).cast(pa.int64())
         kind = one_type([left, right])
@@ -293,7 +293,7 @@ class Compiler:
         left, right = self._sides_that_may_fail(node)
         numbers = [side for side in (left, right) if is_number(side.type)]
         kind = one_type(numbers) if numbers else pa.int32()
-        return remainder(*self._beside_each_other(left, right), kind)
+        return remainder(*self._beside_each_other(with_whole_digit(left, right), right), kind)
 
     def _same(self, node: exp.Expr) -> Made:
         """`<=>`: two nulls are equal, and a null is equal to nothing else."""

@@ -7,6 +7,7 @@ them. Whatever has no row here is refused by name.
 import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -154,8 +155,16 @@ def _with_constant(function: Callable[..., Made], what: str) -> Callable[..., Ma
     return lambda text, sought: function(text_of(text), sought.constant(what))
 
 
-def _ilike(text: Argument, pattern: Argument) -> Made:
-    return pc.match_like(text_of(text), pattern.constant("the pattern"), ignore_case=True)
+def _like(text: Argument, pattern: Argument, any_case: bool = False) -> Made:
+    wanted = str(pattern.constant("the pattern"))
+    signs = _SIGNS_OF_LIKE.findall(wanted)
+    if "\\" in signs:
+        raise Unfit(f"the pattern is {wanted!r}: a backslash stands before %, _ or another backslash")
+    if r"\\" not in signs:
+        return pc.match_like(text_of(text), wanted, ignore_case=any_case)
+    # Arrow takes two backslashes for two where nothing but % is at one end.
+    sought = "".join({"%": ".*", "_": "."}.get(sign) or re.escape(sign[-1]) for sign in signs)
+    return pc.match_substring_regex(text_of(text), f"(?s)^(?:{sought})$", ignore_case=any_case)
 
 
 def _nullif(value: Argument, other: Argument) -> Made:
@@ -234,6 +243,7 @@ def _seconds(time: Made) -> Made:
 _EXACT_POWERS = 10  # of ten, with which Arrow rounds doubles
 _MOST_POWERS = 308  # that are doubles
 _WHOLE = 2.0**52  # doubles from here on have nothing behind the point
+_SIGNS_OF_LIKE = re.compile(r"\\[%_\\]|.", re.DOTALL)
 _NOT_A_SIGN = re.compile(r"[A-Za-z'\[\]{}#]")  # what a pattern of Java does not write as it is
 _WITHIN_A_DAY = ("hour", "minute", "second")
 _UNITS_OF_TIME = ("year", "quarter", "month", "week", "day", "hour", "minute", "second")
@@ -277,8 +287,8 @@ FUNCTIONS: dict[type[exp.Expr], tuple[tuple[str, ...], Callable[..., Made]]] = {
     exp.StartsWith: (("this", "expression"), _with_constant(pc.starts_with, "the beginning")),
     exp.EndsWith: (("this", "expression"), _with_constant(pc.ends_with, "the end")),
     exp.Contains: (("this", "expression"), _with_constant(pc.match_substring, "what is looked for")),
-    exp.Like: (("this", "expression"), _with_constant(pc.match_like, "the pattern")),
-    exp.ILike: (("this", "expression"), _ilike),
+    exp.Like: (("this", "expression"), _like),
+    exp.ILike: (("this", "expression"), partial(_like, any_case=True)),
     exp.RegexpLike: (("this", "expression"), _with_constant(pc.match_substring_regex, "the pattern")),
     exp.Year: (("this",), _part(pc.year)),
     exp.Quarter: (("this",), _part(pc.quarter)),

@@ -7,13 +7,14 @@ that come out stay.
 """
 
 import decimal
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from barrier_runtime.data.sql.arguments import MOST_DIGITS, Argument, Made, decimal_type
+from barrier_runtime.data.sql.arguments import MOST_DIGITS, Argument, Made, decimal_type, to_round
 from barrier_runtime.data.sql.texts import WIDE
 
 _ARROW_HAS_IT = "remainder" in pc.list_functions()
@@ -35,6 +36,16 @@ def remainder(left: Made, right: Made, kind: pa.DataType, by_arrow: bool = _ARRO
     if pa.types.is_decimal(kind):
         quotient = pc.trunc(quotient)
     return pc.subtract_checked(left, pc.multiply_checked(quotient, right))
+
+
+def with_whole_digit(left: Argument, right: Argument) -> Argument:
+    """A dividend of which the quotient has a digit before the point, for Arrow truncates no other."""
+    kind, divisor = left.type, right.type
+    if not pa.types.is_decimal(kind) or kind.scale < kind.precision or kind.precision == MOST_DIGITS:
+        return left
+    if pa.types.is_decimal(divisor) and divisor.scale:
+        return left
+    return replace(left, made=to_round(left), type=pa.decimal128(kind.precision + 1, kind.scale))
 
 
 def whole_quotient(left: Argument, right: Argument) -> Made:

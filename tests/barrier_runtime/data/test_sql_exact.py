@@ -186,6 +186,15 @@ def test_doubles_are_rounded_to_many_digits(kind: pa.DataType, digits: int, valu
     assert (found.type, found.to_pylist()) == (kind, pa.array([rounded, None]).cast(kind, safe=False).to_pylist())
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("a % 3", "0.12345"), ("a % b", "0.12345"), ("-a % 3", "-0.12345"), ("a div 3", "0"), ("a div b", "0")],
+)
+def test_decimals_below_one_are_divided_by_whole_numbers(text: str, value: str) -> None:
+    found = computed(text, a=decimals(5, 5, "0.12345", None), b=pa.array([7, 7], pa.int16()))
+    assert [each and Decimal(each) for each in found.to_pylist()] == [Decimal(value) or 0, None]
+
+
 # ---- times
 
 
@@ -322,6 +331,29 @@ def test_days_and_a_date_are_a_date_in_either_order() -> None:
 
 
 # ---- text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        (r"%\\\\", [True, False, False]),
+        (r"C:\\\\%", [True, True, False]),
+        (r"%\\\\a\\\\", [True, False, False]),
+        (r"%\\%%", [False, False, True]),
+        (r"_:\\\\_%", [True, True, False]),
+    ],
+)
+@pytest.mark.parametrize("operator", ["LIKE", "ILIKE"])
+def test_an_escaped_backslash_in_a_pattern_is_one(operator: str, pattern: str, found: list[bool]) -> None:
+    """Also where nothing but % is at one end, of which Arrow took both backslashes."""
+    texts = pa.array(["C:\\a\\", "C:\\b", "C:%%", None])
+    assert computed(f"a {operator} '{pattern}'", a=texts).to_pylist() == [*found, None]
+
+
+@pytest.mark.parametrize("pattern", [r"a\\b", r"a\\"])
+def test_a_backslash_before_nothing_special_is_refused_in_a_pattern(pattern: str) -> None:
+    with pytest.raises(InvalidJob, match="a backslash stands before %, _ or another backslash"):
+        computed(f"a LIKE '{pattern}'", a=pa.array(["ab"]))
 
 
 @pytest.mark.parametrize("kind", ["STRING", "VARCHAR(2)"])
