@@ -67,8 +67,8 @@ def begin_with_savepoint(
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
     """Make the savepoint in `url` what job `spec` goes on from when it restores its newest checkpoint. `fits`: raises
-    when the program does not fit what is taken over. Returns what was done, for people. Raises `InvalidJob` when the job does not fit it (before anything is written) or has rows of its
-    own that would be written again."""
+    when the program does not fit what is taken over. Returns what was done, for people. Raises `InvalidJob` when the
+    job does not fit it (before anything is written) or has rows of its own that would be written again."""
     savepoint = find_savepoint(url)
     if savepoint is None:
         if mode == "claim" and claimed_by(url) == spec.job and _has_checkpoints(store, spec):
