@@ -45,6 +45,9 @@ conf = {{
     "spark.sql.catalog.lake.warehouse": os.path.abspath("warehouse"),
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.databricks.delta.snapshotPartitions": "1",  # of a log of a few entries
+    "spark.sql.shuffle.partitions": "1",
+    "spark.ui.enabled": "false",
 }}
 builder = SparkSession.builder.master("local[3]")
 for name, value in conf.items():
