@@ -7,7 +7,7 @@ from the loop and from worker threads.
 
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,9 +31,11 @@ class LocalCopy:
 
 
 class LocalCopies:
-    """All copies of one slot. Dropping one deletes its folder, at the latest when `delete_unwanted` is called."""
+    """All copies of one slot. Dropping one deletes its folder, at the latest when `delete_unwanted` is called. `wait`:
+    blocks a worker thread until that is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, wait: Callable[[threading.Event], object] = threading.Event.wait) -> None:
+        self._wait = wait
         self._lock = threading.Lock()
         self._copies: dict[tuple[str, int, int], LocalCopy] = {}
         self._fetched: dict[tuple[int, str], Path] = {}  # by size and sha256: files ahead of a restore
@@ -99,7 +101,7 @@ class LocalCopies:
         with self._lock:
             came = self._under_way.get((ref.size, ref.sha256))
         if came is not None:
-            came.wait()
+            self._wait(came)
 
     def keep_fetched(self, wanted: Sequence[FileRef] = ()) -> None:
         """Drop the fetched files that are none of these. Only marks them."""

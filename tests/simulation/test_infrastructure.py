@@ -22,7 +22,7 @@ from barrier_runtime.state.backend.keyed_backend import open_keyed_backend
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
-from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
+from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectNotFound, PutOutcome
 from barrier_runtime.state.store.paths import Paths
@@ -532,6 +532,30 @@ def test_an_executor_runs_one_piece_at_a_time() -> None:
         assert executor.busy
         sim.run_for(5)
         assert seen == ["a", "b"]
+
+
+def test_a_job_waits_in_virtual_time_for_a_file_that_another_one_fetches() -> None:
+    """On a real event both would stand for ever: they are on one thread."""
+    file = FileRef("000007.sst", 3, "0" * 64, "key")
+    with Simulation(1) as sim:
+        process = SimProcess(sim, "p")
+        workers, copies = process.workers(), LocalCopies(process.wait)
+        seen: list[str] = []
+
+        def fetch() -> None:
+            with copies.fetching(file):
+                process.sleep(2)
+                seen.append("fetched")
+
+        def restore() -> None:
+            process.sleep(1)
+            copies.wait_for(file)
+            seen.append("restored")
+
+        workers.submit(fetch, lambda *_: None)
+        workers.submit(restore, lambda *_: None)
+        sim.run_for(5)
+        assert seen == ["fetched", "restored"]
 
 
 def test_blocking_on_the_loop_is_refused() -> None:

@@ -427,7 +427,7 @@ class SimCluster:
             slot=task.index,
             uuid=uuid,
             local_dir=directory,
-            copies=LocalCopies(),
+            copies=LocalCopies(process.wait),
             memory=SlotMemory(_MEMORY_BYTES),
             settings=SlotOptions(
                 "lsm",

@@ -20,6 +20,7 @@ import random
 import shutil
 import sys
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ SECOND = 1_000_000  # the unit of virtual time is a microsecond
 _ALIVE, _STALLED, _DEAD = "alive", "stalled", "dead"
 _TRACE_BLOCK = 512
 _AWAKE_US = (5, 60)  # until a thread of a continued process runs
+_LOOK_S = 0.0005  # between two looks whether another job has set an event
 _NUMBER_STEP = 4096  # more processes than that no simulation has
 _MEMORY_FOLDER = Path("/dev/shm")
 
@@ -268,6 +270,11 @@ class SimProcess:
     def sleep(self, seconds: float) -> None:
         """What `time.sleep` is on a thread: for blocking jobs only."""
         self.simulation.jobs.block(int(seconds * SECOND))
+
+    def wait(self, event: threading.Event) -> None:
+        """What `Event.wait` is on a thread: another job sets it."""
+        while not event.is_set():
+            self.sleep(_LOOK_S)
 
     def crash(self) -> None:
         """SIGKILL: nothing of it ever runs again, its connections die with it."""
