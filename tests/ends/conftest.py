@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from barrier_runtime.connectors.kafka.sink import client as kafka_client
 from examples.servers import (
     KafkaServer,
     PostgresServer,
@@ -68,6 +69,8 @@ def tables(postgres: PostgresServer, tmp_path: Path) -> Iterator[ChangedTables]:
 
 
 @pytest.fixture
-def job() -> Iterator[Job]:
+def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    """Its sinks ask brokers of a busy machine longer than a slot does, which tries again instead."""
+    monkeypatch.setattr(kafka_client, "ANSWER_S", 60.0)
     with new_job() as job:
         yield job

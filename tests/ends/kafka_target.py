@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from barrier_runtime.connectors.kafka.sink.sink import KafkaSink
 from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
 from examples.servers import KafkaServer
 from examples.servers.kafka_ends import TopicEnds
@@ -144,6 +145,18 @@ def written(sink: Any, rows: Sequence[dict[str, Any]]) -> Any:
 
 def sealed(sink: Any, checkpoint: int, numbers: Sequence[int]) -> Any:
     return sink.pre_commit(written(sink, [{"n": number} for number in numbers]), checkpoint)
+
+
+def commit_until(sink: Any, committables: Sequence[Any], patience_s: float = 60) -> None:
+    """As the runtime does: each again until it succeeds, oldest first."""
+    deadline = time.monotonic() + patience_s
+    for committable in committables:
+        while True:
+            try:
+                sink.commit(committable)
+                break
+            except Unavailable:
+                assert time.monotonic() < deadline, "the sink does not go on"
 
 
 def numbers(topic: Topic) -> list[int]:

@@ -10,13 +10,12 @@ from barrier_runtime.connectors.kafka.sink import client as kafka_client
 from barrier_runtime.connectors.kafka.sink import topic_limits as kafka_target
 from barrier_runtime.connectors.kafka.sink import transactions as kafka_transactions
 from barrier_runtime.connectors.kafka.sink.exactly_once import KafkaWriteAhead
-from barrier_runtime.connectors.kafka.sink.sink import KafkaSink
 from barrier_runtime.state.errors import Corrupt, Fenced, Unavailable
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 from barrier_runtime.testing import certify
 from examples.servers import KafkaServer, kafka_server
 from examples.servers.kafka_ends import asked_again
-from tests.ends.kafka_target import Job, Topic, kafka_sink, new_job, new_topic, numbers, sealed
+from tests.ends.kafka_target import Job, Topic, commit_until, kafka_sink, new_job, new_topic, numbers, sealed
 
 
 def markers_of(kafka: KafkaServer, job: Job) -> dict[str, int]:
@@ -228,18 +227,6 @@ def test_no_transaction_is_open_while_the_brokers_are_away_for_longer_than_any_m
         kafka.start()
         commit_until(sink, decided)
         assert numbers(topic) == [1, 2, 3]
-
-
-def commit_until(sink: KafkaSink, committables: list[Any], patience_s: float = 60) -> None:
-    """As the runtime does: each again until it succeeds, oldest first."""
-    deadline = time.monotonic() + patience_s
-    for committable in committables:
-        while True:
-            try:
-                sink.commit(committable)
-                break
-            except Unavailable:
-                assert time.monotonic() < deadline
 
 
 def test_a_subtask_that_starts_while_the_brokers_are_away_goes_on_staging(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,7 +214,6 @@ def test_arguments_that_make_no_sink_are_refused(arguments: dict[str, Any]) -> N
 
 def test_a_wrong_password_is_said_to_be_one_and_is_not_shown(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """J6: against a broker that asks for one."""
-    monkeypatch.setattr(kafka_client, "ANSWER_S", 5.0)
     with server_with_passwords() as (kafka, place), new_topic(kafka) as topic:
         config = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "writer"}
         right = KafkaSink(place, topic.name, config={**config, "sasl.password": "hunter2"})
@@ -223,6 +222,7 @@ def test_a_wrong_password_is_said_to_be_one_and_is_not_shown(job: Job, monkeypat
         sink.commit(committable)
         assert [row["n"] for row in topic.read()] == [1]
         wrong = KafkaSink(place, topic.name, config={**config, "sasl.password": "hunter3"})
+        monkeypatch.setattr(kafka_client, "ANSWER_S", 5.0)
         with pytest.raises(InvalidJob, match="Authentication failed") as caught:
             job.open(wrong)
         kept = [job.store.get(info.key) for info in job.store.list("")]
