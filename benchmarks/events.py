@@ -4,16 +4,12 @@ Columns: `key` (uniform in 0 … keys-1), `value` (uniform in 0 … 999), `at` (
 emission, ns), all int64. Key and value are splitmix64 of the row's number; the Java sources do the same arithmetic.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-from barrier_runtime.data.few_rows import FewRows
-from benchmarks.splitmix import mixed as mixed_one
 
 SCHEMA = pa.schema([(name, pa.int64()) for name in ("key", "value", "at", "emitted")])
 VALUES = 1_000
@@ -32,25 +28,18 @@ def mixed(numbers: Ints) -> npt.NDArray[np.uint64]:
     return mixed_up
 
 
-def events(numbers: Ints, emitted_ns: Ints, keys: int) -> pa.RecordBatch:
-    """Rows `numbers`, due at `emitted_ns`."""
+def columns(numbers: Ints, emitted_ns: Ints, keys: int) -> list[Ints]:
+    """Rows `numbers`, due at `emitted_ns`, column by column."""
     random = mixed(numbers)
     key = ((random >> np.uint64(20)) % np.uint64(keys)).astype(np.int64)
     value = (random % np.uint64(VALUES)).astype(np.int64)
-    columns = [key, value, emitted_ns // 1_000_000, emitted_ns]
-    return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=SCHEMA)
+    return [key, value, emitted_ns // 1_000_000, emitted_ns]
 
 
-def few_events(numbers: Sequence[int], emitted_ns: Sequence[int], keys: int) -> FewRows:
-    """`events` of a few rows, as lists."""
-    random = [mixed_one(number) for number in numbers]
-    columns = [
-        [(each >> 20) % keys for each in random],
-        [each % VALUES for each in random],
-        [each // 1_000_000 for each in emitted_ns],
-        list(emitted_ns),
-    ]
-    return FewRows.made_of(SCHEMA, columns)
+def events(numbers: Ints, emitted_ns: Ints, keys: int) -> pa.RecordBatch:
+    """The same as Arrow."""
+    arrays = [pa.array(column) for column in columns(numbers, emitted_ns, keys)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
 def bounded(begin: int, end: int, keys: int, pace: int) -> pa.RecordBatch:

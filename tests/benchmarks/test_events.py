@@ -110,6 +110,20 @@ def test_a_paced_reader_that_is_sought_goes_on_with_the_next_row() -> None:
     assert polled_rows(first).equals(polled_rows(second))
 
 
+def test_few_rows_of_a_paced_reader_are_those_of_many() -> None:
+    """Few are made ahead of time, hundreds at once; many are not, and what is ahead is left behind with them."""
+    source = PacedSource(1_000, 10)
+    now_ns = time.time_ns()
+    by_few, by_many = (source.reader(source.splits(3)[1]) for _ in range(2))
+    for reader in (by_few, by_many):
+        reader.poll(0, now_ns)
+    few = [by_few.poll(most, now_ns + 10**10) for most in (*[100] * 7, 1_000, *[100] * 9)]
+    many = by_many.poll(2_600, now_ns + 10**10)
+    assert many is not None
+    one_by_one = pa.Table.from_batches([polled_rows(each) for each in few if each is not None])
+    assert one_by_one.to_pydict() == polled_rows(many).to_pydict()
+
+
 @pytest.fixture(scope="module")
 def auctions() -> pa.Table:
     return pa.Table.from_batches([nexmark.bounded(0, 100_000)])
