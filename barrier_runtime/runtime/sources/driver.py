@@ -410,7 +410,7 @@ class SourceDriver:
             self._kept_rows += split.rows
 
     def _place(self, split: OpenSplit) -> "_Place":
-        return (split.greatest_ms, split.polled, next(self._numbers), split)
+        return (*split.order, next(self._numbers), split)
 
     def _counted(self) -> Iterator[OpenSplit]:
         """Unfinished splits that may hold the watermark back: all but those that were asked and had nothing for longer

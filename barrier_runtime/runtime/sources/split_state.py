@@ -55,6 +55,10 @@ class OpenSplit:
         """As far as is known by asking."""
         return 0 if self.silent_ns is None else self.asked_ns - self.silent_ns
 
+    @property
+    def order(self) -> tuple[int, int]:
+        return (self.greatest_ms, self.polled)
+
     def progress(self, keep_payload: bool) -> SplitProgress:
         """Of an unfinished one."""
         position = msgspec.Raw(self.reader.position()) if self.reader is not None else NO_POSITION
