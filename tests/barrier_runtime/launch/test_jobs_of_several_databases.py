@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from barrier_runtime import TTL, CollectSink, Dataflow, ListState, MapState, ProcessContext, ValueState
+from barrier_runtime import TTL, Dataflow, ListState, MapState, ProcessContext, ValueState
 from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.maintenance.fsck_store import check_store, report_of
 from barrier_runtime.replay import replay, verify
@@ -143,21 +143,28 @@ async def test_a_job_is_rescaled_killed_saved_and_forked_while_its_databases_bec
 
 
 @pytest.mark.slow
-async def test_checkpoints_of_several_databases_are_replayed_verified_and_compared(tmp_path: Path) -> None:
-    folder = str(tmp_path)
-    flow = flow_of(sink=CollectSink(), each_ms=3.0)
+async def test_checkpoints_of_several_databases_are_replayed_verified_and_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging, "_PAUSE_S", 3_600)  # however long a checkpoint takes
+    folder, come, target = str(tmp_path), [600], Target()
+    flow = flow_of(sink=target, may_come=lambda at: at < come[-1])
     job = RunningJob(flow, folder, parallelism=3, state_backend="rocksdb", retained=1_000)
     await job.until(lambda status: status.checkpoints.completed >= 2)
     assert (await job.rescale(1)).state == "done"
+    before_it = job.runner.status().checkpoints.completed
+    await job.until(lambda status: status.checkpoints.completed > before_it)
+    come.append(1_000)
+    await job.rows_in(target, 1_000)
+    come.append(len(ROWS))
     await job.task
     composite = [
-        number
+        (number, rows_at(folder, flow.name, number))
         for number in checkpoints_in(folder, flow.name)
         if is_composite(find_checkpoint(folder, flow.name, number).manifest)
     ]
-    before, until = composite[0], composite[-1]
-    first, last = rows_at(folder, flow.name, before), rows_at(folder, flow.name, until)
-    assert 0 < first < last
+    (before, first), *_, (until, last) = [(number, rows) for number, rows in composite if rows]
+    assert 0 < first <= 600 < 1_000 <= last
     for user in ("ann", "bob", "cid"):
         done = replay(flow, "totals", user, after=before, until=until, checkpoints=folder)
         assert [each.row for each in done.rows] == [row for row in ROWS[first:last] if row["user"] == user]

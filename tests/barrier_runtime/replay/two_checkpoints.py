@@ -36,11 +36,19 @@ class TwoCheckpoints:
     rows_until: int
 
 
-def flow_of(make: Any = Totals, sink: TwoPhaseCommitSink | None = None, each_ms: float = 1.0) -> Dataflow:
+def flow_of(
+    make: Any = Totals,
+    sink: TwoPhaseCommitSink | None = None,
+    each_ms: float = 1.0,
+    may_come: Callable[[int], bool] = lambda at: True,
+) -> Dataflow:
+    """Row `at` and those behind it come once `may_come(at)`, which is asked for every twentieth."""
     import time
 
     def rows(index: int, of: int) -> Iterator[dict[str, Any]]:
         for at in range(0, len(ROWS), 20):
+            while not may_come(at):
+                time.sleep(0.01)
             yield from ROWS[at : at + 20]
             time.sleep(each_ms * 20 / 1000)
 
