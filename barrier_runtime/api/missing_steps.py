@@ -34,6 +34,14 @@ BEFORE_KEY_BY = {
     ),
     "connect": _CONNECT,
 }
+AFTER_WINDOW = dict.fromkeys(
+    (
+        *("map", "flat_map", "filter", "map_batches", "select", "broadcast_join", "with_watermarks", "union"),
+        *("rebalance", "deduplicate", "sink", "key_by", "split", "broadcast", "lookup", "process", "process_groups"),
+        *("window", "window_all", "join", "window_join", "asof_join", "table_join"),
+    ),
+    "it comes after .aggregate(…), .apply(…) or .top(…), which say what becomes of a window's rows",
+)
 BEFORE_BROADCAST = {
     **dict.fromkeys(
         (

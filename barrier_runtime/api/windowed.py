@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, cast, overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.api.arguments import aggregates_said, check_aggregates, with_errors
 from barrier_runtime.api.handlers import refuse_coroutines, require_arguments
+from barrier_runtime.api.missing_steps import AFTER_WINDOW, no_step
 from barrier_runtime.api.steps import KeyedSteps, S, one_or_all
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.data.schemas import SchemaLike, as_schema, check_free, require_columns
@@ -77,6 +78,14 @@ class WindowedStream(Generic[S]):
         self._early = early
         self._of_wall_clock = event_time is None and not isinstance(window, Global)
         self._all_rows = False  # the key is one that users do not see
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_step(self, name, AFTER_WINDOW)
+
+    def __repr__(self) -> str:
+        return f"<WindowedStream {self._name}: {self._window}>"
 
     @overload
     def aggregate(self, **aggregates: AnyAggregate) -> S: ...

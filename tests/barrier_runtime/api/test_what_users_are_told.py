@@ -10,6 +10,7 @@ import pytest
 from barrier_runtime import (
     CallableSink,
     CollectSink,
+    Count,
     Dataflow,
     InvalidJob,
     JobFailed,
@@ -85,6 +86,16 @@ def test_a_step_of_plain_streams_after_key_by_says_where_it_belongs(step: str) -
     _, source = stream()
     with pytest.raises(InvalidJob, match=rf"KeyedStream has no method '{step}': it comes before \.key_by"):
         getattr(source.key_by("k"), step)
+
+
+@pytest.mark.parametrize("step", ["map", "sink", "key_by", "join", "lookup"])
+def test_a_step_behind_a_window_says_that_the_window_wants_a_result(step: str) -> None:
+    _, source = stream()
+    windowed = source.key_by("k").window("w", Count(3))
+    with pytest.raises(InvalidJob, match=rf"WindowedStream has no method '{step}': it comes after \.aggregate"):
+        getattr(windowed, step)
+    assert not hasattr(windowed, "agregate")
+    assert repr(windowed) == "<WindowedStream w: count 3>"
 
 
 @pytest.mark.parametrize("step", ["join", "window_join", "asof_join"])

@@ -257,6 +257,12 @@ class ApplyOperator(HeldWindowOperator):
             return
         if isinstance(result, _ONE_RESULT):
             result = (result,)
+        elif isinstance(result, str | bytes) or not isinstance(result, Iterable) or hasattr(result, "columns"):
+            raise InvalidJob(
+                f"{self._said} returned {type(result).__name__}: return a pyarrow.Table or RecordBatch, a dict of "
+                "column name to value, any number of these, or None; a pandas.DataFrame as "
+                "pyarrow.Table.from_pandas(frame, preserve_index=False)"
+            )
         rows: list[Any] = []
         for one in result:
             if not isinstance(one, _ROWS_OF_ARROW):

@@ -256,6 +256,15 @@ def test_what_goes_wrong_in_a_function_is_told_with_its_key(function: Any, said:
     assert said in str(raised.value)
 
 
+@pytest.mark.parametrize("form", [len, str, pa.Table.to_pandas])
+def test_what_is_no_result_of_a_window_is_told_with_what_would_be(form: Any) -> None:
+    """A frame is iterated by its names, a text by its letters."""
+    it = Driven(ApplyOperator("w", ["k"], WINDOWS[0], "t", lambda k, w, t: form(t), SCHEMA, OUT))
+    it.feed([{"k": "a", "t": 1, "v": 1, "s": ""}], SCHEMA)
+    with pytest.raises(UserCodeError, match=r"returned (int|str|DataFrame): return a pyarrow\.Table"):
+        it.watermark(WATERMARK_MAX)
+
+
 def test_what_a_function_does_with_a_row_after_it_gave_it_changes_no_result() -> None:
     row: dict[str, Any] = {}
 
