@@ -109,7 +109,7 @@ def window_join(
             "join() with the bounds between= which rows belong together"
         )
     _check_how(how, JOIN_KINDS, where)
-    sides = _sides(left, right, options, where)
+    sides = _sides(left, right, options, where, window)
     schema = window_columns(*sides, how, options.suffix, where).schema
     make = partial(
         WindowJoinOperator, left=sides[0], right=sides[1], window=window, how=how, suffix=options.suffix,
@@ -207,7 +207,9 @@ def _step(
     return JoinStep(node, schema, late)
 
 
-def _sides(left: KeyedInput, right: KeyedInput, options: JoinOptions, where: str) -> tuple[Side, Side]:
+def _sides(
+    left: KeyedInput, right: KeyedInput, options: JoinOptions, where: str, window: WindowAssigner | None = None
+) -> tuple[Side, Side]:
     if left.plan is not right.plan:
         raise InvalidJob(
             f"{where}: the right stream is of flow {right.plan.name!r}, the left one of {left.plan.name!r}: read both "
@@ -243,7 +245,7 @@ def _sides(left: KeyedInput, right: KeyedInput, options: JoinOptions, where: str
                 "event_time= where the source is read, or call with_watermarks(column) on the stream before"
             )
         if event_time:
-            side.expect_event_time(event_time, its)
+            side.expect_event_time(event_time, its, window)
         sides.append(Side(side.keys, event_time, plain_schema(side.schema)))
     for one, other in zip(left.keys, right.keys, strict=True):
         kinds = sides[0].schema.field(one).type, sides[1].schema.field(other).type

@@ -101,7 +101,7 @@ class StatefulSteps(KeyedSteps[S]):
         if schema is not None:
             check_event_time_type(schema.field(event_time).type, event_time, where)
         rows.need_watermarks(where, "a window is over when the watermark has passed its end")
-        rows.expect_event_time(event_time, where)
+        rows.expect_event_time(event_time, where, window if isinstance(window, WindowAssigner) else None)
         return WindowedStream(self, name, window, event_time, lateness_ms, early)
 
     def aggregate(self, name: str, /, **aggregates: AnyAggregate) -> S:
@@ -119,7 +119,7 @@ class StatefulSteps(KeyedSteps[S]):
             output = running_schema(schema, aggregates, where)
         make = partial(RunningAggregateOperator, keys=rows.keys, aggregates=aggregates, schema=schema)
         said, described = aggregates_said(aggregates), described_aggregates(aggregates)
-        stream: S = self._stateful(name, "running aggregate", make, output, said, timeless=True, described=described)
+        stream: S = self._stateful(name, "running aggregate", make, output, said, timeless=True, states=described)
         return stream
 
     @overload
@@ -192,7 +192,7 @@ class StatefulSteps(KeyedSteps[S]):
             output,
             with_errors(function_name(function), on_error),
             timeless=True,
-            described=described,
+            states=described,
             side_outputs=sides,
         )
         return streams

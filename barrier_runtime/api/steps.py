@@ -17,13 +17,15 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from barrier_runtime.data.event_time import Detail
-from barrier_runtime.graph.logical import Input, Plan, StepNode
+from barrier_runtime.graph.logical import Input, Plan, StepNode, Within
 from barrier_runtime.operators.keyed.progress import keys_said
 from barrier_runtime.operators.state.handle import KeyedState
+from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription
 
 S = TypeVar("S")
+WINDOW_END = "window_end"  # the event time of results of windows
 
 
 class Steps(ABC, Generic[S]):
@@ -81,10 +83,11 @@ class KeyedInput:
     def need_watermarks(self, where: str, why: str) -> None:
         need_watermarks(self.plan, self.node, where, why)
 
-    def expect_event_time(self, column: str, where: str) -> None:
-        """Warns when the watermark is known to be of another column than the step takes as event time."""
+    def expect_event_time(self, column: str, where: str, window: WindowAssigner | None = None) -> None:
+        """Warns when the watermark is known to be of another column than the step takes as event time. `window`: in
+        which it counts rows, which are late when that is over."""
         known = self.plan.event_times(self.node)
-        if known and not self.tag and column not in known:
+        if known and not self.tag and column not in known and not self._is_over_before(window, column):
             other = sorted(known)[0]
             warnings.warn(
                 f"{where}: its event time is column {column!r}, but the watermark is of {other!r}: rows whose "
@@ -92,6 +95,15 @@ class KeyedInput:
                 "before it",
                 stacklevel=users_line(),
             )
+
+    def _is_over_before(self, window: WindowAssigner | None, column: str) -> bool:
+        """Whether the rows are results of windows that each lie in whatever `window` their times in `column` are in."""
+        return window is not None and any(
+            each.column == column
+            and window.step_ms % each.size_ms == 0
+            and (window.first_start(0) - each.offset_ms) % each.size_ms == 0
+            for each in self.plan.within(self.node)
+        )
 
 
 class KeyedSteps(Steps[S]):
@@ -111,13 +123,14 @@ class KeyedSteps(Steps[S]):
         detail: Detail = "none",
         definition: str = "",
         timeless: bool = False,
+        within: frozenset[Within] | None = None,
         side_outputs: Mapping[str, pa.Schema | None] | None = None,
         by_wall_clock: str = "",
-        states: Mapping[str, KeyedState] | None = None,
-        described: Mapping[str, StateDescription] | None = None,
+        states: Mapping[str, KeyedState | StateDescription] | None = None,
     ) -> Any:
-        """The stream of a step with state, or a tuple of it and its side outputs. `states`: of the user's function;
-        `described`: what else is compared with a checkpoint before a run begins."""
+        """The stream of a step with state, or a tuple of it and its side outputs. `states`: of the user's function, or
+        whatever is compared with a checkpoint before a run begins. `within`: see `StepNode`, of results of windows of
+        event time."""
         rows = self._keyed_input()
         node = StepNode(
             name,
@@ -130,10 +143,14 @@ class KeyedSteps(Steps[S]):
             definition=definition,
             detail=detail,
             timeless=timeless,
+            event_times=None if within is None else frozenset([WINDOW_END]),
+            within=within or frozenset(),
             side_outputs=side_outputs or {},
             by_wall_clock=by_wall_clock,
             keys=keys_said(rows.schema, rows.keys),
-            states={**{state: handle.declared() for state, handle in (states or {}).items()}, **(described or {})},
+            states={
+                state: its.declared() if isinstance(its, KeyedState) else its for state, its in (states or {}).items()
+            },
         )
         return one_or_all(self._added(node))
 

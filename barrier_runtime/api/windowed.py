@@ -13,6 +13,7 @@ from barrier_runtime.api.missing_steps import AFTER_WINDOW, no_step
 from barrier_runtime.api.steps import KeyedSteps, S, one_or_all
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.data.schemas import SchemaLike, as_schema, check_free, require_columns
+from barrier_runtime.graph.logical import Within
 from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.operators.aggregation.described import described_aggregates
 from barrier_runtime.operators.aggregation.own import AnyAggregate, require_merge
@@ -26,6 +27,7 @@ from barrier_runtime.operators.windows.assigners import (
     Global,
     Session,
     Sliding,
+    Tumbling,
     WindowAssigner,
     lateness_definition,
 )
@@ -176,15 +178,26 @@ class WindowedStream(Generic[S]):
             detail=self._detail(by_wall_clock),
             definition=definition,
             timeless=self._of_wall_clock,
+            within=self._results_within(),
             side_outputs={LATE: schema} if late else {},
             by_wall_clock=why,
-            described=described_aggregates(aggregates),
+            states=described_aggregates(aggregates),
         )
         return self._shown(streams)
 
     def _refuse_late(self, late: bool) -> None:
         if late and self._of_wall_clock:
             raise InvalidJob(f"window {self._name!r}: no row is late by the wall clock: leave late= out")
+
+    def _results_within(self, by_row: bool = False) -> frozenset[Within] | None:
+        """Of results whose time is the end of their window; None: they have none. `by_row`: the results are rows."""
+        window = self._window
+        if self._event_time is None:
+            return None
+        if not isinstance(window, Tumbling):
+            return frozenset()
+        columns = ["window_start", *([self._event_time] if by_row else [])]
+        return frozenset(Within(column, window.size_ms, window.offset_ms) for column in columns)
 
     def _by_its_clock(self, definition: str) -> str:
         return wall_clock_definition(definition) if self._of_wall_clock else definition
@@ -340,6 +353,7 @@ class WindowedStream(Generic[S]):
             detail="none" if self._of_wall_clock else "late",
             definition=definition,
             timeless=self._of_wall_clock,
+            within=self._results_within(by_row=True),
             by_wall_clock=_OF_WALL_CLOCK if self._of_wall_clock else "",
             side_outputs={LATE: rows} if late else {},
         )

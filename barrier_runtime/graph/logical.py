@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -26,6 +26,15 @@ class Input:
     keys: tuple[str, ...] = ()
     tag: str = ""  # of a side output; empty: the main output
     aligned: bool = False  # see `Edge`
+
+
+@dataclass(frozen=True)
+class Within:
+    """Times of `column` lie in tumbling windows of this size and offset, and a row comes when its window is over."""
+
+    column: str
+    size_ms: int
+    offset_ms: int
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,7 @@ class StepNode:
     begins_chain: bool = False  # it has rows to give without any input, for which the first of a chain is asked
     detail: Detail = "none"  # how closely it follows event time
     event_times: frozenset[str] | None = None  # columns of its rows that the watermark behind it is of; None: not known
+    within: frozenset[Within] = frozenset()  # columns whose times lie within the window that a row is a result of
     timeless: bool = False  # has state, and no watermark changes what comes of it
     by_wall_clock: str = ""  # why a replay may make other rows; empty: it makes the same
     side_outputs: Mapping[str, pa.Schema | None] = field(default_factory=dict)  # tag -> schema, when known
@@ -67,7 +77,14 @@ class StepNode:
 
 Node: TypeAlias = SourceNode | StepNode
 
+T = TypeVar("T")
 _SAME_ROWS = frozenset({"filter", "union"})  # kinds of steps whose rows are those of their inputs
+
+
+def _event_times(node: Node) -> frozenset[str] | None:
+    if isinstance(node, StepNode):
+        return node.event_times
+    return None if node.event_time is None else frozenset([node.event_time])
 
 
 class Plan:
@@ -110,16 +127,22 @@ class Plan:
 
     def event_times(self, number: int) -> frozenset[str] | None:
         """Columns of the rows of node `number` that its watermark is of; None: not known."""
-        found: list[frozenset[str] | None] = []  # by node: inputs come before what takes them
+        return self._of_rows(number, _event_times)
+
+    def within(self, number: int) -> frozenset[Within]:
+        """See `StepNode`."""
+        return self._of_rows(number, lambda node: node.within if isinstance(node, StepNode) else None) or frozenset()
+
+    def _of_rows(self, number: int, of: Callable[[Node], frozenset[T] | None]) -> frozenset[T] | None:
+        """What holds for all rows of node `number`, given what each node says `of` the rows that it makes."""
+        found: list[frozenset[T] | None] = []  # by node: inputs come before what takes them
         for node in self.nodes[: number + 1]:
-            if isinstance(node, SourceNode):
-                found.append(None if node.event_time is None else frozenset([node.event_time]))
-            elif node.kind in _SAME_ROWS:
+            if isinstance(node, StepNode) and node.kind in _SAME_ROWS:
                 before = [None if input.tag else found[input.node] for input in node.inputs]
                 known = [each for each in before if each is not None]
                 found.append(frozenset.intersection(*known) if len(known) == len(before) else None)
             else:
-                found.append(node.event_times)
+                found.append(of(node))
         return found[number]
 
     def by_wall_clock(self, number: int) -> list[tuple[str, str]]:

@@ -3,18 +3,19 @@
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from barrier_runtime import Dataflow, Tumbling
+from barrier_runtime import CollectSink, Dataflow, KeyedStream, Session, Sliding, Tumbling, count
 from barrier_runtime.api.stream import Stream
 
 SECOND = timedelta(seconds=1)
+ROWS = {"k": int, "at": int, "made": int}
 
 
 def read(flow: Dataflow, name: str, event_time: str | None = "at") -> Stream:
-    schema = {"k": int, "at": int, "made": int}
-    return flow.from_iterator(name, lambda part, of: [], schema=schema, event_time=event_time)
+    return flow.from_iterator(name, lambda part, of: [], schema=ROWS, event_time=event_time)
 
 
 def window(stream: Stream, column: str) -> None:
@@ -78,6 +79,77 @@ def test_where_the_columns_agree_or_are_not_known_nothing_is_told(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         window(make(Dataflow("f")), column)
+
+
+FOLLOWING: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "a shorter window": (
+        Tumbling(2 * SECOND),
+        lambda its: its.window("n", Tumbling(SECOND), event_time="window_start"),
+    ),
+    "windows that begin elsewhere": (
+        Tumbling(2 * SECOND),
+        lambda its: its.window("n", Tumbling(2 * SECOND, SECOND), event_time="window_start"),
+    ),
+    "sessions": (Tumbling(SECOND), lambda its: its.window("n", Session(SECOND), event_time="window_start")),
+    "a window behind sliding ones": (
+        Sliding(3 * SECOND, SECOND),
+        lambda its: its.window("n", Tumbling(3 * SECOND), event_time="window_start"),
+    ),
+    "a window behind sessions": (
+        Session(SECOND),
+        lambda its: its.window("n", Tumbling(SECOND), event_time="window_start"),
+    ),
+    "an as-of join": (Tumbling(SECOND), lambda its: its.asof_join("n", its, event_time="window_start")),
+}
+
+
+def results(flow: Dataflow, window: Any) -> KeyedStream:
+    return read(flow, "rows").key_by("k").window("w", window, event_time="at").aggregate(n=count()).key_by("k")
+
+
+@pytest.mark.parametrize("case", FOLLOWING)
+def test_the_start_of_a_window_as_event_time_is_told_where_results_would_be_late(case: str) -> None:
+    """They come when the watermark has passed the end of their window."""
+    window, step = FOLLOWING[case]
+    with pytest.warns(UserWarning, match=r"event time is column 'window_start', but the watermark is of 'window_end'"):
+        step(results(Dataflow("f"), window))
+
+
+def test_rows_that_top_gives_have_the_time_at_which_their_window_is_over() -> None:
+    tops = read(Dataflow("f"), "rows").key_by("k").window("w", Tumbling(SECOND), event_time="at").top(1, by="made")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        window(tops, "at")
+    with pytest.warns(UserWarning, match="event time is column 'at', but the watermark is of 'window_end'"):
+        tops.key_by("k").window("x", Session(SECOND), event_time="at")
+
+
+@pytest.mark.parametrize(
+    ("window", "column"),
+    [
+        (Tumbling(SECOND), "window_start"),
+        (Sliding(4 * SECOND, 2 * SECOND), "window_start"),
+        (Session(SECOND), "window_end"),
+    ],
+)
+def test_a_window_that_ends_no_earlier_than_those_it_takes_is_told_nothing(window: Any, column: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        results(Dataflow("f"), Tumbling(SECOND)).window("n", window, event_time=column)
+
+
+@pytest.mark.parametrize("column", ["window_start", "window_end"])
+def test_results_that_are_told_of_are_late_and_those_that_are_not_are_in_time(column: str) -> None:
+    flow, late = Dataflow("f"), CollectSink()
+    rows = [{"k": 1, "at": second * 1_000, "made": 0} for second in range(10)]
+    read = flow.from_iterator("rows", lambda part, of: rows, schema=ROWS, splits=1, event_time="at")
+    its = read.key_by("k").window("w", Tumbling(2 * SECOND), event_time="at").aggregate(n=count()).key_by("k")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _, left, _ = its.asof_join("j", its, event_time=column, late=True)
+    left.sink("late", late)
+    flow.run_local(parallelism=1)
+    assert bool(late.rows()) == (column == "window_start")
 
 
 def test_a_join_by_another_column_is_told_with_the_side() -> None:
