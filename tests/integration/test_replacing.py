@@ -18,7 +18,7 @@ pytestmark = pytest.mark.spark
 
 
 def test_programs_take_over_from_each_other_and_leave_their_cores(spark, tmp_path):
-    out, rows = tmp_path / "out", 120_000
+    out, rows = tmp_path / "out", 30_000
     with start(spark, out, tmp_path, rows) as handle:
         until(lambda: runs(handle), "the first checkpoint completed")
         for parallelism in (2, 1):
@@ -75,7 +75,7 @@ counted.map(lambda row: {{**row, "by": helper.BY}}).sink("out", JsonlSink({out!r
 
 
 def test_a_command_has_the_program_loaded_anew_from_its_own_file(spark, tmp_path):
-    out, rows, app = tmp_path / "out", 400_000, tmp_path / "app.py"
+    out, rows, app = tmp_path / "out", 100_000, tmp_path / "app.py"
 
     def write(by):
         (tmp_path / "helper.py").write_text(f"BY = {by!r}\n")

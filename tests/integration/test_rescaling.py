@@ -14,7 +14,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 
-RATE = 2_000  # a minute for what is done to a job; what is left then comes at once
+RATE = 500  # a minute for what is done to a job; what is left then comes at once
 
 
 def start(spark, out, tmp_path, rows, **options):
@@ -43,7 +43,7 @@ def by_command(client, parallelism):
 
 
 def test_slots_come_and_go_and_cores_with_them(spark, tmp_path):
-    out, rows = tmp_path / "out", 120_000
+    out, rows = tmp_path / "out", 30_000
     with start(spark, out, tmp_path, rows) as handle:
         until(lambda: runs(handle), "the first checkpoint completed")
         for parallelism in (4, 3, 2, 4):
@@ -101,7 +101,7 @@ def is_worker(process):
 
 def check_a_kill_in_the_middle(spark, tmp_path, victim, state, change):
     """`change(handle, out, rows)` asks for it, and raises when the job goes on as it was."""
-    out, rows = tmp_path / "out", 100_000
+    out, rows = tmp_path / "out", 25_000
     with start(spark, out, tmp_path, rows) as handle:
         until(lambda: runs(handle), "the first checkpoint completed")
         strike = Strike(handle, victim, state)
