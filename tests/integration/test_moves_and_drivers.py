@@ -12,7 +12,7 @@ from harness import enough, gone, verdict, visible_files
 from tests.waiting import until
 
 PROGRAM = Path(__file__).parent / "programs" / "moving.py"
-ROWS = 360_000  # twenty minutes for what is done to the job; what is left then comes at once
+ROWS = 120_000  # twenty minutes for what is done to the job; what is left then comes at once
 
 
 class Runs:

@@ -12,8 +12,8 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.spark
 
-RATE = 2_000
-ROWS = 60_000  # half a minute for what is done to a job; what is left then comes at once
+RATE = 800
+ROWS = 24_000  # half a minute for what is done to a job; what is left then comes at once
 
 
 def start(flow, spark, tmp_path, **options):
@@ -55,7 +55,7 @@ def test_kills_at_random_moments_lose_and_double_nothing(spark, tmp_path, seed):
     """R3: slots and the coordinator, in any order, also while a recovery is going on. So it is of windows by the wall
     clock, whatever is in them after a replay."""
     choose = random.Random(seed)
-    rows = 120_000
+    rows = 2 * ROWS
     out, clocked = tmp_path / "out", tmp_path / "clocked"
     kills = {"slot": 0, "coordinator": 0}
     with start(counting_flow("random-kills", out, rows, RATE, clocked=clocked), spark, tmp_path) as handle:

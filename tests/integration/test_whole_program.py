@@ -36,8 +36,8 @@ def launch(tmp_path, rows, rate, master="local[2]"):
 class Runs:
     """Of one program in one folder, one after the other; a start costs more than all that is done to it."""
 
-    ROWS = 120_000
-    RATE = 300  # seven minutes for what is done to the job; what is left then comes at once
+    ROWS = 40_000
+    RATE = 100  # seven minutes for what is done to the job; what is left then comes at once
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._out = folder, folder / "out"
@@ -185,9 +185,9 @@ def test_a_standalone_cluster_runs_it_through_a_killed_slot_a_paused_driver_and_
 ):
     """Z9: coordinator and slots do not need the driver. With an executor's JVM its Python workers leave, and a new one
     carries their slots."""
-    rows = 120_000
+    rows = 40_000
     master, cluster_worker = standalone_master
-    program = launch(tmp_path, rows, 500, master=master)
+    program = launch(tmp_path, rows, 160, master=master)
 
     def visible():
         return len(visible_files(tmp_path / "out"))

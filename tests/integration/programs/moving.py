@@ -26,7 +26,7 @@ from slow_sink import PatientSink
 from barrier_runtime import Dataflow, count
 from barrier_runtime.state.errors import BarrierRuntimeError
 
-NAME, RATE, BEFORE, AFTER = "moved", 300, 2, 3
+NAME, RATE, BEFORE, AFTER = "moved", 100, 2, 3
 PATIENT_S = 200.0
 _LOOK_S = 0.01  # a checkpoint takes 0.3 s (PatientSink), and after the record new slots have to start
 
