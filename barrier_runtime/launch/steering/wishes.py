@@ -58,6 +58,8 @@ def wait_for_change(
         found = next((each for each in known.rescales if each.id == id), None)
         if found is None or found.ended_ms is None:
             return None
+        if found.error and known.outcome is not None:
+            return None  # a job that has ended goes on with nothing: `ended_before` tells why
         if found.error:
             raise failed(f"job {job} goes on with {stays(found)}: {found.error}")
         return found

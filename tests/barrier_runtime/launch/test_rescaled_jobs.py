@@ -1,12 +1,15 @@
 """Jobs in one process whose parallelism changes while they run: rows, keyed state, timers and reads of the source."""
 
+import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
+from barrier_runtime.launch.steering.rescaling import RescaleFailed, asked_for, wait_for_rescale
 from barrier_runtime.state.errors import InvalidJob
-from tests.barrier_runtime.running_job import RunningJob, Target, check_each_once, numbers_flow
+from tests.barrier_runtime.running_job import PATIENCE_S, RunningJob, Target, check_each_once, numbers_flow
 
 
 @pytest.mark.slow
@@ -52,3 +55,21 @@ async def test_no_slots_in_time_and_the_job_goes_on_as_it_was(tmp_path: Path) ->
     status = await job.stop()
     assert status.outcome == "cancelled"
     assert [each.state for each in status.rescales] == ["failed", "done"]
+
+
+async def test_a_wish_that_the_end_of_the_job_makes_void_is_told_so(tmp_path: Path) -> None:
+    """A job that has ended goes on with nothing."""
+    target, asked = Target(), asked_for(4, 60.0)
+    job = RunningJob(numbers_flow(target), tmp_path, parallelism=2)
+    await job.rows_in(target, 100)
+    job.runner.rescale(RescaleRequest(asked.id, asked.parallelism))
+    job.runner.stop("now", None)
+    status = await asyncio.wait_for(job.task, PATIENCE_S)
+    assert [(each.id, each.state) for each in status.rescales] == [(asked.id, "failed")]
+    with pytest.raises(RescaleFailed, match=r"^job job ended \(cancelled\) before it was rescaled$"):
+        wait_for_rescale("job", asked, lambda: None, lambda: status)
+    failed = msgspec.structs.replace(status, outcome="failed", error="its program was replaced")
+    with pytest.raises(
+        RescaleFailed, match=r"^job job ended \(failed\) before it was rescaled: its program was replaced$"
+    ):
+        wait_for_rescale("job", asked, lambda: None, lambda: failed)
