@@ -65,6 +65,7 @@ def runs(tmp_path):
     made.close()
 
 
+@pytest.mark.long(160)
 @pytest.mark.spark
 @pytest.mark.timeout(1200)
 def test_a_program_killed_while_it_moves_its_job_goes_on_when_it_is_started_again(runs):

@@ -112,6 +112,7 @@ def troubled(spark, proxy, out):
         yield job
 
 
+@pytest.mark.long(40)
 @pytest.mark.timeout(1800)
 def test_a_job_moves_or_stays_though_its_store_answers_errors_or_nothing(spark, proxy, tmp_path):
     """1.15: at the fetch of the new slots, the manifest of the last checkpoint, FENCE, and the first checkpoint then.

@@ -58,6 +58,7 @@ def shell(line: str, folder: Path, *codes: int) -> str:
     return done.stdout
 
 
+@pytest.mark.long(70)
 def test_writing_a_flow(tmp_path: Path) -> None:
     """The program by Python, then the same file by the command, which finds all done; `explain` before both. Then the
     lines of operating.md that meet a row of it again."""
@@ -154,6 +155,7 @@ def program_of(page: str, name: str) -> str:
     return code
 
 
+@pytest.mark.long(35)
 def test_for_each_batch_by_jdbc(postgres: PostgresServer, tmp_path: Path) -> None:
     """The page's function, called by a job on Spark; its other programs are run by the tests of all pages."""
     name = f"orders_{uuid.uuid4().hex[:8]}"

@@ -72,6 +72,7 @@ def function_of(name: str) -> str:
     return found
 
 
+@pytest.mark.long(160)
 def test_the_jars_of_iceberg_and_delta_write_each_row_once_through_a_kill(tmp_path: Path) -> None:
     program = PROGRAM.format(
         write_iceberg=function_of("write_iceberg"),

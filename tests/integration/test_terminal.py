@@ -66,6 +66,7 @@ def kill_a_slot(folder: Path, run: Window) -> None:
     run.until("rows go on", lambda text: rows_read(text) > read)
 
 
+@pytest.mark.long(100)
 def test_run_and_top_in_terminals_of_80_and_200_columns_through_a_kill_and_ctrl_c(tmp_path: Path) -> None:
     with running(tmp_path, 80) as (terminal, run, address):
         run.until("figures", lambda text: rows_read(text) and "checkpoint " in text and "p99" in text)
@@ -113,6 +114,7 @@ def test_run_and_top_in_terminals_of_80_and_200_columns_through_a_kill_and_ctrl_
         assert lines_of_sinks(run) == [], "figures of a job that has ended do not stay"
 
 
+@pytest.mark.long(40)
 def test_verbose_keeps_what_slots_hear_when_one_dies(tmp_path: Path) -> None:
     """Nothing is written over then: lines of other processes would be lost with it."""
     with running(tmp_path, 200, "--verbose") as (_, run, _):

@@ -77,6 +77,7 @@ class Runs:
         return (self._folder / "program.log").read_text()
 
 
+@pytest.mark.long(70)
 def test_a_program_that_is_killed_interrupted_or_without_its_jvm_leaves_no_process_and_goes_on(tmp_path):
     """R3, Z9: SIGKILL of the driver alone; Ctrl-C as a terminal sends it, to the program, its JVM and the workers (the
     coordinator is in a session of its own); SIGKILL of the JVM, whose driver must not wait for slots that can never
@@ -180,6 +181,7 @@ def standalone_master(tmp_path):
             process.wait()
 
 
+@pytest.mark.long(50)
 def test_a_standalone_cluster_runs_it_through_a_killed_slot_a_paused_driver_and_a_killed_executor(
     tmp_path, standalone_master
 ):

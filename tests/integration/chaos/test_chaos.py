@@ -382,6 +382,7 @@ def test_processes_and_their_sockets_are_found_by_their_mark_and_only_the_same_p
 # ---------------------------------------------------------------- the real thing
 
 
+@pytest.mark.long(170)
 @pytest.mark.spark
 @pytest.mark.timeout(1_200)
 @pytest.mark.parametrize("seed", SEEDS)

@@ -14,6 +14,7 @@ from tests.integration.ends.redis_counts import Overwritten
 from tests.integration.ends.several import EachTarget, InTurn, Looks
 
 
+@pytest.mark.long(80)
 @pytest.mark.spark
 @pytest.mark.timeout(1_200)
 def test_three_databases_show_what_they_promise_through_kills_of_everything(

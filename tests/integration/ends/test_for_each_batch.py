@@ -13,6 +13,7 @@ from tests.integration.ends.harness import OPTIONS, run_under_kills
 from tests.integration.ends.postgres_counts import KEYS, Reader, make_table
 
 
+@pytest.mark.long(80)
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_sparks_own_writer_fills_a_table_once_through_kills_of_everything(

@@ -15,6 +15,7 @@ from tests.integration.ends.kafka_feed import KEYS, PARTITIONS, Feed
 from tests.integration.ends.several import EachTarget, Looks
 
 
+@pytest.mark.long(100)
 @pytest.mark.spark
 @pytest.mark.timeout(1_200)
 def test_a_topic_reaches_files_and_another_topic_with_nothing_lost_doubled_or_swapped(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ def test_a_plan_of_changes_comes_from_its_seed_and_strikes_everything(seed: int)
     assert {move.strike for move in plan_moves(seed, 2, 1, 3, server=False)} == {"slot", "coordinator", "driver"}
 
 
+@pytest.mark.long(70)
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_five_sinks_show_every_row_once_through_rescales_and_a_replace(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tests.integration.ends.postgres_counts import KEYS, NEWEST, PREPARED, TABLE
 from tests.integration.ends.several import EachTarget, Looks
 
 
+@pytest.mark.long(90)
 @pytest.mark.spark
 @pytest.mark.timeout(1_200)
 def test_a_topic_reaches_tables_through_kills_of_everything_as_each_mode_promises(

@@ -56,6 +56,7 @@ def test_a_number_that_comes_twice_is_seen_in_one_look_and_over_two() -> None:
         assert (audit.figures.duplicated, audit.figures.wrong_observations, audit.figures.right) == (1, 1, False)
 
 
+@pytest.mark.long(90)
 @pytest.mark.spark
 def test_every_message_comes_once_through_kills_of_everything_and_none_stays_in_the_queue(
     rabbitmq: RabbitServer, tmp_path: Path

@@ -20,6 +20,7 @@ from tests.integration.ends.several import EachTarget, Looks
 KEYS = 50
 
 
+@pytest.mark.long(75)
 @pytest.mark.spark
 @pytest.mark.timeout(1_200)
 def test_a_table_gets_one_commit_per_checkpoint_and_no_upload_is_left(s3: S3Server, tmp_path: Path) -> None:
