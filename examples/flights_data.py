@@ -35,12 +35,13 @@ FLIGHT = pa.schema(
 MAX_OUT_OF_ORDERNESS = timedelta(hours=24)  # nothing is late: the data needs 22 h 53 min
 
 
-def prepare(folder: Path, files: int = 4) -> Path:
-    """Write `files` Parquet files below `folder` unless they are there already; return their folder."""
-    target = folder / f"flights-{files}"
+def prepare(folder: Path, files: int = 4, rows: int | None = None) -> Path:
+    """Write `files` Parquet files below `folder` unless they are there already; return their folder. `rows`: of the
+    first so many flights; None: of all."""
+    target = folder / (f"flights-{files}" if rows is None else f"flights-{files}-of-{rows}")
     if not (target / "_complete").exists():
         target.mkdir(parents=True, exist_ok=True)
-        flights = load_flights()
+        flights = load_flights().slice(0, rows)
         for number in range(files):
             share = flights.take(pa.array(np.arange(number, flights.num_rows, files)))
             pq.write_table(share, target / f"flights-{number}.parquet", row_group_size=8_192)

@@ -33,8 +33,7 @@ class KafkaToKafka(Stage):
         self._kafka.create_topic("departures", partitions=_PARTITIONS)
         self.servers = [self._kafka]
         self.flow = kafka_to_kafka.build(self._kafka.bootstrap)
-        flights = load_flights()
-        self._flights = flights.slice(0, round(flights.num_rows * min(1.0, seconds / self.seconds)))
+        self._flights = _flights_of(seconds / self.seconds)
         self.records = self._flights.num_rows
         self.feed = _kafka_feed(self._kafka.bootstrap, self._flights, seconds)
         self._visible = 0
@@ -87,10 +86,10 @@ class KafkaToPostgres(Stage):
             connection.execute(kafka_to_postgres.TABLE)
         self.servers = [kafka, self._postgres]
         self.flow = kafka_to_postgres.build(kafka.bootstrap, self._postgres.url)
-        flights = load_flights()
+        flights = _flights_of(seconds / self.seconds)
         self.records = flights.num_rows
         self.feed = _kafka_feed(kafka.bootstrap, flights, seconds)
-        self._files = prepare(folder)
+        self._files = prepare(folder, rows=self.records)
         departed = flights.filter(pc.field("dep_time").is_valid())
         days = pc.floor_temporal(departed["scheduled"], unit="day")
         self._windows = (
@@ -178,6 +177,12 @@ STAGES: dict[str, type[Stage]] = {
     "orders_to_iceberg": OrdersToIceberg,
     "rabbitmq_to_delta": RabbitToDelta,
 }
+
+
+def _flights_of(share: float) -> pa.Table:
+    """The first flights of the year: a shorter run has fewer, at the same pace."""
+    flights = load_flights()
+    return flights.slice(0, round(flights.num_rows * min(1.0, share)))
 
 
 def _kafka_feed(bootstrap: str, flights: pa.Table, seconds: float) -> KafkaFeed:
