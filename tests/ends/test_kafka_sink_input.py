@@ -223,6 +223,7 @@ def test_a_wrong_password_is_said_to_be_one_and_is_not_shown(job: Job, monkeypat
         assert [row["n"] for row in topic.read()] == [1]
         wrong = KafkaSink(place, topic.name, config={**config, "sasl.password": "hunter3"})
         monkeypatch.setattr(kafka_client, "ANSWER_S", 5.0)
+        monkeypatch.setattr("barrier_runtime.connectors.kafka.errors.REFUSED_S", 1.0)
         with pytest.raises(InvalidJob, match="Authentication failed") as caught:
             job.open(wrong)
         kept = [job.store.get(info.key) for info in job.store.list("")]
