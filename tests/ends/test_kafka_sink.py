@@ -1,5 +1,6 @@
 """The exactly-once Kafka sink against a real broker: certified; zombies, lost answers, long outages."""
 
+import logging
 import time
 from typing import Any
 
@@ -49,6 +50,23 @@ def test_the_sink_is_exactly_once_wherever_it_crashes(kafka: KafkaServer, topic:
         leftovers=lambda: [info.key for info in store.list("") if "/staged/" in info.key],
     )
     assert certificate.crashes > 12
+
+
+def test_a_producer_looks_for_its_coordinator_over_a_connection_that_is_there(
+    kafka: KafkaServer, topic: Topic, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library that finds none looks again after half a second, which a recovery would wait for."""
+    said: list[str] = []
+    log = logging.Logger("of this test", logging.DEBUG)
+    log.addFilter(lambda record: said.append(record.getMessage()) or False)
+    monkeypatch.setattr(kafka_client, "client_log", lambda: log)
+    monkeypatch.setattr(kafka_transactions, "_REACH_S", 60.0)
+    for token in range(1, 6):
+        sink = job.open(kafka_sink(kafka, topic, config={"debug": "eos"}), token)
+        sink.commit(sealed(sink, token, [token]))
+    assert numbers(topic) == [1, 2, 3, 4, 5]
+    assert sum("Querying for transaction coordinator" in each for each in said) >= 5
+    assert [each for each in said if "Unable to query" in each] == []
 
 
 def test_rows_are_visible_after_the_commit_and_not_before(kafka: KafkaServer, topic: Topic, job: Job) -> None:

@@ -38,6 +38,7 @@ MARKER_VERSION = 1
 _CHUNK_BYTES = 16 << 20
 _QUEUE_KB = 32 << 10
 _WAIT_S = 0.05
+_REACH_S = 1.0
 
 
 _CALLS = Threads(math.inf, "kafka-transaction")  # without a bound: one that hangs takes no other's place
@@ -122,12 +123,20 @@ class MarkedProducer:
                     "queue.buffering.max.kbytes": _QUEUE_KB,
                 }
             )
+            self._reach()
             self._cluster.answered(self._producer.init_transactions, "begin transactions at")
             self.marker = self._read_marker()
             self._refuse_if_later(self.marker)
         except BaseException:
             self.close()
             raise
+
+    def _reach(self) -> None:
+        """The library asks for the coordinator over a connection that is there, else half a second later. Its first,
+        to an address of `bootstrap.servers`, may end with its first answer: the second question makes another."""
+        with contextlib.suppress(library().KafkaException):  # who asks next is told the reason
+            for _ in range(2):
+                self._producer.list_topics(self._topic, timeout=_REACH_S)
 
     def begin(self) -> None:
         self._began = time.monotonic()
