@@ -7,6 +7,7 @@ defined, and when a behaviour of `MUST` has no test.
 
 import ast
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -196,17 +197,24 @@ _DOCSTRING = re.compile(rf'"""\s*{_ID}')  # what a file without it holds need no
 
 
 @cache
-@cache
 def proofs() -> dict[str, list[str]]:
     """Behaviour id -> tests whose docstrings begin with it, as path::name."""
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
-        for node in ast.walk(ast.parse(text)) if _DOCSTRING.search(text) else ():
+        for node in _outermost(text) if _DOCSTRING.search(text) else ():
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
                 for identity in leading_ids(ast.get_docstring(node) or ""):
                     found.setdefault(identity, []).append(f"{path.relative_to(ROOT)}::{node.name}")
     return {identity: sorted(tests) for identity, tests in found.items()}
+
+
+def _outermost(text: str) -> Iterator[ast.stmt]:
+    """What tests are among: a module's statements, and those of its classes."""
+    for node in ast.parse(text).body:
+        yield node
+        if isinstance(node, ast.ClassDef):
+            yield from node.body
 
 
 def leading_ids(docstring: str) -> list[str]:

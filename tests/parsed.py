@@ -30,8 +30,8 @@ def parsed(file: str) -> ast.Module:
 
 @cache
 def nodes(file: str) -> tuple[ast.AST, ...]:
-    """All of `parsed`, as `ast.walk` gives it."""
-    return tuple(ast.walk(parsed(file)))
+    """All of `parsed`, in the order of `ast.walk`, but the marks that a name is loaded or stored."""
+    return tuple(walk(parsed(file)))
 
 
 @cache
@@ -40,12 +40,52 @@ def outline(file: str) -> Outline:
     return Outline(ast.get_docstring(tree) or "", tuple(_imports(tree, file)))
 
 
+def walk(tree: ast.AST) -> list[ast.AST]:
+    """As `nodes`, in less than half of the time that `ast.walk` takes."""
+    found = [tree]
+    for node in found:  # which grows
+        found += children(node)
+    return found
+
+
+def children(node: ast.AST) -> list[ast.AST]:
+    found: list[ast.AST] = []
+    for name in _fields(node.__class__):
+        value = getattr(node, name)
+        if value.__class__ is list:
+            found += [each for each in value if isinstance(each, ast.AST)]
+        elif isinstance(value, ast.AST):
+            found.append(value)
+    return found
+
+
+@cache
+def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
+    """Those in which there may be nodes."""
+    return tuple(name for name in kind._fields if name not in _WITHOUT_NODES)
+
+
+_WITHOUT_NODES = {"ctx", "id", "attr", "arg", "asname", "kind", "type_comment"}  # texts, and load or store
+_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
+
+
+def statements(tree: ast.Module) -> list[ast.AST]:
+    """Of a file, wherever they stand: functions, classes and imports among them. A tenth of all its nodes."""
+    found: list[ast.AST] = [tree]
+    for node in found:  # which grows
+        for name in _BLOCKS:
+            block = getattr(node, name, None)
+            if isinstance(block, list):
+                found += block
+    return found
+
+
 def _tree(file: str) -> ast.Module:
     return ast.parse((ROOT / file).read_text(encoding="utf-8"), file)
 
 
 def _imports(tree: ast.Module, file: str) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

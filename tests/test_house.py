@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from barrier_runtime.connectors.registry import CONNECTORS
-from tests.parsed import nodes, outline, parsed
+from tests.parsed import children, nodes, outline, parsed
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("state", "coordinator", "barrier_runtime")
@@ -252,7 +252,7 @@ def calls_below_module_level(tree: ast.Module) -> Iterator[ast.Call]:
         if inside and isinstance(node, ast.Call):
             yield node
         inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        left += [(child, inside) for child in ast.iter_child_nodes(node)]
+        left += [(child, inside) for child in children(node)]
 
 
 def called(node: ast.Call) -> str:

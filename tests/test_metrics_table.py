@@ -19,6 +19,7 @@ from metrics_table import DOCUMENT, ROOT, document
 from barrier_runtime.coordinator import metric_table
 from barrier_runtime.coordinator.metric_table import JOB, METRICS, Counter, Gauge, Histogram, Metric
 from barrier_runtime.coordinator.status.status import CheckpointsStatus, CheckpointStatus, JobStatus
+from tests.parsed import walk
 
 ROWS = {name: row for name, row in vars(metric_table).items() if isinstance(row, Metric)}
 KINDS = {"count": Counter, "gauge": Gauge, "latency": Histogram}  # method of `MetricGroup` -> what it takes
@@ -38,7 +39,7 @@ def product() -> tuple[tuple[str, ast.Name | ast.Call], ...]:
         (place, node)
         for place, text in sources.items()
         if "metric" in text
-        for node in ast.walk(ast.parse(text))
+        for node in walk(ast.parse(text))
         if isinstance(node, ast.Name | ast.Call)
     )
 

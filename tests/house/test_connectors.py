@@ -10,6 +10,7 @@ import barrier_runtime
 from barrier_runtime.connectors.registry import CONNECTORS, Connector, PublicClass
 from tests.connectors_table import PAGE, with_tables
 from tests.house.test_layers import SHARED
+from tests.parsed import statements
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "barrier_runtime" / "connectors"
@@ -72,7 +73,7 @@ def test_the_doorway_imports_the_library(row: Connector) -> None:
     imported = {
         name.split(".")[0]
         for path in (doorway.rglob("*.py") if doorway.is_dir() else [doorway])
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in statements(ast.parse(path.read_text(encoding="utf-8")))
         for name in (
             [alias.name for alias in node.names]
             if isinstance(node, ast.Import)

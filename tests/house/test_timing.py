@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.parsed import walk
+
 ROOT = Path(__file__).resolve().parents[2]
 _WRITTEN_AT = ("st_mtime", "st_mtime_ns", "modified_ms")
 _MENTIONED = re.compile("|".join(_WRITTEN_AT))
@@ -20,7 +22,7 @@ def texts() -> Iterator[tuple[str, str]]:
 
 def orders_by_time_of_writing(text: str) -> Iterator[int]:
     """Lines of `max(files, key=lambda file: file.stat().st_mtime)`, and of the same with `min`, `sorted` and `sort`."""
-    for node in ast.walk(ast.parse(text)) if _MENTIONED.search(text) else ():
+    for node in walk(ast.parse(text)) if _MENTIONED.search(text) else ():
         if isinstance(node, ast.Call):
             keys = [keyword.value for keyword in node.keywords if keyword.arg == "key"]
             parts = [part for key in keys for part in ast.walk(key)]

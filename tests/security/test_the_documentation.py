@@ -8,6 +8,7 @@ from pathlib import Path
 
 from barrier_runtime.coordinator.server.web.used_links import PREFIX
 from barrier_runtime.state.store.paths import Paths
+from tests.parsed import statements
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = {f"G{n}" for n in range(1, 8)} | {f"H{n}" for n in range(1, 5)} | {f"J{n}" for n in range(1, 8)}
@@ -25,7 +26,7 @@ def table() -> dict[str, list[str]]:
 def docstring(test: str) -> str:
     """Of a test named as path::function. Fails when it is not there."""
     path, _, name = test.partition("::")
-    nodes = ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+    nodes = statements(ast.parse((ROOT / path).read_text(encoding="utf-8")))
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     [found] = [function for function in functions if function.name == name]
     return ast.get_docstring(found) or ""
