@@ -84,8 +84,14 @@ def test_the_largest_and_smallest_values_are_those_of_plain_python_in_every_step
     check(step, AGGREGATES, SCHEMA, rows, expected, seed)
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("rising", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.parametrize(
+    ("rising", "step"),
+    [
+        pytest.param(rising, step, marks=pytest.mark.slow if rising or step == "running" else ())
+        for rising in (True, False)
+        for step in STEPS
+    ],
+)
 def test_keys_with_very_many_rows_beside_those_with_few(step: str, rising: bool) -> None:
     rng = np.random.default_rng(3)
     values = np.sort(rng.integers(-1_000, 1_000, 3_000))
