@@ -6,6 +6,7 @@ option is a new row, then `make tables`. Names, and the fields under which optio
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
@@ -55,7 +56,7 @@ class Option:
         """Of the environment, for the command line."""
         return f"BARRIER_RUNTIME_{self.name.upper()}"
 
-    @property
+    @cached_property
     def optional(self) -> bool:
         return NoneType in get_args(self.type)
 
@@ -64,7 +65,7 @@ class Option:
         """Without None."""
         return next(kind for kind in get_args(self.type) if kind is not NoneType) if self.optional else self.type
 
-    @property
+    @cached_property
     def choices(self) -> tuple[str, ...]:
         return get_args(self.plain_type) if get_origin(self.plain_type) is Literal else ()
 
