@@ -39,9 +39,10 @@ wrong with the file. It moves all slots, so the new ones stand by beside the old
 fits the state is asked of each decided checkpoint from the request on, and last of m.
 
 Either may be asked for in any phase of the job. New slots have their places from then on, as soon as this process
-leads, because the driver starts them once for each request; the rest waits for a generation that runs. Until then the
-job may have other slots, or another program, than was submitted: what was asked for before is judged by the description
-that the log has when this process leads (`know_description`).
+leads, because the driver starts them once for each request; the rest waits for a generation that runs, and `timeout_ms`
+counts from then: a restore that lasts takes nothing from the time to move. Until then the job may have other slots, or
+another program, than was submitted: what was asked for before is judged by the description that the log has when this
+process leads (`know_description`).
 """
 
 import dataclasses
@@ -123,6 +124,7 @@ class Rescale:
     before: JobSpec
     asked_ms: int
     state: RescaleState = RescaleState.STARTING
+    waits_since_ms: int | None = None  # the generation runs that was restored when it was asked for
     barrier: int | None = None  # the lowest checkpoint with which sources stop
     paused_ms: int | None = None  # the barrier was triggered
     decided_ms: int | None = None
@@ -157,7 +159,8 @@ class Rescale:
     @property
     def deadline_ms(self) -> int | None:
         if self.state in (RescaleState.LOADING, RescaleState.STARTING):
-            return self.asked_ms + self.request.timeout_ms
+            since_ms = self.asked_ms if self.waits_since_ms is None else self.waits_since_ms
+            return since_ms + self.request.timeout_ms
         if self.state is RescaleState.STOPPING and self.paused_ms is not None:
             return self.paused_ms + self.request.timeout_ms
         if self.state is RescaleState.COMMITTING:
@@ -323,7 +326,10 @@ class Rescales:
             entry.state, entry.moved_ms = RescaleState.MOVING, now_ms
 
     def running(self, now_ms: int) -> bool:
-        """A generation runs. Whether that ends a rescale."""
+        """A generation runs. Whether that ends a rescale. One that has waited for it begins now."""
+        entry = self.open
+        if entry is not None and entry.state in (RescaleState.LOADING, RescaleState.STARTING):
+            entry.waits_since_ms = now_ms
         entry = self._in(RescaleState.MOVING)
         if entry is None:
             return False

@@ -149,6 +149,29 @@ def test_a_rescale_that_is_asked_for_while_the_job_restores_gets_its_slots():
     assert number < last
 
 
+def test_a_restore_takes_nothing_from_the_time_that_a_rescale_has():
+    store = MemoryStore()
+    coordinator, a, b = started(store)
+    coordinator.checkpoint(a, b)
+    b.fail()
+    coordinator.settle()
+    assert coordinator.phase == "restoring"
+    ask(coordinator, 3)
+    for _ in range(3):
+        coordinator.later(PATIENCE_MS)
+        for slot in (a, b):
+            slot.beat()
+    for slot in (a, b):
+        slot.restored()
+    assert (coordinator.phase, told(coordinator).state) == ("running", "starting")
+    coordinator.later(PATIENCE_MS - 1)
+    for slot in (a, b):
+        slot.beat()
+    assert told(coordinator).state == "starting"
+    coordinator.later(1)
+    assert "slots 2 did not come within 5 s" in told(coordinator).error
+
+
 def test_a_new_slot_that_is_lost_while_the_job_restores_is_none_of_its_slots():
     """The generation does without it: it is not to begin again."""
     store = MemoryStore()
