@@ -306,7 +306,10 @@ class Api:
     def _stop(
         self, runner: JobRunner, mode: Literal["checkpoint", "drain", "now"], savepoint: SavepointRequest | None
     ) -> Response:
+        end = runner.end
         runner.stop(mode, savepoint)
+        if end is not None:
+            return _json(TriggerReply("refused", _ended(runner.spec.job, end.outcome, end.reason)), 409)
         return _json(TriggerReply("accepted", ""), 202)
 
     async def _once(self, request: Request, act: Callable[[], Response]) -> Response:
@@ -343,7 +346,8 @@ class Api:
         job, run = _job_and_run(request)
         runner = await self._find(job, run)
         if runner is None:
-            raise _unknown(job)
+            past = await self._directory.past(job, run)
+            raise _unknown(job) if past is None else HTTPException(404, _ended(job, past.phase, past.reason))
         return runner
 
     async def _find(self, job: str, run: str | None) -> JobRunner | None:
@@ -454,6 +458,10 @@ def _number(request: Request, name: str) -> int | None:
     if text is not None and not (text.isdecimal() and text.isascii() and len(text) <= _DIGITS):
         raise InvalidJob(f"{name}={text!r} is not a number: give one, such as {name}=42")
     return None if text is None else int(text)
+
+
+def _ended(job: str, outcome: str, reason: str) -> str:
+    return f"job {job} has ended ({outcome}){f': {reason}' if reason else ''}"
 
 
 def _unknown(job: str) -> HTTPException:

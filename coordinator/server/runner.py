@@ -205,6 +205,11 @@ class JobRunner:
             return Condition("FAILED", self._broken, known.since_ms)
         return known
 
+    @property
+    def end(self) -> JobEnded | None:
+        """None while the job has not ended."""
+        return JobEnded("failed", self._broken) if self._broken else self.outcome
+
     def trigger(self) -> None:
         """Take a checkpoint as soon as there is room."""
         self._post(UserTrigger())

@@ -80,10 +80,7 @@ def why(
 @app.command()
 def checkpoint(coordinator: Coordinator, token_file: TokenFile, job: str) -> None:
     """Trigger a checkpoint now. Exits with 1 when the job cannot take one."""
-    reply = _client(coordinator, token_file).trigger(job)
-    _print_json(reply)
-    if reply.answer == "refused":
-        raise typer.Exit(1)
+    _print_reply(_client(coordinator, token_file).trigger(job))
 
 
 @app.command()
@@ -97,13 +94,13 @@ def stop(
     ] = None,
     drain: Annotated[bool, typer.Option("--drain", help="end the input first: windows and timers fire")] = False,
 ) -> None:
-    """Take a last checkpoint, commit it and stop the job. Exits with 1 when the savepoint failed: the job goes on, but
-    a drained one ends."""
+    """Take a last checkpoint, commit it and stop the job. Exits with 1 when the job has ended already, and when the
+    savepoint failed: the job goes on, but a drained one ends."""
     client = _client(coordinator, token_file)
     if drain and now:
         raise InvalidJob("--now does not wait for what --drain emits: leave one of them out")
     if savepoint is None:
-        _print_json(client.stop(job, "now" if now else "drain" if drain else "checkpoint"))
+        _print_reply(client.stop(job, "now" if now else "drain" if drain else "checkpoint"))
         return
     if now:
         raise InvalidJob("--now takes no last checkpoint, so there can be no savepoint: leave one of them out")
@@ -220,6 +217,12 @@ def _print_json(answer: object) -> None:
     import msgspec
 
     print(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
+
+
+def _print_reply(reply: Any) -> None:
+    _print_json(reply)
+    if reply.answer == "refused":
+        raise typer.Exit(1)
 
 
 def _print_condition(job: Any) -> None:

@@ -25,18 +25,18 @@ SECRET = "t" * 64
 GOOD = {"Authorization": f"Bearer {SECRET}", "X-Barrier-Runtime": "1"}
 
 
-def client(probe=None):
+def client(probe=None, store=None):
     """A client of the application in this process, and its directory."""
-    directory = JobDirectory(MemoryStore(), daemon_key=daemon_key(SECRET), leader="a", host="h", probe=probe)
+    directory = JobDirectory(store or MemoryStore(), daemon_key=daemon_key(SECRET), leader="a", host="h", probe=probe)
     app = application(directory, ControlAddress("127.0.0.1", 7), Token("test", SECRET.encode()), pid=42)
     transport = httpx.ASGITransport(app=app)
     return httpx.AsyncClient(transport=transport, base_url="http://coordinator"), directory
 
 
 @contextlib.asynccontextmanager
-async def served(probe=None):
+async def served(probe=None, store=None):
     """One application, while it is asked."""
-    http, directory = client(probe)
+    http, directory = client(probe, store)
     async with http:
         yield http, directory
     await directory.close()
@@ -256,6 +256,38 @@ async def test_a_trigger_before_the_job_runs_is_refused_with_the_reason():
         answer = await http.post("/jobs/flights/checkpoints", headers=GOOD)
         assert answer.status_code == 409
         assert "not running" in answer.json()["reason"]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+async def test_who_stops_a_job_that_has_ended_hears_how_it_ended_and_why(broken):
+    async with served() as (http, directory):
+        await http.put("/jobs/flights", content=body(), headers=GOOD)
+        runner = directory.job("flights")
+        await eventually(lambda: runner.phase == "waiting")
+        assert (await http.post("/jobs/flights/stop", content=b'{"mode":"now"}', headers=GOOD)).status_code == 202
+        await eventually(lambda: runner.outcome is not None)
+        how = "(cancelled)"
+        if broken:
+            runner._broken, how = "a defect: file it", "(failed): a defect: file it"
+        for mode in ("checkpoint", "drain", "now"):
+            answer = await http.post("/jobs/flights/stop", content=f'{{"mode":"{mode}"}}', headers=GOOD)
+            told = answer.json()
+            assert (answer.status_code, told["answer"]) == (409, "refused")
+            assert f"job flights has ended {how}" in told["reason"]
+
+
+async def test_who_steers_a_job_that_ended_before_this_coordinator_began_hears_that_it_ended():
+    store = MemoryStore()
+    async with served(store=store) as (http, directory):
+        await http.put("/jobs/flights", content=body(), headers=GOOD)
+        await eventually(lambda: directory.job("flights").phase == "waiting")
+        directory.job("flights").stop("now")
+        await eventually(lambda: directory.job("flights").outcome is not None)
+    async with served(store=store) as (http, _):
+        for what in ("stop", "checkpoints"):
+            answer = await http.post(f"/jobs/flights/{what}", headers=GOOD)
+            assert answer.status_code == 404
+            assert "job flights has ended (cancelled)" in answer.json()["error"]
 
 
 async def test_a_repeated_request_id_acts_once():
