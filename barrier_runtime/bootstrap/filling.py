@@ -59,12 +59,11 @@ class StateFilling:
         self._max_parallelism = operators[0].backend.max_parallelism
         self._numbers: list[Counter[tuple[Any, ...]]] = [Counter() for _ in operators]
         self._last: list[dict[tuple[Any, ...], int]] = [{} for _ in operators]
-        self._places = [array("q") for _ in operators]  # of entries: hashes, which tell whether one came twice
+        self._places = [array("q") for _ in operators]  # hashes of keys, which tell whether one came twice
         self._tables = [self._table(operator) for operator in operators]
         self._what: StateDescription = operators[0].backend.description(state)
         self._namespaces = [f"namespace_{1 + at}" for at in range(operators[0].namespaces.get(state, 0))]
         self._now_ms = time.time_ns() // 1_000_000
-        self.entries = 0
 
     def drop(self) -> None:
         """What is there is replaced."""
@@ -82,25 +81,30 @@ class StateFilling:
         for subtask in np.unique(subtasks):
             rows = batch if len(self._operators) == 1 else batch.filter(pa.array(subtasks == subtask))
             self._fill(int(subtask), rows)
-        self.entries += batch.num_rows
 
-    def finish(self) -> None:
-        """All rows were added."""
-        for subtask, table in enumerate(self._tables):
-            numbers = self._numbers[subtask]
-            if not isinstance(table, EntryTable) or not numbers:
-                continue
-            places = np.frombuffer(self._places[subtask], np.int64)
-            found = numbers if len(np.unique(places)) == len(places) else table.stored_numbers()
-            for key, last in self._last[subtask].items():
-                if last != numbers[key] - 1 or found[key] != numbers[key]:
-                    raise InvalidJob(
-                        f"{self._where}: the list of key {key!r} has {numbers[key]} elements, and {found[key]} "
-                        f"positions up to {last}: give them as 0, 1, 2, …, each once"
-                    )
-            table.load_numbers(found)
+    def finish(self) -> int:
+        """All rows were added. How many entries there are: of rows of one key the last."""
+        return sum(self._finished(subtask) for subtask in range(len(self._tables)))
 
     # ---- inside
+
+    def _finished(self, subtask: int) -> int:
+        table, numbers = self._tables[subtask], self._numbers[subtask]
+        places = np.frombuffer(self._places[subtask], np.int64)
+        once = len(np.unique(places)) == len(places)
+        if isinstance(table, ColumnTable):
+            return len(places) if once else len(table.load_all())
+        if not isinstance(table, EntryTable):
+            return len(places) if once else table.stored_entries()
+        found = numbers if once else table.stored_numbers()
+        for key, last in self._last[subtask].items():
+            if last != numbers[key] - 1 or found[key] != numbers[key]:
+                raise InvalidJob(
+                    f"{self._where}: the list of key {key!r} has {numbers[key]} elements, and {found[key]} "
+                    f"positions up to {last}: give them as 0, 1, 2, …, each once"
+                )
+        table.load_numbers(found)
+        return found.total()
 
     def _table(self, operator: KeyedOperator) -> StateTable | ColumnTable:
         table = operator.backend.opened_table(self._state)
@@ -129,10 +133,11 @@ class StateFilling:
         table = self._tables[subtask]
         keys, _ = self._codec.keys(Batch(rows, 0))
         if isinstance(table, ColumnTable):
-            self._fill_columns(table, keys, rows)
+            self._fill_columns(table, subtask, keys, rows)
         elif isinstance(table, TimerTable):
-            at_ms = self._times_ms(rows, "at")
-            table.load([(int(at), key) for at, key in zip(at_ms, keys, strict=True)], [True] * len(keys))
+            timers = list(zip(self._times_ms(rows, "at").tolist(), keys, strict=True))
+            self._places[subtask].extend(map(hash, timers))
+            table.load(timers, [True] * len(keys))
         elif isinstance(table, EntryTable):
             entries = self._positions(rows) if self._what.kind == "list" else self._entries(rows)
             self._numbers[subtask].update(keys)
@@ -143,7 +148,9 @@ class StateFilling:
                     last[key] = max(at, last.get(key, -1))
             table.load_entries(keys, entries, self._values(rows))
         else:
-            table.load(self._with_namespace(keys, rows), self._values(rows))
+            keys = self._with_namespace(keys, rows)
+            self._places[subtask].extend(map(hash, keys))
+            table.load(keys, self._values(rows))
 
     def _positions(self, rows: pa.RecordBatch) -> list[int]:
         column = self._has(rows, "position", "of a list")
@@ -211,8 +218,12 @@ class StateFilling:
             )
         return event_times_ms(column)
 
-    def _fill_columns(self, table: ColumnTable, keys: list[tuple[Any, ...]], rows: pa.RecordBatch) -> None:
-        row_ids = table.row_ids(self._with_namespace(keys, rows))
+    def _fill_columns(
+        self, table: ColumnTable, subtask: int, keys: list[tuple[Any, ...]], rows: pa.RecordBatch
+    ) -> None:
+        keys = self._with_namespace(keys, rows)
+        self._places[subtask].extend(map(hash, keys))
+        row_ids = table.row_ids(keys)
         for name, values in table.columns.items():
             column = self._has(rows, name, f"of the state, which has {', '.join(table.columns)}")
             if column.null_count:

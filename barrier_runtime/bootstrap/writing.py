@@ -5,7 +5,6 @@
 Operators of `base` that are not edited, sources included, are copied file by file, unread.
 """
 
-import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +36,7 @@ from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.kv.rocksdb import SlotMemory
+from barrier_runtime.state.scratch import scratch_folder
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.snapshots.stored_values import with_values
@@ -60,7 +60,7 @@ class BootstrappedFlow(Protocol):
 
 @dataclass(frozen=True)
 class SavepointWritten:
-    """`bytes`: of its files. `entries`: by (step, state)."""
+    """`bytes`: of its files. `entries`: by (step, state), of rows of one key the last."""
 
     url: str
     bytes: int
@@ -95,8 +95,8 @@ def write_savepoint(
             raise InvalidJob(f'states={{{place!r}: …}} names no state: write ("step", "state"): a DataFrame')
         step, state = place
         steps.setdefault(step, {})[state] = frame
-    with tempfile.TemporaryDirectory(prefix="barrier-savepoint-") as folder:
-        scratch = LocalStore(Path(folder) / "files")
+    with scratch_folder("barrier-runtime-savepoint-") as folder:
+        scratch = LocalStore(folder / "files")
         store = LinkedStore(scratch, scratch if base is None else open_existing_store(base))
         taken = None
         if savepoint is not None:
@@ -108,7 +108,7 @@ def write_savepoint(
         entries: dict[tuple[str, str], int] = {}
         for number, (step, frames) in enumerate(steps.items()):
             before = () if taken is None else tuple(each for each in taken.operators if each.operator == step)
-            filled = _Filled(graph, step, frames, before, store, Path(folder) / f"step-{number}")
+            filled = _Filled(graph, step, frames, before, store, folder / f"step-{number}")
             made += filled.snapshots
             entries.update({(step, state): found for state, found in filled.entries.items()})
         kept = () if taken is None else tuple(each for each in taken.operators if each.operator not in steps)
@@ -209,8 +209,7 @@ class _Filled:
             filling.drop()
         for batch in joined([first], batches):
             filling.add(batch)
-        filling.finish()
-        self.entries[state] = filling.entries
+        self.entries[state] = filling.finish()
 
     def _snapshot(self, operator: KeyedOperator, subtask: int) -> OperatorSnapshot:
         capture = operator.snapshot(_CHECKPOINT)

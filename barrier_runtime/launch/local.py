@@ -7,15 +7,14 @@ at the end. With `wire=True`, for tests, rows and messages are handed over as by
 
 import asyncio
 import os
-import shutil
 import signal
 import socket
-import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -43,6 +42,7 @@ from barrier_runtime.runtime.network.tcp import Broken, ChannelId
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.slot import Slot, SlotIdentity
 from barrier_runtime.state.kv.rocksdb import SlotMemory
+from barrier_runtime.state.scratch import scratch_folder
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
@@ -343,7 +343,8 @@ async def run_graph(
     loop = asyncio.get_running_loop()
     runner = runner or make_runner(spec, store)
     running = loop.create_task(runner.run())
-    directory = Path(tempfile.mkdtemp(prefix="barrier-runtime-local-"))
+    scratch = ExitStack()
+    directory = scratch.enter_context(scratch_folder("barrier-runtime-local-"))
     workers = Workers(loop)
     mesh = LocalMesh()
     slots = [] if slots is None else slots
@@ -376,7 +377,7 @@ async def run_graph(
         await asyncio.to_thread(
             workers.drain, _LEAVE_S
         )  # a chain may be opening still, and would make its folder again
-        shutil.rmtree(directory, ignore_errors=True)
+        scratch.close()
 
 
 async def _start_standbys(runner: JobRunner, start: Callable[[int, str], None]) -> None:

@@ -5,11 +5,9 @@ any row of it may become one of the key's. What stands behind it, and every sink
 """
 
 import pdb as debuggers
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 from barrier_runtime.connectors.read_range import ReadRange, RowAt
@@ -25,9 +23,10 @@ from barrier_runtime.replay.graphs import reading, up_to
 from barrier_runtime.replay.observing import Observer, ReplayedRow, Wanted
 from barrier_runtime.replay.ranges import read_ranges
 from barrier_runtime.replay.running import ReplayEnded, run_replay
-from barrier_runtime.replay.starting import OneKey, begin, state_key
+from barrier_runtime.replay.starting import SCRATCH, OneKey, begin, state_key
 from barrier_runtime.replay.stopping import Stops
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
+from barrier_runtime.state.scratch import scratch_folder
 from barrier_runtime.state.store.local import LocalStore
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.read_only import LinkedStore
@@ -211,8 +210,8 @@ def replay(
 @contextmanager
 def scratch() -> Iterator[ObjectStore]:
     """A store that is gone at the end."""
-    with tempfile.TemporaryDirectory(prefix="barrier-replay-") as folder:
-        yield LocalStore(Path(folder))
+    with scratch_folder(SCRATCH) as folder:
+        yield LocalStore(folder)
 
 
 def run_stretch(

@@ -1,11 +1,8 @@
 """The state that a replay begins with: a stored checkpoint, of which the operator looked at gets one key alone."""
 
-import shutil
-import tempfile
 import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,12 +19,14 @@ from barrier_runtime.state.columns.segment import Segment, as_binary, chosen
 from barrier_runtime.state.keys.key_codec import decode_key
 from barrier_runtime.state.keys.key_groups import key_group
 from barrier_runtime.state.kv.shard import PREFIX_BYTES
+from barrier_runtime.state.scratch import scratch_folder
 from barrier_runtime.state.snapshots.snapshot import KEYS, ONE_VALUE, KeyedSnapshot, OperatorSnapshot
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.read_only import LinkedStore
 from barrier_runtime.state_tables.finding import StoredCheckpoint
 from barrier_runtime.state_tables.wanted_keys import as_stored, key_fields
 
+SCRATCH = "barrier-runtime-replay-"
 _GROUP_BYTES = 2
 
 
@@ -81,20 +80,17 @@ def _reduced(store: ObjectStore, keyed: KeyedSnapshot, key: tuple[Any, ...]) -> 
     """The entries of one key, inside the manifest."""
     group, width = key_group(key, keyed.max_parallelism), len(key)
     groups = keyed.key_group_first, keyed.key_group_last
-    folder = Path(tempfile.mkdtemp(prefix="barrier-replay-"))
-    try:
-        with WrittenPart(
-            folder / "new", "memory", keyed.max_parallelism, groups, keyed.states, keyed.described
-        ) as made:
-            if groups[0] <= group <= groups[1]:
-                with StoredPart(keyed, store, folder / "old") as stored:
-                    for state in keyed.states:
-                        made.write(_entries_of(stored, keyed, state, group, key))
-                        for segment in stored.segments(state, group, group):
-                            made.add(_rows_of(segment, key, width, keyed.max_parallelism))
-            return made.inline()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with (
+        scratch_folder(SCRATCH) as folder,
+        WrittenPart(folder / "new", "memory", keyed.max_parallelism, groups, keyed.states, keyed.described) as made,
+    ):
+        if groups[0] <= group <= groups[1]:
+            with StoredPart(keyed, store, folder / "old") as stored:
+                for state in keyed.states:
+                    made.write(_entries_of(stored, keyed, state, group, key))
+                    for segment in stored.segments(state, group, group):
+                        made.add(_rows_of(segment, key, width, keyed.max_parallelism))
+        return made.inline()
 
 
 def _entries_of(

@@ -13,23 +13,18 @@ database), and the database's own folder has its SST files, RocksDB's log of eve
 """
 
 import atexit
-import contextlib
-import fcntl
 import os
 import shutil
-import stat
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 from barrier_runtime.state.errors import Unavailable
+from barrier_runtime.state.scratch import LOCK, flocked, remove_left
 
 MEMORY = Path("/dev/shm")
 _PREFIX = "barrier-runtime-db-"
-_LOCK = "LOCK"
 _ROOM_BYTES = 32 << 20  # else they stay on the disk
-_YOUNG_S = 60.0  # a folder that was just made may not be locked yet
 _MOVED = ("CURRENT", "MANIFEST-")
 
 
@@ -80,7 +75,7 @@ class _OfProcess:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=MEMORY))
-        self.held = _flocked(self.folder / _LOCK)
+        self.held = flocked(self.folder / LOCK)
         self.open = 0
 
     def remove(self) -> None:
@@ -102,7 +97,7 @@ def _new_folder() -> Path | None:
             return None
         with _guard:
             if _process is None or _process.pid != os.getpid():  # a fork has none of its own yet
-                _remove_left()
+                remove_left(MEMORY, _PREFIX)
                 _process = _OfProcess()
             folder = Path(tempfile.mkdtemp(dir=_process.folder))
             _process.open += 1
@@ -132,38 +127,11 @@ def remove_all() -> None:
         ours.remove()
 
 
-def _remove_left() -> None:
-    """What killed processes have left."""
-    for folder in MEMORY.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # it went just now, or its process lives
-            found = folder.lstat()
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-                continue
-            if time.time() - found.st_mtime < _YOUNG_S:
-                continue
-            held = _flocked(folder / _LOCK)
-            try:
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(held)
-
-
 def _locked(directory: Path) -> int:
     try:
-        return _flocked(directory / _LOCK)
+        return flocked(directory / LOCK)
     except BlockingIOError:
         raise Unavailable(
             f"cannot open the state database in {directory}: another process still holds it, it is tried in a fresh "
             "folder"
         ) from None
-
-
-def _flocked(path: Path) -> int:
-    """A descriptor that holds the file's lock until it is closed."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor

@@ -134,6 +134,10 @@ class StateTable:
         data = self._encode_all(list(zip(keys, values, strict=True)))
         self._shard.write(list(zip(self._kv_keys(keys), data, strict=True)))
 
+    def stored_entries(self) -> int:
+        """How many the store has."""
+        return sum(1 for _ in self._shard.scan_state(self._state_id))
+
     def drop_stored(self) -> None:
         """Delete all entries that the store has, before anything was asked for or put."""
         entries = self._shard.scan_state(self._state_id)

@@ -1,6 +1,9 @@
 """Savepoints made of DataFrames: read back they are the frames, and a job goes on from them as from its own state."""
 
 import datetime
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +32,7 @@ from barrier_runtime.bootstrap import write_savepoint
 from barrier_runtime.coordinator.savepoints.files import read_savepoint
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.keys import KeyCodec
+from barrier_runtime.state import scratch
 from barrier_runtime.state.keys.key_groups import key_group, key_groups_of
 from barrier_runtime.state_tables import open_checkpoint
 
@@ -293,10 +297,24 @@ def test_an_entry_that_is_given_twice_counts_once_and_the_last_one_holds(tmp_pat
     frame = pa.table(dict(zip(("user", "entry", "value"), map(list, zip(*given, strict=True)), strict=True)))
     batches = pa.RecordBatchReader.from_batches(frame.schema, frame.to_batches(max_chunksize=2))
     sink = CollectSink()
-    write_savepoint(str(tmp_path / "boot"), flow=pages_flow(sink), states={("pages", "pages"): batches})
+    done = write_savepoint(str(tmp_path / "boot"), flow=pages_flow(sink), states={("pages", "pages"): batches})
+    assert done.entries == {("pages", "pages"): 3}
     pages_flow(sink).run_local(checkpoints=tmp_path / "job", restore=str(tmp_path / "boot"), parallelism=2)
     said = sorted(row["said"] for row in sink.rows())
     assert said == ["ann 2 {'x': 5, 'y': 2}", "bob 1 {'x': 3}", "cid 0 {}"]
+
+
+def test_rows_of_one_key_are_told_as_one_entry_of_each_kind_of_state(tmp_path: Path) -> None:
+    url, sums = str(tmp_path / "boot"), {"rows": [1, 2, 3], "values:n": [1, 2, 3], "sum:n": [1, 2, 3]}
+    given = {
+        ("all", "last"): pa.table({"user": ["a", "b", "a"], "value": [1, 2, 3]}),
+        ("all", "@timers"): pa.table({"user": ["a", "a", "a"], "at": [7, 8, 7]}),
+        ("sums", SUMS): pa.table({"user": ["a", "b", "a"], **sums}),
+    }
+    done = write_savepoint(url, flow=flow(), states=given)
+    assert done.entries == dict.fromkeys(given, 2)
+    for operator, state in given:
+        assert len(read_back(url, operator, state)) == 2
 
 
 def test_a_state_is_emptied_by_a_frame_without_rows(tmp_path: Path) -> None:
@@ -360,3 +378,41 @@ def test_many_keys_of_each_type_are_where_the_job_looks_for_them(kind: str) -> N
     assert one_by_one == by_column
     if kind != "bool":
         assert len(set(by_column)) == 128
+
+
+_IS_WRITING = """
+import signal, sys
+import pyarrow as pa
+from barrier_runtime import CollectSink, Dataflow, count
+from barrier_runtime.bootstrap import write_savepoint
+def batches():
+    yield pa.record_batch({"user": ["a"], "rows": [1]})
+    print("writes", flush=True)
+    signal.pause()
+flow = Dataflow("killed")
+rows = flow.from_iterator("rows", lambda part, of: [], schema={"user": str}, splits=1)
+rows.key_by("user").aggregate("sums", rows=count()).sink("out", CollectSink())
+frame = pa.RecordBatchReader.from_batches(pa.schema({"user": pa.string(), "rows": pa.int64()}), batches())
+write_savepoint(sys.argv[1], flow=flow, states={("sums", sys.argv[2]): frame})
+"""
+
+
+def test_what_a_killed_write_has_left_goes_with_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(scratch, "_YOUNG_S", -1.0)
+    command = [sys.executable, "-c", _IS_WRITING, str(tmp_path / "killed"), SUMS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "writes\n"
+            assert [*temporary.iterdir()]
+            written(tmp_path / "beside")
+            assert [*temporary.iterdir()], "it lives"
+        finally:
+            process.kill()
+    assert [*temporary.iterdir()]
+    written(tmp_path / "next")
+    assert [*temporary.iterdir()] == []

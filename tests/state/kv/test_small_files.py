@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from barrier_runtime.state import scratch
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.kv import small_files
 from barrier_runtime.state.kv.linked_database import link_database
@@ -119,7 +120,7 @@ def test_a_folder_is_one_process_s_alone(tmp_path: Path, memory: Path) -> None:
 def test_what_a_killed_process_leaves_goes_when_another_opens_a_database(
     tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(small_files, "_YOUNG_S", -1.0)
+    monkeypatch.setattr(scratch, "_YOUNG_S", -1.0)
     command = [sys.executable, "-c", _OPENS_ONE, str(memory), str(tmp_path / "killed")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
