@@ -20,13 +20,14 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 import msgspec
 
 from barrier_runtime.coordinator.appending import append_record
-from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, Foreign
+from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, Foreign, LogView
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import Manifest, encode_manifest
 from barrier_runtime.coordinator.log.reader import read_log
@@ -77,13 +78,14 @@ def begin_with_savepoint(
     what = named(url, savepoint)
     check_fits(spec, savepoint.taken, what)
     check_whole(url, savepoint)
-    view = read_log(store, Paths(spec.job).log_record, run_id=import_run_id(savepoint))
-    if not isinstance(savepoint_choice(spec, savepoint, view), GoOn):
+    bring = partial(copy_objects, open_existing_store(url), store, files=files_by_object(savepoint.taken))
+    importing = _Importing(store, spec, savepoint, bring, now_ms, sleep)
+    found = importing.look()
+    if isinstance(found.choice, Import):
         fits(open_existing_store(url), savepoint.taken)
     if mode == "claim":
         claim(url, spec.job)
-    bring = partial(copy_objects, open_existing_store(url), store, files=files_by_object(savepoint.taken))
-    done = import_savepoint(store, spec, savepoint, bring, now_ms=now_ms, sleep=sleep)
+    done = importing.done(found)
     if mode == "claim":
         delete_savepoint(url, keep_claim=True)
     return f"{what}: {done}"
@@ -101,19 +103,20 @@ def import_savepoint(
     """The same for a savepoint that was read and checked. `bring`: makes the savepoint's files objects of `store`; it
     gets a key there for each key of theirs."""
     importing = _Importing(store, spec, savepoint, bring, now_ms, sleep)
-    for _ in range(_LOST_RACES):
-        done = importing.attempt()
-        if done:
-            return done
-    raise InvalidJob(
-        f"job {spec.job}: others took the log's head {_LOST_RACES} times in a row: stop the other runs of this job, "
-        "then start again"
-    )
+    return importing.done(importing.look())
 
 
 def _has_checkpoints(store: ObjectStore, spec: JobSpec) -> bool:
     view = read_log(store, Paths(spec.job).log_record, run_id=spec.run_id)
     return bool(view.completes)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The job's log, and what it means for the savepoint."""
+
+    view: LogView
+    choice: Import | GoOn
 
 
 class _Importing:
@@ -136,29 +139,41 @@ class _Importing:
         self._spec = msgspec.structs.replace(spec, run_id=import_run_id(savepoint))
         self._leader = uuid.uuid4().hex
 
-    def attempt(self) -> str:
-        """What was done; "" when somebody else was faster."""
-        view = read_log(
-            self._store, self._paths.log_record, completes=1, restore=None, run_id=import_run_id(self._savepoint)
+    def look(self) -> _Found:
+        """Raises `InvalidJob` for what would write rows again."""
+        view = read_log(self._store, self._paths.log_record, run_id=import_run_id(self._savepoint))
+        return _Found(view, savepoint_choice(self._job, self._savepoint, view))
+
+    def done(self, found: _Found) -> str:
+        """Do what was found to do; anew when somebody else was faster. What was done, for people."""
+        for _ in range(_LOST_RACES):
+            if isinstance(found.choice, GoOn):
+                return found.choice.why
+            if self._imported(found.view, found.choice):
+                return f"it is checkpoint {found.choice.checkpoint} of job {self._spec.job} now"
+            found = self.look()
+        raise InvalidJob(
+            f"job {self._spec.job}: others took the log's head {_LOST_RACES} times in a row: stop the other runs of "
+            "this job, then start again"
         )
-        choice = savepoint_choice(self._job, self._savepoint, view)
-        if isinstance(choice, GoOn):
-            return choice.why
+
+    def _imported(self, view: LogView, choice: Import) -> bool:
+        """False: somebody else was faster."""
         log = DecisionLog(self._spec.job, view)
         records = RecordBuilder(self._spec, Identity(self._leader, socket.gethostname()))
         reason = f"begins with the savepoint of checkpoint {self._savepoint.taken.checkpoint}"
         start = RestoreFrom(None, Lineage.NEW)
         fence = self._append(log, records.fence(log, start, reason, choice.checkpoint - 1, self._now_ms()))
         if isinstance(fence, Foreign):
-            return ""
+            return False
         lineage, token = fence.entry.record.put_id, fence.permit.token
         manifest = self._copied(choice, token, lineage)
         if isinstance(
             self._append(log, records.complete(log, choice.checkpoint, lineage, manifest, self._now_ms())), Foreign
         ):
-            return ""
+            return False
         self._append(log, records.finish(log, "finished", self._now_ms()))  # lost: its job has begun
-        return f"it is checkpoint {choice.checkpoint} of job {self._spec.job} now"
+        return True
 
     def _copied(self, choice: Import, token: int, lineage: str) -> ManifestRef:
         keys = sorted(object_sizes(self._savepoint.taken))

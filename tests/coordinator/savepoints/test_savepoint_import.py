@@ -303,3 +303,20 @@ def test_who_stalled_over_the_copy_loses_to_who_came_after():
     assert [type(record).__name__ for record in records] == ["Fence", "Fence", "Complete", "Finish"]
     assert isinstance(records[1], Fence)
     assert records[2].token == records[1].token
+
+
+def test_the_log_is_read_once_and_what_was_found_is_what_is_done():
+    url, _, _ = taken()
+    store, reads = MemoryStore(), []
+
+    class Counts(Mortal):
+        def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes:
+            reads.append(key)
+            return super().get(key, offset, size)
+
+    counted = Counts(store, 1_000, False)
+    assert "it is checkpoint 2 of job departures now" in begin(counted, url)  # type: ignore[arg-type]
+    assert len([key for key in reads if "/log/" in key]) == 1, "that it is empty"
+    reads.clear()
+    assert "has reached checkpoint 2" in begin(counted, url)  # type: ignore[arg-type]
+    assert len(reads) == len(set(reads)), "nothing is read twice"
