@@ -17,6 +17,7 @@ from barrier_runtime.runtime.host.generation_timers import GenerationTimers
 from barrier_runtime.runtime.host.workers import WorkerExecutor, WorkerPool
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend, open_keyed_backend
+from barrier_runtime.state.snapshots.local_copies import LocalCopies
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.snapshots.stored_values import with_values
 
@@ -180,9 +181,20 @@ class OperatorContexts:
             latency_target_s=res.settings.latency_target_s,
         )
 
+    def closing(self, operator: str, close: Callable[[], None]) -> Callable[[], None]:
+        """`close`, of what was opened for the operator, and its folder goes. Holds nothing else of the generation."""
+        return partial(_closed, close, self._res.copies, self._folder(operator))
+
     def remove_folder(self, operator: str) -> None:
         """Of an operator that is to be opened again."""
         shutil.rmtree(self._folder(operator), ignore_errors=True)
 
     def _folder(self, operator: str) -> Path:
         return self._res.local_dir / f"{self._token}-{operator}-{self._res.slot}"
+
+
+def _closed(close: Callable[[], None], copies: LocalCopies, folder: Path) -> None:
+    try:
+        close()
+    finally:
+        copies.closed(folder)

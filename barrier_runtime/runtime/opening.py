@@ -92,10 +92,9 @@ class OpenChains:
         for opening in self._opening:
             if not opening.cancelled():
                 opening.exception()  # retrieved: whoever waited for it may have been cancelled
-        parts: list[tuple[str, Callable[[], None]]] = [
-            (name, operator.closing()) for operators in self.operators.values() for name, operator in operators
-        ]
-        return parts + [(name, driver.close) for name, driver in self.sources.values()]
+        parts = [(name, operator.closing()) for operators in self.operators.values() for name, operator in operators]
+        parts += [(name, driver.close) for name, driver in self.sources.values()]
+        return [(name, self._contexts.closing(name, close)) for name, close in parts]
 
     async def _open_patiently(self, chain: Chain) -> None:
         attempts = 0

@@ -41,6 +41,7 @@ class LocalCopies:
         self._fetched: dict[tuple[int, str], Path] = {}  # by size and sha256: files ahead of a restore
         self._under_way: dict[tuple[int, str], threading.Event] = {}  # of them, those that come just now
         self._unwanted: list[Path] = []
+        self._closed: set[Path] = set()  # folders of incarnations that have ended, with copies in them
         self._made = 0
 
     def new_directory(self, incarnation: Path, checkpoint: int) -> Path:
@@ -136,6 +137,19 @@ class LocalCopies:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
+            if path.parent in self._closed:
+                self.closed(path.parent)
+
+    def closed(self, incarnation: Path) -> None:
+        """It has ended: its folder goes now, or with the last copy in it. Call it off the loop."""
+        try:
+            incarnation.rmdir()
+        except FileNotFoundError:
+            pass
+        except OSError:  # not empty
+            self._closed.add(incarnation)
+            return
+        self._closed.discard(incarnation)
 
     def keep_only(self, checkpoint: int) -> None:
         """Drop the copies of every other checkpoint. Only marks them."""

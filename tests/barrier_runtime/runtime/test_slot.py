@@ -64,6 +64,18 @@ async def test_a_slot_tells_of_what_it_has_fetched_for_the_next_move_only(tmp_pa
     await bench.until(lambda: told() == 7)
 
 
+async def test_a_generation_that_has_ended_leaves_no_folder(tmp_path):
+    """But those with local copies that the next one restores from."""
+    bench = Bench(tmp_path)
+    folders = lambda: {path.name.partition("-")[0] for path in (tmp_path / "0").iterdir()}  # noqa: E731
+    snapshots = ()
+    for token in (5, 6, 7):
+        await bench.running(token, token - 5, snapshots)
+        await bench.until(lambda token=token: folders() == {str(token)})
+        assert folders() == {str(token)}
+        snapshots = await bench.checkpoint(token - 4, token)
+
+
 async def test_a_slot_says_that_it_has_fetched_when_its_databases_rest(tmp_path):
     bench, busy, asked = Bench(tmp_path), True, 0
 
