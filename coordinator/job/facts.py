@@ -11,11 +11,12 @@ from typing import Literal
 import msgspec
 
 from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint
-from barrier_runtime.coordinator.checkpoints.commits import CommitTracker
+from barrier_runtime.coordinator.checkpoints.commits import CommitTracker, FailingCommit
 from barrier_runtime.coordinator.checkpoints.failures import FailureCounter, RestartPolicy
 from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest, Savepoints, SavepointState
 from barrier_runtime.coordinator.job.effects import Append, ReadManifest, ReadRecord
+from barrier_runtime.coordinator.job.events import LogRead
 from barrier_runtime.coordinator.job.generation import Generation
 from barrier_runtime.coordinator.job.outbox import Outbox
 from barrier_runtime.coordinator.job.rescaling import Rescales
@@ -31,8 +32,11 @@ from barrier_runtime.coordinator.log.decision_log import (
 )
 from barrier_runtime.coordinator.log.manifest import DecidedManifest, own_files
 from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
-from barrier_runtime.coordinator.log.records import Fence, Record, StopWish
+from barrier_runtime.coordinator.log.records import Fence, Finish, Record, StopWish
+from barrier_runtime.coordinator.status.history import decode_history
+from barrier_runtime.coordinator.status.past_run import with_last_savepoint
 from barrier_runtime.coordinator.status.statistics import JobRecord
+from barrier_runtime.coordinator.status.status import CommitsStatus
 from barrier_runtime.coordinator.wire.messages import (
     GLOBAL_COMMITTER,
     AbortCheckpoint,
@@ -47,7 +51,7 @@ from barrier_runtime.coordinator.wire.messages import (
     SubtaskId,
     Visible,
 )
-from barrier_runtime.state.errors import ProtocolViolation
+from barrier_runtime.state.errors import Corrupt, InvalidJob, ProtocolViolation
 from barrier_runtime.state.store.paths import Paths
 
 StopMode = Literal["checkpoint", "drain", "now"]
@@ -158,6 +162,30 @@ class Job:
             self.slots.admit_any(self.spec.max_parallelism)
             for slot in self.slots:  # it came before the log was read
                 self.commits.reconcile(slot.index, slot.register.committed)
+
+    def remember(self, read: LogRead, now_ms: int) -> None:
+        """What was before: figures, and the slots of this run. Damage is reported and costs only them."""
+        known, trouble = None, read.history_trouble
+        if read.history is not None:
+            try:
+                known = decode_history(self.paths.history, read.history)
+            except (Corrupt, InvalidJob) as error:
+                trouble = str(error)
+        if trouble:
+            self.record.ignored[trouble] += 1
+        self.record.remember(known, read.view.completes)
+        same_run = known is not None and known.run_id == self.spec.run_id
+        self.rescales.remember(() if known is None else known.rescales, same_run=same_run)
+        # One that this run was to stop with is taken anew, unless it has ended with it.
+        others = tuple(each for each in self.record.savepoints if not (each.stops and same_run))
+        head = read.view.head
+        if head is not None and isinstance(head.record, Finish):
+            others = with_last_savepoint(others, head.record)
+        self.record.savepoints = others
+        if known is not None and same_run:
+            self.commits.remember(_failing_commits(known.commits))
+            for slot in known.slots:
+                self.slots.expect(slot, now_ms + self.spec.slot_timeout_ms)
 
     def go_on_as(self, spec: JobSpec, *, keep: bool = False) -> None:
         """The newest FENCE says so: slots that the job has no more leave, standbys become its slots. What sinks have
@@ -332,6 +360,13 @@ class Job:
 
     def kept(self, decided: DecidedManifest) -> Kept:
         return Kept(decided.manifest.checkpoint, decided.key, own_files(decided.manifest, self.paths.data_prefix))
+
+
+def _failing_commits(stored: CommitsStatus) -> tuple[FailingCommit, ...]:
+    return tuple(
+        FailingCommit(each.sink, each.checkpoint, each.attempts, each.error, each.since_ms, each.since_ms)
+        for each in stored.troubles
+    )
 
 
 def _sinks(spec: JobSpec) -> frozenset[str]:

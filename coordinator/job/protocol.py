@@ -54,7 +54,6 @@ from barrier_runtime.coordinator.job.status_view import (
     commits_status,
     job_status,
     program_wanted,
-    remember,
     savepoint_statuses,
     standbys_wanted,
 )
@@ -333,7 +332,7 @@ class JobProtocol:
             return phase.enter(job, now_ms)
         if isinstance(event, LogRead):
             job.know_description(event.view)
-            remember(job, event, now_ms)
+            job.remember(event, now_ms)
             return phase.on_log(job, event.view, now_ms)
         if isinstance(event, ManifestRead):
             return phase.on_manifest_read(job, event.key, event.data, now_ms)

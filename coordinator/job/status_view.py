@@ -1,18 +1,13 @@
-"""Builds the `JobStatus` of a job from its facts, and gives a job what its predecessors stored of theirs."""
+"""Builds the `JobStatus` of a job from its facts."""
 
-from barrier_runtime.coordinator.checkpoints.commits import FailingCommit
 from barrier_runtime.coordinator.job.effects import Outcome
-from barrier_runtime.coordinator.job.events import LogRead
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.rescaling import RescaleState
-from barrier_runtime.coordinator.log.records import Finish
 from barrier_runtime.coordinator.metric_table import RECORDS, WATERMARK_MS
 from barrier_runtime.coordinator.options import effective
 from barrier_runtime.coordinator.status import latency
 from barrier_runtime.coordinator.status.health import Condition
-from barrier_runtime.coordinator.status.history import decode_history
 from barrier_runtime.coordinator.status.metrics import over_slots
-from barrier_runtime.coordinator.status.past_run import with_last_savepoint
 from barrier_runtime.coordinator.status.shares import chain_statuses, source_statuses
 from barrier_runtime.coordinator.status.statistics import LONGEST_ERROR, SAVEPOINTS, shortened
 from barrier_runtime.coordinator.status.status import (
@@ -26,7 +21,6 @@ from barrier_runtime.coordinator.status.status import (
     SlotStatus,
     StandbysWanted,
 )
-from barrier_runtime.state.errors import Corrupt, InvalidJob
 
 _WATERMARK_NONE = -(2**63)
 _ENDED = "ended"  # a slot that left when its job was over: nobody waits for it
@@ -111,13 +105,6 @@ def commits_status(job: Job) -> CommitsStatus:
     )
 
 
-def failing_commits(stored: CommitsStatus) -> tuple[FailingCommit, ...]:
-    return tuple(
-        FailingCommit(each.sink, each.checkpoint, each.attempts, each.error, each.since_ms, each.since_ms)
-        for each in stored.troubles
-    )
-
-
 def savepoint_statuses(job: Job) -> tuple[SavepointStatus, ...]:
     """Oldest first; those that predecessors were asked for, too."""
     own = [
@@ -158,31 +145,6 @@ def program_wanted(job: Job) -> ProgramWanted | None:
         return None
     id = rescale.request.id
     return ProgramWanted(f"{job.identity.leader}/{id}", id, rescale.request.flow)
-
-
-def remember(job: Job, read: LogRead, now_ms: int) -> None:
-    """What was before: figures, and the slots of this run. Damage is reported and costs only them."""
-    known, trouble = None, read.history_trouble
-    if read.history is not None:
-        try:
-            known = decode_history(job.paths.history, read.history)
-        except (Corrupt, InvalidJob) as error:
-            trouble = str(error)
-    if trouble:
-        job.record.ignored[trouble] += 1
-    job.record.remember(known, read.view.completes)
-    same_run = known is not None and known.run_id == job.spec.run_id
-    job.rescales.remember(() if known is None else known.rescales, same_run=same_run)
-    # One that this run was to stop with is taken anew, unless it has ended with it.
-    others = tuple(each for each in job.record.savepoints if not (each.stops and same_run))
-    head = read.view.head
-    if head is not None and isinstance(head.record, Finish):
-        others = with_last_savepoint(others, head.record)
-    job.record.savepoints = others
-    if known is not None and same_run:
-        job.commits.remember(failing_commits(known.commits))
-        for slot in known.slots:
-            job.slots.expect(slot, now_ms + job.spec.slot_timeout_ms)
 
 
 def _checkpoints(job: Job) -> CheckpointsStatus:
