@@ -40,7 +40,7 @@ SHARE = msgspec.json.Decoder(SplitShare)
 
 
 def shares(of: int) -> list[Split]:
-    return [Split(f"{i}-of-{of}", msgspec.json.encode(SplitShare(i, of))) for i in range(of)]
+    return [Split(f"{i}-of-{of}", msgspec.json.encode(SplitShare(i, of)), of=of) for i in range(of)]
 
 
 class _Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -40,6 +40,7 @@ def assign_listed(
     listed: Sequence[Split], restored: RestoredSource, subtask: int, parallelism: int, where: str
 ) -> Assignment:
     """Split i of the list belongs to subtask i % parallelism."""
+    _check_shares(listed, restored, where)
     mine = {split.id: split for i, split in enumerate(listed) if i % parallelism == subtask}
     all_ids = {split.id for split in listed}
     at_end = {}
@@ -157,6 +158,20 @@ def check_none_lost(source: Source, listed: Sequence[Split], restored: RestoredS
             raise _lost(id, reached, where)
     for split in () if discovers else listed:
         has_finished(split, restored.finished, where)
+    _check_shares(listed, restored, where)
+
+
+def _check_shares(listed: Sequence[Split], restored: RestoredSource, where: str) -> None:
+    """Files that were read to their end may be gone; of shares that were, others that come are the same rows again."""
+    shares = [split for split in listed if split.of is not None]
+    ended = sum(split.id in restored.finished for split in shares)
+    begins = any(split.id not in restored.finished and split.id not in restored.splits for split in shares)
+    if begins and ended < restored.ended:
+        raise InvalidJob(
+            f"{where}: it has {shares[0].of} splits now, and {restored.ended - ended} of another number of splits were "
+            "read to their end, so rows would be read again: give it as many as before (a fixed splits=, or the same "
+            "parallelism), or start without state (restore='none')"
+        )
 
 
 def grows(source: Source) -> bool:

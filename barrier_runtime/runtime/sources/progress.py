@@ -92,6 +92,7 @@ class RestoredSource:
                 if own:
                     self.own.add(id)
         everything = merged([listed.added(), *records])
+        self.ended = len(everything)  # splits
         mine, others = everything.share(subtask, parallelism if self.complete else 1)
         self.finished = NameSet([mine], [others])
 

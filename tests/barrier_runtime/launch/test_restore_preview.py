@@ -102,6 +102,33 @@ async def test_splits_that_are_gone_are_refused_by_explain_and_before_anything_i
     assert claimed_by(url) in (None, "")
 
 
+def test_rows_that_were_read_to_their_end_are_not_read_again_in_another_number_of_splits(tmp_path: Path) -> None:
+    def flow(splits: int | None, sink: CollectSink) -> Dataflow:
+        flow = Dataflow("few")
+        rows = flow.from_iterator(
+            "rows", lambda index, of: ({"n": n} for n in range(index, 9, of)), schema={"n": int}, splits=splits
+        )
+        rows.sink("out", sink)
+        return flow
+
+    options: dict[str, Any] = {"checkpoints": str(tmp_path), "parallelism": 3}
+    first, again = CollectSink(), CollectSink()
+    flow(None, first).run_local(**options)
+    flow(3, again).run_local(**{**options, "parallelism": 2})
+    assert (len(first.rows()), again.rows()) == (9, [])
+    said = "source 'rows'.*: it has 2 splits now, and 3 of another number of splits were read to their end"
+    for splits in (2, None):
+        others = {**options, "parallelism": 2}
+        page, starts = preview_of_restore(flow(splits, again), others)
+        assert re.search(f"refused: .*{said}", page)
+        assert not starts
+        with pytest.raises(JobFailed, match=said):
+            flow(splits, again).run_local(**others)
+    assert again.rows() == []
+    flow(2, again).run_local(**options, restore="none", allow_replay=True)
+    assert len(again.rows()) == 9
+
+
 async def test_an_older_checkpoint_that_is_not_kept_is_refused_with_what_to_do(tmp_path: Path) -> None:
     sink = Target()
     job = RunningJob(read_in(1, sink), tmp_path, parallelism=1, checkpoint_interval=0.05)

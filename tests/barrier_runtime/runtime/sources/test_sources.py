@@ -220,6 +220,37 @@ def test_a_split_that_is_gone_before_it_was_read_to_its_end_is_an_error() -> Non
         opened(spec_of(numbers(5), 1), world, (snapshot_of(driver, world),))
 
 
+@pytest.mark.parametrize("read", [2, 3])
+def test_shares_of_another_number_are_refused_when_those_before_were_read_to_their_end(read: int) -> None:
+    """They are the same rows. One that was never asked for rows is in no snapshot."""
+    world = World()
+    before = IteratedRows("src", lambda i, n: iter([{"n": i}]), SCHEMA, True, 3)
+    driver = opened(spec_of(before), world)
+    if read == 3:
+        drained(driver)
+    else:
+        driver.poll(0, 1)
+        driver.poll(0, 1)
+    snapshots = (snapshot_of(driver, world),)
+    with pytest.raises(InvalidJob, match=r"has 2 splits now.*of another number.*rows would be read again: give it as"):
+        opened(spec_of(IteratedRows("src", lambda i, n: iter([{"n": i}]), SCHEMA, True, 2)), world, snapshots)
+    assert len(drained(opened(spec_of(before), world, snapshots))) == 3 - read
+
+
+def test_files_that_were_read_to_their_end_may_be_gone_and_others_may_have_come() -> None:
+    class Files(IteratedRows):
+        """Splits that are no shares."""
+
+    def listed(*names: str) -> Any:
+        spec = spec_of(Files("src", lambda i, n: iter([{"n": i}]), SCHEMA, True, 1))
+        return dataclasses.replace(spec, splits=tuple(Split(name, spec.splits[0].payload) for name in names))
+
+    world = World()
+    driver = opened(listed("a", "b"), world)
+    drained(driver)
+    assert len(drained(opened(listed("b", "c"), world, (snapshot_of(driver, world),)))) == 1
+
+
 def test_a_finished_split_that_is_gone_is_remembered_so_that_it_is_not_read_again_when_it_comes_back() -> None:
     world, source = World(), IteratedRows("src", lambda i, n: iter([{"n": i}]), SCHEMA, True, 2)
     spec = spec_of(source)
