@@ -43,6 +43,7 @@ _KINDS = {name: kind for kind, names in _NAMES.items() for name in names}
 CURABLE = frozenset({Kind.LEADERSHIP, Kind.PASSING, Kind.REFUSED})  # waiting may cure it
 COORDINATOR = frozenset({"NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS", "_WAIT_COORD"})
 SILENCE = frozenset({"_TRANSPORT", "_TIMED_OUT", "_ALL_BROKERS_DOWN", "_MSG_TIMED_OUT"})  # says nothing of the reason
+FENCED = frozenset({"_FENCED", "_FATAL", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"})  # of a producer, by a newer one
 REFUSED_S = 25.0  # the client repeats itself every thirty seconds only
 
 

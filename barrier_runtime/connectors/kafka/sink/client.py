@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from barrier_runtime.connectors.kafka.asking import client_log
-from barrier_runtime.connectors.kafka.errors import COORDINATOR, SILENCE, Kind, Refusals, kind_of
+from barrier_runtime.connectors.kafka.errors import COORDINATOR, FENCED, SILENCE, Kind, Refusals, kind_of
 from barrier_runtime.state.errors import InvalidJob, Unavailable, missing_extra
 
 ANSWER_S = 10.0  # the longest wait for one answer of the broker
@@ -121,6 +121,11 @@ class KafkaCluster:
             return InvalidJob(f"{said}; {lasting}: correct the sasl.* and ssl.* in the sink's config=, or the brokers")
         if kind in (Kind.FOR_A_PERSON, Kind.MISSING):
             return InvalidJob(f"{said}: correct the sink's settings, the topic or the permissions")
+        if cause.name() in FENCED:
+            return Unavailable(
+                f"{said}: it is tried again; another program writes by the name of this job and sink, or one did: give "
+                "a fork a name of its own"
+            )
         heard = f"; heard before: {self._heard}" if self._heard and silent else ""
         return Unavailable(f"{said}{heard}: it is tried again; are the brokers up, and is the address right?")
 

@@ -58,6 +58,14 @@ def test_source_and_sink_agree_on_what_a_person_must_do(code: int) -> None:
     assert isinstance(sink.meaning(KafkaException(KafkaError(code)), "reach"), InvalidJob)
 
 
+@pytest.mark.parametrize("code", [KafkaError._FENCED, KafkaError._FATAL, KafkaError.INVALID_PRODUCER_EPOCH])
+def test_who_is_refused_for_another_writer_of_the_same_name_is_not_sent_to_the_brokers(code: int) -> None:
+    meaning = KafkaCluster("10.0.0.1:9093", {}, "sink").meaning(KafkaException(KafkaError(code)), "write rows to")
+    assert isinstance(meaning, Unavailable), "a zombie stops by the marker alone"
+    assert "another program writes by the name of this job and sink, or one did" in str(meaning)
+    assert "are the brokers up" not in str(meaning)
+
+
 class Silent:
     """An admin client that was asked and never says what became of it, as librdkafka's does now and then."""
 
