@@ -103,6 +103,10 @@ class _Collecting(Emit):
         return taken
 
 
+class DebuggerQuit(UserCodeError):
+    """Whoever looks has seen enough: the replay ends here."""
+
+
 @dataclass(frozen=True)
 class Coming:
     """A row that is about to be processed, and the key's state."""
@@ -167,9 +171,12 @@ class _Watched:
     def _row(self, batch: Batch, emit: Emit, port: int) -> None:
         row, reached = rows_of(batch.rows)[0], batch.reached
         before, collecting, error = self._before(), _Collecting(emit), ""
-        self._in_row = True
+        self._in_row, whole = True, True
         try:
             self._observer.call(self._operator, row, before, lambda: self._process(batch, collecting, port))
+        except DebuggerQuit:
+            whole = False
+            raise
         except Exception as failure:
             error = str(failure.args[0] if isinstance(failure, UserCodeError) else failure)
             raise
@@ -177,16 +184,17 @@ class _Watched:
             self._in_row = False
             emitted, side = collecting.taken()
             self._state = state_of(self._operator)
-            self._observer.tell(
-                row=row,
-                reached_ms=None if reached is None else _known(int(reached[0])),
-                before=before,
-                after=self._state,
-                emitted=emitted,
-                side=side,
-                port=port,
-                error=error,
-            )
+            if whole:
+                self._observer.tell(
+                    row=row,
+                    reached_ms=None if reached is None else _known(int(reached[0])),
+                    before=before,
+                    after=self._state,
+                    emitted=emitted,
+                    side=side,
+                    port=port,
+                    error=error,
+                )
 
     def toward(self, watermark_ms: int, emit: Emit) -> bool:
         return self._timed(lambda to: self._toward(watermark_ms, to), emit, watermark_ms, True)

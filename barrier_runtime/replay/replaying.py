@@ -20,7 +20,7 @@ from barrier_runtime.launch.options import JobOptions, job_spec, usable_locally
 from barrier_runtime.launch.patient_listing import patient_listing
 from barrier_runtime.operators.functions.switching import switched_between
 from barrier_runtime.replay.graphs import reading, up_to
-from barrier_runtime.replay.observing import Observer, ReplayedRow, Wanted
+from barrier_runtime.replay.observing import DebuggerQuit, Observer, ReplayedRow, Wanted
 from barrier_runtime.replay.ranges import read_ranges
 from barrier_runtime.replay.running import ReplayEnded, run_replay
 from barrier_runtime.replay.starting import SCRATCH, OneKey, begin, state_key
@@ -203,7 +203,13 @@ def replay(
         raise InvalidJob(f"the replay ended ({ended.status.outcome}): {ended.status.error or ended.status.reason}")
     if ended.trouble is not None and not isinstance(ended.trouble, UserCodeError):
         raise ended.trouble
-    error = "" if ended.trouble is None else "hidden, because columns are" if redact else str(ended.trouble)
+    error = (
+        ""
+        if ended.trouble is None or isinstance(ended.trouble, DebuggerQuit)
+        else "hidden, because columns are"
+        if redact
+        else str(ended.trouble)
+    )
     return Replayed(tuple(rows), error, sum(each.total for each in ranges.values()))
 
 

@@ -6,7 +6,7 @@ from types import CodeType
 from typing import Any
 
 from barrier_runtime.operators.base import Operator
-from barrier_runtime.replay.observing import Coming
+from barrier_runtime.replay.observing import Coming, DebuggerQuit
 from barrier_runtime.state_tables.masking import masked
 
 _FUNCTIONS = ("_call", "_function")  # where operators keep what the user wrote
@@ -19,9 +19,12 @@ class Stops:
     def __init__(self, debugger: pdb.Pdb | None = None, redact: Sequence[str] = ()) -> None:
         self._debugger = debugger or pdb.Pdb(nosigint=True, readrc=False)
         self._redact = redact
+        self._quit = False
+        self._set_quit, self._debugger.set_quit = self._debugger.set_quit, self._quits  # type: ignore[method-assign]
 
     def call(self, operator: Operator, coming: Coming, work: Callable[[], None]) -> None:
-        """Call `work`, and stop at the first line of the user's function, or where there is none at its own."""
+        """Call `work`, and stop at the first line of the user's function, or where there is none at its own. Raises
+        `DebuggerQuit` when the user leaves the debugger, whatever the operator makes of it."""
         debugger = self._debugger
         debugger.message(f"row {coming.number}: {masked(coming.row, self._redact)}")
         debugger.message(f"state: {masked(coming.before, self._redact)}")
@@ -31,7 +34,15 @@ class Stops:
             debugger.clear_all_breaks()
             debugger.set_break(code.co_filename, code.co_firstlineno, funcname=code.co_name)
             debugger.rcLines = ["continue"]  # from our code to the user's
-        debugger.runcall(work)
+        try:
+            debugger.runcall(work)
+        finally:
+            if self._quit:
+                raise DebuggerQuit("the debugger was left") from None
+
+    def _quits(self) -> None:
+        self._quit = True
+        self._set_quit()
 
 
 def code_of(operator: Operator) -> CodeType | None:

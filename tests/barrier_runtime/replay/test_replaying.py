@@ -95,6 +95,13 @@ def test_the_debugger_stops_in_the_users_function(job: TwoCheckpoints) -> None:
     assert f"row 0: {first}" in told
 
 
+@pytest.mark.parametrize("left", ["quit\n", ""], ids=["quit", "end of input"])
+def test_who_leaves_the_debugger_ends_the_replay_and_has_seen_no_error(job: TwoCheckpoints, left: str) -> None:
+    commands = io.StringIO("continue\n" * 2 + left)
+    done = again(job, stop=pdb.Pdb(stdin=commands, stdout=io.StringIO(), nosigint=True, readrc=False))
+    assert (done.error, len(done.rows)) == ("", 2), "the third has not been processed"
+
+
 def test_masked_columns_are_hidden_in_rows_and_state(job: TwoCheckpoints) -> None:
     told: list[ReplayedRow] = []
     done = again(job, redact=["user", "seen"], told=told.append)
