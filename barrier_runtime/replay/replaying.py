@@ -203,13 +203,8 @@ def replay(
         raise InvalidJob(f"the replay ended ({ended.status.outcome}): {ended.status.error or ended.status.reason}")
     if ended.trouble is not None and not isinstance(ended.trouble, UserCodeError):
         raise ended.trouble
-    error = (
-        ""
-        if ended.trouble is None or isinstance(ended.trouble, DebuggerQuit)
-        else "hidden, because columns are"
-        if redact
-        else str(ended.trouble)
-    )
+    failed = ended.trouble is not None and not isinstance(ended.trouble, DebuggerQuit)
+    error = "" if not failed else "hidden, because columns are" if redact else str(ended.trouble)
     return Replayed(tuple(rows), error, sum(each.total for each in ranges.values()))
 
 
