@@ -1,7 +1,8 @@
 """`verify`: does the flow, run again between two checkpoints, come to the same state and the same rows?
 
 What is compared          with
-  keyed state             that of the later checkpoint, entry by entry; not the times at which entries were written
+  keyed state             that of the later checkpoint, entry by entry; not the times at which entries were written, and
+                          not how rows lie that windows hold, which depends on the batches in which they came
   rows to a sink          what it made visible between the two, where that can be read back (`ReadsBack`);
                           else those of another replay: what does not depend on the run is then the same
 
@@ -24,6 +25,8 @@ from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.operators.aggregation.kinds.sketches import same_sketches
 from barrier_runtime.operators.keyed.progress import fires_still
+from barrier_runtime.operators.windows.whole.apply import HeldWindowOperator
+from barrier_runtime.operators.windows.whole.window_rows import HELD_ROWS
 from barrier_runtime.replay.graphs import reading, without_sinks
 from barrier_runtime.replay.ranges import read_ranges
 from barrier_runtime.replay.replaying import ReplayedFlow, Stretch, run_stretch, scratch, url_of
@@ -149,6 +152,12 @@ class _Verifying:
             for spec in chain.operators
             if spec.is_sink
         }
+        self._holding = {
+            spec.name
+            for chain in self._graph.chains
+            for spec in chain.operators
+            if not spec.is_sink and isinstance(spec.make(), HeldWindowOperator)
+        }
         self._states = 0
 
     def verified(self) -> Verified:
@@ -208,11 +217,15 @@ class _Verifying:
         ):
             self._states = len(committed.tables())
             for operator in order:
-                found = (each for each in diff(committed, replayed, operator) if not same_content(each))
+                found = (each for each in diff(committed, replayed, operator) if not self._same(each))
                 for number, each in enumerate(found):
                     if number == _MOST:
                         break
                     yield self._divergence(each)
+
+    def _same(self, found: StateDifference) -> bool:
+        held = found.operator in self._holding and (found.state == HELD_ROWS or found.change == "changed")
+        return held or same_content(found)
 
     def _divergence(self, found: StateDifference) -> Divergence:
         shown = masked({"key": found.key, "before": found.before, "after": found.after}, self._redact)

@@ -26,6 +26,7 @@ from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.columns.wide_columns import EMPTY, lengths
 from barrier_runtime.state.errors import Corrupt
 
+HELD_ROWS = "rows"  # the state with the chunks
 CHUNKS = "chunks"  # columns of state, of the window's entry
 TAIL = "tail"
 TAIL_BYTES = 1 << 10  # at most
@@ -46,7 +47,7 @@ class WindowRows:
         in which rows come."""
         self.schema = schema
         self._windows = table
-        self._chunks = backend.table_of_bytes("rows", table.key_width)
+        self._chunks = backend.table_of_bytes(HELD_ROWS, table.key_width)
         self._event_time = event_time
         self._where = where
         self._bytes = RowBytes(schema)
