@@ -55,6 +55,7 @@ def make_savepoint(
         delete_savepoint(url)  # an earlier attempt to stop with it; the job went on
         known = None
     if known is None:
+        _check_unclaimed(target, url, wanted.taken.job)
         files = files_by_object(wanted.taken)
         for store, objects in parts:
             held = {key: files.get(to, ()) for key, to in objects.items()}
@@ -183,6 +184,18 @@ def _create(target: ObjectStore, url: str, savepoint: Savepoint) -> None:
         if known is not None:
             raise InvalidJob(_occupied(url, known))
     raise Unavailable(f"whether {shown(url)}/{SAVEPOINT_FILE} was written is not known: take the savepoint again")
+
+
+def _check_unclaimed(target: ObjectStore, url: str, job: str) -> None:
+    """Another savepoint in its place would be taken for the one that was claimed: by whoever claimed it, when it is
+    started again by the same command, and by others, who are refused. A job may use its own folder again."""
+    data = get_or_none(target, CLAIM_FILE)
+    owner = job if data is None else data.decode(errors="replace")
+    if owner != job:
+        raise InvalidJob(
+            f"{shown(url)} had a savepoint that job {owner[:100]!r} claimed, and asks for when it is started again: "
+            f"choose a folder of its own, or delete {CLAIM_FILE} in this one"
+        )
 
 
 def _occupied(url: str, known: Savepoint) -> str:

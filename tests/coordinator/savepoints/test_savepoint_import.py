@@ -14,6 +14,7 @@ from barrier_runtime.coordinator.log.manifest import decode_manifest
 from barrier_runtime.coordinator.log.records import Complete, Fence
 from barrier_runtime.coordinator.savepoints.files import delete_savepoint, missing_objects, read_savepoint
 from barrier_runtime.coordinator.savepoints.importing import begin_with_savepoint
+from barrier_runtime.coordinator.status.status import SavepointStatus
 from barrier_runtime.coordinator.wire.messages import Deploy, JobSpec
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.local import LocalStore
@@ -212,6 +213,33 @@ def test_a_second_claimer_is_refused():
         begin(store, url, mode="claim")
     assert store.keys() == ()
     begin(store, url)
+
+
+def test_where_another_job_claimed_a_savepoint_no_other_is_written():
+    """It would be taken for the one that was claimed when that job is started again by the same command."""
+    url, coordinator, _ = taken()
+    store = MemoryStore()
+    begin(store, url, mode="claim")
+
+    def again() -> SavepointStatus:
+        slots = list(coordinator.links.values())[-2:]
+        coordinator.savepoint(SavepointRequest(uuid.uuid4().hex, url, False))
+        number = coordinator.status.checkpoints.in_progress[-1]
+        for slot in slots:
+            slot.ack(number, files="f g")
+        coordinator.settle()
+        for slot in slots:
+            slot.commit(number)
+        coordinator.settle()
+        return coordinator.status.savepoints[-1]
+
+    said = again()
+    assert said.state == "failed"
+    assert "had a savepoint that job 'departures' claimed" in said.error
+    assert [info.key for info in open_store(url).list("")] == ["claimed-by"]
+    assert "claimed the savepoint" in begin(store, url, mode="claim"), "the same command again"
+    open_store(url).put("claimed-by", b"flights")
+    assert again().state == "done", "its own folder"
 
 
 # ---------------------------------------------------------------- dying at any call
