@@ -12,9 +12,9 @@ and `written_at` (timestamp[ms, UTC]) where the state has a time to live. Entrie
 swept yet are there, too. What a checkpoint has beside keyed state is in `beside_keyed`.
 """
 
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
@@ -36,6 +36,7 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.file_links import segment_number
 from barrier_runtime.state.keys.key_codec import decode_columns, decode_key
 from barrier_runtime.state.kv.shard import PREFIX_BYTES
+from barrier_runtime.state.scratch import scratch_folder
 from barrier_runtime.state.snapshots.snapshot import KEYS, ONE_VALUE, OperatorSnapshot, StateDescription
 from barrier_runtime.state.snapshots.stored_values import with_values
 from barrier_runtime.state.store.object_store import ObjectStore
@@ -95,7 +96,8 @@ class StoredState:
         self._store = store
         self._manifest = manifest
         self._what = what
-        self._folder = tempfile.TemporaryDirectory(prefix="barrier-state-")
+        self._scratch = ExitStack()
+        self._folder = self._scratch.enter_context(scratch_folder("barrier-runtime-state-"))
         self._opened = 0
 
     def __enter__(self) -> "StoredState":
@@ -105,7 +107,7 @@ class StoredState:
         self.close()
 
     def close(self) -> None:
-        self._folder.cleanup()
+        self._scratch.close()
         pin, self._pin = self._pin, None
         if pin is not None:
             pin.release()
@@ -130,7 +132,7 @@ class StoredState:
         self._opened += 1
         if self._pin is not None:
             self._pin.renew()
-        return Path(self._folder.name) / str(self._opened)
+        return self._folder / str(self._opened)
 
     @property
     def age_s(self) -> float:

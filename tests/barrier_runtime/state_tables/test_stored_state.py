@@ -33,6 +33,7 @@ from barrier_runtime import (
 from barrier_runtime.bootstrap import write_savepoint
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.scratch import LOCK
 from barrier_runtime.state.store.local import LocalStore
 from barrier_runtime.state_tables import open_checkpoint, stored_state
 from tests.barrier_runtime.running_job import RunningJob, Target, numbers_flow, numbers_of
@@ -323,3 +324,14 @@ async def test_states_of_the_runtimes_own_are_read_too(tmp_path: Path) -> None:
         assert {each["user"] for each in held if each["tail"]} == set(USERS), "few rows wait in the window's entry"
         for each in stored.tables():
             stored.table(each.operator, each.state).read_all()
+
+
+def test_where_a_reader_works_is_one_of_the_folders_that_go_with_the_next_when_it_is_killed(tmp_path: Path) -> None:
+    flow = Dataflow("read")
+    rows = flow.from_iterator("in", lambda part, of: [{"k": 1}], schema={"k": int}, splits=1)
+    rows.key_by("k").aggregate("sums", n=count()).sink("out", CollectSink())
+    flow.run_local(checkpoints=tmp_path, parallelism=1)
+    with open_checkpoint(str(tmp_path), "read") as stored:
+        folder = stored._folder.parent
+        assert (folder / LOCK).exists()
+    assert not folder.exists()
