@@ -303,7 +303,8 @@ class RowSteps(UnkeyedSteps[S]):
                 ]
             )
         reads = read_by([expression for expression, _ in computed.values()], self.schema, names.values())
-        return self._step("select", name, make, output, ", ".join(chosen), reads)
+        renames = None if computed else names
+        return self._step("select", name, make, output, ", ".join(chosen), reads, renames)
 
     def broadcast_join(
         self,

@@ -53,9 +53,12 @@ class UnkeyedSteps(Steps[S]):
         schema: pa.Schema | None,
         describe: str,
         reads: frozenset[str] | None = None,
+        renames: Mapping[str, str] | None = None,
     ) -> S:
-        """The stream of a step without state that has one output. `reads`: see `StepNode`."""
-        return self._added(StepNode(name, kind, (self._as_input(),), make, schema, describe=describe, reads=reads))[0]
+        """The stream of a step without state that has one output. `reads`, `renames`: see `StepNode`."""
+        inputs = (self._as_input(),)
+        node = StepNode(name, kind, inputs, make, schema, describe=describe, reads=reads, renames=renames)
+        return self._added(node)[0]
 
     def _step_and_sides(
         self,

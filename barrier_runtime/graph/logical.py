@@ -1,7 +1,7 @@
 """What a `Dataflow` has collected: sources and steps as plain values, connected by their numbers. Compiled by
 `compiler`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
@@ -73,18 +73,33 @@ class StepNode:
     states: Mapping[str, StateDescription] = field(default_factory=dict)  # see `OperatorSpec`
     batch_call: BatchCall | None = None  # a function that the program calls for what this sink has decided
     reads: frozenset[str] | None = None  # columns of its input that it needs itself; None: all
+    renames: Mapping[str, str] | None = None  # its rows are those of its input, with these columns: new name -> column
 
 
 Node: TypeAlias = SourceNode | StepNode
 
 T = TypeVar("T")
-_SAME_ROWS = frozenset({"filter", "union"})  # kinds of steps whose rows are those of their inputs
+_Of: TypeAlias = Callable[[Node], frozenset[T] | None]
+_Renamed: TypeAlias = Callable[[frozenset[T], Mapping[str, str]], Iterator[T]]  # by new name -> column
+_SAME_ROWS = frozenset({"filter", "union", "broadcast_join", "one key"})  # kinds of steps that keep rows and columns
 
 
 def _event_times(node: Node) -> frozenset[str] | None:
     if isinstance(node, StepNode):
         return node.event_times
     return None if node.event_time is None else frozenset([node.event_time])
+
+
+def _renamed(columns: frozenset[str], names: Mapping[str, str]) -> Iterator[str]:
+    return (name for name, column in names.items() if column in columns)
+
+
+def _within(node: Node) -> frozenset[Within] | None:
+    return node.within if isinstance(node, StepNode) else None
+
+
+def _renamed_within(found: frozenset[Within], names: Mapping[str, str]) -> Iterator[Within]:
+    return (replace(each, column=name) for each in found for name, column in names.items() if column == each.column)
 
 
 class Plan:
@@ -127,22 +142,23 @@ class Plan:
 
     def event_times(self, number: int) -> frozenset[str] | None:
         """Columns of the rows of node `number` that its watermark is of; None: not known."""
-        return self._of_rows(number, _event_times)
+        return self._of_rows(number, _event_times, _renamed)
 
     def within(self, number: int) -> frozenset[Within]:
         """See `StepNode`."""
-        return self._of_rows(number, lambda node: node.within if isinstance(node, StepNode) else None) or frozenset()
+        return self._of_rows(number, _within, _renamed_within) or frozenset()
 
-    def _of_rows(self, number: int, of: Callable[[Node], frozenset[T] | None]) -> frozenset[T] | None:
+    def _of_rows(self, number: int, of: _Of[T], renamed: _Renamed[T]) -> frozenset[T] | None:
         """What holds for all rows of node `number`, given what each node says `of` the rows that it makes."""
         found: list[frozenset[T] | None] = []  # by node: inputs come before what takes them
         for node in self.nodes[: number + 1]:
-            if isinstance(node, StepNode) and node.kind in _SAME_ROWS:
-                before = [None if input.tag else found[input.node] for input in node.inputs]
-                known = [each for each in before if each is not None]
-                found.append(frozenset.intersection(*known) if len(known) == len(before) else None)
-            else:
+            if isinstance(node, SourceNode) or not (node.kind in _SAME_ROWS or node.renames is not None):
                 found.append(of(node))
+                continue
+            before = [None if input.tag else found[input.node] for input in node.inputs]
+            known = [each for each in before if each is not None]
+            same = frozenset.intersection(*known) if len(known) == len(before) else None
+            found.append(same if same is None or node.renames is None else frozenset(renamed(same, node.renames)))
         return found[number]
 
     def by_wall_clock(self, number: int) -> list[tuple[str, str]]:

@@ -47,6 +47,9 @@ def late_rows(flow: Dataflow) -> Stream:
         (lambda flow: read(flow, "rows").filter("k > 1").with_watermarks("made"), "at", "made"),
         (joined, "made", "at"),
         (as_of, "at_right", "at"),
+        (lambda flow: read(flow, "rows").select(["made", "k", "at"]), "made", "at"),
+        (lambda flow: read(flow, "rows").select({"made": "made", "k": "k", "due": "at"}), "made", "due"),
+        (lambda flow: read(flow, "rows").broadcast_join("more", [{"k": 1, "v": 2}], on="k"), "made", "at"),
     ],
 )
 def test_a_window_by_another_column_than_the_watermarks_is_told(
@@ -65,6 +68,9 @@ def test_a_window_by_another_column_than_the_watermarks_is_told(
         (lambda flow: read(flow, "rows"), "at"),
         (lambda flow: read(flow, "rows").filter("k > 1").union(read(flow, "more")), "at"),
         (lambda flow: read(flow, "rows").map(lambda row: row), "made"),
+        (lambda flow: read(flow, "rows").select({"k": "k", "at": "at", "made": "at"}), "made"),
+        (lambda flow: read(flow, "rows").select({"k": "k", "at": "at", "made": "at * 1"}), "made"),
+        (lambda flow: read(flow, "rows").select(["k", "made"]), "made"),
         (lambda flow: read(flow, "rows").union(read(flow, "more").with_watermarks("made")), "made"),
         (joined, "at"),
         (joined, "at_right"),
@@ -103,8 +109,12 @@ FOLLOWING: dict[str, tuple[Any, Callable[[Any], Any]]] = {
 }
 
 
+def results_of(flow: Dataflow, window: Any) -> Stream:
+    return read(flow, "rows").key_by("k").window("w", window, event_time="at").aggregate(n=count())
+
+
 def results(flow: Dataflow, window: Any) -> KeyedStream:
-    return read(flow, "rows").key_by("k").window("w", window, event_time="at").aggregate(n=count()).key_by("k")
+    return results_of(flow, window).key_by("k")
 
 
 @pytest.mark.parametrize("case", FOLLOWING)
@@ -113,6 +123,17 @@ def test_the_start_of_a_window_as_event_time_is_told_where_results_would_be_late
     window, step = FOLLOWING[case]
     with pytest.warns(UserWarning, match=r"event time is column 'window_start', but the watermark is of 'window_end'"):
         step(results(Dataflow("f"), window))
+
+
+def test_behind_a_select_and_in_windows_over_all_rows_it_is_told_as_well() -> None:
+    window, _ = FOLLOWING["a shorter window"]
+    chosen = results_of(Dataflow("f"), window).select({"begins": "window_start", "window_end": "window_end", "n": "n"})
+    said = r"event time is column 'begins', but the watermark is of 'window_end'"
+    with pytest.warns(UserWarning, match=said):
+        chosen.window_all("a", Tumbling(SECOND), event_time="begins")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        chosen.window_all("b", window, event_time="begins")
 
 
 def test_rows_that_top_gives_have_the_time_at_which_their_window_is_over() -> None:
