@@ -231,16 +231,26 @@ def _collect_rarely() -> None:
 
 # ---------------------------------------------------------------- canaries
 
+_found = multiprocessing.get_context("fork").Event()  # of the canary that is looked for, in all processes
+
+
+def _judge_unless_found(seed: int) -> Verdict | None:
+    return None if _found.is_set() else judge_seed(seed)
+
 
 def _hunt(name: str, jobs: int) -> tuple[int, Verdict] | None:
     """The first of the seeds that shows the planted bug, and how many were needed. Of a canary with a story, only seeds
     about that are run, and counted."""
     story = CANARIES[name].story
     seeds = (seed for seed in itertools.count() if story in (None, draw(seed).story))
+    _found.clear()
     with CANARIES[name].plant(), _pool(jobs) as pool:
-        for number, verdict in enumerate(pool.imap(judge_seed, itertools.islice(seeds, CANARY_SEEDS)), start=1):
-            if verdict.violations:
-                pool.terminate()
+        judged = pool.imap(_judge_unless_found, itertools.islice(seeds, CANARY_SEEDS))
+        for number, verdict in enumerate(judged, start=1):
+            if verdict is not None and verdict.violations:
+                _found.set()
+                pool.close()  # and none is terminated, which would leave its folder
+                pool.join()
                 return number, verdict
     return None
 
