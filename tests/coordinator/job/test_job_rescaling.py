@@ -149,14 +149,19 @@ def test_a_rescale_that_is_asked_for_while_the_job_restores_gets_its_slots():
     assert number < last
 
 
-def test_a_restore_takes_nothing_from_the_time_that_a_rescale_has():
-    store = MemoryStore()
+def asked_while_it_restores(store):
+    """A job whose two slots restore, and which is to have three."""
     coordinator, a, b = started(store)
     coordinator.checkpoint(a, b)
     b.fail()
     coordinator.settle()
     assert coordinator.phase == "restoring"
     ask(coordinator, 3)
+    return coordinator, a, b
+
+
+def test_a_restore_takes_nothing_from_the_time_that_a_rescale_has():
+    coordinator, a, b = asked_while_it_restores(MemoryStore())
     for _ in range(3):
         coordinator.later(PATIENCE_MS)
         for slot in (a, b):
@@ -175,12 +180,7 @@ def test_a_restore_takes_nothing_from_the_time_that_a_rescale_has():
 def test_a_new_slot_that_is_lost_while_the_job_restores_is_none_of_its_slots():
     """The generation does without it: it is not to begin again."""
     store = MemoryStore()
-    coordinator, a, b = started(store)
-    coordinator.checkpoint(a, b)
-    b.fail()
-    coordinator.settle()
-    assert coordinator.phase == "restoring"
-    ask(coordinator, 3)
+    coordinator, a, b = asked_while_it_restores(store)
     (c,) = standbys(coordinator, 2)
     c.cut()
     for slot in (a, b):
