@@ -557,7 +557,13 @@ def _ack_before_upload() -> Iterator[None]:
             self._store = store
 
         def put(self, key: str, data: bytes) -> None:
-            Pool(self._store._process, 1).submit(lambda: self._store.put(key, data), lambda *_: None, lambda: True)
+            process = self._store._process
+
+            def slowly() -> None:
+                process.simulation.jobs.block(300_000)
+                self._store.put(key, data)
+
+            Pool(process, 1).submit(slowly, lambda *_: None, lambda: True)
 
     def make(original: Any) -> Any:
         def upload(store: Any, *arguments: Any) -> Any:
