@@ -133,9 +133,7 @@ class StateFilling:
     def _fill(self, subtask: int, rows: pa.RecordBatch) -> None:
         table = self._tables[subtask]
         keys, _ = self._codec.keys(Batch(rows, 0))
-        if isinstance(table, ColumnTable):
-            self._fill_columns(table, subtask, keys, rows)
-        elif isinstance(table, TimerTable):
+        if isinstance(table, TimerTable):
             timers = list(zip(self._times_ms(rows, "at").tolist(), keys, strict=True))
             self._places[subtask].extend(map(hash, timers))
             table.load(timers, [True] * len(keys))
@@ -151,7 +149,10 @@ class StateFilling:
         else:
             keys = self._with_namespace(keys, rows)
             self._note_places(subtask, rows)
-            table.load(keys, self._values(rows))
+            if isinstance(table, ColumnTable):
+                self._fill_columns(table, keys, rows)
+            else:
+                table.load(keys, self._values(rows))
 
     def _note_places(self, subtask: int, rows: pa.RecordBatch) -> None:
         columns = [*self._codec.arrays(rows), *map(rows.column, self._namespaces)]
@@ -223,11 +224,7 @@ class StateFilling:
             )
         return event_times_ms(column)
 
-    def _fill_columns(
-        self, table: ColumnTable, subtask: int, keys: list[tuple[Any, ...]], rows: pa.RecordBatch
-    ) -> None:
-        keys = self._with_namespace(keys, rows)
-        self._note_places(subtask, rows)
+    def _fill_columns(self, table: ColumnTable, keys: list[tuple[Any, ...]], rows: pa.RecordBatch) -> None:
         row_ids = table.row_ids(keys)
         for name, values in table.columns.items():
             column = self._has(rows, name, f"of the state, which has {', '.join(table.columns)}")

@@ -102,7 +102,11 @@ def claim(url: str, job: str) -> None:
 
 
 def claimed_by(url: str) -> str | None:
-    data = get_or_none(open_existing_store(url), CLAIM_FILE)
+    return _owner(open_existing_store(url))
+
+
+def _owner(store: ObjectStore) -> str | None:
+    data = get_or_none(store, CLAIM_FILE)
     return None if data is None else data.decode(errors="replace")
 
 
@@ -189,9 +193,8 @@ def _create(target: ObjectStore, url: str, savepoint: Savepoint) -> None:
 def _check_unclaimed(target: ObjectStore, url: str, job: str) -> None:
     """Another savepoint in its place would be taken for the one that was claimed: by whoever claimed it, when it is
     started again by the same command, and by others, who are refused. A job may use its own folder again."""
-    data = get_or_none(target, CLAIM_FILE)
-    owner = job if data is None else data.decode(errors="replace")
-    if owner != job:
+    owner = _owner(target)
+    if owner is not None and owner != job:
         raise InvalidJob(
             f"{shown(url)} had a savepoint that job {owner[:100]!r} claimed, and asks for when it is started again: "
             f"choose a folder of its own, or delete {CLAIM_FILE} in this one"
