@@ -2,6 +2,7 @@
 chooses what `.venv` is made of."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,8 @@ def run(*steps: str) -> tuple[int, list[str]]:
 def test_all_steps_run_and_the_last_line_and_the_exit_code_tell_that_all_passed() -> None:
     code, lines = run("echo one", "echo two; echo three")
     assert code == 0
-    assert lines[:-1] == ["== echo one", "one", "== echo two; echo three", "two", "three"]
+    assert lines[:-2] == ["== echo one", "one", "== echo two; echo three", "two", "three"]
+    assert re.fullmatch(r"== the steps took \d+ s \d+ s", lines[-2])
     assert "passed" in lines[-1]
 
 

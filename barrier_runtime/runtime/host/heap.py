@@ -28,9 +28,18 @@ class Heap:
             gc.unfreeze()
             self._generation_frozen = False
         gc.collect()
-        if not self._generation_frozen and len(gc.get_objects()) > _MANY:
+        if not self._generation_frozen and _tracked() > _MANY:
             gc.freeze()
             self._generation_frozen = True
+
+
+def _tracked() -> int:
+    """How many objects the collector walks, counted in one step of the interpreter: no other thread runs in between.
+
+    The list of them refers to each, also to a tuple that another thread is still filling from a generator; if that
+    thread ran while the list is there, it would get a SystemError ("bad argument to internal function").
+    """
+    return next(map(len, map(gc.get_objects, (None,))))
 
 
 PROCESS_HEAP = Heap()

@@ -44,7 +44,8 @@ def total_of(row: dict[str, Any]) -> int:
     return sum(each["n"] for each in ROWS if each["user"] == row["user"] and 0 <= each["n"] - begins < 60)
 
 
-@pytest.mark.parametrize("kind", ["in slices", pytest.param("whole", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["in slices", "whole"])
 def test_sliding_windows_come_out_again_as_they_were_committed(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +96,7 @@ def held_flow(kind: str, out: Path) -> Dataflow:
     return flow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["apply", "top"])
 def test_windows_that_hold_rows_are_the_same_wherever_batches_ended(kind: str, tmp_path: Path) -> None:
     job = two_checkpoints(str(tmp_path / "ckpt"), lambda: held_flow(kind, tmp_path / "out"))

@@ -65,3 +65,29 @@ process.begin()
 print(seen() is None, len(gc.get_objects()) < 1_000)
 """)
     assert said == "True True"
+
+
+def test_a_tuple_that_another_thread_fills_while_objects_are_counted_is_filled_to_its_end() -> None:
+    """A list of all objects refers to it, and CPython makes such a tuple longer only while nobody else does."""
+    said = said_by("""
+import sys, threading
+sys.setswitchinterval(1e-5)
+done, failed, filled = threading.Event(), [], 0
+def fill():
+    global filled
+    while not done.is_set():
+        try:
+            filled += len(tuple(at for at in range(200))) == 200
+        except SystemError as error:
+            failed.append(error)
+thread = threading.Thread(target=fill)
+thread.start()
+for _ in range(2_000):
+    process.trim(False)
+while not filled:
+    pass
+done.set()
+thread.join()
+print(failed[:1])
+""")
+    assert said == "[]"
