@@ -397,6 +397,7 @@ write_savepoint(sys.argv[1], flow=flow, states={("sums", sys.argv[2]): frame})
 """
 
 
+@pytest.mark.slow
 def test_what_a_killed_write_has_left_goes_with_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()

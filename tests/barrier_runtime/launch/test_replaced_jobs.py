@@ -89,10 +89,11 @@ async def test_a_job_goes_through_programs_and_parallelisms_and_loses_doubles_an
     assert reasons[2:] == ["rescaled from 2 to 3 slots"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "changes", "said"),
     [
-        pytest.param("lossy", {}, "has state of operators that the job no longer has", marks=pytest.mark.slow),
+        ("lossy", {}, "has state of operators that the job no longer has"),
         ("unwell", {}, "the new program did not start, and the one before goes on"),
     ],
 )

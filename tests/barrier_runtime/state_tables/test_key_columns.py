@@ -65,6 +65,7 @@ def flow(kind: str, rows: list[int]) -> Dataflow:
     return flow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", EACH_KIND)
 def test_key_columns_of_every_type_are_as_in_rows_and_can_be_asked_for(kind: str, tmp_path: Path) -> None:
     of_type, keys, written = KINDS[kind]

@@ -120,7 +120,13 @@ def test_a_crash_at_any_request_loses_and_doubles_nothing_and_leaves_no_upload(m
 
 
 @pytest.mark.parametrize(
-    "request_name", ["CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload", "ListMultipartUploads"]
+    "request_name",
+    [
+        pytest.param("CreateMultipartUpload", marks=pytest.mark.slow),
+        "UploadPart",
+        pytest.param("CompleteMultipartUpload", marks=pytest.mark.slow),
+        pytest.param("ListMultipartUploads", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("applied", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.slow), 3])

@@ -118,7 +118,8 @@ def chosen(rng: random.Random) -> dict[str, Any]:
     return {name: EVERY[name][0] for name in names}
 
 
-@pytest.mark.parametrize("kind", ["memory", pytest.param("rocksdb", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["memory", "rocksdb"])
 @pytest.mark.parametrize("step", STEPS)
 @given(seed=st.integers(0, 2**32))
 @examples(20)

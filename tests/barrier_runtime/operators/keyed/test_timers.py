@@ -207,7 +207,14 @@ def test_timers_fire_as_a_plain_set_of_them_would(
     ("kind", "seed"),
     [("memory", 0), *(pytest.param(*each, marks=pytest.mark.slow) for each in [("memory", 1), ("rocksdb", 2)])],
 )
-@pytest.mark.parametrize("ahead", [(40, 60), (1, 400), (0, 6)], ids=["steady", "any time", "soon"])
+@pytest.mark.parametrize(
+    "ahead",
+    [
+        pytest.param((40, 60), id="steady", marks=pytest.mark.slow),
+        pytest.param((1, 400), id="any time"),
+        pytest.param((0, 6), id="soon", marks=pytest.mark.slow),
+    ],
+)
 def test_timers_of_a_long_stream_are_where_they_are_found_whatever_happens_meanwhile(
     kind: Any, seed: int, ahead: tuple[int, int], folder: Path
 ) -> None:
