@@ -33,6 +33,7 @@ from barrier_runtime.operators.state.broadcast_copy import KEY_TYPES
 from barrier_runtime.operators.state.maps import key_conversion
 from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.keys.distinct_ints import distinct_ints
 from barrier_runtime.state.keys.key_groups import key_groups_of
 from barrier_runtime.state.snapshots.snapshot import StateDescription
 from barrier_runtime.state.values.entry_table import EntryTable
@@ -79,7 +80,7 @@ class StateFilling:
         batch = self._checked(batch)
         groups = key_groups_of([batch.column(name) for name in self._keys.names], self._max_parallelism)
         subtasks = groups.astype(np.int64) * len(self._operators) // self._max_parallelism
-        for subtask in np.unique(subtasks):
+        for subtask in distinct_ints(subtasks):
             rows = batch if len(self._operators) == 1 else batch.filter(pa.array(subtasks == subtask))
             self._fill(int(subtask), rows)
 

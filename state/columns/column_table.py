@@ -31,6 +31,7 @@ from barrier_runtime.state.columns.frozen_rows import FrozenSegment
 from barrier_runtime.state.columns.segment import Segment
 from barrier_runtime.state.columns.stored_entries import StoredEntries
 from barrier_runtime.state.columns.stored_rows import StoredRows
+from barrier_runtime.state.keys.distinct_ints import distinct_ints
 from barrier_runtime.state.keys.row_index import IntKeys, Ints, Key, RowIds, TupleKeys
 from barrier_runtime.state.kv.shard import Shard
 from barrier_runtime.state.kv.store import Entry
@@ -219,7 +220,7 @@ class ColumnTable:
         (below, there must be none). Only with `last_first`."""
         assert self._store.lasts is not None, "of a table whose entries are in this order"
         in_memory = self._rows.last_fields(self._rows.keys.all())
-        return np.union1d(in_memory, self._store.lasts.all_from(first))
+        return distinct_ints(np.concatenate([in_memory, self._store.lasts.all_from(first)]))
 
     def entries_of(self, last: int) -> Iterator[RowIds]:
         """Row ids of all entries whose key ends with `last`, in parts: what is in memory, then what is not, by key

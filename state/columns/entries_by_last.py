@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from barrier_runtime.state.columns.entry_keys import EntryKeys
+from barrier_runtime.state.keys.distinct_ints import distinct_ints
 from barrier_runtime.state.keys.row_index import Ints
 from barrier_runtime.state.kv.shard import Shard, entry_key, range_end
 from barrier_runtime.state.kv.store import Entry
@@ -33,7 +34,7 @@ class Lasts:
 
     def away(self, lasts: Ints) -> None:
         """Of entries that have left memory."""
-        self._away |= set(np.unique(lasts).tolist())
+        self._away |= set(distinct_ints(lasts).tolist())
 
     @property
     def none_is_away(self) -> bool:
@@ -47,7 +48,7 @@ class Lasts:
     def add(self, lasts: Ints) -> None:
         unknown = lasts[~self._are_found(lasts)]
         if len(unknown):
-            self._found |= set(np.unique(unknown).tolist())
+            self._found |= set(distinct_ints(unknown).tolist())
             self._sorted = None
 
     def discard(self, last: int) -> None:

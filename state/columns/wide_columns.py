@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from barrier_runtime.state.keys.distinct_ints import distinct_ints
 from barrier_runtime.state.keys.row_index import Ints, RowIds
 
 WIDE = "O"  # dtype of a column of cells
@@ -88,7 +89,7 @@ class CellBytes:
 
     def changed(self, row_ids: RowIds, columns: Sequence[Cells]) -> None:
         """Cells of `row_ids` (which may repeat) have other values now."""
-        distinct = np.unique(row_ids)
+        distinct = distinct_ints(row_ids)
         now = np.full(len(distinct), _OBJECT_BYTES * len(columns), np.int64)
         for cells in columns:
             now += lengths(cells[distinct])

@@ -30,6 +30,7 @@ from barrier_runtime.operators.base import Capture, Emit, OperatorContext
 from barrier_runtime.operators.deduplication.bloom import Hashed, Mask, TimeBuckets
 from barrier_runtime.operators.deduplication.hashing import U64, hash_rows
 from barrier_runtime.operators.keyed.operator import KeyedOperator
+from barrier_runtime.state.keys.distinct_ints import distinct_ints
 from barrier_runtime.state.snapshots.snapshot import value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 
@@ -161,7 +162,7 @@ class DeduplicateOperator(KeyedOperator):
             columns = [pa.array(values, kind) for values, kind in zip(fields, self._plain, strict=True)]
             of_chunk = hash_rows(columns)
             buckets = np.array([self._bucket(seen) for _, seen in chunk], np.int64)
-            for bucket in np.unique(buckets).tolist():
+            for bucket in distinct_ints(buckets).tolist():
                 hashes.setdefault(bucket, []).append(of_chunk[buckets == bucket])
             held += len(chunk)
             if held >= _FILLED_AT_ONCE:

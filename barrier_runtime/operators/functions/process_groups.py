@@ -24,6 +24,7 @@ from barrier_runtime.operators.outputs.failures import Failures, OnError, in_par
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name, own_function, user_error
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.keys.distinct_ints import distinct_ints
 from barrier_runtime.state.snapshots.continued_aggregates import COLUMN, described_name
 from barrier_runtime.state.snapshots.snapshot import StateDescription
 
@@ -90,7 +91,7 @@ class BatchKeys:
     @property
     def forgotten(self) -> Ints:
         """Each once."""
-        return np.unique(np.concatenate([*self._forgotten, np.empty(0, np.int64)])).astype(np.int64)
+        return distinct_ints(np.concatenate([*self._forgotten, np.empty(0, np.int64)])).astype(np.int64)
 
 
 def declared_columns(function: Any, state: Declared | None, where: str) -> dict[str, tuple[str, int | float]]:

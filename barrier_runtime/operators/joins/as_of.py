@@ -18,6 +18,7 @@ from barrier_runtime.operators.joins.base import Bools, Ints, JoinOperator
 from barrier_runtime.operators.joins.columns import JoinColumns, Side
 from barrier_runtime.operators.joins.join_buffer import JoinBuffer, rows_at_once
 from barrier_runtime.operators.joins.row_run import RowRun, pairs
+from barrier_runtime.state.keys.distinct_ints import distinct_ints
 
 AsOfKind: TypeAlias = Literal["left", "inner"]
 AS_OF_KINDS = ("left", "inner")
@@ -132,10 +133,10 @@ def with_versions(
 def _remove_superseded(versions: JoinBuffer, before: int) -> list[tuple[RowRun, Ints]]:
     """Of each key's versions with a time less than `before` only the newest stays. Gives these newest ones (run and
     positions) of the keys that had any pass since the last call."""
-    passed = [np.unique(run.keys[positions]) for run, positions in versions.passed(before, _SUPERSEDED)]
+    passed = [distinct_ints(run.keys[positions]) for run, positions in versions.passed(before, _SUPERSEDED)]
     if not passed:
         return []
-    keys = np.unique(np.concatenate(passed))
+    keys = distinct_ints(np.concatenate(passed))
     lowest, highest = np.full(len(keys), WATERMARK_MIN), np.full(len(keys), before - 1)
     newest, newest_run = np.full(len(keys), WATERMARK_MIN), np.full(len(keys), -1)
     found: list[tuple[int, RowRun, Ints, Ints]] = []

@@ -18,6 +18,7 @@ from barrier_runtime.operators.joins.base import Ints, JoinOperator
 from barrier_runtime.operators.joins.columns import JoinColumns, Side
 from barrier_runtime.operators.joins.join_buffer import rows_at_once
 from barrier_runtime.operators.joins.row_run import RowRun, pairs
+from barrier_runtime.state.keys.distinct_ints import distinct_ints
 
 JoinKind: TypeAlias = Literal["inner", "left", "right", "full", "semi", "anti"]
 JOIN_KINDS = ("inner", "left", "right", "full", "semi", "anti")
@@ -89,7 +90,7 @@ class MatchingJoin(JoinOperator):
     def _meet(self, left: RowRun, starts: Ints, ends: Ints, emit: Emit) -> None:
         """Semi and anti: these left rows have a partner now, and need no other."""
         for _, positions in pairs(starts, ends, rows_at_once(left.row_bytes)):
-            found = np.unique(left.living(positions))
+            found = distinct_ints(left.living(positions))
             if len(found):
                 self._buffers[_LEFT].kill(left, found)
                 if self._semi:

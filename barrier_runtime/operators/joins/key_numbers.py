@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.grouping import group_rows
 from barrier_runtime.data.keys import KeyCodec
+from barrier_runtime.state.keys.distinct_ints import distinct_ints
 from barrier_runtime.state.keys.row_index import IntKeys, TupleKeys, tuple_keys
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -42,7 +43,7 @@ class KeyNumbers:
         np.subtract.at(self._rows, numbers, 1)
         free = numbers[self._rows[numbers] == 0]
         if len(free):
-            self._keys.remove(np.unique(free))
+            self._keys.remove(distinct_ints(free))
 
     def _placed(self, keys: Any) -> Ints:
         numbers, made = self._keys.place(keys)

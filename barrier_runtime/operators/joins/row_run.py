@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from barrier_runtime.state.keys.distinct_ints import distinct_ints
+
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
@@ -36,7 +38,7 @@ class RowRun:
         self._ranks: Ints | None = None  # distinct times, when key and time do not fit in 64 bits
         self._width = self.last - self.first + 2
         if (self._highest_key + 2) * self._width >= _MOST:
-            self._ranks = np.unique(times)
+            self._ranks = distinct_ints(times)
             self._width = len(self._ranks) + 2
         ordinals = times - self.first if self._ranks is None else np.searchsorted(self._ranks, times)
         places = keys * self._width + ordinals

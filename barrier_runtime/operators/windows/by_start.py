@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from barrier_runtime.data.grouping import order_of_ints
+from barrier_runtime.state.keys.distinct_ints import distinct_ints
 
 Ints = npt.NDArray[np.int64]
 
@@ -51,7 +52,7 @@ class ByStart:
                 known.append(its_ids)
 
     def note_starts(self, starts: Ints) -> None:
-        for start in np.unique(starts).tolist():
+        for start in distinct_ints(starts).tolist():
             if start not in self._row_ids:
                 self._row_ids[start] = []
                 heapq.heappush(self._starts, start)

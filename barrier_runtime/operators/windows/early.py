@@ -27,6 +27,7 @@ from barrier_runtime.operators.windows.base import Ints, told_of_windows
 from barrier_runtime.operators.windows.changed import ByWallClock, ChangedWindows
 from barrier_runtime.operators.windows.triggers import Every
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.keys.distinct_ints import distinct_ints
 
 _TOLD = "told"  # column of state: rows in the last result
 _OVER = "over"  # column of state, with an allowed lateness: 1 once the window is over
@@ -182,7 +183,7 @@ class EarlyWindowOperator(ChangedWindows, WindowAggregateOperator):
             return self._add_counting(rows, starts, self._event_times(batch, of_row), self._rows, emit)
         row_ids = super()._add(rows, starts, batch, of_row, emit)
         if not self._table.is_whole:
-            self._changed_starts.update(np.unique(starts).tolist())
+            self._changed_starts.update(distinct_ints(starts).tolist())
         elif rows.num_rows:
             self._mark(row_ids)
         return row_ids

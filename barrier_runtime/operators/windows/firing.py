@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from barrier_runtime.data.grouping import order_of_ints, stable_order
+from barrier_runtime.state.keys.distinct_ints import distinct_ints
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -101,7 +102,7 @@ def ints_in_order(
     sample = np.sort(np.concatenate([packed([field[::step] for field in some]) for some in fields]))
     splitters = sample[_SAMPLED // 2 :: _SAMPLED]  # each is the last one of its part
     shift = max(0, sum(widths) - 16)
-    alike = np.unique(splitters >> shift)
+    alike = distinct_ints(splitters >> shift)
     by_counting = 2 * len(alike) > len(splitters)  # parts differ in the highest 16 bits, which are sorted by counting
     splitters = alike if by_counting else splitters
     parted: list[tuple[Ints, Ints, list[int]]] = []  # row ids and numbers by part, and where each part begins

@@ -49,6 +49,7 @@ from barrier_runtime.operators.windows.base import Ints
 from barrier_runtime.operators.windows.by_start import ByStart
 from barrier_runtime.operators.windows.window_keys import WindowKeys
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.keys.distinct_ints import distinct_ints
 from barrier_runtime.state.keys.key_groups import key_groups_of
 from barrier_runtime.state.snapshots.snapshot import value_format
 from barrier_runtime.state.versioned import VersionedDecoder
@@ -133,7 +134,7 @@ class SlidingAggregateOperator(WindowAggregateOperator):
         in_order = np.argsort(slices, kind="stable")
         for back_ms in range(0, self._window.size_ms, self._window.slide_ms):
             its = in_order[slices[in_order] - back_ms + self._window.size_ms - 1 > fired_ms[in_order]]
-            for start in np.unique(slices[its]).tolist():
+            for start in distinct_ints(slices[its]).tolist():
                 of_slice = its[slices[its] == start]
                 for some in np.split(of_slice, range(firing.FEW, len(of_slice), firing.FEW)):
                     into = table.row_ids([(*keys[at][:-1], start - back_ms) for at in some.tolist()])

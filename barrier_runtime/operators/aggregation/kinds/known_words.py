@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from barrier_runtime.operators.aggregation.kinds.collecting import COUNT, REMEMBERED
 from barrier_runtime.operators.aggregation.state_columns import Ints, Values
+from barrier_runtime.state.keys.distinct_ints import distinct_ints
 from barrier_runtime.state.keys.row_index import IntKeys
 
 Flags = npt.NDArray[np.bool_]
@@ -61,7 +62,7 @@ def _found_in(cells: Sequence[bytes], words: Ints) -> Ints:
     bits = len(words).bit_length() + _MARK_BITS
     marks, shift = np.zeros(1 << bits, np.bool_), np.uint64(64 - bits)
     marks[words.view(np.uint64) * _MIX >> shift] = True
-    cuts = np.unique(np.searchsorted(ends, np.arange(0, int(ends[-1]), _LOOKED_THROUGH)))
+    cuts = distinct_ints(np.searchsorted(ends, np.arange(0, int(ends[-1]), _LOOKED_THROUGH)))
     found, values, begin = [], [], 0
     for first, last in zip(cuts.tolist(), [*cuts[1:].tolist(), len(cells)], strict=True):
         part = np.frombuffer(_GAP.join(cells[first:last]), np.int64, offset=COUNT.size)

@@ -36,6 +36,7 @@ from barrier_runtime.operators.windows.sessions.assignment import (
 )
 from barrier_runtime.operators.windows.sessions.open_sessions import STEPS, OpenSessions
 from barrier_runtime.state.errors import ProtocolViolation
+from barrier_runtime.state.keys.distinct_ints import distinct_ints
 
 LAST = "last"  # column of state: time of the last row, ms
 
@@ -71,7 +72,7 @@ class SessionAggregateOperator(WindowOperator):
             keys = self._table.keys_of(row_ids)
             starts = np.array([key[-1] for key in keys], np.int64)
             numbers = self._open.numbers_of([key[:-1] for key in keys])
-        its_keys = np.unique(numbers)
+        its_keys = distinct_ints(numbers)
         order = order_of_ints([numbers, starts])
         row_ids = row_ids[order]
         known = Sessions(numbers[order], starts[order], self._table.columns[LAST][row_ids])

@@ -35,6 +35,7 @@ from barrier_runtime.operators.windows.sessions.aggregate import LAST, SessionAg
 from barrier_runtime.operators.windows.sessions.assignment import LATE, AssignedSessions, assign_sessions, runs_of
 from barrier_runtime.operators.windows.triggers import Every
 from barrier_runtime.state.errors import ProtocolViolation
+from barrier_runtime.state.keys.distinct_ints import distinct_ints
 
 # columns of state
 _TOLD = "told"  # rows in the last result
@@ -239,7 +240,7 @@ class SessionUpdatesOperator(ChangedWindows, SessionAggregateOperator):
             columns[column][opened[moved]] = 0
         self._forget_changes(opened[merged | moved])
         self._waits[opened[merged | moved]] = False
-        with_rows = np.unique(done.of_row)
+        with_rows = distinct_ints(done.of_row)
         columns[_OVER][row_ids[with_rows]] = 0
         now = super()._keep(keys, rest, done, opened, row_ids)
         self._taken = done, now
@@ -273,7 +274,7 @@ class SessionUpdatesOperator(ChangedWindows, SessionAggregateOperator):
         row_ids = self._ends.take(watermark_ms // self._step_ms + 1)
         if row_ids is None:
             return
-        row_ids = np.unique(row_ids)
+        row_ids = distinct_ints(row_ids)
         row_ids = row_ids[self._waits[row_ids]]
         over = self._table.columns[LAST][row_ids] <= watermark_ms - self._gap_ms
         self._note_ends(row_ids[~over])
