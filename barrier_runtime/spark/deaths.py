@@ -5,12 +5,12 @@ them; a worker that takes the place of a dead one was forked later and so knows 
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Mapping
 from types import FrameType
 
 SILENT = "BARRIER_RUNTIME_DEATHS_SILENT"  # in the environment: the driver, on this terminal, tells of deaths itself
 _KEPT = 64
+_STDERR = 2
 _found: dict[int, str] = {}
 
 
@@ -49,8 +49,12 @@ def _reap(number: int, frame: FrameType | None) -> None:
 
 
 def _note(pid: int, number: int) -> None:
-    _found[pid] = signal.Signals(number).name
+    """A handler may interrupt itself, when two die at once. Nothing here may raise: the daemon would end, and with it all
+    of its workers. So the system is told the line, and not `sys.stderr`, which refuses to be written to meanwhile."""
+    name = signal.Signals(number).name
+    _found[pid] = name
     for old in list(_found)[:-_KEPT]:
-        del _found[old]
+        _found.pop(old, None)
     if SILENT not in os.environ:
-        print(f"barrier-runtime: Python worker {pid} died of {_found[pid]}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # nobody reads it any more
+            os.write(_STDERR, f"barrier-runtime: Python worker {pid} died of {name}\n".encode())

@@ -44,6 +44,55 @@ print(len(deaths.died_lately()))
 """
 
 
+_TWO_AT_ONCE = """
+import contextlib, io, os, signal, sys
+from barrier_runtime.spark import deaths
+
+def worker(number, until=None):
+    if (pid := os.fork()) == 0:
+        if until is not None:
+            os.read(until, 1)
+        os.kill(os.getpid(), number)
+    return pid
+
+class Slow(io.RawIOBase):
+    def writable(self):
+        return True
+    def write(self, data):  # while it lasts the other worker dies
+        global told
+        if not told:
+            told = True
+            write(goes_on, b"!")
+            with contextlib.suppress(ChildProcessError):  # its death was told meanwhile
+                os.waitid(os.P_PID, other, os.WEXITED | os.WNOWAIT)
+        return write(2, data)
+
+told, write = False, os.write
+os.write = lambda descriptor, data: Slow().write(data)
+sys.stderr = io.TextIOWrapper(io.BufferedWriter(Slow()), line_buffering=True)
+waits, goes_on = os.pipe()
+other, one = worker(signal.SIGTERM, waits), worker(signal.SIGKILL)
+os.waitid(os.P_PID, one, os.WEXITED | os.WNOWAIT)
+signal.signal(signal.SIGCHLD, deaths._reap)
+signal.raise_signal(signal.SIGCHLD)
+print([deaths.died_lately()[pid] for pid in (one, other)], flush=True)
+os._exit(0)
+"""
+
+
+def test_a_worker_that_dies_while_the_death_of_another_is_told_ends_no_daemon():
+    """The handler of the second interrupts that of the first in the middle of its line."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _TWO_AT_ONCE],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "['SIGKILL', 'SIGTERM']\n")
+    assert sorted(line.split()[-1] for line in ended.stderr.splitlines()) == ["SIGKILL", "SIGTERM"]
+
+
 def test_a_worker_knows_which_worker_died_of_what_before_it_was_forked():
     ended = subprocess.run(
         [sys.executable, "-c", _DAEMON],
