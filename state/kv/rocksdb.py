@@ -59,6 +59,7 @@ _AT_WORK = ("num-running-flushes", "mem-table-flush-pending", "num-running-compa
 class SlotMemory:
     """Of one slot, within `total_bytes` together: block cache and memtables of all databases, and what operators hold
     besides, such as open windows. That gets half of it, once there is any, and each operator an equal part of the half.
+    Any thread: the chains of a slot are opened side by side.
     """
 
     def __init__(self, total_bytes: int) -> None:
@@ -68,13 +69,12 @@ class SlotMemory:
         self._shared: tuple[Any, Any] | None = None
         self._holders = 0
         self._closers = 0
-        self._guard = threading.Lock()  # of the two around it
+        self._guard = threading.Lock()  # of the three above, and what follows
         self.compactions_held = False
 
     def hold(self) -> "HeldMemory":
         """An operator begins to hold something."""
-        self._holders += 1
-        self._fit()
+        self._hold(1)
         return HeldMemory(self)
 
     @property
@@ -84,14 +84,15 @@ class SlotMemory:
 
     def shared(self) -> tuple[Any, Any]:
         """(block cache, write-buffer manager), made when first asked for."""
-        if self._shared is None:
-            from rocksdict import Cache, WriteBufferManager
+        with self._guard:
+            if self._shared is None:
+                from rocksdict import Cache, WriteBufferManager
 
-            cache = Cache(self._database_bytes)
-            # The manager charges memtables to the cache. Never stall: a stalled write would stop the slot's loop.
-            manager = WriteBufferManager.new_write_buffer_manager_with_cache(self.total_bytes // 3, False, cache)
-            self._shared = (cache, manager)
-        return self._shared
+                cache = Cache(self._database_bytes)
+                # The manager charges memtables to the cache. Never stall: a stalled write would stop the slot's loop.
+                manager = WriteBufferManager.new_write_buffer_manager_with_cache(self.total_bytes // 3, False, cache)
+                self._shared = (cache, manager)
+            return self._shared
 
     def hold_compactions(self, held: bool) -> None:
         """While they are held none begins in this process; one that runs goes on. A database that is opened or closed
@@ -126,13 +127,11 @@ class SlotMemory:
     def _database_bytes(self) -> int:
         return self.total_bytes - (self.total_bytes // 2 if self._holders else 0)
 
-    def _fit(self) -> None:
-        if self._shared is not None:
-            self._shared[0].set_capacity(self._database_bytes)
-
-    def _released(self) -> None:
-        self._holders -= 1
-        self._fit()
+    def _hold(self, more: int) -> None:
+        with self._guard:
+            self._holders += more
+            if self._shared is not None:
+                self._shared[0].set_capacity(self._database_bytes)
 
 
 class HeldMemory:
@@ -146,7 +145,7 @@ class HeldMemory:
 
     def release(self) -> None:
         if self._memory is not None:
-            self._memory._released()
+            self._memory._hold(-1)
             self._memory = None
 
 
@@ -285,7 +284,8 @@ class RocksDbKv:
         """Without a write since the last one, its files are linked again: they are the same state, also when compaction
         has replaced them since. RocksDB itself links them only where they are just changing: it holds the interpreter
         while each file and folder is synced, which takes as long as the disk has other work."""
-        if self._last is None or not self._linked_again(*self._last, directory):
+        last = self._last  # `compact` may forget it meanwhile
+        if last is None or not self._linked_again(*last, directory):
             self.flush()
             if not self._linked_soon(directory):
                 try:

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -300,6 +301,30 @@ def test_all_databases_of_a_slot_share_one_bound(tmp_path: Path) -> None:
         kv.close()
     with pytest.raises(InvalidJob, match="8 MiB or more"):
         SlotMemory(1_000)
+
+
+_SIDE_BY_SIDE = """
+import threading
+from barrier_runtime.state.kv.rocksdb import SlotMemory
+
+memory, begin, found = SlotMemory(8 << 20), threading.Barrier(4), []
+def open_chain():
+    begin.wait()
+    found.append(memory.shared())
+threads = [threading.Thread(target=open_chain) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(len(found), len(set(map(id, found))))
+"""
+
+
+def test_databases_of_chains_that_are_opened_side_by_side_share_that_bound() -> None:
+    """In a process that has not imported rocksdict: whoever asks first waits for it, and others come meanwhile."""
+    root = Path(__file__).resolve().parents[3]
+    said = subprocess.run([sys.executable, "-c", _SIDE_BY_SIDE], cwd=root, capture_output=True, text=True, timeout=60)
+    assert said.stdout == "4 1\n", said.stderr
 
 
 def test_no_compaction_begins_while_they_are_held_and_what_waits_begins_then(tmp_path: Path) -> None:
