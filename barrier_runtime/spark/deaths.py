@@ -49,8 +49,8 @@ def _reap(number: int, frame: FrameType | None) -> None:
 
 
 def _note(pid: int, number: int) -> None:
-    """A handler may interrupt itself, when two die at once. Nothing here may raise: the daemon would end, and with it all
-    of its workers. So the system is told the line, and not `sys.stderr`, which refuses to be written to meanwhile."""
+    """A handler may interrupt itself, when two die at once. Nothing here may raise: the daemon would end, and all of its
+    workers with it. So the system is told the line, and not `sys.stderr`, which refuses to be written to meanwhile."""
     name = signal.Signals(number).name
     _found[pid] = name
     for old in list(_found)[:-_KEPT]:

@@ -6,6 +6,7 @@ that it inherited were closed by the other side, or when the coordinator has bee
 remote is touched on the way out.
 """
 
+import contextlib
 import os
 import select
 import socket
@@ -83,6 +84,7 @@ class Watchdog:
         while not self._stop.wait(self._period_s):
             reason = self.reason_to_leave()
             if reason is not None:
-                print(f"barrier-runtime: worker {os.getpid()} leaves: {reason}", file=sys.stderr, flush=True)
+                with contextlib.suppress(OSError, ValueError):  # an executor that is gone reads nothing any more
+                    print(f"barrier-runtime: worker {os.getpid()} leaves: {reason}", file=sys.stderr, flush=True)
                 self._clean_up()
                 os._exit(ORPHANED)

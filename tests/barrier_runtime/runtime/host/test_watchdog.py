@@ -46,6 +46,18 @@ def test_a_slot_whose_coordinator_is_silent_for_the_whole_lease_leaves_and_tidie
     assert process.stdout.readline() == "tidied\n"
 
 
+def test_a_slot_leaves_also_when_nobody_reads_what_it_says():
+    """Z9: its standard error is a pipe to the executor, and that was killed."""
+    reading, writing = os.pipe()
+    process = worker(lease=3600.0, silent_s="3601.0 * (os.read(0, 1) == b'!')", stdin=subprocess.PIPE, stderr=writing)
+    os.close(writing)
+    os.close(reading)
+    process.stdin.write("!")
+    process.stdin.close()
+    assert process.wait(60) == ORPHANED
+    assert process.stdout.readline() == "tidied\n"
+
+
 def test_a_slot_with_a_coordinator_is_left_alone():
     process = worker(lives=0.5)
     assert process.wait(60) == 0
