@@ -49,7 +49,7 @@ def _reap(number: int, frame: FrameType | None) -> None:
 
 
 def _note(pid: int, number: int) -> None:
-    """A handler may interrupt itself, when two die at once. Nothing here may raise: the daemon would end, and all of its
+    """A handler may interrupt itself, when two die at once. Nothing here may raise: the daemon would end, and its
     workers with it. So the system is told the line, and not `sys.stderr`, which refuses to be written to meanwhile."""
     name = signal.Signals(number).name
     _found[pid] = name

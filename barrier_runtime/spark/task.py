@@ -341,9 +341,12 @@ def lent_environment(variables: dict[str, str]) -> Iterator[None]:
 @contextlib.contextmanager
 def living_in(directory: Path) -> Iterator[None]:
     """Holds a lock in `directory` for as long as this process lives. A process id would not do: it is of one container,
-    and the folder may be shared."""
-    with (directory / _LIFE).open("w") as life:
+    and the folder may be shared. The lock has its name once it is held: who finds one that nobody holds removes the
+    folder."""
+    made = directory / f"{_LIFE}.new"
+    with made.open("w") as life:
         fcntl.flock(life, fcntl.LOCK_EX)
+        made.rename(directory / _LIFE)
         yield
 
 

@@ -109,6 +109,25 @@ def test_only_the_folders_of_dead_slots_are_removed(tmp_path):
     remove_what_the_dead_left(tmp_path / "never-made")
 
 
+def test_a_folder_stays_that_another_slot_looks_at_before_its_lock_is_held(tmp_path, monkeypatch):
+    """Slots of a host begin together, and each of them looks what the dead left."""
+    folder = tmp_path / "0-begins"
+    folder.mkdir()
+    flock = fcntl.flock
+
+    def looked_at_first(file, how):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        remove_what_the_dead_left(tmp_path)
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", looked_at_first)
+    with living_in(folder):
+        remove_what_the_dead_left(tmp_path)
+        assert folder.is_dir()
+    remove_what_the_dead_left(tmp_path)
+    assert not folder.is_dir()
+
+
 @pytest.mark.slow
 def test_the_worker_daemon_has_everything_a_slot_needs_before_it_forks():
     """What is imported after the fork is time in which a killed slot is not replaced."""
