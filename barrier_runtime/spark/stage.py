@@ -72,9 +72,9 @@ class SlotTasks:
         self._thread.join(30)
 
     def give_up(self) -> None:
-        """The same, without waiting for it."""
+        """The same, without waiting for it. Also a job that is just being submitted."""
         self._stopping.set()
-        self._spark.sparkContext.cancelJobGroup(self._group)
+        self._spark.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(self._group)
 
     def _supervise(self) -> None:
         delay = _FIRST_DELAY_S

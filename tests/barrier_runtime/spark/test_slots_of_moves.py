@@ -1,6 +1,7 @@
 """Which Spark jobs are submitted for the slots of a job that is rescaled, on a context that runs nothing."""
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from barrier_runtime.coordinator.status.status import StandbysWanted
@@ -15,16 +16,26 @@ class Context:
     def __init__(self) -> None:
         self.submitted: list[tuple[int, ...]] = []
         self.left: dict[int, threading.Event] = {}  # by number of the job
-        self.sparkContext = self
+        self.before: Callable[[], None] = lambda: None  # a job is submitted
+        self.sparkContext = self._jsc = self
         self._group = threading.local()
         self._cancelled: set[str] = set()
+        self._running: dict[int, str] = {}  # groups
 
     def setLocalProperty(self, name: str, value: str) -> None:
         if name == "spark.jobGroup.id":
             self._group.id = value
 
+    def sc(self) -> "Context":
+        return self
+
     def cancelJobGroup(self, group: str) -> None:
+        for number in [number for number, of in self._running.items() if of == group]:
+            del self._running[number]
+
+    def cancelJobGroupAndFutureJobs(self, group: str) -> None:
         self._cancelled.add(group)
+        self.cancelJobGroup(group)
 
     def parallelize(self, slots: tuple[int, ...], _: int) -> "Context":
         self._group.number = len(self.submitted)
@@ -36,8 +47,12 @@ class Context:
         return self
 
     def collect(self) -> list[Any]:
-        while not self.left[self._group.number].wait(0.01):
-            if self._group.id in self._cancelled:
+        self.before()
+        number = self._group.number
+        if self._group.id not in self._cancelled:
+            self._running[number] = self._group.id
+        while not self.left[number].wait(0.01):
+            if number not in self._running:
                 raise RuntimeError("cancelled")
         return []
 
@@ -80,3 +95,16 @@ def test_slots_that_were_started_for_a_coordinator_that_died_are_not_started_aga
 
     until(again)
     slots.cancel()
+
+
+def test_slots_that_are_given_up_while_their_spark_job_is_submitted_do_not_run() -> None:
+    """Spark knows nothing yet that it could cancel, and a function that is pickled may take long."""
+    context = Context()
+    given_up = threading.Event()
+    context.before = lambda: until(given_up.is_set)
+    slots = slots_of(context, 1)
+    for each in slots._all:
+        each.give_up()
+    given_up.set()
+    assert slots.join(30.0)
+    assert context.submitted == [(0,)], "once"
