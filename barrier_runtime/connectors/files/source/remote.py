@@ -7,6 +7,7 @@ are as they are, nothing in them is unquoted.
 
 import io
 import os
+import threading
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -126,6 +127,9 @@ def _path(place: str) -> str:
     return "/" + place.partition("/")[2]
 
 
+_CONNECTING = threading.Lock()
+
+
 @cache
 def _connected(host_and_port: str) -> Any:
     """For good: when pyarrow drops its object, libhdfs closes the connection, which is one for all of the process, and
@@ -137,7 +141,8 @@ def _connected(host_and_port: str) -> Any:
 def _hdfs(url: RemoteUrl, where: str) -> Any:
     """Through libhdfs, which is part of Hadoop and not of pyarrow."""
     try:
-        return _connected(url.bucket)
+        with _CONNECTING:  # two that ask first would get one each, and the one that is dropped closes both
+            return _connected(url.bucket)
     except OSError as error:
         said = str(error).split("\n", 1)[0]
         if "Unable to load" not in said:

@@ -1,6 +1,8 @@
 """Files of other clouds as sources, on emulators: listed, read from any place, watched; and what is no URL of files."""
 
 import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -109,6 +111,25 @@ def test_one_connection_to_an_hdfs_serves_all_its_files(monkeypatch: pytest.Monk
     for _ in range(2):
         assert find_arrivals("hdfs://only-here:9000/nothing", ("",), "a test") == []
     assert made == [("only-here", 9000)]
+
+
+def test_two_that_ask_an_hdfs_first_have_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources of a slot are opened side by side; the second connection, dropped, would close the first one's files."""
+    made: list[object] = []
+    both = threading.Event()
+
+    def connect(host: str, port: int) -> pafs.FileSystem:
+        made.append(host)
+        if len(made) == 2:
+            both.set()
+        both.wait(0.2)  # as long as the other one may come
+        return pafs.LocalFileSystem()
+
+    monkeypatch.setattr(pafs, "HadoopFileSystem", connect)
+    place = "hdfs://asked-by-two:9000/nothing"
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: find_arrivals(place, ("",), "a test"), range(2)))
+    assert made == ["asked-by-two"]
 
 
 def test_an_s3a_url_is_read_as_s3(tmp_path: Path, s3_url: object) -> None:
