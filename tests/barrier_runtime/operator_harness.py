@@ -1,6 +1,7 @@
 """Driving one operator by hand: real keyed state, real snapshots through an object store, no slot around it."""
 
 import contextlib
+import dataclasses
 import itertools
 import shutil
 import tempfile
@@ -137,6 +138,18 @@ class World:
         return OperatorSnapshot(operator, self.subtask, self.parallelism, values, keyed)
 
 
+class _OfLoop:
+    """What an operator may call on the slot's loop alone: not where it is opened, on a worker thread."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+        self.is_opened = False
+
+    def __call__(self, *arguments: Any) -> None:
+        assert self.is_opened, "the loop's timers are not for other threads: set it in the first turn"
+        self._call(*arguments)
+
+
 class Driven:
     """One operator, opened; collects what it emits as rows (dicts)."""
 
@@ -155,7 +168,10 @@ class Driven:
         self.batches: list[Batch] = []
         self.side: dict[str, list[Batch]] = {tag: [] for tag in tags}
         self._emit = Emit(self.batches.append, {tag: [batches.append] for tag, batches in self.side.items()})
-        operator.open(self.world.context(name, restored))
+        context = self.world.context(name, restored)
+        call_later, wake = _OfLoop(context.call_later), _OfLoop(context.wake)
+        operator.open(dataclasses.replace(context, call_later=call_later, wake=wake))
+        call_later.is_opened = wake.is_opened = True
 
     def feed(
         self,

@@ -17,6 +17,10 @@ class ChangedWindows(WindowOperator):
     _interval_ms: int | None
 
     def _mark(self, row_ids: Ints) -> None:
+        self._mark_quietly(row_ids)
+
+    def _mark_quietly(self, row_ids: Ints) -> None:
+        """Without a wake-up: also on a worker thread, where the operator is opened."""
         missing = len(self._table.columns[ROWS]) - len(self._changed)
         if missing > 0:
             self._changed = np.concatenate([self._changed, np.zeros(missing, np.bool_)])
@@ -24,7 +28,7 @@ class ChangedWindows(WindowOperator):
 
     def _forget_changes(self, row_ids: Ints) -> None:
         if len(self._changed):
-            self._mark(row_ids[:0])
+            self._mark_quietly(row_ids[:0])
             self._changed[row_ids] = False
 
     def _tell(self, row_ids: Ints, reached_ms: int, emit: Emit, emit_ns: int | None = None) -> None:

@@ -73,7 +73,7 @@ class EarlyWindowOperator(ChangedWindows, WindowAggregateOperator):
             self._changed_starts.update(self._due.starts)
         else:
             row_ids = self._table.load_all()
-            self._mark(row_ids[(self._since(row_ids) > 0) & ~self._were_over(row_ids)])
+            self._mark_quietly(row_ids[(self._since(row_ids) > 0) & ~self._were_over(row_ids)])
 
     def _more_state(self) -> dict[str, tuple[str, Any]]:
         names = [FIRINGS, *([_TOLD] if self._accumulate else []), *([_OVER] if self._lateness_ms else [])]

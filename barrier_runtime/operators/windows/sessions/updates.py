@@ -85,7 +85,7 @@ class SessionUpdatesOperator(ChangedWindows, SessionAggregateOperator):
         open_ids = row_ids[self._table.columns[_OVER][row_ids] == 0]
         self._wait_for_end(open_ids)
         if self._interval_ms is not None:
-            self._mark(open_ids[self._since(open_ids) > 0])
+            self._mark_quietly(open_ids[self._since(open_ids) > 0])
 
     # ---- rows
 
