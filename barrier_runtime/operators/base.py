@@ -106,8 +106,8 @@ class OperatorContext:
     local_dir: Path  # private to this incarnation of the subtask
     make_store: Callable[[str], ObjectStore]  # URL -> object store, for sinks and sources
     job_store: ObjectStore  # where the job's checkpoints are
-    call_later: Callable[[float, Callable[[], None]], None]  # seconds, on the loop
-    wake: Callable[[], None]  # the operator has room again, or something to give
+    call_later: Callable[[float, Callable[[], None]], None]  # seconds; on the loop, so not in open()
+    wake: Callable[[], None]  # the operator has room again, or something to give; the same
     now_s: Callable[[], float] = time.monotonic  # any steady clock
     wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex  # never the same twice, also in other processes

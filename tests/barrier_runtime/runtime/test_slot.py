@@ -551,8 +551,7 @@ class Failing(Totals):
 
     def open(self, context):
         super().open(context)
-        if self.at == "timer":
-            context.call_later(0.001, self.fail)
+        self.call_later = context.call_later
         if self.at == "executor":
             context.executor.submit(lambda: None, lambda result, error: self.fail())
 
@@ -562,6 +561,8 @@ class Failing(Totals):
     def process(self, batch, emit, port=0):
         if self.at == "row":
             self.fail()
+        if self.at == "timer":
+            self.call_later(0.001, self.fail)
 
     def on_complete(self, checkpoint):
         if self.at == "order":
