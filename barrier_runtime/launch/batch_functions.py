@@ -5,6 +5,7 @@ difference which slot asked, how often it died, or whether this program is the f
 """
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Coroutine
@@ -56,7 +57,8 @@ class BatchFunctions:
         loop, running = asyncio.get_running_loop(), asyncio.ensure_future(job)
 
         def cancel() -> None:
-            loop.call_soon_threadsafe(running.cancel)
+            with contextlib.suppress(RuntimeError):  # the job has ended meanwhile, and its loop was closed
+                loop.call_soon_threadsafe(running.cancel)
 
         self.start(cancel)
         try:

@@ -59,8 +59,8 @@ class LocalJobHandle:
         self._thread = threading.Thread(
             target=self._run, args=(plan, options), name=f"barrier-{plan.name}", daemon=True
         )
+        atexit.register(self._at_exit)  # first: a job that ends at once is not kept for ever
         self._thread.start()
-        atexit.register(self._at_exit)
 
     @property
     def done(self) -> bool:

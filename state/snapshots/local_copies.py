@@ -142,12 +142,12 @@ class LocalCopies:
 
     def closed(self, incarnation: Path) -> None:
         """It has ended: its folder goes now, or with the last copy in it. Call it off the loop."""
+        self._closed.add(incarnation)  # first: another thread may delete the last copy meanwhile
         try:
             incarnation.rmdir()
         except FileNotFoundError:
             pass
         except OSError:  # not empty
-            self._closed.add(incarnation)
             return
         self._closed.discard(incarnation)
 

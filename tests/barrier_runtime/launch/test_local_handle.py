@@ -1,6 +1,7 @@
 """A job that runs beside the program: stop, status, wait, and what a notebook shows of it."""
 
 import asyncio
+import atexit
 import sys
 import threading
 from typing import Any
@@ -43,6 +44,28 @@ def test_a_job_runs_beside_the_program_until_it_is_stopped() -> None:
     job.stop()
     assert job.status().outcome == "cancelled"
     assert job.why().reasons[0].cause == "ended"
+
+
+def test_a_job_that_ends_at_once_is_not_kept_until_the_program_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    gone = threading.Event()
+
+    def register(function: Any) -> None:
+        if function.__self__._thread.ident is not None:  # it runs: let it come to its end
+            assert gone.wait(60)
+        order.append("register")
+
+    def unregister(function: Any) -> None:
+        order.append("unregister")
+        gone.set()
+
+    monkeypatch.setattr(atexit, "register", register)
+    monkeypatch.setattr(atexit, "unregister", unregister)
+    job = start(endless([]))
+    job.stop("now")
+    job.wait(60)
+    assert gone.wait(60)
+    assert order == ["register", "unregister"]
 
 
 def test_a_stop_before_the_job_runs_is_not_forgotten() -> None:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from barrier_runtime.state.snapshots.local_copies import LocalCopies
 
 
@@ -30,5 +32,27 @@ def test_the_folder_of_an_incarnation_that_lives_stays_without_copies(tmp_path: 
     copies.delete_unwanted()
     assert [*incarnation.iterdir()] == []
     copies.closed(incarnation)
+    copies.closed(incarnation)
+    assert not incarnation.exists()
+
+
+def test_the_folder_goes_also_when_another_thread_deletes_the_last_copy_while_it_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies, incarnation = LocalCopies(), tmp_path / "5-count-0"
+    folder = copies.new_directory(incarnation, 1)
+    folder.mkdir(parents=True)
+    copies.add("count", 0, 1, folder, ())
+    copies.keep_only(2)
+    rmdir = Path.rmdir
+
+    def deleted_behind(path: Path) -> None:
+        monkeypatch.setattr(Path, "rmdir", rmdir)
+        try:
+            path.rmdir()
+        finally:
+            copies.delete_unwanted()
+
+    monkeypatch.setattr(Path, "rmdir", deleted_behind)
     copies.closed(incarnation)
     assert not incarnation.exists()
