@@ -177,12 +177,11 @@ class _Filled:
         self._before = tuple(with_values(store, before, _READS_AT_ONCE))
         self.entries: dict[str, int] = {}
         place = place_of(graph, step)
-        names = next(iter(place.keys.values()), ())
         spec = place.chain.operators[place.place]
         with ExitStack() as opened:
             operators = [self._opened(spec.make(), subtask, opened) for subtask in range(graph.parallelism)]
             for state, frame in frames.items():
-                self._fill(operators, state, names, frame)
+                self._fill(operators, state, frame)
             self.snapshots = [self._snapshot(operator, subtask) for subtask, operator in enumerate(operators)]
 
     def _opened(self, operator: Any, subtask: int, opened: ExitStack) -> KeyedOperator:
@@ -193,11 +192,11 @@ class _Filled:
         opened.callback(operator.close)
         return operator
 
-    def _fill(self, operators: Sequence[KeyedOperator], state: str, names: Sequence[str], frame: Any) -> None:
+    def _fill(self, operators: Sequence[KeyedOperator], state: str, frame: Any) -> None:
         where = f"state {self._step}.{state}"
         batches = batches_of(frame, where)
         first = next(batches)
-        keys = key_fields_of(first, names, where)
+        keys = key_fields_of(first, operators[0].state_keys, where)
         if not first.num_rows and any(pa.types.is_null(field.type) for field in keys):
             raise InvalidJob(
                 f"{where}: its DataFrame has no rows, so its types are not known: give them, or leave it out"

@@ -129,8 +129,12 @@ class ConnectedOperator(ProcessOperator):
             for port in (*self._keyed, *self._broadcast):
                 port.call = self._repeated(port.call)
 
+    @property
+    def state_keys(self) -> tuple[str, ...]:
+        return self._columns  # whatever input came last
+
     def snapshot(self, checkpoint: int) -> Capture:
-        self._key_columns = self._columns  # of the state, whatever input came last
+        self._key_columns = self._columns
         capture = super().snapshot(checkpoint)
         capture.values[_INPUTS] = self._names
         self._copies.add_to(capture)

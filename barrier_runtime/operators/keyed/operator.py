@@ -97,10 +97,15 @@ class KeyedOperator(KeyedLife):
         return Capture(values=values, keyed=self.backend.snapshots)
 
     @property
+    def state_keys(self) -> tuple[str, ...]:
+        """The key's columns, as snapshots name them."""
+        return self._key_columns
+
+    @property
     def key_schema(self) -> pa.Schema:
-        """The key's columns, once they are known."""
+        """The same with their types, once they are known."""
         assert self._bound is not None, "no row came, and the flow does not tell the columns"
-        return pa.schema([self._bound.field(name) for name in self._key_columns])
+        return pa.schema([self._bound.field(name) for name in self.state_keys])
 
     def bind_without_rows(self, keys: pa.Schema) -> None:
         """For who makes state before any row comes: opens the state tables, by the key's columns where the flow does
