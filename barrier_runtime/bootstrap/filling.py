@@ -36,9 +36,12 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
 from barrier_runtime.state.keys.key_groups import key_groups_of
 from barrier_runtime.state.snapshots.snapshot import StateDescription
+from barrier_runtime.state.snapshots.value_types import ValueType
 from barrier_runtime.state.values.entry_table import EntryTable
 from barrier_runtime.state.values.table import StateTable
 from barrier_runtime.state.values.timer_table import TimerTable
+from barrier_runtime.state_tables.columns_of_values import same
+from barrier_runtime.state_tables.values_of_columns import plain_of
 
 _FITS = {
     "int": pa.types.is_integer,
@@ -128,7 +131,7 @@ class StateFilling:
 
     def _has(self, batch: pa.RecordBatch, name: str, what: str) -> pa.Array:
         if name not in batch.schema.names:
-            raise no_column(name, batch.schema.names, self._where, f", {what},")
+            raise no_column(name, batch.schema.names, self._where, f", {what}")
         return batch.column(name)
 
     def _fill(self, subtask: int, rows: pa.RecordBatch) -> None:
@@ -181,7 +184,7 @@ class StateFilling:
             return keys
         beside = []
         for name in self._namespaces:
-            column = self._has(rows, name, "of a window's start or rows,")
+            column = self._has(rows, name, "of a window's start or rows")
             if column.null_count or not pa.types.is_integer(column.type):
                 raise InvalidJob(f"{self._where}: column {name!r} is {column.type}: give each entry a whole number")
             beside.append(column.to_pylist())
@@ -202,6 +205,8 @@ class StateFilling:
         values: list[Any] = column.to_pylist()
         if pa.types.is_nested(column.type):
             values = [_with_dicts(value, column.type) for value in values]
+        if kind is not None:
+            values = self._as_stored(values, kind)
         ttl = self._what.ttl
         if ttl is None:
             return values
@@ -212,6 +217,15 @@ class StateFilling:
                 f"{self._where}: its entries live by event time, so each needs the time of its writing: add written_at"
             )
         return [(self._now_ms, value) for value in values]
+
+    def _as_stored(self, values: list[Any], kind: ValueType) -> list[Any]:
+        plain = plain_of(kind)
+        if plain is same:
+            return values
+        try:
+            return [plain(value) for value in values]
+        except InvalidJob as error:
+            raise InvalidJob(f"{self._where}: column 'value': {error}") from error
 
     def _times_ms(self, rows: pa.RecordBatch, name: str) -> npt.NDArray[np.int64]:
         column = self._has(rows, name, "a time")
@@ -247,7 +261,7 @@ def key_fields_of(batch: pa.RecordBatch, names: Sequence[str], where: str) -> pa
     """Types of a key's columns, from a frame."""
     missing = [name for name in names if name not in batch.schema.names]
     if missing:
-        raise no_column(missing[0], batch.schema.names, where, ", a column of the key,")
+        raise no_column(missing[0], batch.schema.names, where, ", a column of the key")
     return pa.schema([batch.schema.field(name) for name in names])
 
 

@@ -53,40 +53,54 @@ class ValueColumn:
     of: Callable[[Any], Any]
 
     def array(self, values: list[Any]) -> pa.Array:
-        return pa.array(values if self.of is _same else [self.of(value) for value in values], self.type)
+        return pa.array(values if self.of is same else [self.of(value) for value in values], self.type)
 
 
-def _same(value: Any) -> Any:
+def same(value: Any) -> Any:
     return value
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
     return value if isinstance(value, str) else value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def _as_json(value: Any) -> str:
-    return _json.encode(value).decode()
+    try:
+        return _json.encode(value).decode()
+    except TypeError:
+        return _json.encode(_with_text_keys(value)).decode()
 
 
-_JSON_COLUMN = ValueColumn(pa.string(), _as_json)
-_PICKLED = ValueColumn(pa.binary(), _same)
+def _with_text_keys(value: Any) -> Any:
+    """JSON has no others: of a number its digits, of a tuple its JSON."""
+    if isinstance(value, dict):
+        return {_key_text(key): _with_text_keys(each) for key, each in value.items()}
+    return [_with_text_keys(each) for each in value] if isinstance(value, list) else value
+
+
+def _key_text(key: Any) -> str:
+    return key if isinstance(key, str) else _json.encode(key).decode().strip('"')
+
+
+JSON_COLUMN = ValueColumn(pa.string(), _as_json)
+_PICKLED = ValueColumn(pa.binary(), same)
 
 
 def column_of(kind: ValueType | None) -> ValueColumn:
     """None: the snapshot does not tell."""
     if kind is None:
-        return _JSON_COLUMN
+        return JSON_COLUMN
     if kind.kind in _PLAIN:
-        return ValueColumn(_PLAIN[kind.kind], float if kind.kind == "float" else _same)
+        return ValueColumn(_PLAIN[kind.kind], float if kind.kind == "float" else same)
     if kind.kind in _TEXT:
-        return ValueColumn(pa.string(), _text)
+        return ValueColumn(pa.string(), text_of)
     if kind.kind == "pickle":
         return _PICKLED
     if kind.kind == "union":
         return _of_union(kind)
     if kind.kind == "choice" and kind.values:
         types = {type(value) for value in kind.values if value is not None}
-        return ValueColumn(pa.int64(), _same) if types == {int} else ValueColumn(pa.string(), _text)
+        return ValueColumn(pa.int64(), same) if types == {int} else ValueColumn(pa.string(), text_of)
     if kind.kind in ("list", "tuple") and kind.of and all(each == kind.of[0] for each in kind.of):
         item = column_of(kind.of[0])
         return ValueColumn(pa.list_(item.type), lambda value: [None if one is None else item.of(one) for one in value])
@@ -99,13 +113,13 @@ def column_of(kind: ValueType | None) -> ValueColumn:
         )
     if kind.kind in ("class", "array") and kind.fields:
         return _of_class(kind)
-    return _JSON_COLUMN
+    return JSON_COLUMN
 
 
 def _of_union(kind: ValueType) -> ValueColumn:
     some = [each for each in kind.of if each.kind != "none"]
     if len(some) != 1:
-        return _JSON_COLUMN
+        return JSON_COLUMN
     inner = column_of(some[0])
     return ValueColumn(inner.type, lambda value: None if value is None else inner.of(value))
 
@@ -115,8 +129,9 @@ def _of_class(kind: ValueType) -> ValueColumn:
     names = [name for name, _ in fields]
 
     def made(value: Any) -> dict[str, Any]:
-        given = dict(zip(names, value, strict=False)) if isinstance(value, list) else value
-        return {name: None if given.get(name) is None else column.of(given[name]) for name, column in fields}
+        if isinstance(value, list):  # behind its tag, where it has one
+            value = dict(zip(names, value[bool(kind.tag) :], strict=False))
+        return {name: None if value.get(name) is None else column.of(value[name]) for name, column in fields}
 
     return ValueColumn(pa.struct([pa.field(name, column.type) for name, column in fields]), made)
 
