@@ -1,8 +1,9 @@
 """`verify`: does the flow, run again between two checkpoints, come to the same state and the same rows?
 
 What is compared          with
-  keyed state             that of the later checkpoint, entry by entry; not the times at which entries were written, and
-                          not how rows lie that windows hold, which depends on the batches in which they came
+  keyed state             that of the later checkpoint, entry by entry; not the times at which entries were written, nor
+                          expired ones, which are deleted when there is time for it; not how rows lie that windows hold,
+                          which depends on the batches in which they came; of `deduplicate` ids it never forgets
   rows to a sink          what it made visible between the two, where that can be read back (`ReadsBack`);
                           else those of another replay: what does not depend on the run is then the same
 
@@ -24,7 +25,8 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.operators.aggregation.kinds.sketches import same_sketches
-from barrier_runtime.operators.keyed.progress import fires_still
+from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
+from barrier_runtime.operators.keyed.progress import fires_still, reached_ms
 from barrier_runtime.operators.windows.whole.apply import HeldWindowOperator
 from barrier_runtime.operators.windows.whole.window_rows import HELD_ROWS
 from barrier_runtime.replay.graphs import reading, without_sinks
@@ -152,12 +154,10 @@ class _Verifying:
             for spec in chain.operators
             if spec.is_sink
         }
-        self._holding = {
-            spec.name
-            for chain in self._graph.chains
-            for spec in chain.operators
-            if not spec.is_sink and isinstance(spec.make(), HeldWindowOperator)
-        }
+        steps = [spec for chain in self._graph.chains for spec in chain.operators if not spec.is_sink]
+        made = {spec.name: spec.make() for spec in steps}
+        self._holding = {name for name, each in made.items() if isinstance(each, HeldWindowOperator)}
+        self._ids = {name: each.forgets for name, each in made.items() if isinstance(each, DeduplicateOperator)}
         self._states = 0
 
     def verified(self) -> Verified:
@@ -217,13 +217,20 @@ class _Verifying:
         ):
             self._states = len(committed.tables())
             for operator in order:
-                found = (each for each in diff(committed, replayed, operator) if not self._same(each))
+                sides = (*committed.manifest.operators, *replayed.manifest.operators)
+                until_ms = reached_ms(each for each in sides if each.operator == operator)
+                found = (each for each in diff(committed, replayed, operator) if not self._same(each, until_ms))
                 for number, each in enumerate(found):
                     if number == _MOST:
                         break
                     yield self._divergence(each)
 
-    def _same(self, found: StateDifference) -> bool:
+    def _same(self, found: StateDifference, until_ms: int) -> bool:
+        """`until_ms`: event time that the operator had reached."""
+        if found.operator in self._ids:  # with the time at which an id was seen
+            return found.change == "changed" or self._ids[found.operator]
+        if found.change != "changed" and found.over_ms is not None and found.over_ms <= until_ms:
+            return True
         held = found.operator in self._holding and (found.state == HELD_ROWS or found.change == "changed")
         return held or same_content(found)
 

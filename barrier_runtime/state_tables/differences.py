@@ -6,7 +6,7 @@ changed. Numbers, places and names of files do not matter, nor does the parallel
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from barrier_runtime.state.backend.stored_part import StoredPart
@@ -27,7 +27,8 @@ Change: TypeAlias = Literal["inserted", "changed", "deleted"]
 @dataclass(frozen=True)
 class StateDifference:
     """`key`: by the names of its columns; what is beside it (a map's entry, a list's position, a window) is `beside`.
-    `before`, `after`: the value; None: there is none. Of columns, a dict."""
+    `before`, `after`: the value; None: there is none. Of columns, a dict. `over_ms`: event time from which on an entry
+    that lives by it is expired, so that it may have been deleted already."""
 
     operator: str
     state: str
@@ -36,6 +37,7 @@ class StateDifference:
     beside: Any
     before: Any
     after: Any
+    over_ms: int | None = None
 
 
 def diff(before: StoredState, after: StoredState, operator: str = "", state: str = "") -> Iterator[StateDifference]:
@@ -97,7 +99,8 @@ class _Operator:
         values = (self._value(state, what, before), self._value(state, what, after))
         if before is not None and after is not None and values[0] == values[1]:
             return None  # only the time of writing
-        return self._difference(state, own, beside, *values, before is not None, after is not None)
+        found = self._difference(state, own, beside, *values, before is not None, after is not None)
+        return replace(found, over_ms=_over_ms(what, after or before or b""))
 
     def _value(self, state: str, what: StateDescription, data: bytes | None) -> Any:
         if data is None or what.kind == "timers":
@@ -191,6 +194,15 @@ def _keyed(part: OperatorSnapshot) -> KeyedSnapshot:
 
 def _range(part: OperatorSnapshot) -> tuple[int, int]:
     return _keyed(part).key_group_first, _keyed(part).key_group_last
+
+
+def _over_ms(what: StateDescription, data: bytes) -> int | None:
+    ttl = what.ttl
+    if ttl is None or ttl.clock != "event" or not ttl.ms:
+        return None
+    written_ms = without_marks(data)[0]
+    begun_ms = ttl.since_ms if written_ms is None else written_ms
+    return None if begun_ms is None else begun_ms + ttl.ms
 
 
 def _by_time(key: bytes) -> bytes:

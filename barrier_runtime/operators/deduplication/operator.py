@@ -69,6 +69,10 @@ class DeduplicateOperator(KeyedOperator):
         self._sweep: Iterator[tuple[StateKey, int]] | None = None
         self._swept_ms = WATERMARK_MIN  # the watermark when the last sweep began
 
+    @property
+    def forgets(self) -> bool:
+        return self._within_ms is not None
+
     def open(self, context: OperatorContext) -> None:
         where = f"operator {self.name!r}"
         begun = [_BEGUN.decode(snapshot.values[BEGUN_VALUE], where) for snapshot in context.restored]

@@ -93,6 +93,12 @@ def fires_still(snapshot: OperatorSnapshot) -> bool:
     return stored is not None and _PROGRESS.decode(stored, f"operator {snapshot.operator!r}").going_to_ms is not None
 
 
+def reached_ms(snapshots: Iterable[OperatorSnapshot]) -> int:
+    """Event time of the subtask that was furthest."""
+    stored = [(each.values[VALUE], f"operator {each.operator!r}") for each in snapshots if VALUE in each.values]
+    return max([_PROGRESS.decode(data, where).watermark_ms for data, where in stored], default=WATERMARK_MIN)
+
+
 def restored_progress(
     snapshots: Iterable[OperatorSnapshot], operator: str, first_group: int, last_group: int, *, reopened: bool = False
 ) -> Progress:
