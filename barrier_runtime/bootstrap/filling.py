@@ -10,7 +10,7 @@ are those of `state_tables`: the key's, then by the kind of state
     timers                           at (a time, or milliseconds)
     columns                          namespace_1, …, and one for each column
 
-and `written_at`, if the state has a time to live.
+and `written_at`, if the state has a time to live; with `_` behind a name that a column of the key has.
 """
 
 import time
@@ -42,6 +42,7 @@ from barrier_runtime.state.values.table import StateTable
 from barrier_runtime.state.values.timer_table import TimerTable
 from barrier_runtime.state_tables.columns_of_values import same
 from barrier_runtime.state_tables.values_of_columns import plain_of
+from barrier_runtime.state_tables.wanted_keys import free_name
 
 _FITS = {
     "int": pa.types.is_integer,
@@ -67,7 +68,9 @@ class StateFilling:
         self._places = [array("q") for _ in operators]  # hashes of keys, which tell whether one came twice
         self._tables = [self._table(operator) for operator in operators]
         self._what: StateDescription = operators[0].backend.description(state)
-        self._namespaces = [f"namespace_{1 + at}" for at in range(operators[0].namespaces.get(state, 0))]
+        self._namespaces = [
+            free_name(f"namespace_{1 + at}", keys.names) for at in range(operators[0].namespaces.get(state, 0))
+        ]
         self._now_ms = time.time_ns() // 1_000_000
 
     def drop(self) -> None:
@@ -129,6 +132,10 @@ class StateFilling:
                 )
         return batch
 
+    def _beside(self, batch: pa.RecordBatch, name: str, what: str) -> pa.Array:
+        """A column of the state."""
+        return self._has(batch, free_name(name, self._keys.names), what)
+
     def _has(self, batch: pa.RecordBatch, name: str, what: str) -> pa.Array:
         if name not in batch.schema.names:
             raise no_column(name, batch.schema.names, self._where, f", {what}")
@@ -163,14 +170,14 @@ class StateFilling:
         self._places[subtask].frombytes(hash_rows(columns).tobytes())
 
     def _positions(self, rows: pa.RecordBatch) -> list[int]:
-        column = self._has(rows, "position", "of a list")
+        column = self._beside(rows, "position", "of a list")
         if column.null_count or not pa.types.is_integer(column.type):
             raise InvalidJob(f"{self._where}: column 'position' is {column.type}: give each element a whole number")
         return column.to_pylist()  # type: ignore[no-any-return]
 
     def _entries(self, rows: pa.RecordBatch) -> list[Any]:
         """Keys of a map, as the step keeps them."""
-        column = self._has(rows, "entry", "of a map")
+        column = self._beside(rows, "entry", "of a map")
         if column.null_count:
             raise InvalidJob(f"{self._where}: column 'entry' has {column.null_count} nulls: leave such rows out")
         as_key = key_conversion(KEY_TYPES[self._what.key], "MapState")
@@ -191,7 +198,7 @@ class StateFilling:
         return [(*key, *more) for key, *more in zip(keys, *beside, strict=True)]
 
     def _values(self, rows: pa.RecordBatch) -> list[Any]:
-        column = self._has(rows, "value", f"of a {self._what.kind} state")
+        column = self._beside(rows, "value", f"of a {self._what.kind} state")
         if column.null_count:
             raise InvalidJob(f"{self._where}: column 'value' has {column.null_count} nulls: leave such rows out")
         kind = self._what.type
@@ -210,7 +217,7 @@ class StateFilling:
         ttl = self._what.ttl
         if ttl is None:
             return values
-        if "written_at" in rows.schema.names:
+        if free_name("written_at", self._keys.names) in rows.schema.names:
             return list(zip(self._times_ms(rows, "written_at").tolist(), values, strict=True))
         if ttl.clock == "event":
             raise InvalidJob(
@@ -228,7 +235,7 @@ class StateFilling:
             raise InvalidJob(f"{self._where}: column 'value': {error}") from error
 
     def _times_ms(self, rows: pa.RecordBatch, name: str) -> npt.NDArray[np.int64]:
-        column = self._has(rows, name, "a time")
+        column = self._beside(rows, name, "a time")
         if column.null_count:
             raise InvalidJob(f"{self._where}: column {name!r} has nulls: give each entry a time")
         if pa.types.is_integer(column.type):
@@ -242,7 +249,7 @@ class StateFilling:
     def _fill_columns(self, table: ColumnTable, keys: list[tuple[Any, ...]], rows: pa.RecordBatch) -> None:
         row_ids = table.row_ids(keys)
         for name, values in table.columns.items():
-            column = self._has(rows, name, f"of the state, which has {', '.join(table.columns)}")
+            column = self._beside(rows, name, f"of the state, which has {', '.join(table.columns)}")
             if column.null_count:
                 raise InvalidJob(f"{self._where}: column {name!r} has nulls: give each entry a number")
             if values.dtype == object:
@@ -259,6 +266,9 @@ class StateFilling:
 
 def key_fields_of(batch: pa.RecordBatch, names: Sequence[str], where: str) -> pa.Schema:
     """Types of a key's columns, from a frame."""
+    twice = [name for name, found in Counter(batch.schema.names).items() if found > 1]
+    if twice:
+        raise InvalidJob(f"{where}: its DataFrame has several columns {twice[0]!r}: give each a name of its own")
     missing = [name for name in names if name not in batch.schema.names]
     if missing:
         raise no_column(missing[0], batch.schema.names, where, ", a column of the key")

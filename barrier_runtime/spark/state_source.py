@@ -46,13 +46,15 @@ class _Wanted:
     def __init__(self, options: Any) -> None:
         given = dict(options)
         self.path, self.job = given.get("path", ""), given.get("job", "")
-        self.operator, dot, self.state = given.get("state", "").partition(".")
-        if not self.path or not dot:
+        self.operator, _, self.state = given.get("state", "").rpartition(".")
+        if not self.path or not self.operator:
             raise InvalidJob(
                 'barrier-state needs .option("path", …) and .option("state", "operator.state"); it knows '
                 + ", ".join(_OPTIONS)
             )
         number = given.get("checkpoint")
+        if number is not None and not str(number).isdigit():
+            raise InvalidJob(f'.option("checkpoint", {number!r}): give the number of a checkpoint of .option("job", …)')
         self._checkpoint = None if number is None else int(number)
         if self.job and number is None:
             # Pinned until that expires: nobody tells a source when Spark has read, or that it never will.
@@ -97,10 +99,10 @@ class _Reader(DataSourceReader):  # type: ignore[misc]
 class _PushingReader(_Reader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         for each in filters:
-            if isinstance(each, EqualTo) and len(each.attribute) == 1 and each.attribute[0] in self._keys:
-                self._where[each.attribute[0]] = each.value
-            else:
-                yield each
+            name = each.attribute[0] if isinstance(each, EqualTo) and len(each.attribute) == 1 else None
+            if name in self._keys and self._where.setdefault(name, each.value) == each.value:
+                continue
+            yield each  # also a second value of the same column, which no row has
 
 
 def _for_spark(schema: pa.Schema) -> pa.Schema:

@@ -8,8 +8,9 @@ Columns of a table: the key's columns by their names, then
     timers                           at (timestamp[ms, UTC])
     columns                          its columns; parts of a key behind the user's, such as a window, are namespace_1, …
 
-and `written_at` (timestamp[ms, UTC]) where the state has a time to live. Entries whose time is over and that were not
-swept yet are there, too. What a checkpoint has beside keyed state is in `beside_keyed`.
+and `written_at` (timestamp[ms, UTC]) where the state has a time to live. Where the key has a column of such a name, the
+state's has `_` behind it. Entries whose time is over and that were not swept yet are there, too. What a checkpoint has
+beside keyed state is in `beside_keyed`.
 """
 
 import time
@@ -182,7 +183,10 @@ class StoredState:
         files of the subtask that has it are read. Of what is beside keyed state, only rows with these values.
         `columns`: only these, in this order; others are not decoded. `part`: only that one of `parts`, from 0 on."""
         parts = self._parts(operator, state)
-        parts = parts if part is None else parts[part : part + 1]
+        if part is not None:
+            if not 0 <= part < len(parts):
+                raise InvalidJob(f"{operator}.{state} has no part {part}: it has {len(parts)}, from 0 on")
+            parts = parts[part : part + 1]
         if parts and state in beside_of(parts[0]):
             reader = self._beside(parts, operator, state, where or {})
             return reader if columns is None else _projected(reader, columns, f"{operator}.{state}")
@@ -284,7 +288,8 @@ class StoredState:
     ) -> Iterator[pa.RecordBatch]:
         """With values only where `columns` has them."""
         schema: pa.Schema | None = None
-        with_values = columns is None or "value" in columns
+        with_values = columns is None or keys.beside("value") in columns
+        stored = None if columns is None else {*columns, *[name for name in keys.names if keys.beside(name) in columns]}
         for part in parts:
             assert part.keyed is not None
             only = None
@@ -293,7 +298,7 @@ class StoredState:
                 only = KeyGroups(state, *groups, columns=what.kind == "columns", key=key)
             with StoredPart(part.keyed, self._store, self.folder(), only) as opened:
                 first, last = groups or (0, 0xFFFF)
-                for segment in opened.segments(state, first, last, columns):
+                for segment in opened.segments(state, first, last, stored):
                     yield from _of_segment(segment, keys, self._manifest.max_parallelism)
                 entries = opened.entry_lists(state, first, last)
                 for batch in _of_entries(entries, what, keys, f"{self._what}, {keys.where}", with_values):
@@ -400,16 +405,16 @@ def _batch(
     arrays = [keys.array(place, field) for place, field in enumerate(fields)]
     names = keys.named(len(arrays))
     if what.kind in ("list", "map"):
-        names.append("position" if what.kind == "list" else "entry")
+        names.append(keys.beside("position" if what.kind == "list" else "entry"))
         arrays.append(pa.array(beside))
     if what.kind == "timers":
-        names.append("at")
+        names.append(keys.beside("at"))
         arrays.append(pa.array(beside, pa.int64()).cast(TIME))
     elif column is not None:
-        names.append("value")
+        names.append(keys.beside("value"))
         arrays.append(column.array(decoded_all(data, what.type, where)))
     if what.ttl is not None:
-        names.append("written_at")
+        names.append(keys.beside("written_at"))
         arrays.append(pa.array([without_marks(each)[0] for each in data], TIME))
     return pa.RecordBatch.from_arrays(arrays, names)
 
@@ -425,7 +430,7 @@ def _of_segment(segment: Segment, keys: WantedKeys, max_parallelism: int) -> Ite
     arrays = [keys.array(place, field) for place, field in enumerate(fields)]
     names = keys.named(len(arrays))
     for name, column in segment.columns.items():
-        names.append(name)
+        names.append(keys.beside(name))
         arrays.append(pa.array(column, pa.large_binary()) if is_wide(column.dtype) else pa.array(column))
     table = pa.table(dict(zip(names, arrays, strict=True)))
     if not keys.wants_all:

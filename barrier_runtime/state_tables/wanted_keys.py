@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -68,8 +68,12 @@ class WantedKeys:
         """Names for so many fields of a key."""
         if not self.names:
             return [f"key_{number}" for number in range(1, fields + 1)]
-        beside = range(1, fields - len(self.names) + 1)
-        return [*self.names, *[f"namespace_{number}" for number in beside]]
+        more = range(1, fields - len(self.names) + 1)
+        return [*self.names, *[self.beside(f"namespace_{number}") for number in more]]
+
+    def beside(self, name: str) -> str:
+        """What a column of the state is called beside those of the key."""
+        return free_name(name, self.names)
 
     def array(self, place: int, values: Any) -> pa.Array:
         """What state keys have at `place`, as the column that rows have."""
@@ -79,10 +83,17 @@ class WantedKeys:
     def schema_of_nothing(self, what: StateDescription) -> pa.Schema:
         columns = [(name, kind or pa.string()) for name, kind in self.fields]
         if what.kind == "timers":
-            return pa.schema([*columns, ("at", TIME)])
+            return pa.schema([*columns, (self.beside("at"), TIME)])
         between = {"list": [("position", pa.int64())], "map": [("entry", pa.string())]}.get(what.kind, [])
         value = [] if what.kind == "columns" else [("value", column_of(what.type).type)]
-        return pa.schema([*columns, *between, *value])
+        return pa.schema([*columns, *[(self.beside(name), kind) for name, kind in [*between, *value]]])
+
+
+def free_name(name: str, taken: Collection[str]) -> str:
+    """`name`, with as many `_` behind it as it needs to be none of those."""
+    while name in taken:
+        name += "_"
+    return name
 
 
 def key_fields(told: str) -> list[tuple[str, pa.DataType | None]]:

@@ -10,8 +10,8 @@ from typing import Any
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state_tables.differences import diff
 from barrier_runtime.state_tables.masking import masked
-from barrier_runtime.state_tables.stored_state import StoredState, open_checkpoint
-from barrier_runtime.state_tables.wanted_keys import condition, key_types
+from barrier_runtime.state_tables.stored_state import StateTableInfo, StoredState, open_checkpoint
+from barrier_runtime.state_tables.wanted_keys import condition, free_name, key_types
 
 
 def tables(url: str, job: str, checkpoint: int | None) -> str:
@@ -51,19 +51,21 @@ def count(url: str, job: str, checkpoint: int | None, state: str, where: Sequenc
         return stored.count(operator, name, _conditions(stored, operator, name, where))
 
 
+_TOLD = ("state", "change", "beside", "before", "after")
 Side = tuple[str, str, int | None]  # URL, job, number of the checkpoint
 
 
 def differences(before: Side, after: Side, state: str, limit: int, redact: Sequence[str]) -> Iterator[str]:
-    """A line of JSON for each entry that differs, up to `limit`, and a line of counts. `state`: operator, or
-    operator.state; empty: all."""
-    operator, _, name = state.partition(".")
+    """A line of JSON for each entry that differs, up to `limit`, and a line of counts; a column of the key that is
+    called as what else is told has `_` behind its name. `state`: operator, or operator.state; empty: all."""
     counts: Counter[str] = Counter()
     with open_checkpoint(*before) as one, open_checkpoint(*after) as other:
+        operator, name = _known(state, [*one.tables(), *other.tables()]) if state else ("", "")
         for found in diff(one, other, operator, name):
             counts[found.change] += 1
             if sum(counts.values()) <= limit:
-                told = {"state": f"{found.operator}.{found.state}", "change": found.change, **found.key}
+                told = {"state": f"{found.operator}.{found.state}", "change": found.change}
+                told.update({free_name(name, _TOLD): value for name, value in found.key.items()})
                 if found.beside is not None:
                     told["beside"] = found.beside
                 told.update(before=found.before, after=found.after)
@@ -112,9 +114,20 @@ def _told(value: Any) -> Any:
         return value.value
 
 
+def _known(state: str, tables: Sequence[StateTableInfo]) -> tuple[str, str]:
+    """An operator and a state of it that one of the two sides has, or an operator alone."""
+    operator, _, name = state.rpartition(".")
+    if any(each.operator == state for each in tables):
+        return state, ""
+    if not any((each.operator, each.state) == (operator, name) for each in tables):
+        there = ", ".join(sorted({f"{each.operator}.{each.state}" for each in tables}))
+        raise InvalidJob(f"neither of the two has a step or state {state!r}; they have: {there}")
+    return operator, name
+
+
 def _named(state: str) -> tuple[str, str]:
-    operator, dot, name = state.partition(".")
-    if not dot or not name:
+    operator, _, name = state.rpartition(".")
+    if not operator or not name:
         raise InvalidJob(f"{state!r} names no state: write it as operator.state; `state tables` lists them")
     return operator, name
 

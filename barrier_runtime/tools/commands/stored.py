@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from barrier_runtime.state.errors import BarrierRuntimeError
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.tools.commands.app import Redact, app
 from barrier_runtime.tools.commands.help import Application
 
@@ -114,6 +114,13 @@ def state_diff(
     1 when anything does."""
     from barrier_runtime.tools.state import differences
 
+    numbers = [each for each in (before, after) if each.isdigit()]
+    if numbers and not (url and job):
+        raise InvalidJob(f"{numbers[0]} is the number of a checkpoint: give --checkpoints and --job as well")
+    if not numbers and (url or job):
+        raise InvalidJob(
+            f"{before} and {after} are no numbers of checkpoints, which --checkpoints and --job are for: give those"
+        )
     sides = [(url, job, int(each)) if each.isdigit() else (each, "", None) for each in (before, after)]
     line = ""
     for line in differences(sides[0], sides[1], name, limit, redact or ()):

@@ -110,3 +110,16 @@ def test_the_command_prints_a_line_per_entry_and_says_whether_anything_differs(t
     ]
     same = run_here("state", "diff", one, one)
     assert (same.returncode, same.stdout) == (0, "0 inserted, 0 changed, 0 deleted\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("1", "2", "--job", "x"), "1 is the number of a checkpoint: give --checkpoints and --job as well"),
+        (("/one", "/two", "--job", "x"), "/one and /two are no numbers of checkpoints"),
+    ],
+)
+def test_numbers_and_the_options_that_are_for_them_go_together(arguments: tuple[str, ...], said: str) -> None:
+    told = run_here("state", "diff", *arguments)
+    assert told.returncode == 2
+    assert said in " ".join(told.stderr.split())
