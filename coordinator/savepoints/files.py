@@ -77,6 +77,12 @@ def read_savepoint(url: str) -> Savepoint:
 
 
 def no_savepoint(url: str) -> InvalidJob:
+    owner = claimed_by(url)
+    if owner is not None:
+        return InvalidJob(
+            f"there is no savepoint in {shown(url)} any more: job {owner[:100]!r} claimed it, and deleted it when it "
+            "had a copy; begin with another one"
+        )
     return InvalidJob(
         f"there is no savepoint in {shown(url)}: {SAVEPOINT_FILE} is missing; give the folder that was named when it "
         "was taken, or, for a checkpoint of the job itself, its number"

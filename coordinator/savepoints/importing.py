@@ -27,7 +27,7 @@ from typing import Literal
 import msgspec
 
 from barrier_runtime.coordinator.appending import append_record
-from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, Foreign, LogView
+from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, Foreign, LogView, complete_of
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import Manifest, encode_manifest
 from barrier_runtime.coordinator.log.reader import read_log
@@ -70,11 +70,14 @@ def begin_with_savepoint(
     """Make the savepoint in `url` what job `spec` goes on from when it restores its newest checkpoint. `fits`: raises
     when the program does not fit what is taken over. Returns what was done, for people. Raises `InvalidJob` when the
     job does not fit it (before anything is written) or has rows of its own that would be written again."""
-    savepoint = find_savepoint(url)
+    try:
+        savepoint = find_savepoint(url)
+    except InvalidJob as error:  # there is no such folder
+        raise _told_of_own_checkpoints(error, store, spec) from error
     if savepoint is None:
-        if mode == "claim" and claimed_by(url) == spec.job and _has_checkpoints(store, spec):
+        if mode == "claim" and claimed_by(url) == spec.job and _newest_of(store, spec) is not None:
             return f"job {spec.job} claimed the savepoint {shown(url)} before, and goes on from what it has reached"
-        raise no_savepoint(url)
+        raise _told_of_own_checkpoints(no_savepoint(url), store, spec)
     what = named(url, savepoint)
     check_fits(spec, savepoint.taken, what)
     check_whole(url, savepoint)
@@ -106,9 +109,21 @@ def import_savepoint(
     return importing.done(importing.look())
 
 
-def _has_checkpoints(store: ObjectStore, spec: JobSpec) -> bool:
+def _newest_of(store: ObjectStore, spec: JobSpec) -> int | None:
+    """The newest checkpoint of the job itself."""
     view = read_log(store, Paths(spec.job).log_record, run_id=spec.run_id)
-    return bool(view.completes)
+    return complete_of(view.completes[0]).checkpoint if view.completes else None
+
+
+def _told_of_own_checkpoints(error: InvalidJob, store: ObjectStore, spec: JobSpec) -> InvalidJob:
+    """A savepoint may be deleted when the job has begun with it, and its command may be repeated."""
+    newest = _newest_of(store, spec)
+    if newest is None:
+        return error
+    return InvalidJob(
+        f"{error}. Job {spec.job} has completed checkpoint {newest} of its own: to go on from that, start it without "
+        "restore= (or --restore)"
+    )
 
 
 @dataclass(frozen=True)

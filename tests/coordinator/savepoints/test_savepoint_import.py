@@ -119,6 +119,15 @@ def test_the_same_command_again_goes_on_from_what_the_job_has_reached():
     assert begun(store, other(run_id="run-again")).checkpoint == reached
 
 
+def test_where_the_savepoint_was_deleted_the_job_is_told_how_it_goes_on(tmp_path):
+    for folder in (str(tmp_path / "gone"), "memory://gone"):  # one that is not there, and an empty one
+        url, _, _ = taken()
+        store = MemoryStore()
+        begin(store, url)
+        with pytest.raises(InvalidJob, match=r"gone.*Job departures has completed checkpoint 2 .*without restore="):
+            begin(store, folder)
+
+
 def test_the_job_that_stopped_with_it_just_goes_on():
     url, _, store = taken(stops=True)
     records = len(log_of(store))
@@ -201,8 +210,11 @@ def test_claimed_it_is_the_jobs_and_goes_when_it_has_a_copy():
     assert [info.key for info in open_store(url).list("")] == ["claimed-by"]
     assert begun(store).checkpoint == 2
     assert "claimed the savepoint" in begin(store, url, mode="claim"), "the same command again"
-    with pytest.raises(InvalidJob, match="there is no savepoint"):
-        begin(MemoryStore(), url, mode="claim")
+    for mode in ("claim", "no_claim"):
+        with pytest.raises(
+            InvalidJob, match=r"no savepoint in .* any more: job 'departures' claimed it, and deleted it"
+        ):
+            begin(MemoryStore(), url, mode=mode)
 
 
 def test_a_second_claimer_is_refused():
