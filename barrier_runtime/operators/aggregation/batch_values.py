@@ -82,7 +82,10 @@ class BatchValues:
 
     def encoded(self, column: str) -> pa.DictionaryArray:
         """Values are numbered in the order in which they come first."""
-        return self._batch.column(column).dictionary_encode()
+        array = self._batch.column(column)
+        if is_decimal(array.type):  # Arrow does not encode those of 32 and 64 bits
+            array = array.cast(pa.decimal128(array.type.precision, array.type.scale))
+        return array.dictionary_encode()
 
     def plain(self, column: str) -> list[Any]:
         """One Python value per row, None where it is null."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from operator_harness import Driven, World
 
 from barrier_runtime import CollectSink, Dataflow
+from barrier_runtime.data.elements import WATERMARK_MAX
 from barrier_runtime.operators.aggregation.functions import (
     Aggregate,
     collect_list,
@@ -190,6 +191,23 @@ def test_columns_of_dictionaries_count_as_the_values_they_stand_for() -> None:
         ("a", "y", ["x", "y"], 2),
         ("b", None, [], 0),
     ]
+
+
+@pytest.mark.parametrize("step", ["running", "tumbling"])
+@pytest.mark.parametrize("kind", [pa.decimal32(7, 2), pa.decimal64(12, 2), pa.decimal128(12, 2)], ids=str)
+def test_decimals_of_every_width_are_counted_and_collected(kind: pa.DataType, step: str) -> None:
+    values = [Decimal("1.50"), None, Decimal("-2.25"), Decimal("1.50")]
+    aggregates = {
+        "n": count_distinct("v"),
+        "all": collect_list("v", limit=10),
+        "each": collect_set("v", limit=10),
+    }
+    driven = Driven(operator_of(step, aggregates))
+    driven.feed(pa.record_batch({"k": ["a"] * 4, "t": [0] * 4, "v": pa.array(values, kind)}))
+    driven.watermark(WATERMARK_MAX)
+    row = driven.rows[-1]
+    known = [values[0], values[2], values[3]]
+    assert (row["n"], row["all"], row["each"]) == (2, known, known[:2])
 
 
 def test_empty_and_null_only_groups_give_empty_lists_and_zero() -> None:
