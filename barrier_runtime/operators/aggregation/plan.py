@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from barrier_runtime.data.grouping import greatest_magnitude
 from barrier_runtime.data.schemas import meant
 from barrier_runtime.operators.aggregation.batch_values import Left
 from barrier_runtime.operators.aggregation.functions import Aggregate
@@ -31,6 +32,8 @@ from barrier_runtime.operators.aggregation.state_columns import (
     AccumulatorKind,
     Columns,
     Initial,
+    Ints,
+    Values,
     decimals,
     from_words,
     is_decimal,
@@ -41,6 +44,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 _INT64, _FLOAT64, _BOOL = pa.int64(), pa.float64(), pa.bool_()
 _MOST_DIGITS = 38
+_EXACT_INTEGER = 1 << 53  # a double is every integer up to it
 WIDE = pa.decimal128(_MOST_DIGITS, 0)  # type of a widened sum
 
 
@@ -69,10 +73,7 @@ class Output:
         absent = counted == 0
         mask = absent if absent.any() else None
         if self.aggregate.kind == "mean":
-            carry = self._carry(accumulators)
-            if carry is not None:
-                found = found + carry * 2.0**64
-            return pa.array(found / np.maximum(counted, 1), self.type, mask=mask)
+            return pa.array(_means(found, self._carry(accumulators), counted), self.type, mask=mask)
         if self.carry is not None:
             high = found >> 63
             carry = self._carry(accumulators)
@@ -83,6 +84,27 @@ class Output:
         """None when it is 0 in all entries, or given for none."""
         carry = None if self.carry is None else accumulators.get(self.carry.name)
         return carry if carry is not None and np.count_nonzero(carry) else None
+
+
+def _means(sums: Values, carries: Ints | None, counted: Ints) -> npt.NDArray[np.float64]:
+    """Those of integers have one rounding. numpy makes a double of a sum before it divides, which is a second one where
+    the sum is beyond 2^53: there, integers are divided. The rest of a division comes last, and says on which side of
+    the middle of two doubles a mean lies; in a double of its own, as long as the whole part is one and is not less than
+    the divisor, or as one bit."""
+    divisors = np.maximum(counted, 1)
+    means: npt.NDArray[np.float64] = sums / divisors
+    if sums.dtype == np.float64 or (carries is None and greatest_magnitude(sums) <= _EXACT_INTEGER):
+        return means
+    magnitudes, by = np.abs(sums).view(np.uint64), divisors.view(np.uint64)
+    wholes, rests = np.divmod(magnitudes, by)
+    far = np.where(rests > 0, (2 * wholes + 1) / 2.0, wholes)
+    exact = np.where(wholes < _EXACT_INTEGER, wholes + rests / by, far)
+    beyond = magnitudes > _EXACT_INTEGER
+    means = np.where(beyond, np.copysign(exact, sums), means)
+    carried = np.zeros(len(sums), np.int64) if carries is None else carries
+    for at in np.flatnonzero((carried != 0) | (beyond & (wholes < by))).tolist():
+        means[at] = (int(sums[at]) + (int(carried[at]) << 64)) / int(divisors[at])
+    return means
 
 
 @dataclass(frozen=True)
