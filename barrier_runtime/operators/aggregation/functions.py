@@ -38,6 +38,7 @@ Kind = Literal[
     "smallest",
 ]
 
+_FUNCTIONS = {kind: f"{kind}_" for kind in ("sum", "min", "max", "any", "all")}  # what users call them
 _MOST_COLLECTED = 1_000_000
 _MOST_FREQUENT = _MOST_PLACES = 100
 
@@ -54,6 +55,13 @@ class Aggregate:
     limit: int | None = None  # values that are kept, at most: of collections, the exact count_distinct, top_k, places
     ranks: tuple[float, ...] = ()  # quantiles only
     approximate: bool = False  # count_distinct only
+
+    def __post_init__(self) -> None:
+        """Only a count is of no column: any other of `None` would count rows, or take their last value."""
+        for name in ("column", *(("by",) if self.kind in ("arg_min", "arg_max") else ())):
+            given = getattr(self, name)
+            if not isinstance(given, str) and (given is not None or self.kind != "count"):
+                raise InvalidJob(f"{_FUNCTIONS.get(self.kind, self.kind)}: {name}={given!r}: give the name of a column")
 
     @property
     def columns(self) -> list[str]:

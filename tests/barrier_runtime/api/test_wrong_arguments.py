@@ -281,6 +281,24 @@ def test_what_is_wrong_is_told_with_what_to_give(call: Callable[[], Any], told: 
         call()
 
 
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (lambda: br.sum_(None), "sum_: column=None: give the name of a column"),  # type: ignore[arg-type]
+        (lambda: br.max_(None), "max_: column=None: give the name of a column"),  # type: ignore[arg-type]
+        (lambda: br.first(None), "first: column=None: give the name of a column"),  # type: ignore[arg-type]
+        (lambda: br.count_distinct(None), "count_distinct: column=None"),  # type: ignore[arg-type]
+        (lambda: br.quantile(None, 0.5), "quantile: column=None"),  # type: ignore[arg-type]
+        (lambda: br.sum_(["amount"]), "sum_: column=.'amount'.: give the name of a column"),  # type: ignore[arg-type]
+        (lambda: br.count(5), "count: column=5: give the name of a column"),  # type: ignore[arg-type]
+        (lambda: br.arg_max("a", by=None), "arg_max: by=None: give the name of a column"),  # type: ignore[arg-type]
+    ],
+)
+def test_an_aggregate_of_no_column_is_refused(made: Callable[[], Any], told: str) -> None:
+    with pytest.raises(InvalidJob, match=told):
+        made()
+
+
 def test_a_source_that_hands_on_to_another_is_one() -> None:
     class Wrapped:
         def __init__(self, inner: Any) -> None:
