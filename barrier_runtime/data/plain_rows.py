@@ -1,13 +1,16 @@
-"""Dictionary columns, also inside others, as columns of their values.
+"""Dictionary columns and views of text, also inside others, as columns of their values.
 
 Rows of an edge have plain columns: a dictionary would cost a message of its own on every connection, cannot be sorted,
-and is another type, so what one subtask hears from its own slot and from others must be the same.
+and is another type, so what one subtask hears from its own slot and from others must be the same. Views (`string_view`,
+`binary_view`, which Polars gives and Parquet files keep) are of a type that Arrow takes no rows out of.
 """
 
 import pyarrow as pa
 import pyarrow.types as types
 
 from barrier_runtime.state.errors import InvalidJob
+
+_VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 
 
 class PlainRows:
@@ -32,13 +35,14 @@ class PlainRows:
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
     """The same object when it is plain already."""
-    if not any(_has_dictionary(field.type) for field in schema):
+    if not any(_is_coded(field.type) for field in schema):
         return schema
     return pa.schema([_plain_field(field) for field in schema], schema.metadata)
 
 
-def _has_dictionary(kind: pa.DataType) -> bool:
-    return bool(types.is_dictionary(kind)) or any(_has_dictionary(field.type) for field in _inside(kind))
+def _is_coded(kind: pa.DataType) -> bool:
+    here = types.is_dictionary(kind) or kind in _VIEWS
+    return here or any(_is_coded(field.type) for field in _inside(kind))
 
 
 def _inside(kind: pa.DataType) -> list[pa.Field]:
@@ -54,6 +58,8 @@ def _plain_field(field: pa.Field) -> pa.Field:
 def _plain_type(kind: pa.DataType) -> pa.DataType:
     if types.is_dictionary(kind):
         return _plain_type(kind.value_type)
+    if kind in _VIEWS:
+        return _VIEWS[kind]
     plain = [_plain_field(field) for field in _inside(kind)]
     if types.is_struct(kind):
         return pa.struct(plain)

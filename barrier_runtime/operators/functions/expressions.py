@@ -29,14 +29,14 @@ class _Evaluation:
     def __init__(self, expressions: "Sequence[Compiled | SqlExpression]", where: str) -> None:
         self._given = list(expressions)
         self._where = where
-        self._plain = PlainRows()  # rows that a source or a function gives may have dictionaries
+        self.plain = PlainRows()  # rows that a source or a function gives may have dictionaries, or views of text
         self._schema: pa.Schema | None = None
         self._compiled: list[pc.Expression] = []
         self._shared = Shared({}, [])
 
     def __call__(self, rows: pa.RecordBatch) -> list[pa.Array]:
         """One array per expression. Raises `InvalidJob` for what has no value, with the expression."""
-        rows = self._plain(rows)
+        rows = self.plain(rows)
         if self._schema is not rows.schema and rows.schema != self._schema:
             self._schema = rows.schema
             self._compiled = [
@@ -66,7 +66,7 @@ class FilterExpressionOperator(Operator):
         if kept == len(mask):
             emit(batch)
         elif kept:
-            emit(batch.only(batch.rows.filter(mask), mask))
+            emit(batch.only(self._evaluate.plain(batch.rows).filter(mask), mask))
 
 
 class SelectExpressionsOperator(Operator):

@@ -1,4 +1,4 @@
-"""Dictionaries, at the top and inside other types, become their values; what is plain is not touched."""
+"""Dictionaries and views of text, at the top and inside other types, become their values; what is plain stays."""
 
 import pyarrow as pa
 import pytest
@@ -11,6 +11,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 WORDS = pa.array(["a", "b", None, "a"]).dictionary_encode()
 NUMBERS = pa.array([1, 2, 3, 4])
+VIEWS = pa.array(["a", "b", None, "a text that is longer than what a view holds itself"], pa.string_view())
 NESTED = {
     "top": WORDS,
     "struct": pa.StructArray.from_arrays([WORDS, NUMBERS], ["w", "n"]),
@@ -22,15 +23,20 @@ NESTED = {
     "of_structs": pa.DictionaryArray.from_arrays(
         pa.array([0, 1, None, 0], pa.int8()), pa.StructArray.from_arrays([WORDS, NUMBERS], ["w", "n"])
     ),
+    "text": VIEWS,
+    "bytes": VIEWS.cast(pa.string()).cast(pa.binary()).cast(pa.binary_view()),
+    "a_struct": pa.StructArray.from_arrays([VIEWS, NUMBERS], ["w", "n"]),
+    "a_list": pa.ListArray.from_arrays([0, 1, 1, 3, 4], VIEWS),
 }
 
 
 @pytest.mark.parametrize("name", NESTED)
-def test_values_stay_and_no_dictionary_is_left(name):
+def test_values_stay_and_no_dictionary_or_view_is_left(name):
     rows = pa.record_batch({"n": NUMBERS, name: NESTED[name]}).slice(1)
     plain = PlainRows()(rows)
     assert plain.to_pylist() == rows.to_pylist()
     assert "dictionary" not in str(plain.schema)
+    assert "_view" not in str(plain.schema)
     assert plain.schema.equals(plain_schema(rows.schema))
     plain.validate(full=True)
     assert pa.ipc.read_record_batch(plain.serialize(), plain.schema).equals(plain), "so it can be sent"

@@ -17,6 +17,7 @@ from barrier_runtime.connectors.files.source.listing import FoundFile, open_file
 from barrier_runtime.connectors.files.source.reader import ROWS_PER_CHUNK, FilePosition, FileReader
 from barrier_runtime.connectors.files.source.remote import is_remote
 from barrier_runtime.connectors.files.source.source import FileSource
+from barrier_runtime.data import plain_rows
 from barrier_runtime.data.schemas import fit
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
@@ -167,11 +168,9 @@ def _footer_schema(file: FoundFile, where: str) -> pa.Schema:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Without metadata and dictionary types: batches of one stream must not differ in how a file happened to be
-    written."""
-    return pa.schema(
-        [(field.name, field.type.value_type if pa.types.is_dictionary(field.type) else field.type) for field in schema]
-    )
+    """Without metadata, dictionary types and views of text: batches of one stream must not differ in how a file
+    happened to be written."""
+    return plain_rows.plain_schema(pa.schema([(field.name, field.type) for field in schema]))
 
 
 def check_columns(found: pa.Schema, wanted: pa.Schema, where: str) -> None:
@@ -192,10 +191,9 @@ def check_columns(found: pa.Schema, wanted: pa.Schema, where: str) -> None:
 
 def _widens(kind: pa.DataType, wanted: pa.DataType) -> bool:
     types = pa.types
+    kind = plain_rows.plain_schema(pa.schema([("value", kind)])).field(0).type
     if kind.equals(wanted):
         return True
-    if types.is_dictionary(kind):
-        return _widens(kind.value_type, wanted)
     if types.is_null(kind):
         return True
     if types.is_integer(kind):
