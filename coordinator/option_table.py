@@ -116,7 +116,7 @@ JOB = (
     _count("max_parallelism", 128, 1, 32_768, "key groups", "key groups; fixed for the life of the job"),
     _text("restore", "latest", "latest, none, the number of a retained checkpoint, or the folder or URL of a savepoint",
           also="int", shown="url",
-          remedy="use 'latest', 'none', the number of a retained checkpoint, or the URL of a savepoint"),
+          remedy="use 'latest', 'none', the number of a retained checkpoint, or a savepoint's URL or ./folder"),
     _choice("restore_mode", "no_claim", Literal["no_claim", "claim"],
             "whose a restored savepoint is: no_claim leaves it as it is, claim deletes it when the job has a copy"),
     _flag("allow_replay", "restore something older than the last completed checkpoint: sinks get rows again"),

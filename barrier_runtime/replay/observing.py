@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.rows import rows_of
+from barrier_runtime.data.schemas import no_column
 from barrier_runtime.operators.base import Emit, Operator
 from barrier_runtime.operators.keyed.life import KeyedLife
 from barrier_runtime.state.errors import UserCodeError
@@ -22,6 +23,7 @@ from barrier_runtime.state_tables.masking import masked
 from barrier_runtime.state_tables.wanted_keys import one_value
 
 T = TypeVar("T")
+_LOOKED_AT = "the rows that are looked at"
 State = dict[str, Any]  # by name: a value, {entry: value}, [element, …], [time, …], or {namespace: {column: value}}
 
 
@@ -69,8 +71,10 @@ class Wanted:
             return pa.array([False] * rows.num_rows)
         chosen: pa.BooleanArray | None = None
         for column, value in self.by_port.get(port, {}).items():
+            if column not in rows.schema.names:
+                raise no_column(column, rows.schema.names, _LOOKED_AT, ", which the key names")
             array = rows.column(column)
-            one = one_value(value, array.type, column, "the rows that are looked at")[0]
+            one = one_value(value, array.type, column, _LOOKED_AT)[0]
             same = pc.is_null(array) if value is None else pc.equal(array, one)
             same = pc.fill_null(same, False)
             chosen = same if chosen is None else pc.and_(chosen, same)

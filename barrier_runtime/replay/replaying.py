@@ -178,6 +178,11 @@ def replay(
     target = place_of(whole, operator)
     by_port = _columns(target, key, operator)
     at_row = None if row is None else _row_at(row)
+    if at_row is not None and target.chain.source is None:
+        raise InvalidJob(
+            f"row {row!r} is one of a source, and step {operator!r} is in one chain with none, so nobody knows what "
+            "came of it there: give the row's key, or nothing for all rows"
+        )
     rows: list[ReplayedRow] = []
 
     def took(found: ReplayedRow) -> None:

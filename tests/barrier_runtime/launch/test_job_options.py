@@ -36,7 +36,10 @@ def shown(made: Dataflow, **options: Any) -> dict[str, str]:
         ({"checkpoint_timeout": float("nan")}, "checkpoint_timeout=nan: give a number of seconds"),
         ({"mode": "exactly-once"}, "mode='exactly-once': use 'exactly_once' or 'at_least_once'"),
         ({"on_cancel": "keep"}, "on_cancel='keep': use 'retain' or 'delete'"),
-        ({"restore": "newest"}, "restore='newest': use 'latest', 'none', the number"),
+        (
+            {"restore": "newest"},
+            "restore='newest': use 'latest', 'none', the number.*or a savepoint's URL or \\./folder",
+        ),
         ({"state_backend": "rocks"}, "state_backend='rocks': use 'rocksdb' or 'memory'"),
         ({"restart_attempts": -1}, "restart_attempts=-1: give a whole number from 0 to 1000000, or None: no limit"),
         ({"restart": "fixed"}, "restart='fixed': use 'none' or 'fixed_delay' or 'exponential_delay' or 'failure_rate'"),

@@ -121,6 +121,15 @@ def test_what_is_not_there_is_refused_by_name(job: TwoCheckpoints) -> None:
         replay(job.flow, "totals", ("ann", 1), after=job.before, checkpoints=job.folder)
     with pytest.raises(InvalidJob, match="give checkpoints="):
         replay(job.flow, "totals", "ann", after=1)
+    for step in ("totals", "filter-1"):
+        with pytest.raises(
+            InvalidJob, match=r"no column 'usr', which the key names \(did you mean 'user'\?\): use one of"
+        ):
+            replay(job.flow, step, {"usr": "ann"}, after=job.before, until=job.until, checkpoints=job.folder)
+    with pytest.raises(
+        InvalidJob, match="row '0-of-1:3' is one of a source, and step 'totals' is in one chain with none"
+    ):
+        replay(job.flow, "totals", after=job.before, until=job.until, checkpoints=job.folder, row="0-of-1:3")
 
 
 class Fails:
