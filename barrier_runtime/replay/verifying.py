@@ -27,6 +27,7 @@ from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.operators.aggregation.kinds.sketches import same_sketches
 from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
 from barrier_runtime.operators.keyed.progress import fires_still, reached_ms
+from barrier_runtime.operators.outputs.failures import ERROR_SCHEMA
 from barrier_runtime.operators.windows.whole.apply import HeldWindowOperator
 from barrier_runtime.operators.windows.whole.window_rows import HELD_ROWS
 from barrier_runtime.replay.graphs import reading, without_sinks
@@ -127,14 +128,18 @@ def _check(stretch: Stretch) -> None:
 
 
 class _Rows:
-    """What came to the sinks of one replay, as texts."""
+    """What came to the sinks of one replay, as texts. `failed`: sinks of error outputs, whose rows tell by which
+    checkpoint they are met again: that is the newest one of then."""
 
     def __init__(self, sinks: dict[str, ReadsBack | None]) -> None:
         self._sinks = sinks
         self.by_sink: dict[str, Counter[str]] = {name: Counter() for name in sinks}
+        self.failed: set[str] = set()
 
     def came(self, sink: str, batch: Batch) -> None:
-        reads = self._sinks[sink]
+        if batch.rows.schema.names == ERROR_SCHEMA.names:
+            self.failed.add(sink)
+        reads = None if sink in self.failed else self._sinks[sink]
         texts = map(str, batch.rows.to_pylist()) if reads is None else reads.texts_of([batch.rows])
         self.by_sink[sink].update(texts)
 
@@ -168,7 +173,7 @@ class _Verifying:
             found += self._states_differ(manifest)
         read_back, repeated = [], []
         for sink, reads in self._sinks.items():
-            committed = None if reads is None else self._committed(sink, reads)
+            committed = None if reads is None or sink in rows.failed else self._committed(sink, reads)
             if committed is None:
                 repeated.append(sink)
             else:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from barrier_runtime import CollectSink, CsvSink, JsonlSink, ParquetSink, ProcessContext, ValueState
+from barrier_runtime import CollectSink, CsvSink, Dataflow, JsonlSink, ParquetSink, ProcessContext, ValueState
 from barrier_runtime.operators.aggregation.kinds.encoded_values import EncodedValues
 from barrier_runtime.operators.aggregation.kinds.sketches import DistinctSketch, FrequentSketch
 from barrier_runtime.replay import verify
@@ -121,3 +121,21 @@ def test_masked_columns_are_in_no_difference(tmp_path: Path) -> None:
     assert "***" in told
     assert "ann" not in told
     assert "bob" not in told
+
+
+def test_rows_of_an_error_output_tell_of_the_checkpoint_of_then_which_is_no_difference(tmp_path: Path) -> None:
+    def refuses(row: dict[str, Any]) -> dict[str, Any]:
+        if row["n"] % 10 == 7:
+            raise ValueError("7 is bad")
+        return row
+
+    flow = Dataflow("letters")
+    rows = [{"n": n} for n in range(100)]
+    read = flow.from_iterator("rows", lambda index, of: iter(rows), schema={"n": int}, splits=1)
+    good, errors = read.map(refuses, name="refuses", schema={"n": int}, on_error="side")
+    good.sink("out", JsonlSink(str(tmp_path / "out")))
+    errors.sink("bad", JsonlSink(str(tmp_path / "bad")))
+    flow.run_local(checkpoints=tmp_path / "ckpt", parallelism=2)
+    found = verify(flow, after=0, checkpoints=str(tmp_path / "ckpt"))
+    assert found.same, found.differences
+    assert (found.read_back, found.repeated) == (("out",), ("bad",))
