@@ -5,6 +5,7 @@ Kinds are told apart only as far as that helps: a text from a number from a list
 before, and what no table has (durations, a choice of words, `Any`) is left to it.
 """
 
+import datetime
 import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -96,7 +97,7 @@ def wrong_kind(value: Any, hint: Any) -> str:
     """What to give instead of `value`; "" if it is of that kind, or if the annotation does not say."""
     origin = get_origin(hint)
     several = get_args(hint) if origin in (Union, types.UnionType) else (hint,)
-    kinds = [_KINDS.get(get_origin(each) or each) for each in several]
+    kinds = [None if datetime.timedelta in get_args(each) else _KINDS.get(get_origin(each) or each) for each in several]
     if any(
         kind is None or (kind[1](value) and _holds_texts(value, each))
         for kind, each in zip(kinds, several, strict=True)

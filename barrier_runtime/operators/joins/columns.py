@@ -52,6 +52,11 @@ class JoinColumns:
             fields += [field.with_name(named[field.name]) for field in one]
             self._names.append(named)
         self.schema = pa.schema([pa.field(field.name, field.type) for field in fields])
+        for key in {field.name for field in keys} & {field.name for field in added}:
+            raise InvalidJob(
+                f"{where}: the key column {key!r} has the name of a column that the join adds: rename it in a select() "
+                "before key_by"
+            )
         twice = sorted({name for name in self.schema.names if self.schema.names.count(name) > 1})
         if twice:
             raise InvalidJob(

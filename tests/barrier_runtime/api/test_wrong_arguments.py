@@ -245,6 +245,11 @@ def test_a_wrong_kind_of_argument_is_told_by_its_name_or_its_value(
             assert value in taken, f"{parameter}={value!r} is taken"
 
 
+def started() -> Any:
+    """Keyed by a column that has the name of one of a window join's."""
+    return stream().select({"window_start": "k", "t": "t"}).key_by("window_start")
+
+
 @pytest.mark.parametrize(
     ("call", "told"),
     [
@@ -256,6 +261,11 @@ def test_a_wrong_kind_of_argument_is_told_by_its_name_or_its_value(
         (lambda: Dataflow("f").source("s", br.KafkaSource), "is not a source: pass one, such as ParquetSource"),
         (lambda: Dataflow("f").from_iterator("s", rows_of, schema=SCHEMA, splits=-1), "splits=-1: give a whole number"),
         (lambda: keyed().process(OfKey), r"name=<type>: give a text: the first argument is the step's name"),
+        (lambda: (left := keyed()).join("j", left, between=DAY, **AT_T), "between=.*: pass two timedeltas, the least"),
+        (
+            lambda: (left := started()).window_join("j", left, br.Tumbling(DAY), **AT_T),
+            "the key column 'window_start' has the name of a column that the join adds: rename it in a select",
+        ),
         (lambda: certify(print, list), "make_sink gave None: let it return a TwoPhaseCommitSink"),  # type: ignore[arg-type]
         (lambda: certify(br.CollectSink, 5), "certify: read=5: give a function"),  # type: ignore[arg-type]
         (lambda: certify(br.CollectSink, list, schema=5), "certify: schema=5: give the pyarrow.Schema"),
