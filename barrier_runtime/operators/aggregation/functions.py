@@ -59,9 +59,8 @@ class Aggregate:
     def __post_init__(self) -> None:
         """Only a count is of no column: any other of `None` would count rows, or take their last value."""
         for name in ("column", *(("by",) if self.kind in ("arg_min", "arg_max") else ())):
-            given = getattr(self, name)
-            if not isinstance(given, str) and (given is not None or self.kind != "count"):
-                raise InvalidJob(f"{_FUNCTIONS.get(self.kind, self.kind)}: {name}={given!r}: give the name of a column")
+            if getattr(self, name) is None and self.kind != "count":
+                raise InvalidJob(f"{_FUNCTIONS.get(self.kind, self.kind)}: {name}=None: give the name of a column")
 
     @property
     def columns(self) -> list[str]:
