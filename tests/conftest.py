@@ -11,13 +11,14 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from barrier_runtime.state.store.memory import MemoryStore
 from tests import cloud_emulators, scratch, spark_jvm
 from tests.cloud_emulators import Cloud, Emulator, GoogleEmulator
 
-settings.register_profile("patient", deadline=None)  # an example that takes long on a busy machine is no failure
+# An example that takes long on a busy machine, to be made or to be tried, is no failure.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 for profile, of_hundred in {"check": 10, "test": 25, "oracle": 1_000}.items():  # tests/drawn.py
     settings.register_profile(profile, settings.default, max_examples=of_hundred)

@@ -107,7 +107,14 @@ class RunningJob:
                 await asyncio.sleep(0.02)
 
     async def rows_in(self, target: Target, many: int) -> JobStatus:
-        return await self.until(lambda status: len(target.rows()) >= many)
+        """At least so many; of `numbers_flow` some of each key: each split has keys of its own, and one may have read
+        nothing when another has read as many."""
+
+        def came(rows: Sequence[dict[str, Any]]) -> bool:
+            numbered = bool(rows) and rows[0].keys() == NUMBERED.keys()
+            return len(rows) >= many and (not numbered or {row["key"] for row in rows} == set(range(KEYS)))
+
+        return await self.until(lambda status: came(target.rows()))
 
     async def more_in(self, target: Target, many: int) -> JobStatus:
         return await self.rows_in(target, len(target.rows()) + many)

@@ -125,7 +125,7 @@ def test_files_lists_and_globs_name_the_same_rows(tmp_path: Path, format: str) -
 
 
 @pytest.mark.slow
-@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(polls=st.lists(st.one_of(st.integers(1, 300), st.none()), max_size=8))
 def test_from_any_position_the_very_next_row_comes(tmp_path: Path, format: str, polls: list[int | None]) -> None:
     make = FORMATS[format][1]
