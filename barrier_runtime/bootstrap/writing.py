@@ -84,6 +84,8 @@ def write_savepoint(
     sources begin where the flow says. `parallelism`: in so many parts it is written; a job may have any other.
 
     Raises `InvalidJob` for steps and states that the flow has not, and for columns of other names or types."""
+    if not isinstance(getattr(flow, "plan", None), Plan):
+        raise InvalidJob(f"write_savepoint: flow={flow!r} is no Dataflow: give the flow that begins with the savepoint")
     savepoint = None if base is None else read_savepoint(base)
     if savepoint is not None and base is not None:
         check_whole(base, savepoint)

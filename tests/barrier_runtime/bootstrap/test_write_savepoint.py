@@ -417,3 +417,8 @@ def test_what_a_killed_write_has_left_goes_with_the_next_one(tmp_path: Path, mon
     assert [*temporary.iterdir()]
     written(tmp_path / "next")
     assert [*temporary.iterdir()] == []
+
+
+def test_what_is_no_flow_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InvalidJob, match=r"flow='app.py:flow' is no Dataflow"):
+        write_savepoint(str(tmp_path), flow="app.py:flow", states={})  # type: ignore[arg-type]
