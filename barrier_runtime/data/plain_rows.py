@@ -5,6 +5,8 @@ and is another type, so what one subtask hears from its own slot and from others
 `binary_view`, which Polars gives and Parquet files keep) are of a type that Arrow takes no rows out of.
 """
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as types
 
@@ -31,6 +33,14 @@ class PlainRows:
             return rows
         arrays = [_decoded(column, field) for column, field in zip(rows.columns, self._target, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self._target)
+
+
+def taken(rows: pa.RecordBatch, positions: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    """Some of rows that came over no edge: what a source or a function gives may have views."""
+    try:
+        return rows.take(pa.array(positions))
+    except pa.ArrowNotImplementedError:
+        return PlainRows()(rows).take(pa.array(positions))
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:

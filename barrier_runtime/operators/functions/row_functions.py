@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.plain_rows import taken
 from barrier_runtime.data.rows import Row, RowWriter, cut, each_row_of, preview
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
 from barrier_runtime.operators.outputs.failures import Failures, OnError
@@ -134,7 +135,7 @@ class FilterOperator(RowwiseOperator):
         elif any(keep):
             kept = np.flatnonzero(keep)
             few = batch.few
-            rows = batch.rows.take(pa.array(kept)) if few is None else few.take(kept.tolist())
+            rows = taken(batch.rows, kept) if few is None else few.take(kept.tolist())
             emit(batch.only(rows, kept))
         if self._failures is not None:
             self._failures.flush(emit, batch.emit_ns)

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
-import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.plain_rows import taken
 from barrier_runtime.data.rows import Row, cut, each_row_of, preview
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
 from barrier_runtime.operators.outputs.failures import Failures, OnError
@@ -48,8 +48,8 @@ class SplitOperator(Operator):
                 send(emit, branch, batch, self._metrics)
             elif chosen:
                 few = batch.few
-                taken = batch.rows.take(pa.array(chosen)) if few is None else few.take(chosen)
-                send(emit, branch, batch.only(taken, np.array(chosen)), self._metrics)
+                its_rows = taken(batch.rows, np.array(chosen)) if few is None else few.take(chosen)
+                send(emit, branch, batch.only(its_rows, np.array(chosen)), self._metrics)
         if self._failures is not None:
             self._failures.flush(emit, batch.emit_ns)
 
