@@ -44,7 +44,7 @@ def test_rows_of_a_filter_that_are_declared_as_views_are_text() -> None:
     rows = flow.from_iterator("rows", lambda part, of: given, schema=schema, splits=1)
     rows.filter("length(v) > 97").sink("out", out)
     by_function, long = CollectSink(), CollectSink()
-    rows.filter(lambda row: row["n"] > 97).sink("by function", by_function)
+    rows.filter(lambda row: row["n"] > 97).sink("by-function", by_function)
     rows.split("size", lambda row: "long" if row["n"] > 97 else "short", into=["long", "short"])[0].sink("long", long)
     flow.run_local(parallelism=2, restart="none")
     assert out.rows() == by_function.rows() == long.rows() == given[98:]
