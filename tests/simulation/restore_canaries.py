@@ -72,19 +72,3 @@ def _boundary_is_not_stored() -> Iterator[None]:
 
     with _replaced(SideBySide, "__init__", make_init), _replaced(SideBySide, "checkpoint", make):
         yield
-
-
-@canary("moved-entries-are-only-hidden", "what moved to another database stays where it was, unseen")
-def _moved_entries_are_only_hidden() -> Iterator[None]:
-    """It is seen again once that database has the range again: after two more rescales."""
-
-    def make(original: Any) -> Any:
-        def flush(self: Any) -> None:
-            for each in self._others:
-                each.moved = []
-            original(self)
-
-        return flush
-
-    with _replaced(SideBySide, "flush", make):
-        yield
