@@ -2,23 +2,37 @@
 
 Rows of an edge have plain columns: a dictionary would cost a message of its own on every connection, cannot be sorted,
 and is another type, so what one subtask hears from its own slot and from others must be the same. Views (`string_view`,
-`binary_view`, which Polars gives and Parquet files keep) are of a type that Arrow takes no rows out of.
+`binary_view`, which Polars gives and Parquet files keep) are of a type that Arrow takes no rows out of: a step that
+takes some of its rows makes them text before any edge does, and leaves dictionaries, of which it can.
 """
 
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Callable
+
 import pyarrow as pa
 import pyarrow.types as types
 
+from barrier_runtime.data.elements import Batch
 from barrier_runtime.state.errors import InvalidJob
 
 _VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 
 
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """The same object when it is plain already."""
+    return _decoded_schema(schema, dictionaries=True)
+
+
+def without_views(schema: pa.Schema) -> pa.Schema:
+    """The same object when it has none. Dictionaries stay."""
+    return _decoded_schema(schema, dictionaries=False)
+
+
 class PlainRows:
     """Batches of one stream, made plain. Decides once per schema; plain batches are handed through as they are."""
 
-    def __init__(self) -> None:
+    def __init__(self, target_of: Callable[[pa.Schema], pa.Schema] = plain_schema) -> None:
+        """`target_of`: `plain_schema`, or `without_views`."""
+        self._target_of = target_of
         self._seen: pa.Schema | None = None
         self._target: pa.Schema | None = None  # None: what was seen is plain
 
@@ -26,7 +40,7 @@ class PlainRows:
         schema = rows.schema
         if schema is not self._seen:
             if self._seen is None or not schema.equals(self._seen):
-                target = plain_schema(schema)
+                target = self._target_of(schema)
                 self._target = None if target is schema else target
             self._seen = schema
         if self._target is None:
@@ -34,25 +48,23 @@ class PlainRows:
         arrays = [_decoded(column, field) for column, field in zip(rows.columns, self._target, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self._target)
 
+    def batch(self, batch: Batch) -> Batch:
+        """The same; rows that are lists are plain."""
+        if batch.few is not None:
+            return batch
+        rows = self(batch.rows)
+        return batch if rows is batch.rows else batch.having(rows)
 
-def taken(rows: pa.RecordBatch, positions: npt.NDArray[np.int64]) -> pa.RecordBatch:
-    """Some of rows that came over no edge: what a source or a function gives may have views."""
-    try:
-        return rows.take(pa.array(positions))
-    except pa.ArrowNotImplementedError:
-        return PlainRows()(rows).take(pa.array(positions))
 
-
-def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """The same object when it is plain already."""
-    if not any(_is_coded(field.type) for field in schema):
+def _decoded_schema(schema: pa.Schema, dictionaries: bool) -> pa.Schema:
+    if not any(_is_coded(field.type, dictionaries) for field in schema):
         return schema
-    return pa.schema([_plain_field(field) for field in schema], schema.metadata)
+    return pa.schema([_plain_field(field, dictionaries) for field in schema], schema.metadata)
 
 
-def _is_coded(kind: pa.DataType) -> bool:
-    here = types.is_dictionary(kind) or kind in _VIEWS
-    return here or any(_is_coded(field.type) for field in _inside(kind))
+def _is_coded(kind: pa.DataType, dictionaries: bool) -> bool:
+    here = kind in _VIEWS or (dictionaries and types.is_dictionary(kind))
+    return here or any(_is_coded(field.type, dictionaries) for field in _inside(kind))
 
 
 def _inside(kind: pa.DataType) -> list[pa.Field]:
@@ -61,16 +73,16 @@ def _inside(kind: pa.DataType) -> list[pa.Field]:
     return [kind.field(number) for number in range(kind.num_fields)] if types.is_nested(kind) else []
 
 
-def _plain_field(field: pa.Field) -> pa.Field:
-    return field.with_type(_plain_type(field.type))
+def _plain_field(field: pa.Field, dictionaries: bool) -> pa.Field:
+    return field.with_type(_plain_type(field.type, dictionaries))
 
 
-def _plain_type(kind: pa.DataType) -> pa.DataType:
-    if types.is_dictionary(kind):
-        return _plain_type(kind.value_type)
+def _plain_type(kind: pa.DataType, dictionaries: bool) -> pa.DataType:
+    if dictionaries and types.is_dictionary(kind):
+        return _plain_type(kind.value_type, dictionaries)
     if kind in _VIEWS:
         return _VIEWS[kind]
-    plain = [_plain_field(field) for field in _inside(kind)]
+    plain = [_plain_field(field, dictionaries) for field in _inside(kind)]
     if types.is_struct(kind):
         return pa.struct(plain)
     if types.is_map(kind):
@@ -83,7 +95,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _decoded(column: pa.Array, wanted: pa.Field) -> pa.Array:
-    while types.is_dictionary(column.type):
+    while types.is_dictionary(column.type) and not types.is_dictionary(wanted.type):
         column = column.dictionary_decode()
     try:
         return column if column.type.equals(wanted.type) else column.cast(wanted.type)

@@ -39,7 +39,7 @@ MUTANTS = (
         "nested-dictionaries-are-plain",
         "dictionaries inside other types are decoded, too",
         "barrier_runtime/data/plain_rows.py",
-        " or any(_is_coded(field.type) for field in _inside(kind))",
+        " or any(_is_coded(field.type, dictionaries) for field in _inside(kind))",
         "",
         ("tests/barrier_runtime/data/test_plain_rows.py",),
     ),

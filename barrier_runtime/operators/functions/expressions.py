@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.expressions import Compiled, evaluate
-from barrier_runtime.data.plain_rows import PlainRows
+from barrier_runtime.data.plain_rows import PlainRows, without_views
 from barrier_runtime.data.sql.shared_parts import Shared, shared
 from barrier_runtime.operators.base import Emit, Operator
 from barrier_runtime.operators.functions.batch_functions import column_of
@@ -29,14 +29,14 @@ class _Evaluation:
     def __init__(self, expressions: "Sequence[Compiled | SqlExpression]", where: str) -> None:
         self._given = list(expressions)
         self._where = where
-        self.plain = PlainRows()  # rows that a source or a function gives may have dictionaries, or views of text
+        self._plain = PlainRows()  # rows that a source or a function gives may have dictionaries
         self._schema: pa.Schema | None = None
         self._compiled: list[pc.Expression] = []
         self._shared = Shared({}, [])
 
     def __call__(self, rows: pa.RecordBatch) -> list[pa.Array]:
         """One array per expression. Raises `InvalidJob` for what has no value, with the expression."""
-        rows = self.plain(rows)
+        rows = self._plain(rows)
         if self._schema is not rows.schema and rows.schema != self._schema:
             self._schema = rows.schema
             self._compiled = [
@@ -57,8 +57,10 @@ class FilterExpressionOperator(Operator):
     def __init__(self, name: str, expression: "Compiled | SqlExpression") -> None:
         self._where = f"filter {name!r}"
         self._evaluate = _Evaluation([expression], self._where)
+        self._takeable = PlainRows(without_views)
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        batch = self._takeable.batch(batch)
         (mask,) = self._evaluate(batch.rows)
         if not pa.types.is_boolean(mask.type):
             raise InvalidJob(f"{self._where}: the expression gives {mask.type}: use one that gives true or false")
@@ -66,7 +68,7 @@ class FilterExpressionOperator(Operator):
         if kept == len(mask):
             emit(batch)
         elif kept:
-            emit(batch.only(self._evaluate.plain(batch.rows).filter(mask), mask))
+            emit(batch.only(batch.rows.filter(mask), mask))
 
 
 class SelectExpressionsOperator(Operator):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.plain_rows import taken
+from barrier_runtime.data.plain_rows import PlainRows, without_views
 from barrier_runtime.data.rows import Row, RowWriter, cut, each_row_of, preview
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
 from barrier_runtime.operators.outputs.failures import Failures, OnError
@@ -118,7 +118,12 @@ class MapOperator(RowwiseOperator):
 class FilterOperator(RowwiseOperator):
     """Rows for which the function is true."""
 
+    def __init__(self, name: str, function: Callable[[Row], Any], on_error: OnError = "fail") -> None:
+        super().__init__(name, function, on_error=on_error)
+        self._takeable = PlainRows(without_views)
+
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        batch = self._takeable.batch(batch)
         keep: list[bool] = []
         if self._failures is not None:
             keep.extend(self._tried(self._failures, batch, self._function, False))
@@ -135,7 +140,7 @@ class FilterOperator(RowwiseOperator):
         elif any(keep):
             kept = np.flatnonzero(keep)
             few = batch.few
-            rows = taken(batch.rows, kept) if few is None else few.take(kept.tolist())
+            rows = batch.rows.take(pa.array(kept)) if few is None else few.take(kept.tolist())
             emit(batch.only(rows, kept))
         if self._failures is not None:
             self._failures.flush(emit, batch.emit_ns)

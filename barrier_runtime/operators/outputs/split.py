@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
+import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.plain_rows import taken
+from barrier_runtime.data.plain_rows import PlainRows, without_views
 from barrier_runtime.data.rows import Row, cut, each_row_of, preview
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
 from barrier_runtime.operators.outputs.failures import Failures, OnError
@@ -26,6 +27,7 @@ class SplitOperator(Operator):
         self._name = name
         self._function = function
         self._into = tuple(into)
+        self._takeable = PlainRows(without_views)
         self._failures = None if on_error == "fail" else Failures(on_error, name, self._said)
 
     def open(self, context: OperatorContext) -> None:
@@ -35,6 +37,7 @@ class SplitOperator(Operator):
             self._failures.opened(context)
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        batch = self._takeable.batch(batch)
         rows: dict[str, list[int]] = {branch: [] for branch in self._into}
         for row, branch in enumerate(self._branches(batch)):
             if branch is _FAILED:
@@ -48,8 +51,8 @@ class SplitOperator(Operator):
                 send(emit, branch, batch, self._metrics)
             elif chosen:
                 few = batch.few
-                its_rows = taken(batch.rows, np.array(chosen)) if few is None else few.take(chosen)
-                send(emit, branch, batch.only(its_rows, np.array(chosen)), self._metrics)
+                taken = batch.rows.take(pa.array(chosen)) if few is None else few.take(chosen)
+                send(emit, branch, batch.only(taken, np.array(chosen)), self._metrics)
         if self._failures is not None:
             self._failures.flush(emit, batch.emit_ns)
 

@@ -271,10 +271,7 @@ class ResultPartition:
         return True
 
     def emit(self, batch: Batch) -> None:
-        if batch.few is None:
-            rows = self._plain(batch.rows)
-            if rows is not batch.rows:
-                batch = batch.having(rows)
+        batch = self._plain.batch(batch)
         self.rows += batch.count
         partitioning = self._edge.partitioning
         if partitioning == "hash":

@@ -2,6 +2,7 @@
 
 import datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -48,3 +49,15 @@ def test_rows_of_a_filter_that_are_declared_as_views_are_text() -> None:
     rows.split("size", lambda row: "long" if row["n"] > 97 else "short", into=["long", "short"])[0].sink("long", long)
     flow.run_local(parallelism=2, restart="none")
     assert out.rows() == by_function.rows() == long.rows() == given[98:]
+
+
+@pytest.mark.parametrize("condition", ["n < 30000 OR n % 2 = 0", lambda row: row["n"] < 30_000 or row["n"] % 2 == 0])
+def test_rows_of_a_filter_have_one_schema_whether_it_keeps_all_of_a_batch_or_some(condition: Any) -> None:
+    flow, out = Dataflow("dictionaries"), CollectSink()
+    rows = flow.from_iterator("rows", lambda part, of: ({"n": n} for n in range(60_000)), schema={"n": int}, splits=1)
+    coded = rows.map_batches(
+        lambda batch: batch.append_column("v", batch.column("n").cast("string").dictionary_encode())
+    )
+    coded.filter(condition).map_batches(lambda batch: batch).sink("out", out)
+    flow.run_local(parallelism=1, restart="none")
+    assert len(out.rows()) == 45_000
