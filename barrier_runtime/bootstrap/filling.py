@@ -98,8 +98,8 @@ class StateFilling:
 
     def _finished(self, subtask: int) -> int:
         table, numbers = self._tables[subtask], self._numbers[subtask]
-        places = np.sort(np.frombuffer(self._places[subtask], np.int64))  # `np.unique` takes many times as long
-        once = not (places[1:] == places[:-1]).any()
+        places = np.frombuffer(self._places[subtask], np.int64)
+        once = len(distinct_ints(places)) == len(places)
         if isinstance(table, ColumnTable):
             return len(places) if once else len(table.load_all())
         if not isinstance(table, EntryTable):

@@ -134,7 +134,6 @@ class ConnectedOperator(ProcessOperator):
         return self._columns  # whatever input came last
 
     def snapshot(self, checkpoint: int) -> Capture:
-        self._key_columns = self._columns
         capture = super().snapshot(checkpoint)
         capture.values[_INPUTS] = self._names
         self._copies.add_to(capture)

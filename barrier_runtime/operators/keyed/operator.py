@@ -89,7 +89,7 @@ class KeyedOperator(KeyedLife):
         )
         values = {VALUE: progress.encode()}
         if self._bound is not None:
-            values[KEYS] = keys_said(self._bound, self._key_columns).encode()
+            values[KEYS] = keys_said(self._bound, self.state_keys).encode()
             if self._state_columns:
                 values[COLUMNS] = StateColumns(tuple(self._state_types.items())).encode()
         if self.definition:
