@@ -68,7 +68,9 @@ class StatefulSteps(KeyedSteps[S]):
         """
         where = f"window {name!r}"
         if not isinstance(window, WindowAssigner | Session):
-            raise InvalidJob(f"{where}: {window!r} is not a window: pass Tumbling(timedelta(…)), Sliding or Session")
+            raise InvalidJob(
+                f"{where}: {window!r} is not a window: pass Tumbling(timedelta(…)), Sliding, Session, Count or Global"
+            )
         if early is not None and not isinstance(early, Every):
             raise InvalidJob(f"{where}: early={early!r}: pass Every(timedelta(…)) or Every(rows=…)")
         lateness_ms = milliseconds(allowed_lateness, f"allowed_lateness of {where}")

@@ -40,8 +40,6 @@ _STORIES: dict[str, str] = {  # mutant -> the kind of job that has to find it
     "commit-log-forgets-names": "bank",
     "rolled-rows-stay-open": "bank",
     "moved-rows-wait": "bank",
-    "dropped-files-go-at-once": "bank",
-    "sweep-forgets-dropped": "bank",
     "few-rows-go-astray": "bank",
     "few-sums-are-not-kept": "bank",
     "emitted-of-a-failing-call-stays": "sides",

@@ -108,6 +108,8 @@ def test_wrong_places_are_refused_when_they_are_given(tmp_path: Path) -> None:
         numbers_flow(target, "job").run_local(checkpoints=str(tmp_path / "ck"), restore=str(tmp_path / "none"))
     with pytest.raises(InvalidJob, match="the job has no folder of its own: give checkpoints="):
         numbers_flow(target, "job").run_local(restore=str(tmp_path / "none"))
+    with pytest.raises(InvalidJob, match=r"restore='latest' names none: name one in restore=.* or leave restore_mode"):
+        numbers_flow(target, "job").run_local(checkpoints=str(tmp_path / "ck"), restore_mode="claim")
 
 
 @pytest.mark.slow
