@@ -85,8 +85,8 @@ class JobOptions(OptionValues):
             raise InvalidJob("restore= names a savepoint, and the job has no folder of its own: give checkpoints=")
         if self.restore_mode == "claim" and not savepoint:
             raise InvalidJob(
-                f"restore_mode='claim' gives the job the savepoint that it restores, and restore={self.restore!r} names "
-                "none: name one in restore=, as its folder or URL, or leave restore_mode out"
+                f"restore_mode='claim' gives the job the savepoint that it restores, and restore={self.restore!r} "
+                "names none: name one in restore=, as its folder or URL, or leave restore_mode out"
             )
         if not savepoint and len(self.restore) > MAX_CHECKPOINT_DIGITS:
             raise InvalidJob(f"restore has {len(self.restore)} characters: {OPTIONS['restore'].remedy}")
