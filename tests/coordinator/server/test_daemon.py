@@ -1,5 +1,6 @@
 """The real process: ports, tokens, kill -9, SIGSTOP, and slots that speak the real protocol over TCP."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ from tcp_slot import TcpSlot
 
 from barrier_runtime.coordinator.client.client import CoordinatorClient
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
+from barrier_runtime.coordinator.server import daemon
 from barrier_runtime.coordinator.wire.codec import encode
 from barrier_runtime.coordinator.wire.handshake import MAX_HANDSHAKE_BYTES
 from barrier_runtime.coordinator.wire.messages import (
@@ -300,19 +302,27 @@ class Daemon:
         self.log.close()
 
 
-def refused(tmp_path, *arguments, mode=0o600, token="5" * 64):
-    """Start with these arguments; returns what it says when it refuses."""
+def refused_arguments(tmp_path, *arguments, mode=0o600, token="5" * 64):
     token_file = tmp_path / "t.token"
     token_file.write_text(token)
     token_file.chmod(mode)
-    command = [sys.executable, "-m", "barrier_runtime.coordinator.server.daemon", "--storage", str(tmp_path / "store")]
-    command += ["--token-file", str(token_file), *arguments]
+    return ["--storage", str(tmp_path / "store"), "--token-file", str(token_file), *arguments]
+
+
+def refused(*arguments, **token):
+    """What it says of these arguments when it refuses them, in this process."""
+    with pytest.raises(InvalidJob) as error:
+        asyncio.run(daemon._run(daemon._parsed(refused_arguments(*arguments, **token))))
+    return str(error.value)
+
+
+def refused_by_the_process(*arguments):
+    command = [sys.executable, "-m", "barrier_runtime.coordinator.server.daemon", *refused_arguments(*arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 2, done.stderr
     return done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--listen", "--http"])
 def test_other_than_loopback_needs_the_operators_word(tmp_path, option):
     """G1."""
@@ -326,18 +336,16 @@ def test_other_than_loopback_needs_the_operators_word(tmp_path, option):
 def test_an_address_that_somebody_uses_is_named_and_no_traceback_shown(tmp_path, option):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        said = refused(tmp_path, option, address)
+        said = refused_by_the_process(tmp_path, option, address)
     assert f"{option} {address}: Address already in use: choose another address" in said
     assert "Traceback" not in said
 
 
-@pytest.mark.slow
 def test_a_token_file_that_others_can_read_is_refused(tmp_path):
     """G2."""
     assert "chmod 600" in refused(tmp_path, mode=0o644)
 
 
-@pytest.mark.slow
 def test_a_short_token_is_refused(tmp_path):
     """G2."""
     said = refused(tmp_path, token="short-secret")
@@ -345,7 +353,6 @@ def test_a_short_token_is_refused(tmp_path):
     assert "short-secret" not in said
 
 
-@pytest.mark.slow
 def test_an_unknown_storage_is_refused_with_the_forms(tmp_path):
     assert "scheme" in refused(tmp_path, "--storage", "ftp://x/y")
 
