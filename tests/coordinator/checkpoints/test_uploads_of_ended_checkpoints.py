@@ -7,6 +7,7 @@ import pytest
 from coordinator_world import SINK, SOURCE, Coordinator, keys_of, options, spec, started
 
 from barrier_runtime.coordinator.checkpoints.retention import MIN_AGE_MS, Kept, Retention, SweepPlan, UnderWay
+from barrier_runtime.coordinator.job import status_view
 from barrier_runtime.coordinator.job.events import Tick
 from barrier_runtime.coordinator.job.phases import running as phase_running
 from barrier_runtime.coordinator.log.decision_log import complete_of
@@ -214,6 +215,7 @@ class Process:
         self.taken = {number: files for number, files in self.taken.items() if number > checkpoint}
 
 
+_WRITES = ("put", "put_if_absent", "delete", "publish")
 _MOVES = ("trigger", "decline", *("snapshot", "hear") * 2, *("ack", "effect") * 3)
 
 
@@ -241,6 +243,12 @@ class Story:
         self.processes = [Process(a), Process(b)]
         self.files = 0
         self.leaders = 0
+        self.checked: list[int] = []
+
+    @property
+    def checkpoints(self):
+        """The part of the status that is asked for at every move; the whole of it takes twenty times as long."""
+        return status_view._checkpoints(self.coordinator.protocol._job)
 
     def step(self):
         process = self.random.choice(self.processes)
@@ -249,7 +257,7 @@ class Story:
         getattr(self, move)(process)
 
     def trigger(self, process):
-        if len(self.coordinator.status.checkpoints.in_progress) < self.job.checkpoints.max_concurrent:
+        if len(self.checkpoints.in_progress) < self.job.checkpoints.max_concurrent:
             self.coordinator.trigger()
 
     def snapshot(self, process):
@@ -281,13 +289,13 @@ class Story:
         process.hear()
 
     def decline(self, process):
-        open_ids = self.coordinator.status.checkpoints.in_progress
+        open_ids = self.checkpoints.in_progress
         if open_ids:
             process.slot.decline(self.random.choice(open_ids))
 
     def orphan(self, process):
         """An upload whose checkpoint was given up before its ack."""
-        open_ids = self.coordinator.status.checkpoints.in_progress
+        open_ids = self.checkpoints.in_progress
         if open_ids and process.snapshotted < max(open_ids):
             self.files += 1
             process.slot.upload(f"orphan-{self.files}")
@@ -321,7 +329,13 @@ class Story:
         self.coordinator = new
 
     def check(self):
-        """I7: all that retained checkpoints name is there."""
+        """I7: all that retained checkpoints name is there. After a move that changed nothing, it still is."""
+        reasons = [each.reason for each in self.checkpoints.history]
+        assert not [reason for reason in reasons if "already deleted" in reason], "an open checkpoint lost a file"
+        writes = [self.store.calls.get(each, 0) for each in _WRITES]
+        if writes == self.checked:
+            return
+        self.checked = writes
         view = read_log(self.store, PATHS.log_record, completes=self.job.checkpoints.retained)
         there = set(keys_of(self.store))
         for entry in view.completes[: self.job.checkpoints.retained]:
@@ -329,12 +343,10 @@ class Story:
             assert record.manifest in there
             manifest = verified_manifest(record.manifest, self.store.get(record.manifest), record.sha256)
             assert own_files(manifest, PATHS.data_prefix) <= there
-        reasons = [each.reason for each in self.coordinator.status.checkpoints.history]
-        assert not [reason for reason in reasons if "already deleted" in reason], "an open checkpoint lost a file"
 
     def end(self):
         """Three whole checkpoints, with everything heard, and a sweep when all is old."""
-        for checkpoint in self.coordinator.status.checkpoints.in_progress:
+        for checkpoint in self.checkpoints.in_progress:
             self.processes[0].slot.decline(checkpoint)
         self.coordinator.settle()
         for _ in range(3 + self.job.checkpoints.retained):
@@ -344,7 +356,7 @@ class Story:
             for process in self.processes:
                 process.hear()
             self.coordinator.trigger()
-            while self.coordinator.status.checkpoints.in_progress:
+            while self.checkpoints.in_progress:
                 for process in self.processes:
                     process.hear()
                     while any(each.checkpoint > process.snapshotted for each in process.slot.got(Trigger)):
