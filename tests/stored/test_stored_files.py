@@ -8,33 +8,26 @@ a savepoint, on Spark, without the checkpoints.
 import csv
 import json
 import os
-import signal
-import subprocess
-import sys
+import runpy
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from stored_rows import rows
 
+from barrier_runtime import Dataflow
 from barrier_runtime.connectors.files.sink.commit_log import read_commit_log
 from barrier_runtime.state.store.open import open_store
 from tests.unpacked import unpack
+from tests.waiting import until as come_about
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
 WINDOW_MS = 7_000
-GO_ON = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts with & ignores it
-sys.path.insert(0, {here!r})
-from program import flow
-options = dict(parallelism={parallelism}, checkpoint_interval=0.2, checkpoints={checkpoints!r}, unaligned={unaligned})
-flow.run_local(**options, **{more!r})
-"""
 
 pytestmark = pytest.mark.slow
 
@@ -47,48 +40,25 @@ class Job:
         self.folder = folder
         (folder / "may-commit").touch()
 
+    def program(self, name: str = "stored") -> Dataflow:
+        """The flow of `program.py` on this folder, with classes of its own."""
+        own = {"BARRIER_STORED": str(self.folder), "BARRIER_STORED_NAME": name}
+        with patch.dict(os.environ, own):
+            return runpy.run_path(str(HERE / "program.py"))["flow"]  # type: ignore[no-any-return]
+
     def go_on(
-        self,
-        parallelism: int,
-        unaligned: bool,
-        until: Callable[[], bool],
-        patience_s: float = 240.0,
-        name: str = "stored",
-        **more: str,
+        self, parallelism: int, unaligned: bool, until: Callable[[], bool], name: str = "stored", **more: Any
     ) -> None:
-        """Run by the present release until `until`, then stopped with Ctrl-C. `more`: options."""
-        code = GO_ON.format(
-            here=str(HERE),
-            parallelism=parallelism,
-            checkpoints=str(self.folder / "checkpoints"),
-            unaligned=unaligned,
-            more=more,
-        )
+        """Run by the present release until `until`, then stopped. `more`: options."""
         for later in (self.folder / "later").iterdir():
             later.rename(self.folder / "watched" / later.name)
-        log = (self.folder / "log.txt").open("w+")
-        own = {"BARRIER_STORED": str(self.folder), "BARRIER_STORED_NAME": name, "PYTHONPATH": str(ROOT)}
-        environment = {**os.environ, **own}
-        process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=log, stderr=log)
-        try:
-            for _ in range(int(patience_s / 0.1)):
-                if until():
-                    break
-                try:
-                    process.wait(0.1)
-                except subprocess.TimeoutExpired:
-                    continue
-                pytest.fail(f"the job ended: {self._told(log)}")
-            process.send_signal(signal.SIGINT)
-            process.wait(60)
-        finally:
-            process.kill()
-            process.wait()
-        assert until(), self._told(log)
-
-    def _told(self, log: Any) -> str:
-        log.seek(0)
-        return str(log.read())[-4_000:]
+        options: dict[str, Any] = {"parallelism": parallelism, "checkpoint_interval": 0.2, "unaligned": unaligned}
+        options |= {"checkpoints": str(self.folder / "checkpoints"), **more}
+        with self.program(name).start_local(**options) as job:
+            come_about(lambda: until() or job.done, "every row to be visible", 240)
+            job.stop()
+            job.wait(120)
+        assert until()
 
     def visible(self, sink: str) -> list[dict[str, Any]]:
         """Of the job, and of one that went on from its savepoint."""
@@ -111,6 +81,7 @@ def at_ms(row: dict[str, Any]) -> int:
     return round(datetime.fromisoformat(row["at"]).replace(tzinfo=timezone.utc).timestamp() * 1000)
 
 
+@cache
 def windows() -> dict[tuple[int, int], tuple[int, int, float, float, float]]:
     """Key and start in ms → n, total, low, high, mid; as plain Python has it."""
     members = defaultdict(list)
