@@ -78,6 +78,13 @@ def test_another_program_gets_the_order_to_stop_and_what_it_says_comes_through()
 def test_bytewax_that_cannot_be_installed_is_told_with_what_was_tried_and_the_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """A Python stands where ours would that makes an environment of nothing but itself: a true one brings its own pip,
+    which takes seconds to unpack. Pip is the true one, and has no index."""
+    python = tmp_path / "python"
+    copy_itself = 'mkdir -p "$4/bin" && exec cp "$0" "$4/bin/python"'
+    python.write_text(f'#!/bin/sh\n[ "$2" = venv ] && {{ {copy_itself}; }}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setattr(bytewax, "_HOME", tmp_path)
     said = bytewax.missing()
@@ -85,6 +92,7 @@ def test_bytewax_that_cannot_be_installed_is_told_with_what_was_tried_and_the_re
     assert f"-m pip install --quiet --disable-pip-version-check bytewax=={bytewax.VERSION} failed" in said
     assert f"Python {sys.version_info.major}.{sys.version_info.minor}" in said
     assert "see that pip reaches it, then run this again" in said
+    assert f"No matching distribution found for bytewax=={bytewax.VERSION}" in said
     assert not (tmp_path / "_DONE").exists()
 
 
