@@ -151,12 +151,15 @@ class TcpJob:
     async def until(self, condition: Callable[[], object], seconds: float = 240.0) -> None:
         """Wait for `condition`; fails with the job's status when it ends first, or the time is over."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + seconds
+        began = loop.time()
         while not condition():
-            status = self.status
-            assert status.outcome is None, f"the job ended: {status.outcome}: {status.error or status.reason}"
-            assert loop.time() < end, f"waited {seconds:g} s in vain: {status.condition} {status.condition_reason}"
-            await asyncio.sleep(0.01)
+            if self.runner.outcome is not None:
+                raise AssertionError(f"the job ended: {self.runner.outcome}: {self.status.error or self.status.reason}")
+            waited = loop.time() - began
+            if waited > seconds:
+                status = self.status
+                raise AssertionError(f"waited in vain: {status.condition} {status.condition_reason}")
+            await asyncio.sleep(min(max(0.01, waited / 20), 0.05))  # a status takes a good part of a millisecond
 
     async def outcome(self, seconds: float = 240.0) -> JobStatus:
         """The last status, once the job has ended."""
