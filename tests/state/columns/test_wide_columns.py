@@ -75,7 +75,7 @@ def test_an_evictable_table_counts_the_bytes_of_its_cells_and_forgets_none(bench
     bench.cache_bytes = 3_000_000
     backend = bench.open()
     table, expected = table_of(backend, evictable=True), {}
-    for number in range(3_000):
+    for number in range(2_000):
         key = (f"k{number}" if as_text else number,)
         put(table, {key: (number, bytes([number % 256]) * 4_000, 0.5, b"")})
         expected[key] = (number, bytes([number % 256]) * 4_000, 0.5, b"")

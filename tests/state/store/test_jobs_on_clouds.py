@@ -1,5 +1,6 @@
 """Whole jobs whose checkpoints and files are in Azure Blob and Google Cloud Storage (emulators of them)."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -65,37 +66,35 @@ def test_a_job_outlives_a_stop_of_the_server(cloud: Cloud) -> None:
     assert seen() == list(range(rows))
 
 
-_PROGRAM = """
-import sys
-from barrier_runtime import Dataflow, JsonlSink, count
-flow = Dataflow("killed")
-rows = flow.rate("numbers", 500, 1_500, keys=7)
-rows.key_by("key").aggregate("counts", n=count()).sink("out", JsonlSink(sys.argv[2]))
-flow.run_local(parallelism=2, checkpoints=sys.argv[1], checkpoint_interval=0.1)
-"""
+def killed(checkpoints: str, target: str) -> None:
+    flow = Dataflow("killed")
+    rows = flow.rate("numbers", 500, 1_500, keys=7)
+    rows.key_by("key").aggregate("counts", n=count()).sink("out", JsonlSink(target))
+    flow.run_local(parallelism=2, checkpoints=checkpoints, checkpoint_interval=0.2)
+
+
+_PROGRAM = "from barrier_runtime import Dataflow, JsonlSink, count\nimport sys\n"
+_PROGRAM += f"{inspect.getsource(killed)}\nkilled(*sys.argv[1:])\n"
 
 
 @pytest.mark.slow
 def test_a_job_that_is_killed_goes_on_from_its_checkpoint_there(cloud: Cloud) -> None:
     """With SIGKILL, after rows have become visible: each row once, and counts go on from the state."""
     checkpoints, target = cloud.new_url(), cloud.new_url()
-    store, command = open_store(target), [sys.executable, "-c", _PROGRAM, checkpoints, target]
+    store = open_store(target)
 
     def rows() -> list[dict[str, int]]:
         files = live_files(read_commit_log(store, "killed", "out"))
         return [json.loads(line) for file in files for line in store.get(file.name).splitlines()]
 
-    job = subprocess.Popen(command)
+    job = subprocess.Popen([sys.executable, "-c", _PROGRAM, checkpoints, target])
     try:
-        deadline = time.monotonic() + 120
-        while len(rows()) < 300:
-            assert job.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: job.poll() is not None or len(rows()) >= 300)
+        assert job.poll() is None
     finally:
         job.kill()
         job.wait()
-    subprocess.run(command, check=True, timeout=300)
+    killed(checkpoints, target)
     assert sorted((row["key"], row["n"]) for row in rows()) == [
         (key, n) for key in range(7) for n in range(1, 1 + len(range(key, 1_500, 7)))
     ]
