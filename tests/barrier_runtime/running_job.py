@@ -31,6 +31,15 @@ KEYS = 40
 class Target(CollectSink):
     """All subtasks write to this one object."""
 
+    def has(self, many: int) -> bool:
+        """At least so many rows; of `numbers_flow` some of each key. Asked again and again, so rows stay in columns."""
+        batches = self.batches()
+        if not batches or sum(batch.num_rows for batch in batches) < many:
+            return False
+        if not NUMBERED.keys() <= set(batches[0].schema.names):
+            return True
+        return set().union(*(batch["key"].unique().to_pylist() for batch in batches)) == set(range(KEYS))
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "Target":
         return self
 
@@ -46,13 +55,14 @@ class Number:
 
 
 NUMBERED = {"key": int, "n": int, "own": int}
+ROWS_PER_S = 1_000  # what a test costs is how many come while it lasts
 
 
 def numbers_flow(target: Target, name: str = "job", read: list[int] | None = None) -> Dataflow:
     """Rows of `KEYS` keys from five splits, each numbered within its key by an aggregate (`n`) and by a function
     (`own`). `read` gets every value as often as it comes out of the source."""
     flow = Dataflow(name)
-    rows = flow.rate("numbers", 4_000, keys=KEYS, splits=5)
+    rows = flow.rate("numbers", ROWS_PER_S, keys=KEYS, splits=5).select(["key", "value"])
     if read is not None:
         rows = rows.filter(lambda row: read.append(row["value"]) or True)
     counted = rows.key_by("key").aggregate("count", n=count())
@@ -110,14 +120,10 @@ class RunningJob:
         """At least so many; of `numbers_flow` some of each key: each split has keys of its own, and one may have read
         nothing when another has read as many."""
 
-        def came(rows: Sequence[dict[str, Any]]) -> bool:
-            numbered = bool(rows) and rows[0].keys() == NUMBERED.keys()
-            return len(rows) >= many and (not numbered or {row["key"] for row in rows} == set(range(KEYS)))
-
-        return await self.until(lambda status: came(target.rows()))
+        return await self.until(lambda status: target.has(many))
 
     async def more_in(self, target: Target, many: int) -> JobStatus:
-        return await self.rows_in(target, len(target.rows()) + many)
+        return await self.rows_in(target, target.to_arrow().num_rows + many)
 
     async def rescale(self, parallelism: int, timeout_ms: int = 60_000) -> RescaleStatus:
         return await self._over(RescaleRequest(uuid.uuid4().hex, parallelism, timeout_ms), self.runner.rescale)

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import functools
 import shutil
 from pathlib import Path
 
@@ -138,10 +139,13 @@ async def test_a_fork_that_writes_where_the_job_writes_touches_nothing_of_it(tmp
         rows.sink("delta", DeltaSink(table))
         return flow
 
+    @functools.cache
+    def values_in(url: str) -> list[int]:
+        return list(read_json(url.removeprefix("file://"))["value"].to_pylist())
+
     def visible(name: str) -> list[int]:
         with contextlib.suppress(InvalidJob):  # nothing yet
-            files = committed_files(folder, name, "files")
-            return [value for url in files for value in read_json(url.removeprefix("file://"))["value"].to_pylist()]
+            return [value for url in committed_files(folder, name, "files") for value in values_in(url)]
         return []
 
     def running(name: str, restore: str = "latest") -> RunningJob:

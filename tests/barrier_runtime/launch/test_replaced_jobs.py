@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from barrier_runtime import Dataflow, ProcessContext, ValueState, count, max_
-from tests.barrier_runtime.running_job import KEYS, Number, RunningJob, Target, check_each_once
+from tests.barrier_runtime.running_job import KEYS, ROWS_PER_S, Number, RunningJob, Target, check_each_once
 
 
 class First(Number):
@@ -45,7 +45,7 @@ SCHEMA = {"key": int, "n": int, "own": int, "program": int, "sum": int, "top": i
 
 def flow(target: Target, function: type, read: list[int], name: str = "own", job: str = "job") -> Dataflow:
     flow = Dataflow(job)
-    rows = flow.rate("numbers", 4_000, keys=KEYS, splits=5)
+    rows = flow.rate("numbers", ROWS_PER_S, keys=KEYS, splits=5).select(["key", "value"])
     rows = rows.filter(lambda row: read.append(row["value"]) or True)
     aggregates = {"n": count()} if function is not Summed else {"n": count(), "top": max_("value")}
     counted = rows.key_by("key").aggregate("count", **aggregates)
