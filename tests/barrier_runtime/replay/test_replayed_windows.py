@@ -76,7 +76,8 @@ def held_flow(kind: str, out: Path) -> Dataflow:
         for at in range(0, len(ROWS), 20):
             for row in reversed(ROWS[at : at + 20]):
                 yield {**row, "at": BEGIN + row["n"] * SECOND}
-                time.sleep(0.001)
+                if row["n"] % 7 == 0:
+                    time.sleep(0.007)
 
     flow = Dataflow("replayed")
     read = flow.from_iterator(

@@ -37,7 +37,7 @@ def flow(over: list[bool]) -> Dataflow:
             for _ in range(20):
                 n += 1
                 yield {"user": f"u{n % 500}", "n": n}
-            time.sleep(0.005)
+            time.sleep(0.02)  # what the test costs is how many rows come while it lasts
 
     flow = Dataflow("kept")
     read = flow.from_iterator("rows", rows, schema={"user": str, "n": int}, splits=1)
