@@ -73,7 +73,7 @@ def test_a_local_run_writes_its_output_and_says_what_it_did(app: str, tmp_path: 
     assert (done.returncode, done.stderr) == (0, "")
     assert re.match(r"job from-the-shell finished: 1,000 records read, \d+ checkpoints completed", done.stdout)
     assert rows_in(tmp_path / "out") == 1_000
-    again = run("run", f"{app}:flow", "--local", "--checkpoints", str(tmp_path / "checkpoints"))
+    again = run_here("run", f"{app}:flow", "--local", "--checkpoints", str(tmp_path / "checkpoints"))
     assert again.returncode == 0, again.stderr
     assert rows_in(tmp_path / "out") == 1_000
 
@@ -363,17 +363,17 @@ def test_a_coordinator_that_cannot_start_says_why(tmp_path: Path, arguments: lis
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("file", "command"),
+    ("files", "command"),
     [
-        ("{name}.py", [sys.executable, "app.py"]),
-        ("{name}/__init__.py", [sys.executable, "app.py"]),
-        ("{name}.py", [*COMMAND, "run", "app.py:flow", "--local"]),
+        (("state.py", "coordinator/__init__.py"), [sys.executable, "app.py"]),
+        (("state/__init__.py", "coordinator.py"), [*COMMAND, "run", "app.py:flow", "--local"]),
     ],
+    ids=["program", "command"],
 )
 def test_a_program_may_have_modules_with_the_names_of_our_folders(
-    tmp_path: Path, file: str, command: list[str]
+    tmp_path: Path, files: tuple[str, str], command: list[str]
 ) -> None:
-    mine = [tmp_path / file.format(name=name) for name in ("state", "coordinator")]
+    mine = [tmp_path / file for file in files]
     for module in mine:
         module.parent.mkdir(exist_ok=True)
         module.write_text("mine = 1\n")

@@ -36,14 +36,12 @@ def app(folder: Path, upto: int) -> str:
 def test_the_command_of_a_failure_report_shows_the_row_and_stops_at_it(tmp_path: Path) -> None:
     storage = tmp_path / "ckpt"
     options = ["--checkpoints", str(storage), "--local", "--parallelism", "1", "--restart", "none"]
-    failed = subprocess.run(
-        [*COMMAND, "run", app(tmp_path, 20), *options], capture_output=True, text=True, timeout=120, check=False
-    )
+    failed = run_here("run", app(tmp_path, 20), *options)
     assert failed.returncode == 1, failed.stderr
     told = next(line for line in failed.stderr.splitlines() if "barrier-runtime replay" in line)
     words = told.split("barrier-runtime ")[1].split()
     assert words[1] == f"{tmp_path}/app.py:flow"
-    shown = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=120, check=False)
+    shown = run_here(*words)
     assert shown.returncode == 1, shown.stderr
     assert 'row 4: {"user": "a", "n": 8}' in shown.stdout
     assert "raised: " in shown.stdout
@@ -64,13 +62,7 @@ def test_the_command_of_a_failure_report_shows_the_row_and_stops_at_it(tmp_path:
 @pytest.mark.slow
 def test_verify_says_that_nothing_differs_or_what_does(tmp_path: Path) -> None:
     target, storage = app(tmp_path, 8), str(tmp_path / "ckpt")
-    ran = subprocess.run(
-        [*COMMAND, "run", target, "--checkpoints", storage, "--local", "--parallelism", "1"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    ran = run_here("run", target, "--checkpoints", storage, "--local", "--parallelism", "1")
     assert ran.returncode == 0, ran.stderr
     same = run_here("verify", target, "--checkpoints", storage, "--from", "0")
     assert same.returncode == 0, same.stderr
