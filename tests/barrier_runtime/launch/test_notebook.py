@@ -10,12 +10,13 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 STARTS = """
+import time
 from barrier_runtime import CallableSink, Dataflow
 flow = Dataflow("clicks")
-flow.rate("clicks", 2_000).sink("seen", CallableSink(lambda batch: None))
+flow.rate("clicks", 200).sink("seen", CallableSink(lambda batch: None))
 job = flow.start_local(parallelism=1, checkpoint_interval=0.05)
 while job.status().checkpoints.completed < 2:
-    pass
+    time.sleep(0.01)
 job
 """
 ENDED = """
@@ -71,6 +72,7 @@ class Notebook:
         deadline = time.monotonic() + 120
         while not condition():
             assert time.monotonic() < deadline, f"gave up waiting until {what}"
+            time.sleep(0.02)
 
     def click(self, button: str) -> None:
         content = {"comm_id": button, "data": {"method": "custom", "content": {"event": "click"}}}
@@ -142,7 +144,7 @@ box = live_widget(job)
 assert following() == before + 1
 box.close()
 while following() > before:
-    pass
+    time.sleep(0.01)
 print(job.status().condition)
 job.stop("now")
 """
