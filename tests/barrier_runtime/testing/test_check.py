@@ -147,8 +147,10 @@ def eager_table() -> CheckedSink:
 
 @pytest.fixture
 def few_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows come in half the usual time: as many checkpoints as it takes until files of an older one are deleted."""
-    monkeypatch.setattr(run, "_LENGTHS_NS", (300_000_000, 450_000_000))
+    """Rows come in a quarter of the usual time, and one checkpoint is kept: as many checkpoints as it takes until files
+    of an older one are deleted."""
+    monkeypatch.setattr(run, "_LENGTHS_NS", (150_000_000, 220_000_000))
+    monkeypatch.setitem(run._CHECKPOINTS, "retained", 1)
 
 
 @pytest.mark.slow
