@@ -85,7 +85,10 @@ def certified(sink: type[Staging], folder: Path, empty: bool = True, **settings:
         texts = [path.read_text() for path in (folder / "out").glob("*.json")]
         return [row for text in texts if text or empty for row in json.loads(text)]
 
-    certify(lambda: sink(folder), rows, scenarios=0, seeds=(), **settings)
+    def reset() -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+    certify(lambda: sink(folder), rows, scenarios=0, seeds=(), reset=reset, **settings)
 
 
 @pytest.mark.slow
