@@ -42,7 +42,7 @@ def test_nothing_is_lost_doubled_reordered_or_torn(first: int) -> None:
 
 def test_the_same_seed_gives_the_same_trace_whatever_hashes_and_processes() -> None:
     """One of each kind of job. Here hashes are as they come."""
-    seeds = [1, 2, 3, 7, 8, 11, 13, 14, 16, 19, 28, 47, 48]
+    seeds = [1, 3, 5, 10, 11, 13, 14, 21, 28, 38, 45, 47, 48]  # those that take least
     replayed = simulate("--seed", *map(str, seeds), hash_seed="1")
     assert replayed.returncode == 0, replayed.stdout
     assert re.findall(r"trace (\S+)", replayed.stdout) == [judged(seed).trace_hash for seed in seeds]
@@ -68,12 +68,13 @@ def test_a_failure_prints_the_seed_the_last_events_and_the_command_that_replays_
     replayed = simulate("--seed", seed, "--canary", "delete-of-shared-files")
     assert replayed.returncode == 1
     assert "NothingNeededIsDeleted" in replayed.stdout
-    assert simulate("--seed", seed).returncode == 0, "without the bug nothing is wrong"
+    assert judged(int(seed)).violations == (), "without the bug nothing is wrong"
 
 
 def test_a_failing_schedule_is_made_smaller_and_still_fails() -> None:
     with CANARIES["older-checkpoint-restored"].plant():
-        failing = next(draw(seed) for seed in range(200) if judge(draw(seed)).violations and draw(seed).actions)
+        failing = draw(11)  # sixteen actions, of which it needs one; others take twice as long
+        assert len(failing.actions) > 10
         checker = judge(failing).violations[0][0]
         smaller = shrink(failing, lambda each: any(v[0] == checker for v in judge(each).violations))
         assert 0 < len(smaller.actions) <= len(failing.actions)
