@@ -56,7 +56,7 @@ from tests.integration.ends.several import InTurn
 from tests.integration.ends.watch import Watch
 
 PATIENCE_S = 300.0  # for the job to get on after a strike, with the server running
-_TICK_S = 0.02
+_TICK_S = 0.05
 _VICTIM_S = 5.0
 _LEAVE_S = 120.0
 _EXCUSED_S = 15.0  # after an outage: a program that was started during it may end for that

@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from barrier_runtime import Dataflow, Stream
 from examples.servers import KafkaServer
 
-KEYS, PARTITIONS, RATE = 50, 2, 1_000
+KEYS, PARTITIONS, RATE = 50, 2, 500
 
 
 def read_numbers(flow: Dataflow, bootstrap: str, topic: str) -> Stream:

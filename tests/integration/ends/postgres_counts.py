@@ -1,27 +1,14 @@
-"""A topic of numbers, counted per key, into three PostgreSQL tables: of staged rows, of the newest row of each key, and
-of prepared transactions; their readers."""
+"""Three PostgreSQL tables of counted numbers: of staged rows, of the newest row of each key, and of prepared
+transactions; their readers."""
 
 from typing import Any
 
 import psycopg
 
-from barrier_runtime import Dataflow, count
-from barrier_runtime.connectors.postgres.sink import PostgresSink
 from tests.integration.ends.audit import Seen
-from tests.integration.ends.kafka_feed import read_numbers
 
 TABLE, NEWEST, PREPARED = "counts", "newest", "prepared"
 KEYS = 50
-
-
-def build(settings: dict[str, Any]) -> Dataflow:
-    flow = Dataflow("postgres-counts")
-    numbers = read_numbers(flow, settings["bootstrap"], settings["topic"])
-    counted = numbers.key_by("key").aggregate("count", n=count()).select(["value", "key", "n"])
-    counted.sink("out", PostgresSink(settings["url"], TABLE))
-    counted.sink("newest", PostgresSink(settings["url"], NEWEST, mode="upsert", key=["key"]))
-    counted.sink("prepared", PostgresSink(settings["url"], PREPARED, transactions="prepared"))
-    return flow
 
 
 def make_table(url: str, table: str = TABLE, key: str | None = None) -> None:

@@ -97,8 +97,8 @@ def test_a_plan_comes_from_its_seed_and_strikes_everything(seed: int, kills: int
 
 
 def test_every_server_of_several_is_killed_and_stopped() -> None:
-    kinds = collections.Counter(each.kind for each in plan(41, 12, 3, 4.0))
-    assert kinds["server kill"] == kinds["server stop"] == 3
+    kinds = collections.Counter(each.kind for each in plan(177, 14, 4, 8.0))
+    assert kinds["server kill"] == kinds["server stop"] == 4
 
 
 class Recorded:

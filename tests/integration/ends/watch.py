@@ -11,7 +11,7 @@ from examples.servers import Server
 from tests.integration.ends.audit import Audit
 from tests.integration.ends.several import InTurn
 
-_POLL_S = 0.1
+_POLL_S = 0.2
 _BLIND_S = 20.0  # how long a reader may take to find its way back to a server that runs
 
 
