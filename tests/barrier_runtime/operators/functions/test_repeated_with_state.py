@@ -437,7 +437,7 @@ def test_repeated_calls_are_exactly_once_through_crashes_in_each_phase() -> None
         side.sink("side", CollectSink())
         return made
 
-    check(flow, {"in": [{"key": n % 2, "n": n} for n in range(16)]}, parallelism=2)
+    check(flow, {"in": [{"key": n % 2, "n": n} for n in range(16)]}, parallelism=1)
 
 
 def test_a_call_that_fails_for_good_says_how_often_and_a_lookup_names_its_own_argument() -> None:
