@@ -180,7 +180,7 @@ def test_some_streams_of_many_rows(early: Every | None, lateness: int) -> None:
         actions: list[tuple[str, Any]] = []
         for _ in range(6):
             rows = []
-            for n in range(rng.choice([5, 60, 300])):
+            for n in range(rng.choice([5, 60, 150])):
                 at += (step := rng.choice([0, 0, 0, 1, 3, GAP]))
                 rows.append((row(rng.choice("abcdefgh"), at + 5 - rng.randint(0, 60), n), step))
             actions.append(("told rows", rows))
