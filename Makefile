@@ -62,7 +62,7 @@ test: $(STAMP) jdk servers
 	@$(BIN)/python -m tests.kafka_jvm
 	@$(BIN)/python -m tests.compiled $(UNIT_TESTS)
 	@.ci/steps \
-		"$(BIN)/python -m pytest -q -n 4 --dist worksteal --hypothesis-profile test $(UNIT_TESTS)" \
+		"$(BIN)/python -m pytest -q -n 3 --dist worksteal --hypothesis-profile test $(UNIT_TESTS)" \
 		"$(BIN)/python -m pytest -q -n 2 tests/simulation" \
 		"$(BIN)/python tests/simulation/simulate.py --first 20 --seeds 100" \
 		"$(BIN)/python -m pytest -q -n 4 --dist worksteal tests/browser tests/ends" \
