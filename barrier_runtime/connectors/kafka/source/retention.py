@@ -42,16 +42,17 @@ def outlook(position: int, earliest: int, earliest_before: int | None, end: int 
 
 
 def lost(queue: PartitionQueue, wanted: int, earliest: int, end: int) -> InvalidJob:
-    """What to say when offset `wanted` is not there."""
-    if wanted > end:
+    """What to say when offset `wanted` was not there; `earliest` and `end` may have been asked for later."""
+    if wanted < earliest:
         return InvalidJob(
-            f"{queue.where}: offset {wanted} is wanted, but the partition ends at {end}: the topic was made again, or "
-            "its brokers lost records. Bring the records back, or start without state (restore='none')"
+            f"{queue.where}: offset {wanted} is wanted, but the earliest that is retained is {earliest}: "
+            f"{earliest - wanted} offsets were deleted before they were read. Raise the topic's retention.ms or "
+            "retention.bytes, and start without state (restore='none') if you accept the gap"
         )
+    ends = f"the partition ends at {end}" if wanted > end else f"it was not there, and now the partition ends at {end}"
     return InvalidJob(
-        f"{queue.where}: offset {wanted} is wanted, but the earliest that is retained is {earliest}: "
-        f"{max(0, earliest - wanted)} offsets were deleted before they were read. Raise the topic's retention.ms or "
-        "retention.bytes, and start without state (restore='none') if you accept the gap"
+        f"{queue.where}: offset {wanted} is wanted, but {ends}: the topic was made again, or "
+        "its brokers lost records. Bring the records back, or start without state (restore='none')"
     )
 
 

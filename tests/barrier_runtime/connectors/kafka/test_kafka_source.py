@@ -145,6 +145,8 @@ def test_a_loss_is_told_from_a_log_that_ends_too_early() -> None:
     queue = feed_from(40)
     assert "offset 40 is wanted, but the earliest that is retained is 60: 20 offsets" in str(lost(queue, 40, 60, 100))
     assert "offset 40 is wanted, but the partition ends at 7" in str(lost(queue, 40, 0, 7))
+    made_again = str(lost(queue, 40, 0, 90))  # it ended below when the record was asked for
+    assert "it was not there, and now the partition ends at 90: the topic was made again" in made_again
 
 
 # ---------------------------------------------------------------- options
