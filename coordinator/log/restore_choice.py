@@ -159,12 +159,10 @@ def check_fits(spec: JobSpec, manifest: Manifest, what: str) -> tuple[OperatorSn
 
 def _check_definitions(spec: JobSpec, what: str, restored: tuple[OperatorSnapshot, ...]) -> None:
     """Snapshots of older releases say nothing of what their state is a state of; they are taken as they are."""
-    definitions = {name: text for chain in spec.chains for name, text in chain.definitions.items()}
     for snapshot in restored:
-        stored = snapshot.values.get(DEFINITION)
-        now = definitions.get(snapshot.operator, "something else")
-        if stored is not None and stored != now.encode():
-            before = stored.decode(errors="replace")
+        changed = changed_definition(spec, snapshot)
+        if changed is not None:
+            before, now = changed
             raise InvalidJob(
                 f"{what} has state of operator {snapshot.operator!r} as {before}, "
                 f"but the job now has it as {now}, which would make wrong results of that state: define it as {before} "
@@ -175,12 +173,12 @@ def _check_definitions(spec: JobSpec, what: str, restored: tuple[OperatorSnapsho
 
 def _check_states(spec: JobSpec, what: str, restored: tuple[OperatorSnapshot, ...]) -> None:
     """Keys and declared states are what they were, or can be read as what they are now."""
-    keys = {name: text for chain in spec.chains for name, text in chain.keys.items()}
     states = {name: declared for chain in spec.chains for name, declared in chain.states.items()}
     for snapshot in restored:
         where = f"{what}, operator {snapshot.operator!r}"
-        before, now = snapshot.values.get(KEYS, b"").decode(errors="replace"), keys.get(snapshot.operator, "")
-        if before and now and before != now:
+        changed = changed_key(spec, snapshot)
+        if changed is not None:
+            before, now = changed
             raise InvalidJob(
                 f"{where}: its state is kept by the key ({before}), but its rows have ({now}) now: make the columns "
                 "what they were, or give the operator a new name to start without state, and set allow_non_restored "
@@ -195,6 +193,22 @@ def _check_states(spec: JobSpec, what: str, restored: tuple[OperatorSnapshot, ..
                 if declared.kind in COME_AND_GO:
                     continue
                 continued(declared, snapshot.keyed.described.get(name, ONE_VALUE), f"{where}, state {name!r}")
+
+
+def changed_definition(spec: JobSpec, snapshot: OperatorSnapshot) -> tuple[str, str] | None:
+    """What its state is a state of, before and now, where that differs. Older state does not say it."""
+    operator, stored = snapshot.operator, snapshot.values.get(DEFINITION)
+    now = next(
+        (chain.definitions[operator] for chain in spec.chains if operator in chain.definitions), "something else"
+    )
+    return None if stored is None or stored == now.encode() else (stored.decode(errors="replace"), now)
+
+
+def changed_key(spec: JobSpec, snapshot: OperatorSnapshot) -> tuple[str, str] | None:
+    """The key columns of its state, before and now, where both are known and differ."""
+    operator, before = snapshot.operator, snapshot.values.get(KEYS, b"").decode(errors="replace")
+    now = next((chain.keys[operator] for chain in spec.chains if operator in chain.keys), "")
+    return (before, now) if before and now and before != now else None
 
 
 def begin_at_zero(spec: JobSpec, manifest: Manifest) -> str:

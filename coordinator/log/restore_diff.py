@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 
 from barrier_runtime.coordinator.log.manifest import Manifest
-from barrier_runtime.coordinator.log.restore_choice import check_fits
+from barrier_runtime.coordinator.log.restore_choice import changed_definition, changed_key, check_fits
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.continued_aggregates import COME_AND_GO
-from barrier_runtime.state.snapshots.snapshot import DEFINITION, KEYS, ONE_VALUE, OperatorSnapshot, StateDescription
+from barrier_runtime.state.snapshots.snapshot import ONE_VALUE, OperatorSnapshot, StateDescription
 
 
 class RestoreDiff:
@@ -44,24 +44,17 @@ def _lines(spec: JobSpec, manifest: Manifest) -> Iterable[str]:
             yield f"{name}: gone; its state is dropped if allow_non_restored is set, refused otherwise"
         else:
             size = sum(ref.size for snapshot in stored for ref in snapshot.files)
-            changed = _changed(spec, name, stored)
+            changed = _changed(spec, stored)
             found = f"refused, its {changed} changed" if changed else "matched"
             yield f"{name}: {found}{f', {size:,} bytes of files' if size else ''}"
             yield from _states(declared.get(name, {}), stored)
 
 
-def _changed(spec: JobSpec, operator: str, stored: list[OperatorSnapshot]) -> str:
-    """What `check_fits` refuses of it: another key, another definition; else empty."""
-    keys = {name: text.encode() for chain in spec.chains for name, text in chain.keys.items()}.get(operator, b"")
-    definition = {name: text.encode() for chain in spec.chains for name, text in chain.definitions.items()}.get(
-        operator
-    )
-    for snapshot in stored:
-        if keys and snapshot.values.get(KEYS, keys) not in (b"", keys):
-            return "key"
-        if snapshot.values.get(DEFINITION, definition) != definition:
-            return "definition"
-    return ""
+def _changed(spec: JobSpec, stored: list[OperatorSnapshot]) -> str:
+    """What `check_fits` refuses of an operator's state; else empty."""
+    if any(changed_key(spec, snapshot) for snapshot in stored):
+        return "key"
+    return "definition" if any(changed_definition(spec, snapshot) for snapshot in stored) else ""
 
 
 def _states(declared: dict[str, StateDescription], stored: list[OperatorSnapshot]) -> Iterable[str]:

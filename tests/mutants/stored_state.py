@@ -320,8 +320,8 @@ MUTANTS = (
         "windows-of-another-size",
         "state of windows is restored only by windows of the same definition",
         "coordinator/log/restore_choice.py",
-        "if stored is not None and stored != now.encode():",
-        "if stored is not None and not now:",
+        "return None if stored is None or stored == now.encode() else",
+        "return None if stored is None or now else",
         ("tests/coordinator/log/test_restore_choice.py",),
     ),
     Mutant(
