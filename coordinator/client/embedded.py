@@ -256,7 +256,10 @@ class EmbeddedCoordinator:
         if self._closing.is_set():
             raise Unavailable("the coordinator is being closed") from error
         if time.monotonic() > deadline:
-            raise Unavailable(f"the coordinator did not come up in time:\n{self.log_tail()}") from error
+            raise Unavailable(
+                f"coordinator process {self.pid} did not come up in time. Its log says:\n"
+                f"{self.log_tail() or 'nothing: it gets too little processor time or memory; see what else runs here'}"
+            ) from error
 
 
 def how_it_ended(code: int) -> str:

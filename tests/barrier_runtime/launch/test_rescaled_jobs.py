@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
+from barrier_runtime.launch import local
 from barrier_runtime.launch.steering.rescaling import RescaleFailed, asked_for, wait_for_rescale
 from barrier_runtime.state.errors import InvalidJob
 from tests.barrier_runtime.running_job import PATIENCE_S, RunningJob, Target, check_each_once, numbers_flow
@@ -38,7 +39,12 @@ async def test_a_job_goes_through_other_parallelisms_and_loses_doubles_and_repea
     ]
 
 
-async def test_no_slots_in_time_and_the_job_goes_on_as_it_was(tmp_path: Path) -> None:
+async def test_no_slots_in_time_and_the_job_goes_on_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def starts_none(*_: object) -> None:
+        """Slots in the same process may come within a millisecond."""
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(local, "_start_standbys", starts_none)
     target = Target()
     job = RunningJob(numbers_flow(target), tmp_path, parallelism=2)
     await job.rows_in(target, 100)

@@ -460,15 +460,21 @@ async def test_a_dropped_generation_is_collected_while_another_slot_is_awaited(t
     """
     trimmed = []
     bench = Bench(tmp_path, trim_memory=trimmed.append)
+
+    async def trims(*expected):
+        """The slot answers first, so the test may hear of a restore a turn of the loop before memory is collected."""
+        await bench.until(lambda: len(trimmed) >= len(expected))
+        assert trimmed == list(expected)
+
     await bench.running(5)
-    assert trimmed == [False]
+    await trims(False)
     bench.tell(CancelGeneration(6, 0))
-    await bench.until(lambda: len(trimmed) == 2)
+    await trims(False, True)
     assert all(closed.done() for closed in bench.slots[0]._closing)
     await bench.running(6)
-    assert trimmed == [False, True, False]
+    await trims(False, True, False)
     await bench.running(7)
-    assert trimmed == [False, True, False, True]
+    await trims(False, True, False, True)
     bench.tell(Shutdown("finished", ""))
     await bench.until(lambda: all(closed.done() for closed in bench.slots[0]._closing))
     await bench.close()

@@ -232,9 +232,9 @@ def test_a_leader_that_lost_all_its_slots_gives_way(daemons, tmp_path):
         for slot in slots:
             slot.until(kind)
     assert one_checkpoint(slots) > last
-    status = all_of(leader, standby).status("flights", "run-1")
-    assert status.phase == "running"
-    assert {slot.state for slot in status.slots} == {"running"}
+    client = all_of(leader, standby)  # the old leader answers for the run until it has read the log
+    until(lambda: client.status("flights", "run-1").phase == "running", "the standby to be the one that answers")
+    assert {slot.state for slot in client.status("flights", "run-1").slots} == {"running"}
     log_of_url(str(tmp_path / "store"))
 
 

@@ -15,6 +15,7 @@ from operator_harness import Driven, Kind, Slots, World
 
 from barrier_runtime import CollectSink, Dataflow, Every, Global, Session, Sliding, Tumbling, count
 from barrier_runtime.data.elements import WATERMARK_MAX
+from barrier_runtime.operators.windows import base
 from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.operators.windows.base import LATE
 from barrier_runtime.operators.windows.whole import window_rows
@@ -160,7 +161,8 @@ def test_what_is_held_is_in_the_snapshot_and_what_came_after_it_is_not(form: str
     assert plain(it.rows) == plain(model.results())
 
 
-def test_many_windows_are_given_in_slices_and_in_the_order_of_window_and_key() -> None:
+def test_many_windows_are_given_in_slices_and_in_the_order_of_window_and_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "SLICE_STEPS", 1)  # a quick machine would do them in one
     it = Driven(operator(WINDOWS[0], "table"), tags=[LATE])
     rows = [{"k": f"{number:03}", "t": number % 40, "v": 1, "s": ""} for number in reversed(range(300))]
     it.feed(rows, SCHEMA)
