@@ -1,7 +1,7 @@
 """`make run EXAMPLE=…`: an example between real servers, run as the main job is, its result checked row for row.
 
-Starts the servers it needs, feeds them flights at an even pace, and kills with SIGKILL a slot after a third of them,
-then each server (which comes back three seconds later), and the coordinator after two thirds. Writes
+Starts the servers it needs, feeds them at an even pace from when the job runs, and kills with SIGKILL a slot after a
+third of the rows, then each server (which comes back three seconds later), and the coordinator after two thirds. Writes
 build/run/summary.json; exits 0 only if nothing is lost, doubled or different from the truth.
 """
 
@@ -34,9 +34,9 @@ def main() -> int:
             make = STAGES[chosen.example]
             seconds = chosen.seconds or make.seconds
             stage = make(stack, Path("build/data").resolve(), seconds)
-            stage.feed.start()
+            begin, complete, known = stage.feed.start, stage.complete, stage.known
             status, observer = run_job(
-                stage.flow, stage.records, checkpoints, seconds, stage.servers, stage.complete, stage.known
+                stage.flow, stage.records, checkpoints, seconds, stage.servers, begin, complete, known
             )
             print("checking every row …", flush=True)
             return conclude(status, observer, stage.check(), stage.records, checkpoints)

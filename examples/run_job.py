@@ -28,13 +28,14 @@ def run_job(
     checkpoints: str,
     seconds: float,
     servers: Sequence[Server] = (),
+    begin: Callable[[], object] = lambda: None,
     complete: Callable[[], bool] | None = None,
     known: Callable[[], str] = str,
 ) -> tuple[JobStatus, Observer]:
     """Run the job to its end, with a killed slot, killed servers and a killed coordinator.
 
-    `complete`: is everything visible? Then an endless job is stopped. Without it the job ends by itself. `known`: what
-    to tell, beside the job's status, when there is no end.
+    `begin` is called when the job runs. `complete`: is everything visible? Then an endless job is stopped. Without it
+    the job ends by itself. `known`: what to tell, beside the job's status, when there is no end.
     """
     patience_s = _SLOW * max(seconds, SECONDS)
     with (
@@ -47,6 +48,8 @@ def run_job(
         display(records) as show,
     ):
         observer = Observer(handle, show)
+        observer.until("generation that runs", lambda status: status.phase == "running", patience_s)
+        begin()
         started = time.monotonic()
         observer.until("third of the records", _read(records / 3), patience_s)
         observer.kill_slot()

@@ -115,12 +115,14 @@ async def test_what_was_ordered_before_a_restore_is_neither_begun_nor_told_behin
 
 
 async def test_a_file_that_comes_when_the_generation_behind_the_move_runs_goes_again(tmp_path, monkeypatch):
-    came, ref, path = threading.Event(), FileRef("000007.sst", 3, "0" * 64, "key"), tmp_path / "ahead"
+    came, is_there = threading.Event(), threading.Event()
+    ref, path = FileRef("000007.sst", 3, "0" * 64, "key"), tmp_path / "ahead"
 
     def slow(store, paths, copies, folder, slot, order, at_once, ended):
         came.wait()
         path.write_bytes(b"sst")
         copies.fetched(ref, path)
+        is_there.set()
 
     bench = Bench(tmp_path)
     bench.deploy(5)
@@ -133,7 +135,7 @@ async def test_a_file_that_comes_when_the_generation_behind_the_move_runs_goes_a
     bench.tell(Start(6))
     came.set()
     copies = bench.slots[0]._res.copies
-    await bench.until(lambda: path.exists() and copies.place_of(ref) is None)
+    await bench.until(lambda: is_there.is_set() and copies.place_of(ref) is None)
     copies.delete_unwanted()
     assert not path.exists()
 
