@@ -34,9 +34,15 @@ def main() -> int:
             make = STAGES[chosen.example]
             seconds = chosen.seconds or make.seconds
             stage = make(stack, Path("build/data").resolve(), seconds)
-            begin, complete, known = stage.feed.start, stage.complete, stage.known
             status, observer = run_job(
-                stage.flow, stage.records, checkpoints, seconds, stage.servers, begin, complete, known
+                stage.flow,
+                stage.records,
+                checkpoints,
+                seconds,
+                stage.servers,
+                begin=stage.feed.start,
+                complete=stage.complete,
+                known=stage.known,
             )
             print("checking every row …", flush=True)
             return conclude(status, observer, stage.check(), stage.records, checkpoints)
