@@ -9,7 +9,7 @@ KILLS ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-UNIT_TESTS := tests/test_house.py tests/test_steps.py tests/house tests/test_documents.py tests/test_options_table.py tests/test_metrics_table.py tests/test_behaviours.py tests/test_examples.py tests/test_fraud.py tests/test_bids.py tests/security tests/state tests/coordinator tests/barrier_runtime tests/benchmarks tests/mutants tests/stored tests/oracle
+UNIT_TESTS := tests/test_house.py tests/test_steps.py tests/house tests/test_documents.py tests/test_options_table.py tests/test_metrics_table.py tests/test_behaviours.py tests/test_examples.py tests/test_fraud.py tests/test_bids.py tests/security tests/state tests/coordinator tests/barrier_runtime tests/benchmarks tests/mutants tests/stored tests/oracle tests/field/local
 # Bytecode stays beside the sources, everything else that is made goes below build/.
 # Written it has to be, whatever the caller's environment says: hundreds of tests start programs of ours, which would compile it all.
 unexport PYTHONDONTWRITEBYTECODE
@@ -65,7 +65,7 @@ test: $(STAMP) jdk servers
 		"$(BIN)/python -m pytest -q -n 3 --dist worksteal --hypothesis-profile test $(UNIT_TESTS)" \
 		"$(BIN)/python -m pytest -q -n 2 tests/simulation" \
 		"$(BIN)/python tests/simulation/simulate.py --first 20 --seeds 100" \
-		"$(BIN)/python -m pytest -q -n 4 --dist worksteal tests/browser tests/ends" \
+		"$(BIN)/python -m pytest -q -n 4 --dist worksteal tests/browser tests/ends tests/field/servers" \
 		"$(BIN)/python -m pytest -n 4 --dist worksteal --durations 15 --durations-min 10 tests/integration"
 
 style: lint types
