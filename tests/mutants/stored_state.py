@@ -54,6 +54,16 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "list-loses-its-oldest-element",
+        "an element that expires before the older ones of its list leaves these in the list",
+        "state/values/timed_table.py",
+        "number - 1, start + 1 if entry == start else start, end)",
+        "number - 1, start + 1, end)",
+        (
+            "tests/barrier_runtime/operators/state/test_ttl.py::test_a_list_loses_the_element_that_expires_first_wherever_it_stands",
+        ),
+    ),
+    Mutant(
         "sweep-takes-what-was-just-refreshed",
         "a sweep looks at what is not written yet before it deletes what the store has",
         "state/values/timed_table.py",

@@ -108,6 +108,16 @@ MUTANTS = (
         (f"{_SLIDING_TESTS}::test_state_of_windows_goes_on_as_windows",),
     ),
     Mutant(
+        "session-told-with-its-step",
+        "a session is told at its end, not when all sessions that are due together have ended",
+        "barrier_runtime/operators/windows/sessions/open_sessions.py",
+        "int(last_ms[row_ids].min()) + self._gap_ms)",
+        "int(last_ms[row_ids].min()) + self._gap_ms + self._step_ms)",
+        (
+            "tests/barrier_runtime/operators/windows/test_processing_time.py::test_each_session_is_told_right_after_its_end_though_several_are_due_at_once",
+        ),
+    ),
+    Mutant(
         "joined-session-loses-its-timer",
         "a session that has grown, or come of two, is looked at again when it may be over",
         "barrier_runtime/operators/windows/sessions/open_sessions.py",

@@ -185,6 +185,28 @@ def test_elements_and_entries_expire_one_by_one(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("swept", [False, True], ids=["read", "swept"])
+@pytest.mark.parametrize("late", [0, 1, 2, 3], ids="first second third last".split())
+def test_a_list_loses_the_element_that_expires_first_wherever_it_stands(kind: Kind, swept: bool, late: int) -> None:
+    """In event time a later element may be the older one: rows come out of order."""
+    made = function(TTL(ms(100)))
+    job = Job(kind, made)
+    for index in range(4):
+        job.row(T if index == late else T + 50 + index, -1 - index)
+    job.driven.watermark(T + 110)  # no row to come sees the old element
+    live = [-1 - index for index in range(4) if index != late]
+    if swept:
+        job.stored()
+        job.stored()
+    for _ in range(2):  # what the first read removes is not there for the second
+        assert job.row(T + 120) == saw(recent=live)
+        job = job.again(kind, made)
+    assert job.row(T + 130, -9) == saw(recent=[*live, -9])
+    assert job.row(T + 154) == saw(recent=[-9])
+    job.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_read_refreshes_only_where_it_is_declared(kind: Kind) -> None:
     for refresh, live in (("on_write", False), ("on_read", True)):
         made = function(TTL(ms(100), refresh=refresh))  # type: ignore[arg-type]

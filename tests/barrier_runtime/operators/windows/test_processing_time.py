@@ -368,6 +368,22 @@ def test_windows_are_told_when_the_clock_reaches_their_end_without_any_input(win
     assert told == expected[window]
 
 
+def test_each_session_is_told_right_after_its_end_though_several_are_due_at_once() -> None:
+    gap_ms = 20_480  # sessions are due in steps of 20 ms
+    driven = started(Session(gap_ms * MS), 1_000)
+    world, last_ms = driven.world, {"a": 1_001, "b": 1_009, "c": 1_012, "d": 1_019}
+    for key, wall_ms in last_ms.items():
+        world.wall_ms = world.steady_ms = wall_ms  # type: ignore[attr-defined]
+        driven.feed(rows((key, 1)), SCHEMA)
+        turns(driven)
+    told = {}
+    while world.wake_ups:  # type: ignore[attr-defined]
+        wall_ms = world.ring()  # type: ignore[attr-defined]
+        turns(driven)
+        told.update({key: wall_ms for key, *_ in results(driven)})
+    assert told == {key: at + gap_ms + 1 for key, at in last_ms.items()}
+
+
 def test_the_slot_looks_at_the_clock_once_a_second_as_it_may_be_set_forward() -> None:
     driven = started(Tumbling(datetime.timedelta(hours=1)), 1_000)
     driven.feed(rows(("a", 1)), SCHEMA)
