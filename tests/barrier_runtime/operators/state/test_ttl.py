@@ -186,7 +186,7 @@ def test_elements_and_entries_expire_one_by_one(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("swept", [False, True], ids=["read", "swept"])
-@pytest.mark.parametrize("late", [0, 1, 2, 3], ids="first second third last".split())
+@pytest.mark.parametrize("late", [0, 1, 2, 3], ids=["first", "second", "third", "last"])
 def test_a_list_loses_the_element_that_expires_first_wherever_it_stands(kind: Kind, swept: bool, late: int) -> None:
     """In event time a later element may be the older one: rows come out of order."""
     made = function(TTL(ms(100)))
