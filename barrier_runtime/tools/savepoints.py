@@ -74,7 +74,7 @@ def describe(url: str) -> tuple[str, bool]:
     ]
     lines += ["  drained: to go on with it needs allow_drained"] if taken.drained_by else []
     owner = claimed_by(url)
-    lines += [f"  claimed by job {owner}"] if owner else []
+    lines += [f"  claimed by {owner}{owner.place}"] if owner else []
     lines += [f"  damaged: {len(missing)} files are missing or too short, e.g. {missing[0]}"] if missing else []
     return "\n".join(lines), not missing
 

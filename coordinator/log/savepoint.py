@@ -24,6 +24,7 @@ import msgspec
 from barrier_runtime.coordinator.log.manifest import MANIFEST_FORMAT, Manifest
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
+from barrier_runtime.state.store.urls import shown
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 SAVEPOINT_VERSION = 1
@@ -44,6 +45,24 @@ class Savepoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     drained: bool | msgspec.UnsetType = msgspec.UNSET  # of the first releases; now the manifest says it
 
 
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """Who owns a savepoint: the job `job` whose checkpoints are in `store`. `savepoint`: id of the savepoint, by which
+    the log of that job tells whether it has begun with it. Earlier releases stored the job's name alone."""
+
+    version: int = 1
+    job: str
+    store: str = ""  # URL, as the store names itself
+    savepoint: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where the checkpoints of the job are, as the end of a message says it."""
+        return f" (its checkpoints are in {shown(self.store)})" if self.store else ""
+
+    def __str__(self) -> str:
+        return f"job {self.job[:100]!r}"
+
+
 @dataclass(frozen=True)
 class SavepointCopy:
     """What makes a savepoint of a checkpoint: objects to copy, from a key of the job's store to one of the savepoint's
@@ -57,6 +76,21 @@ _ENCODER = msgspec.json.Encoder(order="deterministic")
 _JSON: msgspec.json.Decoder[Savepoint] = msgspec.json.Decoder(Savepoint)
 _FORMAT = Format("savepoint {}", SAVEPOINT_VERSION, damaged="copy it again from where it is intact, or take another")
 _DECODER = VersionedDecoder(_FORMAT, _JSON)
+
+
+_CLAIM = msgspec.json.Decoder(Claim)
+
+
+def encode_claim(claim: Claim) -> bytes:
+    return _ENCODER.encode(claim)
+
+
+def decode_claim(data: bytes) -> Claim:
+    """The claim stored in `CLAIM_FILE`. What is not one is the name of a job, which has no braces."""
+    try:
+        return _CLAIM.decode(data)
+    except msgspec.MsgspecError:
+        return Claim(job=data.decode(errors="replace"))
 
 
 def encode_savepoint(savepoint: Savepoint) -> bytes:

@@ -12,9 +12,12 @@ from barrier_runtime.coordinator.log.savepoint import (
     CLAIM_FILE,
     DATA_PREFIX,
     SAVEPOINT_FILE,
+    Claim,
     Savepoint,
     SavepointCopy,
+    decode_claim,
     decode_savepoint,
+    encode_claim,
     encode_savepoint,
     files_by_object,
     in_savepoint,
@@ -55,7 +58,7 @@ def make_savepoint(
         delete_savepoint(url)  # an earlier attempt to stop with it; the job went on
         known = None
     if known is None:
-        _check_unclaimed(target, url, wanted.taken.job)
+        _check_unclaimed(target, url, wanted.taken.job, {store.url for store, _ in parts})
         files = files_by_object(wanted.taken)
         for store, objects in parts:
             held = {key: files.get(to, ()) for key, to in objects.items()}
@@ -80,8 +83,8 @@ def no_savepoint(url: str) -> InvalidJob:
     owner = claimed_by(url)
     if owner is not None:
         return InvalidJob(
-            f"there is no savepoint in {shown(url)} any more: job {owner[:100]!r} claimed it, and deleted it when it "
-            "had a copy; begin with another one"
+            f"there is no savepoint in {shown(url)} any more: {owner} claimed it, and deleted it when it had a "
+            f"copy{owner.place}; begin with another one"
         )
     return InvalidJob(
         f"there is no savepoint in {shown(url)}: {SAVEPOINT_FILE} is missing; give the folder that was named when it "
@@ -89,31 +92,31 @@ def no_savepoint(url: str) -> InvalidJob:
     )
 
 
-def claim(url: str, job: str) -> None:
-    """From now on the savepoint is `job`'s, which deletes it when it has what it needs. Raises `InvalidJob` if another
-    job was faster."""
+def claim(url: str, wanted: Claim) -> None:
+    """From now on the savepoint belongs to the job of `wanted`, which deletes it when it has what it needs. Raises
+    `InvalidJob` if another job, or a job of that name in another store, was faster."""
     store = open_existing_store(url)
     for _ in range(_CREATE_ATTEMPTS):
-        if store.put_if_absent(CLAIM_FILE, job.encode()) is PutOutcome.CREATED:
+        if store.put_if_absent(CLAIM_FILE, encode_claim(wanted)) is PutOutcome.CREATED:
             return
         owner = claimed_by(url)
-        if owner == job:
+        if owner is not None and owner.job == wanted.job and owner.store in ("", wanted.store):
             return
         if owner is not None:
             raise InvalidJob(
-                f"the savepoint {shown(url)} was claimed by job {owner[:100]!r}: restore it with "
+                f"the savepoint {shown(url)} was claimed by {owner}{owner.place}: restore it with "
                 "restore_mode='no_claim' while it is there, or take another"
             )
     raise Unavailable(f"whether {shown(url)}/{CLAIM_FILE} was written is not known: start again")
 
 
-def claimed_by(url: str) -> str | None:
+def claimed_by(url: str) -> Claim | None:
     return _owner(open_existing_store(url))
 
 
-def _owner(store: ObjectStore) -> str | None:
+def _owner(store: ObjectStore) -> Claim | None:
     data = get_or_none(store, CLAIM_FILE)
-    return None if data is None else data.decode(errors="replace")
+    return None if data is None else decode_claim(data)
 
 
 def named(url: str, savepoint: Savepoint) -> str:
@@ -196,13 +199,15 @@ def _create(target: ObjectStore, url: str, savepoint: Savepoint) -> None:
     raise Unavailable(f"whether {shown(url)}/{SAVEPOINT_FILE} was written is not known: take the savepoint again")
 
 
-def _check_unclaimed(target: ObjectStore, url: str, job: str) -> None:
-    """Another savepoint in its place would be taken for the one that was claimed: by whoever claimed it, when it is
-    started again by the same command, and by others, who are refused. A job may use its own folder again."""
+def _check_unclaimed(target: ObjectStore, url: str, job: str, stores: Collection[str]) -> None:
+    """Refuses to write another savepoint where one was claimed: whoever claimed it, and is started again by the same
+    command, would take the new savepoint for it. A job whose files are in one of `stores` may use its own folder again.
+    """
     owner = _owner(target)
-    if owner is not None and owner != job:
+    own = owner is not None and owner.job == job and (not owner.store or owner.store in stores)
+    if owner is not None and not own:
         raise InvalidJob(
-            f"{shown(url)} had a savepoint that job {owner[:100]!r} claimed, and asks for when it is started again: "
+            f"{shown(url)} had a savepoint that {owner} claimed, and asks for when it is started again{owner.place}: "
             f"choose a folder of its own, or delete {CLAIM_FILE} in this one"
         )
 

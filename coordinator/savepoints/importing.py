@@ -34,8 +34,16 @@ from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
 from barrier_runtime.coordinator.log.records import Record
 from barrier_runtime.coordinator.log.restore_choice import Lineage, RestoreFrom, check_fits
-from barrier_runtime.coordinator.log.savepoint import Savepoint, files_by_object, imported, object_sizes
-from barrier_runtime.coordinator.log.savepoint_choice import GoOn, Import, import_run_id, savepoint_choice
+from barrier_runtime.coordinator.log.savepoint import Claim, Savepoint, files_by_object, imported, object_sizes
+from barrier_runtime.coordinator.log.savepoint_choice import (
+    GoOn,
+    Import,
+    grew_from,
+    grew_from_any,
+    import_leader,
+    import_run_id,
+    savepoint_choice,
+)
 from barrier_runtime.coordinator.savepoints.files import (
     check_whole,
     claim,
@@ -70,28 +78,70 @@ def begin_with_savepoint(
     """Make the savepoint in `url` what job `spec` goes on from when it restores its newest checkpoint. `fits`: raises
     when the program does not fit what is taken over. Returns what was done, for people. Raises `InvalidJob` when the
     job does not fit it (before anything is written) or has rows of its own that would be written again."""
-    try:
-        savepoint = find_savepoint(url)
-    except InvalidJob as error:  # there is no such folder
-        raise _told_of_own_checkpoints(error, store, spec) from error
-    if savepoint is None:
-        if mode == "claim" and claimed_by(url) == spec.job and _newest_of(store, spec) is not None:
-            return f"job {spec.job} claimed the savepoint {shown(url)} before, and goes on from what it has reached"
-        raise _told_of_own_checkpoints(no_savepoint(url), store, spec)
-    what = named(url, savepoint)
-    check_fits(spec, savepoint.taken, what)
-    check_whole(url, savepoint)
-    bring = partial(copy_objects, open_existing_store(url), store, files=files_by_object(savepoint.taken))
-    importing = _Importing(store, spec, savepoint, bring, now_ms, sleep)
-    found = importing.look()
-    if isinstance(found.choice, Import):
+    wanted = wanted_savepoint(store, url, spec)
+    savepoint = wanted.savepoint
+    if savepoint is None or (isinstance(wanted.choice, GoOn) and mode == "claim" and wanted.claimed_by_another):
+        assert isinstance(wanted.choice, GoOn)
+        return wanted.choice.why
+    if isinstance(wanted.choice, Import):
+        check_fits(spec, savepoint.taken, wanted.what)
+        check_whole(url, savepoint)
         fits(open_existing_store(url), savepoint.taken)
     if mode == "claim":
-        claim(url, spec.job)
-    done = importing.done(found)
+        claim(url, Claim(job=spec.job, store=store.url, savepoint=savepoint.id))
+    bring = partial(copy_objects, open_existing_store(url), store, files=files_by_object(savepoint.taken))
+    importing = _Importing(store, spec, savepoint, bring, now_ms, sleep)
+    done = importing.done(_Found(wanted.view, wanted.choice))
     if mode == "claim":
         delete_savepoint(url, keep_claim=True)
-    return f"{what}: {done}"
+    return f"{wanted.what}: {done}"
+
+
+@dataclass(frozen=True)
+class WantedSavepoint:
+    """The savepoint that a job is to begin with, and what that means for it. `savepoint`: None where it was claimed and
+    deleted, and the job, which has begun with it, goes on."""
+
+    savepoint: Savepoint | None
+    what: str
+    view: LogView
+    choice: Import | GoOn
+    claimed_by_another: bool = False
+
+
+def wanted_savepoint(store: ObjectStore, url: str, spec: JobSpec) -> WantedSavepoint:
+    """Looks at the savepoint in `url` and at the log of job `spec`. Writes nothing. Raises `InvalidJob` where there is
+    no savepoint, or the job has rows of its own that would be written again."""
+    try:
+        savepoint, owner = find_savepoint(url), claimed_by(url)
+    except InvalidJob as error:  # there is no such folder
+        raise _told_of_own_checkpoints(error, store, spec) from error
+    if savepoint is not None:
+        what = named(url, savepoint)
+        view = _log_of(store, spec, savepoint.id)
+        another = owner is not None and (owner.job != spec.job or owner.store not in ("", store.url))
+        return WantedSavepoint(savepoint, what, view, savepoint_choice(spec, savepoint, view), another)
+    view = _log_of(store, spec, "" if owner is None else owner.savepoint)
+    if owner is not None and view.completes and _has_begun(spec, owner, view):
+        reached = complete_of(view.completes[0]).checkpoint
+        own = owner.job == spec.job and owner.store in ("", store.url)
+        did = "claimed the savepoint" if own else "began with the savepoint"
+        then = "before" if own else f"which {owner} has claimed since{owner.place}"
+        why = f"job {spec.job} {did} {shown(url)} {then}, and goes on from checkpoint {reached}, which it has reached"
+        return WantedSavepoint(None, why, view, GoOn(why))
+    raise _told_of_own_checkpoints(no_savepoint(url), store, spec)
+
+
+def _has_begun(spec: JobSpec, owner: Claim, view: LogView) -> bool:
+    """Whether the job's newest checkpoint grew from the savepoint that was claimed. Claims of earlier releases do not
+    name it."""
+    if owner.savepoint:
+        return grew_from(view, owner.savepoint)
+    return owner.job == spec.job and grew_from_any(view)
+
+
+def _log_of(store: ObjectStore, spec: JobSpec, savepoint_id: str) -> LogView:
+    return read_log(store, Paths(spec.job).log_record, run_id=import_run_id(savepoint_id))
 
 
 def import_savepoint(
@@ -109,20 +159,14 @@ def import_savepoint(
     return importing.done(importing.look())
 
 
-def _newest_of(store: ObjectStore, spec: JobSpec) -> int | None:
-    """The newest checkpoint of the job itself."""
-    view = read_log(store, Paths(spec.job).log_record, run_id=spec.run_id)
-    return complete_of(view.completes[0]).checkpoint if view.completes else None
-
-
 def _told_of_own_checkpoints(error: InvalidJob, store: ObjectStore, spec: JobSpec) -> InvalidJob:
     """A savepoint may be deleted when the job has begun with it, and its command may be repeated."""
-    newest = _newest_of(store, spec)
-    if newest is None:
+    view = _log_of(store, spec, "")
+    if not view.completes:
         return error
     return InvalidJob(
-        f"{error}. Job {spec.job} has completed checkpoint {newest} of its own: to go on from that, start it without "
-        "restore= (or --restore)"
+        f"{error}. Job {spec.job} has completed checkpoint {complete_of(view.completes[0]).checkpoint} of its own: to "
+        "go on from that, start it without restore= (or --restore)"
     )
 
 
@@ -151,12 +195,11 @@ class _Importing:
         self._now_ms = now_ms
         self._sleep = sleep
         self._paths = Paths(spec.job)
-        self._spec = msgspec.structs.replace(spec, run_id=import_run_id(savepoint))
-        self._leader = uuid.uuid4().hex
+        self._spec = msgspec.structs.replace(spec, run_id=import_run_id(savepoint.id))
 
     def look(self) -> _Found:
         """Raises `InvalidJob` for what would write rows again."""
-        view = read_log(self._store, self._paths.log_record, run_id=import_run_id(self._savepoint))
+        view = _log_of(self._store, self._job, self._savepoint.id)
         return _Found(view, savepoint_choice(self._job, self._savepoint, view))
 
     def done(self, found: _Found) -> str:
@@ -175,7 +218,8 @@ class _Importing:
     def _imported(self, view: LogView, choice: Import) -> bool:
         """False: somebody else was faster."""
         log = DecisionLog(self._spec.job, view)
-        records = RecordBuilder(self._spec, Identity(self._leader, socket.gethostname()))
+        leader = import_leader(self._savepoint.id, uuid.uuid4().hex)
+        records = RecordBuilder(self._spec, Identity(leader, socket.gethostname()))
         reason = f"begins with the savepoint of checkpoint {self._savepoint.taken.checkpoint}"
         start = RestoreFrom(None, Lineage.NEW)
         fence = self._append(log, records.fence(log, start, reason, choice.checkpoint - 1, self._now_ms()))

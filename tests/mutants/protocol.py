@@ -36,6 +36,22 @@ MUTANTS = (
         ("tests/coordinator/job/test_job_savepoints.py",),
     ),
     Mutant(
+        "waiting-savepoints-hold-nothing",
+        "files of a checkpoint whose savepoint waits until its rows are visible are not deleted",
+        "coordinator/checkpoints/savepoints.py",
+        "busy = (*self._in(SavepointState.COVERED), *self._in(SavepointState.COPYING))",
+        "busy = self._in(SavepointState.COPYING)",
+        ("tests/coordinator/job/test_job_savepoints.py",),
+    ),
+    Mutant(
+        "any-earlier-import-counts",
+        "a job grew from a savepoint if the lineage of its newest checkpoint says so",
+        "coordinator/log/savepoint_choice.py",
+        "fence.spec.run_id == import_run_id(savepoint_id) and fence.lineage == newest.lineage for",
+        "fence.spec.run_id == import_run_id(savepoint_id) for",
+        ("tests/coordinator/savepoints/test_savepoint_identity.py",),
+    ),
+    Mutant(
         "last-savepoint-of-an-earlier-generation",
         "what a job stops with is taken again when a generation ends meanwhile",
         "coordinator/checkpoints/savepoints.py",
@@ -55,8 +71,8 @@ MUTANTS = (
         "job-begins-again-with-its-savepoint",
         "a job that began with a savepoint goes on from what it has reached, by the same command",
         "coordinator/log/savepoint_choice.py",
-        "if begun is not None and view.completes[0].position > begun.position:",
-        "if begun is not None and view.completes[0].position < begun.position:",
+        "if begun and not (spec.allow_replay and _moved_on(newest)):",
+        "if not begun and not (spec.allow_replay and _moved_on(newest)):",
         ("tests/coordinator/savepoints/test_savepoint_import.py",),
     ),
     Mutant(

@@ -10,8 +10,9 @@ from barrier_runtime.coordinator.log.manifest import Manifest, verified_manifest
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.restore_choice import Lineage, not_kept, start_run
 from barrier_runtime.coordinator.log.restore_diff import RestoreDiff
-from barrier_runtime.coordinator.log.savepoint_choice import GoOn, import_run_id, savepoint_choice
-from barrier_runtime.coordinator.savepoints.files import check_whole, named, read_savepoint
+from barrier_runtime.coordinator.log.savepoint_choice import Import
+from barrier_runtime.coordinator.savepoints.files import check_whole, find_savepoint, named
+from barrier_runtime.coordinator.savepoints.importing import WantedSavepoint, wanted_savepoint
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.graph.job_graph import SourceSpec
 from barrier_runtime.launch.options import JobOptions
@@ -42,17 +43,13 @@ def restore_preview(spec: JobSpec, options: JobOptions, sources: Sequence[Source
     store = open_as_found(options.checkpoints)
     paths = Paths(spec.job)
     if is_savepoint_url(options.restore):
-        savepoint = read_savepoint(options.restore)
-        taken = savepoint.taken
-        what = named(options.restore, savepoint)
-        view = read_log(store, paths.log_record, run_id=import_run_id(savepoint))
-        try:
-            check_whole(options.restore, savepoint)
-            choice = savepoint_choice(spec, savepoint, view)
-        except InvalidJob as error:
-            return f"restore: {what}\nrefused: {error}\n", False
-        if not isinstance(choice, GoOn):
-            return _page(RestoreDiff(spec, taken, what), what, taken, open_existing_store(options.restore), sources)
+        begins = _begins_with(options.restore, store, spec)
+        if isinstance(begins, str):
+            return begins, False
+        if isinstance(begins.choice, Import):
+            assert begins.savepoint is not None
+            taken, folder = begins.savepoint.taken, open_existing_store(options.restore)
+            return _page(RestoreDiff(spec, taken, begins.what), begins.what, taken, folder, sources)
     wanted = int(options.restore) if options.restore.isdigit() else None
     view = read_log(store, paths.log_record, restore=wanted, run_id=spec.run_id)
     start = start_run(spec, view)
@@ -69,6 +66,21 @@ def restore_preview(spec: JobSpec, options: JobOptions, sources: Sequence[Source
         raise Corrupt(f"manifest {record.manifest} of {what} is missing: restore it from a backup") from error
     manifest = verified_manifest(record.manifest, data, record.sha256)
     return _page(RestoreDiff(spec, manifest, what), what, manifest, store, sources, settled=start.settled)
+
+
+def _begins_with(url: str, store: ObjectStore, spec: JobSpec) -> WantedSavepoint | str:
+    """What the savepoint in `url` means for the job, or the page that says why it is refused."""
+    try:
+        wanted = wanted_savepoint(store, url, spec)
+        if isinstance(wanted.choice, Import):
+            assert wanted.savepoint is not None
+            check_whole(url, wanted.savepoint)
+    except InvalidJob as error:
+        savepoint = find_savepoint(url)
+        if savepoint is None:
+            raise
+        return f"restore: {named(url, savepoint)}\nrefused: {error}\n"
+    return wanted
 
 
 def _page(

@@ -158,6 +158,26 @@ def test_the_same_wish_again_changes_nothing_and_another_under_its_id_is_refused
     assert coordinator.protocol.refuses(asked) == ""
 
 
+def test_what_waits_for_slow_commits_is_not_deleted_though_one_checkpoint_is_kept():
+    coordinator, a, b = started(MemoryStore(), spec(checkpoints=CheckpointOptions(interval_ms=1_000, retained=1)))
+    asked = wish()
+    coordinator.savepoint(asked)
+    number = acked(coordinator, a, b, files="old")
+    coordinator.settle()
+    later = [checkpoint(coordinator, a, b, files="new") for _ in range(4)]
+    assert state(coordinator, asked) == "covered"
+    assert a.data_key("old") in keys_of(coordinator.store)
+    for each in (number, *later):
+        committed(each, a, b)
+    coordinator.settle()
+    assert state(coordinator, asked) == "done", coordinator.status.savepoints
+    savepoint = read_savepoint(asked.url)
+    assert (savepoint.taken.checkpoint, missing_objects(asked.url, savepoint)) == (number, ())
+    committed(checkpoint(coordinator, a, b, files="new"), a, b)
+    coordinator.settle()
+    assert a.data_key("old") not in keys_of(coordinator.store), "nothing holds it any more"
+
+
 def test_what_is_being_copied_is_not_deleted():
     coordinator, a, b = started(MemoryStore(), spec(checkpoints=CheckpointOptions(interval_ms=1_000, retained=1)))
     asked = wish()
