@@ -28,6 +28,7 @@ PROSE = {  # tables that no code holds as data
     "barrier_runtime/connectors/delta/changes.py": "cases: tests/ends/test_delta_source.py",
     "barrier_runtime/connectors/delta/history.py": "cases: tests/ends/test_delta_source.py",
     "barrier_runtime/connectors/delta/upsert.py": "crash points: tests/ends/test_delta_upsert.py",
+    "barrier_runtime/connectors/postgres/changes/shape.py": "cases: tests/field/servers/test_changed_tables.py",
     "barrier_runtime/connectors/mysql/columns.py": "types, by rules: tests/ends/test_mysql.py",
     "barrier_runtime/connectors/mysql/sink.py": "crash points: tests/ends/test_mysql.py",
     "barrier_runtime/connectors/iceberg/changes.py": "cases: tests/ends/test_iceberg_source.py",

@@ -19,30 +19,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
-import pyarrow as pa
-
-from barrier_runtime.connectors.postgres.changes.pgoutput import (
-    Change,
-    Relation,
-    TransactionBegin,
-    TransactionCommit,
-    Truncate,
-    Values,
-    decoded,
-)
+from barrier_runtime.connectors.postgres.changes.items import Item, Reached, SnapshotRows, size_of
+from barrier_runtime.connectors.postgres.changes.log_session import LogSession
+from barrier_runtime.connectors.postgres.changes.pgoutput import Relation
 from barrier_runtime.connectors.postgres.changes.position import ChangePosition, shown_lsn
-from barrier_runtime.connectors.postgres.changes.rows import ChangeRow, ChangeRowLayout, rows_of_change
+from barrier_runtime.connectors.postgres.changes.rows import ChangeRowLayout
 from barrier_runtime.connectors.postgres.changes.server import (
     check_publication,
     check_slot,
     connect,
     end_older_session,
     identify,
+    look_at_catalog,
     look_at_slot,
 )
+from barrier_runtime.connectors.postgres.changes.shape import CatalogTable
 from barrier_runtime.connectors.postgres.changes.snapshot import SnapshotStaging, read_chunk
 from barrier_runtime.connectors.postgres.session import load_psycopg, shown_server, translated
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
@@ -51,41 +44,12 @@ from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 log = logging.getLogger("barrier_runtime.postgres")
 
 _MOST_BYTES = 16 << 20  # in the buffer
-_ROW_BYTES = 200  # of a row besides its values
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _TELL_S = 10.0  # between two words to the server, which ends a session that says nothing for a minute
 _LOOK_S = 1.0
 _ENDED_BY_SUCCESSOR = "57P01"
 _LOST_LOG = ("55000", "58P01")
 _EPOCH_US = 946_684_800_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class LoggedRow:
-    """`at`: the position behind it."""
-
-    row: ChangeRow
-    at: ChangePosition
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotRows:
-    """Rows of `chunk` from row `first` on; `last`: they end the snapshot."""
-
-    table: int
-    chunk: int
-    first: int
-    rows: pa.RecordBatch
-
-
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """Nothing more comes up to there."""
-
-    at: ChangePosition
-
-
-Item: TypeAlias = LoggedRow | SnapshotRows | Reached
 
 
 class ChangeFeed:
@@ -103,17 +67,18 @@ class ChangeFeed:
         where: str,
     ) -> None:
         self.failed: BarrierRuntimeError | None = None
+        self.end = staging.end
         self.at_end = False
         self._parameters = parameters
         self._staging = staging
         self._store = store
-        self._layout = layout
-        self._at = at  # behind what is in the buffer
+        self.layout = layout
+        self.at = at  # behind what is in the buffer
         self._tell = wake
-        self._where = where
+        self.where = where
         self._name = f"barrier-runtime {staging.slot}"
-        self._ids: dict[int, str] = {}  # the server's, of our tables
-        self._tables = {table.name: at for at, table in enumerate(layout.tables)}
+        self.ids: dict[int, str] = {}  # the server's, of our tables
+        self.tables = {table.name: at for at, table in enumerate(layout.tables)}
         self._items: deque[Item] = deque()
         self._bytes = 0
         self._room = threading.Lock()  # of `_bytes`
@@ -136,7 +101,7 @@ class ChangeFeed:
         item = self._items.popleft()
         with self._room:
             was_full = self._bytes >= _MOST_BYTES
-            self._bytes -= _size(item)
+            self._bytes -= size_of(item)
             room = was_full and self._bytes < _MOST_BYTES
         if room:
             self._ring()
@@ -145,7 +110,7 @@ class ChangeFeed:
     def put_back(self, item: Item) -> None:
         self._items.appendleft(item)
         with self._room:
-            self._bytes += _size(item)
+            self._bytes += size_of(item)
 
     def confirm(self, lsn: int) -> None:
         """The server may forget what is before `lsn`: a completed checkpoint covers it."""
@@ -173,7 +138,7 @@ class ChangeFeed:
         try:
             pause_s = _FIRST_PAUSE_S
             while not self._closing.is_set() and not self.at_end:
-                before = self._at
+                before = self.at
                 try:
                     self._read_snapshot()
                     self._read_log()
@@ -184,23 +149,23 @@ class ChangeFeed:
                     self.failed = trouble
                     self._tell()
                     return
-                if self._at != before:
+                if self.at != before:
                     pause_s = _FIRST_PAUSE_S
                 if not self.at_end:
                     self._closing.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         except BaseException as error:  # a fault of ours must not look like silence
-            self.failed = Corrupt(f"{self._where}: {type(error).__name__}: {error}")
-            log.exception("%s: the thread that reads changes broke", self._where)
+            self.failed = Corrupt(f"{self.where}: {type(error).__name__}: {error}")
+            log.exception("%s: the thread that reads changes broke", self.where)
             self._tell()
         finally:
             self._bell.close()
             self._ear.close()
 
-    def _put(self, item: Item, at: ChangePosition) -> None:
-        self._at = at
+    def put(self, item: Item, at: ChangePosition) -> None:
+        self.at = at
         with self._room:
-            self._bytes += _size(item)
+            self._bytes += size_of(item)
         self._items.append(item)
         if len(self._items) == 1:  # of more the loop knows, or has been told and will look
             self._tell()
@@ -213,31 +178,31 @@ class ChangeFeed:
 
     def _read_snapshot(self) -> None:
         staging = self._staging
-        while self._at.chunk is not None and not self._closing.is_set():
+        while self.at.chunk is not None and not self._closing.is_set():
             if self._full:
                 self._wait_for(None)
                 continue
-            chunk, row = self._at.chunk, self._at.row
+            chunk, row = self.at.chunk, self.at.row
             if chunk < staging.chunks:
                 key = staging.key(chunk)
                 try:
                     rows = read_chunk(self._store.get(key), f"{key} in {self._store.url}")
                 except ObjectNotFound as error:
                     raise Corrupt(
-                        f"{self._where}: a part of the snapshot is gone ({error}): restore it from a backup, or start "
+                        f"{self.where}: a part of the snapshot is gone ({error}): restore it from a backup, or start "
                         "the job without state (restore='none'), which takes a new one"
                     ) from error
-                item = SnapshotRows(self._tables[staging.table_of(chunk)], chunk, row, rows.slice(row))
-                self._put(item, ChangePosition(staging.lsn, chunk=chunk + 1))
+                item = SnapshotRows(self.tables[staging.table_of(chunk)], chunk, row, rows.slice(row))
+                self.put(item, ChangePosition(staging.lsn, chunk=chunk + 1))
             else:
                 at = ChangePosition(staging.lsn)
-                self._put(Reached(at), at)
+                self.put(Reached(at), at)
 
     # ---- the log
 
     def _read_log(self) -> None:
         """One session, until it is lost (raises) or `close` was called."""
-        if self._closing.is_set() or self._is_end(self._at.lsn):
+        if self._closing.is_set() or self.is_end(self.at.lsn):
             return
         psycopg = load_psycopg()
         connection = None
@@ -253,31 +218,41 @@ class ChangeFeed:
                     connection.close()
 
     def _check(self, connection: Any) -> None:
-        slot, lsn = self._staging.slot, self._at.lsn
+        slot, lsn = self._staging.slot, self.at.lsn
         system, end_of_log = identify(connection)
         if system != self._staging.system:
             raise InvalidJob(
-                f"{self._where}: {shown_server(self._parameters)} is another server than the one whose tables were "
+                f"{self.where}: {shown_server(self._parameters)} is another server than the one whose tables were "
                 "read at first: correct the url, or start the job without state (restore='none')"
             )
-        # The walsender has no parameters of statements; an ordinary session of the same place does.
-        with connect(self._parameters, replication=False, name=self._name) as looking:
+        with self._looking() as looking:
             state = look_at_slot(looking, slot)
-            check_slot(slot, state, lsn, end_of_log, self._where)
-            self._ids = check_publication(looking, self._staging.publication, tuple(self._tables), self._where)
+            check_slot(slot, state, lsn, end_of_log, self.where)
+            self.ids = check_publication(looking, self._staging.publication, tuple(self.tables), self.where)
             if state is not None and state.active_pid is not None:
-                end_older_session(looking, state.active_pid, self._name, slot, self._where)
+                end_older_session(looking, state.active_pid, self._name, slot, self.where)
+
+    def _looking(self) -> Any:
+        """A session beside the walsender, which has no parameters of statements."""
+        return connect(self._parameters, replication=False, name=self._name)
+
+    def look_at(self, relation: Relation) -> CatalogTable:
+        """The catalog and the publication may have changed since the session began. Raises `InvalidJob`."""
+        with self._looking() as looking:
+            now = look_at_catalog(looking, relation)
+            self.ids = check_publication(looking, self._staging.publication, tuple(self.tables), self.where)
+        return now
 
     def _follow(self, connection: Any) -> None:
         self._line = connection.pgconn
         staging = self._staging
         start = self._line.exec_(
-            f'START_REPLICATION SLOT "{staging.slot}" LOGICAL {shown_lsn(self._at.lsn)} '
+            f'START_REPLICATION SLOT "{staging.slot}" LOGICAL {shown_lsn(self.at.lsn)} '
             f"(proto_version '1', publication_names '\"{staging.publication}\"')".encode()
         )
         if start.error_message:
             raise self._server_said(start)
-        session = _Session(self, self._at)
+        session = LogSession(self, self.at)
         self._told_at = 0.0
         while not self._closing.is_set():
             self._tell_server(session)
@@ -297,7 +272,7 @@ class ChangeFeed:
                 result = self._line.get_result()
                 if result is not None and result.error_message:
                     raise self._server_said(result)
-                raise Unavailable(f"{self._where}: {shown_server(self._parameters)} ended the session")
+                raise Unavailable(f"{self.where}: {shown_server(self._parameters)} ended the session")
 
     def _wait_for(self, line: int | None) -> None:
         ear = self._ear.fileno()
@@ -305,18 +280,18 @@ class ChangeFeed:
         if ear in ready:
             self._ear.recv(4096)
 
-    def _tell_server(self, session: "_Session", *, now: bool = False) -> None:
+    def _tell_server(self, session: LogSession, *, now: bool = False) -> None:
         """How far we are: received, and confirmed, which frees its log."""
         if not now and session.told == self._confirmed and time.monotonic() - self._told_at < _TELL_S:
             return
         session.told, self._told_at = self._confirmed, time.monotonic()
         clock = time.time_ns() // 1000 - _EPOCH_US
-        received = max(self._at.lsn, session.received)
+        received = max(self.at.lsn, session.received)
         self._line.put_copy_data(struct.pack(">cQQQqB", b"r", received, self._confirmed, self._confirmed, clock, 0))
         self._line.flush()
 
-    def _is_end(self, lsn: int) -> bool:
-        if self._staging.end is not None and lsn >= self._staging.end:
+    def is_end(self, lsn: int) -> bool:
+        if self.end is not None and lsn >= self.end:
             self.at_end = True
             self._tell()
         return self.at_end
@@ -328,7 +303,7 @@ class ChangeFeed:
 
     def _told(self, error: Any, code: str | None) -> BarrierRuntimeError:
         text, slot = " ".join(str(error).split()), self._staging.slot
-        failure = f"{self._where}: reading slot {slot!r} failed at PostgreSQL {shown_server(self._parameters)}"
+        failure = f"{self.where}: reading slot {slot!r} failed at PostgreSQL {shown_server(self._parameters)}"
         if code in _LOST_LOG or (code == "42704" and slot in text):
             return InvalidJob(
                 f"{failure}: {text}. Its log is gone: start the job without state (restore='none'), which takes a new "
@@ -343,107 +318,3 @@ class ChangeFeed:
         if code is not None and code.startswith(("08", "53", "57", "58", "XX")):
             return Unavailable(f"{failure}: {text}")
         return InvalidJob(f"{failure}: {text} (SQLSTATE {code}). Correct the publication, or start without state")
-
-
-class _Session:
-    """Messages of one session as rows with positions. The first transaction may have been given in part."""
-
-    def __init__(self, feed: ChangeFeed, at: ChangePosition) -> None:
-        self.told = -1
-        self.received = 0
-        self._feed = feed
-        self._given = at
-        self._relations: dict[int, tuple[int, tuple[int | None, ...]] | None] = {}
-        self._begin: TransactionBegin | None = None
-        self._count = 0  # rows of the transaction
-
-    def message(self, data: memoryview) -> bool:
-        """True: the server wants an answer now."""
-        if data[0] == 107:  # k: it lives, and has nothing of ours up to there
-            end, _, reply = struct.unpack_from(">QqB", data, 1)
-            if self._begin is None:
-                self._reach(end)
-            return bool(reply)
-        assert data[0] == 119, f"a message of kind {data[0]}"
-        self._logged(data[25:])
-        return False
-
-    def _logged(self, data: memoryview) -> None:
-        feed = self._feed
-        message = decoded(data)
-        if isinstance(message, TransactionBegin):
-            if feed._staging.end is not None and message.commit_lsn >= feed._staging.end:
-                self._reach(feed._staging.end)
-                return
-            self._begin, self._count = message, 0
-        elif isinstance(message, TransactionCommit):
-            self._begin = None
-            self._reach(message.end_lsn)
-        elif isinstance(message, Relation):
-            self._relations[message.id] = self._known(message)
-        elif isinstance(message, Change):
-            relation = self._relations[message.relation]
-            if relation is not None:
-                self._changed(message, *relation, len(data))
-        elif isinstance(message, Truncate):
-            for id in message.relations:
-                relation = self._relations.get(id)
-                if relation is not None:
-                    self._give(relation[0], "t", None, None, 0)
-
-    def _known(self, relation: Relation) -> tuple[int, tuple[int | None, ...]] | None:
-        """(our number of the table, the place of each of our columns in its rows); None: not ours."""
-        feed, name = self._feed, f"{relation.schema}.{relation.table}"
-        number = feed._tables.get(name)
-        if number is None:
-            if relation.id in feed._ids:
-                raise InvalidJob(
-                    f"{feed._where}: table {feed._ids[relation.id]} was renamed to {name}: give it its name back, or "
-                    "start the program with the new one and without state (restore='none')"
-                )
-            return None
-        table = feed._layout.tables[number]
-        places = {column: at for at, column in enumerate(relation.columns)}
-        gone = ", ".join(column.name for column in table.columns if column.key and column.name not in places)
-        if gone and table.has_key:
-            raise InvalidJob(
-                f"{feed._where}: table {name} has no column {gone} any more, which was of its key: start the program "
-                "without state (restore='none'), which takes the table as it is now"
-            )
-        return number, tuple(places.get(column.name) for column in table.columns)
-
-    def _changed(self, change: Change, table: int, places: tuple[int | None, ...], size: int) -> None:
-        layout = self._feed._layout
-        before, after = _placed(change.before, places), _placed(change.after, places)
-        for row in rows_of_change(change, before, after, layout.tables[table], layout.form):
-            self._give(table, *row, size)
-
-    def _give(self, table: int, op: str, before: Values | None, after: Values | None, size: int) -> None:
-        begin, feed = self._begin, self._feed
-        assert begin is not None, "a change outside of a transaction"
-        self._count += 1
-        if begin.commit_lsn == self._given.commit_lsn and self._count <= self._given.skip:
-            return
-        if begin.commit_lsn < self._given.lsn:
-            return  # the server goes back to what it has kept
-        at = ChangePosition(feed._at.lsn, begin.commit_lsn, self._count)
-        row = ChangeRow(table, op, begin.committed_us, begin.commit_lsn, begin.xid, before, after, size)
-        feed._put(LoggedRow(row, at), at)
-
-    def _reach(self, lsn: int) -> None:
-        feed = self._feed
-        self.received = max(self.received, lsn)
-        if lsn > feed._at.lsn:
-            at = ChangePosition(lsn)
-            feed._put(Reached(at), at)
-        feed._is_end(lsn)
-
-
-def _placed(values: Values | None, places: tuple[int | None, ...]) -> Values | None:
-    return None if values is None else tuple(None if at is None else values[at] for at in places)
-
-
-def _size(item: Item) -> int:
-    if isinstance(item, LoggedRow):
-        return item.row.size + _ROW_BYTES
-    return item.rows.nbytes if isinstance(item, SnapshotRows) else 0

@@ -33,11 +33,24 @@ class TransactionCommit:
 
 
 @dataclass(frozen=True, slots=True)
+class RelationColumn:
+    """A column as the log has it. `identifies`: it is part of the replica identity. `type`: the server's id of it."""
+
+    name: str
+    identifies: bool
+    type: int
+    typmod: int
+
+
+@dataclass(frozen=True, slots=True)
 class Relation:
+    """A table as it was where the log is read. `identity`: d (default), n (nothing), f (full) or i (an index)."""
+
     id: int
     schema: str
     table: str
-    columns: tuple[str, ...]
+    identity: str
+    columns: tuple[RelationColumn, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +99,16 @@ def _relation(data: memoryview) -> Relation:
     (id,) = struct.unpack_from(">I", data, 1)
     schema, at = _text(data, 5)
     table, at = _text(data, at)
-    _, count = struct.unpack_from(">BH", data, at)
+    identity, count = struct.unpack_from(">cH", data, at)
     at += 3
-    names = []
+    columns = []
     for _ in range(count):
+        flags = data[at]
         name, at = _text(data, at + 1)
-        names.append(name)
-        at += 8  # type and its modifier
-    return Relation(id, schema or "pg_catalog", table, tuple(names))
+        kind, typmod = struct.unpack_from(">Ii", data, at)
+        columns.append(RelationColumn(name, bool(flags & 1), kind, typmod))
+        at += 8
+    return Relation(id, schema or "pg_catalog", table, identity.decode(), tuple(columns))
 
 
 def _text(data: memoryview, at: int) -> tuple[str, int]:

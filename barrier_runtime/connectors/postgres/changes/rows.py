@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.connectors.postgres.changes.pgoutput import UNCHANGED, Change, Values
-from barrier_runtime.connectors.postgres.changes.values import ChangedColumn, as_column
+from barrier_runtime.connectors.postgres.changes.values import ChangedColumn, as_column, as_stored
 from barrier_runtime.state.errors import InvalidJob
 
 Form: TypeAlias = Literal["changes", "upsert"]
@@ -29,10 +29,12 @@ _TIME = pa.timestamp("us", "UTC")
 
 @dataclass(frozen=True)
 class ChangedTable:
-    """`name`: "schema.table". `columns`: as they were when the flow was written."""
+    """`name`: "schema.table". `columns`, `identity` (d, f or i, the replica identity): as they were when the flow was
+    written."""
 
     name: str
     columns: tuple[ChangedColumn, ...]
+    identity: str = "d"
 
     @property
     def row_type(self) -> pa.StructType:
@@ -125,9 +127,10 @@ class ChangeRowLayout:
         return self._together(parts, by_table, len(rows))
 
     def of_snapshot(self, table: int, rows: pa.RecordBatch, taken_us: int, lsn: int) -> pa.RecordBatch:
-        """`rows`: with the columns of the table as it was then."""
+        """`rows`: with the columns of the table as it was then. Raises `InvalidJob` for a column whose type changed."""
+        where = f"{self._where}, table {self.tables[table].name}"
         columns = [
-            rows.column(column.name).cast(column.type)
+            as_stored(rows.column(column.name), column, where)
             if column.name in rows.schema.names
             else pa.nulls(rows.num_rows, column.type)
             for column in self.tables[table].columns

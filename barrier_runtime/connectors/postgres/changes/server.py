@@ -18,9 +18,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from barrier_runtime.connectors.postgres.changes.pgoutput import Relation
 from barrier_runtime.connectors.postgres.changes.position import parsed_lsn, shown_lsn
 from barrier_runtime.connectors.postgres.changes.rows import ChangedTable, Form
-from barrier_runtime.connectors.postgres.changes.values import ChangedColumn, arrow_type
+from barrier_runtime.connectors.postgres.changes.shape import CatalogTable
+from barrier_runtime.connectors.postgres.changes.values import ChangedColumn, ServerType, arrow_type
 from barrier_runtime.connectors.postgres.session import CONNECTION_DEFAULTS, load_psycopg
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
@@ -33,7 +35,7 @@ select c.oid, c.relkind::text, c.relreplident::text, c.relpersistence::text
 from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = %s and c.relname = %s
 """
 _COLUMNS = """
-select a.attname, coalesce(b.typname, t.typname),
+select a.attnum, a.attname, coalesce(b.typname, t.typname),
        case when t.typtype = 'd' then t.typtypmod else a.atttypmod end,
        a.attnum = any(coalesce((select i.indkey::int2[] from pg_index i where i.indrelid = a.attrelid and i.indimmediate
                                 and case when %s = 'i' then i.indisreplident else i.indisprimary end), '{}'))
@@ -41,6 +43,18 @@ from pg_attribute a
 join pg_type t on t.oid = a.atttypid
 left join pg_type b on t.typtype = 'd' and b.oid = t.typbasetype
 where a.attrelid = %s and a.attnum > 0 and not a.attisdropped and a.attgenerated = '' order by a.attnum
+"""
+_NOW = """
+select a.attnum, a.attname, coalesce(b.typname, t.typname),
+       case when t.typtype = 'd' then t.typtypmod else a.atttypmod end
+from pg_attribute a
+join pg_type t on t.oid = a.atttypid
+left join pg_type b on t.typtype = 'd' and b.oid = t.typbasetype
+where a.attrelid = %s and a.attnum > 0 and not a.attisdropped
+"""
+_TYPES = """
+select t.oid::bigint, coalesce(b.typname, t.typname), t.typtype = 'd', t.typtypmod
+from pg_type t left join pg_type b on t.typtype = 'd' and b.oid = t.typbasetype where t.oid = any(%s::oid[])
 """
 _HEIRS = "select 1 from pg_inherits i join pg_class c on c.oid = i.inhparent where c.oid = %s and c.relkind = 'r'"
 _LATE_KEY = "select 1 from pg_index i where i.indrelid = %s and i.indisprimary and not i.indimmediate"
@@ -99,7 +113,7 @@ def read_table(connection: Any, name: str, as_text: Sequence[str], form: Form, w
             f"{where}: table {name} has nothing that identifies its rows, and the server refuses updates of such a "
             f"table when it is published: ALTER TABLE {name} ADD PRIMARY KEY (…), or REPLICA IDENTITY FULL"
         )
-    names = [column for column, *_ in rows]
+    names = [column for _, column, *_ in rows]
     for column in as_text:
         table_of, _, last = column.rpartition(".")
         if (table_of in ("", name) and last in names) or (table_of and table_of != name):
@@ -109,10 +123,33 @@ def read_table(connection: Any, name: str, as_text: Sequence[str], form: Form, w
     return ChangedTable(
         name,
         tuple(
-            ChangedColumn(column, arrow_type("text" if column in text else base, typmod), bool(key) or not has_key)
-            for column, base, typmod, key in rows
+            ChangedColumn(
+                column,
+                arrow_type("text" if column in text else base, typmod),
+                bool(key) or not has_key,
+                number,
+                ServerType(base, typmod),
+                column in text,
+            )
+            for number, column, base, typmod, key in rows
         ),
+        identity,
     )
+
+
+def look_at_catalog(connection: Any, relation: Relation) -> CatalogTable:
+    """The table of a Relation message as it is now."""
+    found = connection.execute("select relreplident::text from pg_class where oid = %s", (relation.id,)).fetchone()
+    columns = connection.execute(_NOW, (relation.id,)).fetchall()
+    wanted = [column.type for column in relation.columns]
+    types = {oid: of for oid, *of in connection.execute(_TYPES, (wanted,)).fetchall()}
+    known = {}
+    for column in relation.columns:
+        if column.type in types:
+            base, domain, typmod = types[column.type]
+            known[column.type, column.typmod] = ServerType(base, typmod if domain else column.typmod)
+    named = {number: (name, ServerType(base, typmod)) for number, name, base, typmod in columns}
+    return CatalogTable(found[0] if found is not None else "", named, known)
 
 
 def check_server(connection: Any, where: str) -> None:

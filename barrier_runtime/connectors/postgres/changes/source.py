@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.postgres.changes import snapshot
-from barrier_runtime.connectors.postgres.changes.feed import ChangeFeed, LoggedRow, Reached, SnapshotRows
+from barrier_runtime.connectors.postgres.changes.feed import ChangeFeed
+from barrier_runtime.connectors.postgres.changes.items import LoggedRow, Reached, SnapshotRows
 from barrier_runtime.connectors.postgres.changes.position import (
     ChangePosition,
     decode_position,

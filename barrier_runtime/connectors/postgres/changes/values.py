@@ -46,21 +46,48 @@ _NUMERIC_HEADER = 4
 
 
 @dataclass(frozen=True)
+class ServerType:
+    """A type of PostgreSQL. `base`: its internal name, of a domain that of the type below; `typmod`: its modifier."""
+
+    base: str
+    typmod: int = -1
+
+    def __str__(self) -> str:
+        if self.base == "numeric" and self.typmod >= _NUMERIC_HEADER:
+            precision, scale = _numeric_digits(self.typmod)
+            return f"numeric({precision},{scale})"
+        if self.typmod >= _NUMERIC_HEADER and self.base in ("varchar", "bpchar"):
+            return f"{self.base}({self.typmod - _NUMERIC_HEADER})"
+        if self.base.startswith("_"):
+            return f"{self.base[1:]}[]"
+        return self.base if self.typmod < 0 else f"{self.base}({self.typmod})"
+
+
+@dataclass(frozen=True)
 class ChangedColumn:
-    """`key`: of the primary key, or of the index that identifies rows."""
+    """`key`: of the primary key, or of the index that identifies rows. `number`, `server_type`: in the server's
+    catalog when the flow was written. `as_text`: read as PostgreSQL writes it, whatever its type."""
 
     name: str
     type: pa.DataType
     key: bool
+    number: int = 0
+    server_type: ServerType | None = None
+    as_text: bool = False
 
 
 def arrow_type(base: str, typmod: int) -> pa.DataType:
     """`base`: internal name of the type (of a domain, of what is below it)."""
     if base == "numeric" and typmod >= 0:
-        precision, scale = ((typmod - _NUMERIC_HEADER) >> 16) & 0xFFFF, (typmod - _NUMERIC_HEADER) & 0x7FF
-        if precision <= _MOST_DIGITS and scale <= precision:  # 1024 and more: a scale below zero
+        precision, scale = _numeric_digits(typmod)
+        if precision <= _MOST_DIGITS and 0 <= scale <= precision:
             return pa.decimal128(precision, scale)
     return _TYPES.get(base, pa.string())
+
+
+def _numeric_digits(typmod: int) -> tuple[int, int]:
+    """Precision and scale, which may be below zero."""
+    return ((typmod - _NUMERIC_HEADER) >> 16) & 0xFFFF, (((typmod - _NUMERIC_HEADER) & 0x7FF) ^ 1024) - 1024
 
 
 def as_column(values: Sequence[Value], column: ChangedColumn, where: str) -> pa.Array:
@@ -69,26 +96,56 @@ def as_column(values: Sequence[Value], column: ChangedColumn, where: str) -> pa.
     return from_text(pa.array(known, pa.binary()).cast(pa.string()), column, where)
 
 
+def as_stored(values: pa.Array, column: ChangedColumn, where: str) -> pa.Array:
+    """`values` of a snapshot, with the column's type. Raises `InvalidJob` unless every value stays as it is."""
+    if values.type == column.type:
+        return values
+    both = (values.type, column.type)
+    try:
+        if all(map(pa.types.is_integer, both)) or all(map(pa.types.is_decimal, both)):
+            return values.cast(column.type)
+    except pa.ArrowInvalid:
+        pass  # a value that has no room there
+    raise InvalidJob(
+        f"{where}: column {column.name!r} is {column.type} now, and {values.type} in the snapshot that the job has not "
+        "read to its end: give the column its type back, or start the job without state (restore='none')"
+    )
+
+
 def from_text(texts: pa.Array, column: ChangedColumn, where: str) -> pa.Array:
     """`texts`: an array of strings."""
     kind = column.type
     if pa.types.is_string(kind):
         return texts
-    if pa.types.is_boolean(kind):
-        return pc.equal(texts, "t")
-    if pa.types.is_binary(kind):
-        return pa.array([None if text is None else bytes.fromhex(text[2:]) for text in texts.to_pylist()], kind)
     try:
+        if pa.types.is_boolean(kind):
+            return _booleans(texts)
+        if pa.types.is_binary(kind):
+            return pa.array([None if text is None else _bytes(text) for text in texts.to_pylist()], kind)
         if pa.types.is_time(kind):
             return pa.array([None if text is None else _time_us(text) for text in texts.to_pylist()], kind)
         return texts.cast(kind)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, ValueError) as error:
         value = re.search(r"'([^']*)'", str(error))
         shown = f"{value.group(1)!r}" if value else f"a value ({error})"
         raise InvalidJob(
             f"{where}: column {column.name!r} has {shown}, which the type {kind} does not have: read the column as "
             f"PostgreSQL writes it, with as_text=[{column.name!r}]"
         ) from error
+
+
+def _booleans(texts: pa.Array) -> pa.Array:
+    true = pc.equal(texts, "t")
+    if pc.all(pc.or_(true, pc.equal(texts, "f"))).as_py() is False:
+        other = next(text for text in texts.to_pylist() if text not in (None, "t", "f"))
+        raise pa.ArrowInvalid(f"no boolean: '{other}'")
+    return true
+
+
+def _bytes(text: str) -> bytes:
+    if not text.startswith("\\x"):
+        raise pa.ArrowInvalid(f"no bytes in hexadecimal digits: '{text}'")
+    return bytes.fromhex(text[2:])
 
 
 def _time_us(text: str) -> int:

@@ -10,6 +10,7 @@ from barrier_runtime.connectors.postgres.changes.pgoutput import (
     UNCHANGED,
     Change,
     Relation,
+    RelationColumn,
     TransactionBegin,
     TransactionCommit,
     Truncate,
@@ -58,7 +59,7 @@ def test_messages_are_read() -> None:
     assert read(b"C" + struct.pack(">BQQq", 0, 100, 120, 5)) == TransactionCommit(100, 120)
     column = b"\x01id\0" + struct.pack(">Ii", 20, -1)
     relation = b"R" + struct.pack(">I", 9) + b"public\0t\0d" + struct.pack(">H", 2) + column + column
-    assert read(relation) == Relation(9, "public", "t", ("id", "id"))
+    assert read(relation) == Relation(9, "public", "t", "d", (RelationColumn("id", True, 20, -1),) * 2)
     nine = struct.pack(">I", 9)
     assert read(b"I" + nine + b"N" + tuple_data(b"1", None)) == Change("c", 9, None, (b"1", None))
     update = b"U" + nine + b"O" + tuple_data(b"1", b"a") + b"N" + tuple_data(b"1", UNCHANGED)
