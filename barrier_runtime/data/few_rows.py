@@ -19,6 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as types
 
+from barrier_runtime.data.values.into_columns import column_of
+
 MOST_ROWS = 128
 _MOST_CELL_BYTES = 9  # a number or an offset of 64 bits, and whether it is null
 _COLUMNS = msgspec.msgpack.Decoder(list[list[Any]])
@@ -187,15 +189,15 @@ class FewRows:
 
     @staticmethod
     def of_values(schema: pa.Schema, columns: Sequence[list[Any]]) -> "FewRows":
-        """As `made_of`, of values that Arrow may have to change, such as `datetime` for a time. Raises what Arrow does
-        for a value that is not of the schema."""
+        """As `made_of`, of values that Arrow may have to change, such as `datetime` for a time. Raises
+        `UnkeptValue` for a value that its column does not keep."""
         layout = layout_of(schema)
         assert layout is not None, f"rows of {schema} are for Arrow"
         kinds = zip(columns, layout.types, layout.dtypes, layout.accepted, strict=True)
         return FewRows.made_of(
             schema,
             [
-                values if accepted(values) else values_as_stored(pa.array(values, kind), dtype)
+                values if accepted(values) else values_as_stored(column_of(values, kind), dtype)
                 for values, kind, dtype, accepted in kinds
             ],
         )

@@ -23,6 +23,8 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows, layout_of, values_as_stored
+from barrier_runtime.data.values.doors import UNFIT
+from barrier_runtime.data.values.into_columns import UnkeptValue, column_of, keeps
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import microseconds_of
 
@@ -46,8 +48,6 @@ _UNCHANGEABLE = frozenset(
         UUID,
     }
 )
-_WHOLE = frozenset({type(None), bool, int})
-_WITH_FRACTIONS = (float, decimal.Decimal, np.floating)
 _timedelta = datetime.timedelta
 _PER_MICROSECOND = {"us": 1, "ns": 1_000}  # units of timestamps that become `datetime` without Arrow
 _EPOCHS = {
@@ -56,7 +56,6 @@ _EPOCHS = {
 }
 _YEARS_US = [microseconds_of(datetime.datetime.min), microseconds_of(datetime.datetime.max)]
 _WIDEST_DECIMAL = 38  # digits of a decimal128
-_UNFIT = (TypeError, ValueError, OverflowError, NotImplementedError)  # what Arrow raises for values; some are its own
 
 
 def values_of(array: pa.Array) -> list[Any]:
@@ -171,7 +170,6 @@ class _Column(NamedTuple):
     type: pa.DataType
     nullable: bool
     of: Callable[[Mapping[str, Any]], Any]  # its value in a row
-    has_integers: bool  # in itself, or in what it holds
 
 
 class RowWriter:
@@ -252,28 +250,20 @@ class RowWriter:
         return FewRows.made_of(self.schema, columns)
 
     def _column(self, rows: Sequence[Mapping[str, Any]], column: _Column) -> pa.Array:
-        name, kind, nullable, of, _ = column
+        name, kind, nullable, of = column
         try:
             values = list(map(of, rows))
         except (KeyError, TypeError):
             self._check_names(rows)
             values = [row.get(name) for row in rows]
-        if column.has_integers and _loses_a_fraction(values, kind):
-            raise self._misfit(name, kind, values)
         try:
-            array = pa.array(values, kind)
-        except _UNFIT as error:
-            raise self._misfit(name, kind, values) from error
-        if not nullable and array.null_count:
-            raise InvalidJob(f"{self._where}: column {name!r} is declared not nullable, but a row has None there")
-        return array
+            return column_of(values, kind, name, nullable)
+        except UnkeptValue as unkept:
+            raise unkept.job_error(self._where, self._remedy(), cut(repr(rows[unkept.row]))) from unkept
 
     def _fix(self, schema: pa.Schema) -> None:
         self.schema = schema
-        self._columns = [
-            _Column(each.name, each.type, each.nullable, itemgetter(each.name), _has_integers(each.type))
-            for each in schema
-        ]
+        self._columns = [_Column(each.name, each.type, each.nullable, itemgetter(each.name)) for each in schema]
         changeable = {field.name: field.type for field in schema if not _is_unchangeable(field.type)}
         self._changeable = list(changeable)
         self._flat = frozenset(
@@ -293,7 +283,7 @@ class RowWriter:
                 values = [row.get(name) for row in rows]
                 known = like.field(name).type if like is not None and name in like.names else None
                 fields.append((name, _settled_type(values, known)))
-            except _UNFIT as error:
+            except UNFIT as error:
                 raise InvalidJob(
                     f"{self._where}: no type fits all values of column {name!r} ({error}): pass schema="
                 ) from error
@@ -323,13 +313,6 @@ class RowWriter:
                 raise InvalidJob(
                     f"{self._where}: a row lacks the column {absent!r}, which other rows have: {self._remedy()}"
                 )
-
-    def _misfit(self, name: str, kind: pa.DataType, values: list[Any]) -> InvalidJob:
-        wrong = next((value for value in values if not _fit([value], kind)), None)
-        return InvalidJob(
-            f"{self._where}: column {name!r} is {kind}, but a row has {wrong!r} ({type(wrong).__name__}) there: "
-            + self._remedy()
-        )
 
     def _remedy(self) -> str:
         if self._declared:
@@ -368,12 +351,12 @@ def _settled_type(values: list[Any], known: pa.DataType | None) -> pa.DataType:
     digits of decimals, what only nulls or empty lists stand for) is as in `known`, the input's column of that name."""
     try:
         guessed = pa.array(values).type
-    except _UNFIT:
-        if known is None or not _fit(values, known):
+    except UNFIT:
+        if known is None or not keeps(values, known):
             raise
         return known
     settled = _settled(guessed, known)
-    if settled.equals(guessed) or _fit(values, settled):
+    if settled.equals(guessed) or keeps(values, settled):
         return settled
     return _settled(guessed, None)
 
@@ -395,56 +378,3 @@ def _settled(guessed: pa.DataType, known: pa.DataType | None) -> pa.DataType:
         fields = {field.name: field.type for field in known} if known is not None and types.is_struct(known) else {}
         return pa.struct([(field.name, _settled(field.type, fields.get(field.name))) for field in guessed])
     return guessed
-
-
-def _has_integers(kind: pa.DataType) -> bool:
-    if pa.types.is_nested(kind):
-        return any(_has_integers(kind.field(at).type) for at in range(kind.num_fields))
-    return bool(pa.types.is_integer(kind))
-
-
-def _loses_a_fraction(values: Iterable[Any], kind: pa.DataType) -> bool:
-    """Whether Arrow would take 1.5 for a whole number, and store 1, without a word."""
-    if pa.types.is_integer(kind):
-        values = list(values)
-        if _WHOLE.issuperset(map(type, values)):
-            return False
-        return any(isinstance(value, _WITH_FRACTIONS) and not _is_whole(value) for value in values)
-    if pa.types.is_struct(kind):
-        rows = [value for value in values if isinstance(value, Mapping)]
-        return any(
-            _loses_a_fraction([row.get(field.name) for row in rows], field.type)
-            for field in kind
-            if _has_integers(field.type)
-        )
-    if pa.types.is_map(kind):
-        pairs = [pair for value in values if value is not None for pair in _pairs(value)]
-        return any(
-            _has_integers(part) and _loses_a_fraction([pair[at] for pair in pairs], part)
-            for at, part in enumerate((kind.key_type, kind.item_type))
-        )
-    if pa.types.is_nested(kind) and kind.num_fields == 1:
-        inner = (each for value in values if isinstance(value, list | tuple) for each in value)
-        return _loses_a_fraction(inner, kind.field(0).type)
-    return False
-
-
-def _is_whole(value: Any) -> bool:
-    try:
-        return bool(int(value) == value)
-    except (ValueError, ArithmeticError):  # not a number, infinite
-        return False
-
-
-def _pairs(value: Any) -> list[Any]:
-    return [pair for pair in (value.items() if isinstance(value, Mapping) else value) if isinstance(pair, tuple)]
-
-
-def _fit(values: list[Any], kind: pa.DataType) -> bool:
-    if _has_integers(kind) and _loses_a_fraction(values, kind):
-        return False
-    try:
-        pa.array(values, kind)
-    except _UNFIT:
-        return False
-    return True

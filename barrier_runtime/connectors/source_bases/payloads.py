@@ -14,6 +14,7 @@ from typing import Annotated, Any, Protocol
 import msgspec
 import pyarrow as pa
 
+from barrier_runtime.data.values.into_columns import column_of
 from barrier_runtime.state.errors import InvalidJob
 
 _CUT = 300  # characters of a reason that is not ours
@@ -69,6 +70,13 @@ def _nullable(decoder: Decoder, rows: list[Any], bad: dict[int, str]) -> list[pa
     for place, index in enumerate(good):
         places[index] = place
     return [column.take(pa.array(places, pa.int64())) for column in columns]
+
+
+def columns_of(columns: Sequence[Sequence[Any]], schema: pa.Schema) -> list[pa.Array]:
+    """One array for each field of `schema`. Raises `UnkeptValue` for a value that its column does not keep."""
+    return [
+        column_of(values, field.type, field.name, field.nullable) for values, field in zip(columns, schema, strict=True)
+    ]
 
 
 class PlainPayloads:
@@ -156,7 +164,7 @@ class JsonPayloads:
         return [decode(payload) if payload is not None else absent for payload in payloads]
 
     def columns(self, rows: Sequence[Any]) -> list[pa.Array]:
-        return [pa.array(values, field.type) for values, field in zip(self.values(rows), self.schema, strict=True)]
+        return columns_of(self.values(rows), self.schema)
 
     def values(self, rows: Sequence[Any]) -> list[list[Any]]:
         return [[get(row) for row in rows] for get in self._gets]

@@ -26,6 +26,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 import pyarrow as pa
 
+from barrier_runtime.connectors.source_bases.payloads import columns_of
 from barrier_runtime.data.schemas import meant
 from barrier_runtime.state.errors import InvalidJob
 
@@ -128,7 +129,7 @@ class DebeziumRows:
     def columns(self, rows: Sequence[Any]) -> list[pa.Array]:
         nothing = (None,) * len(self.schema)
         full = [nothing if row is None else row for row in rows]
-        return [pa.array([row[number] for row in full], field.type) for number, field in enumerate(self.schema)]
+        return columns_of([[row[number] for row in full] for number in range(len(self.schema))], self.schema)
 
     def _row(self, payload: bytes, message: Any) -> tuple[Any, ...]:
         event, types = self._event(payload, message)

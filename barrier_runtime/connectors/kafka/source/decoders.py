@@ -12,7 +12,13 @@ from typing import Any, Literal, TypeAlias
 import pyarrow as pa
 
 from barrier_runtime.connectors.kafka.source.debezium import Absent, Debezium, DebeziumRows, debezium_schema
-from barrier_runtime.connectors.source_bases.payloads import Decoder, JsonPayloads, PlainPayloads, json_row
+from barrier_runtime.connectors.source_bases.payloads import (
+    Decoder,
+    JsonPayloads,
+    PlainPayloads,
+    columns_of,
+    json_row,
+)
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 Deserialiser: TypeAlias = Callable[..., Any]  # (data, SerializationContext) -> dict, Protobuf message or plain value
@@ -137,11 +143,7 @@ class _Client:
     def columns(self, rows: Sequence[Any]) -> list[pa.Array]:
         nothing = (None,) * len(self.schema)
         full = [row or nothing for row in rows]
-        arrays = [pa.array([row[number] for row in full], field.type) for number, field in enumerate(self.schema)]
-        for field, array in zip(self.schema, arrays, strict=True):
-            if array.null_count and not field.nullable:
-                raise ValueError(f"column {field.name!r} is declared not nullable, but is null")
-        return arrays
+        return columns_of([[row[number] for row in full] for number in range(len(self.schema))], self.schema)
 
     def _row(self, value: Any) -> tuple[Any, ...] | None:
         if value is None:

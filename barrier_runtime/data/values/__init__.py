@@ -1,0 +1,1 @@
+"""What flows: batches of rows, their keys, times and types. Pure."""

@@ -1,0 +1,210 @@
+"""Times as the whole numbers that Arrow stores, from Python values and from text, exact to the nanosecond. Pure.
+
+Text is as RFC 3339 and ISO 8601 have it: `2024-02-29T23:59:59.999Z` (without zone: UTC), `23:59:59.5`, `2024-02-29`,
+`P1DT2H3.5S`. Digits of a second that the column's unit does not have are refused, unless they are zeros.
+"""
+
+import datetime
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}  # nanoseconds of a unit
+_DAY_NS = 86_400_000_000_000
+_NUMPY_NS = {"W": 7 * _DAY_NS, "D": _DAY_NS, "h": 3_600 * NS["s"], "m": 60 * NS["s"], **NS}
+_NUMPY_PARTS = {"ps": 10**3, "fs": 10**6, "as": 10**9}  # of a nanosecond
+_MICROSECOND = datetime.timedelta(microseconds=1)
+_EPOCH = datetime.datetime(1970, 1, 1)
+_EPOCH_UTC = _EPOCH.replace(tzinfo=datetime.timezone.utc)
+_ZERO = datetime.timedelta(0)
+_FIRST_DAY = datetime.date(1970, 1, 1).toordinal()
+
+_DATE = r"(\d{4})-(\d\d)-(\d\d)"
+_CLOCK = r"(\d\d):(\d\d):(\d\d)(?:\.(\d+))?"
+_ZONE = r"([Zz]|[+-]\d\d:?\d\d)?"
+_MOMENT_TEXT = re.compile(f"{_DATE}[Tt ]{_CLOCK}{_ZONE}", re.ASCII)
+_DATE_TEXT = re.compile(_DATE, re.ASCII)
+_CLOCK_TEXT = re.compile(_CLOCK + _ZONE, re.ASCII)
+_DURATION_TEXT = re.compile(
+    r"([+-]?)P(?:(\d+)D)?(?:T(?=\d)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:\.(\d+))?S)?)?", re.ASCII | re.IGNORECASE
+)
+
+
+class Stored(NamedTuple):
+    """A kind of time. `python`: Python's type of its values; `nanoseconds(value, kind)`: the exact number that a value
+    stands for, None if it stands for none; an integer is a number of the column's own unit."""
+
+    python: type
+    nanoseconds: Callable[[Any, pa.DataType], int | None]
+    in_microseconds: Callable[[pa.DataType], pa.DataType | None]
+
+
+def is_time_kind(kind: pa.DataType) -> bool:
+    """Whether this is a date, a time of day, a timestamp or a duration."""
+    return kind.id in STORED
+
+
+def unit_ns(kind: pa.DataType) -> int:
+    """Nanoseconds of one of the numbers that a column of `kind` stores."""
+    if pa.types.is_date(kind):
+        return _DAY_NS if pa.types.is_date32(kind) else NS["ms"]
+    return NS[kind.unit]
+
+
+def fits_unit(nanoseconds: int, kind: pa.DataType) -> tuple[int, str, str]:
+    """The number that `kind` stores for so many nanoseconds; else why there is none, and the remedy."""
+    is_date = pa.types.is_date(kind)
+    number, rest = divmod(nanoseconds, unit_ns(kind))
+    if is_date and nanoseconds % _DAY_NS:
+        return 0, "its time of day would be cut", "give .date() of it, or declare the column as timestamp"
+    if rest:
+        unit = "ns" if nanoseconds % NS["us"] else "us" if nanoseconds % NS["ms"] else "ms"
+        remedy = f"declare the column as {_with_unit(kind, unit)}, or round it"
+        return 0, f"it has more digits than {kind.unit} has", remedy
+    if pa.types.is_time(kind) and not 0 <= nanoseconds < _DAY_NS:
+        return 0, "it is no time of a day", ""
+    if not -(2 ** (kind.bit_width - 1)) <= number < 2 ** (kind.bit_width - 1):
+        return 0, "it is out of range", "" if is_date else f"declare the column as {_with_unit(kind, 'us')}"
+    return number, "", ""
+
+
+def _with_unit(kind: pa.DataType, unit: str) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp(unit, kind.tz)
+    if pa.types.is_duration(kind):
+        return pa.duration(unit)
+    return pa.time64(unit) if unit in ("us", "ns") else pa.time32(unit)
+
+
+def stored_of_text(text: str, kind: pa.DataType) -> int:
+    """The number that a column of `kind` stores for `text`. Raises `ValueError`, which says the remedy."""
+    nanoseconds = _nanoseconds_of_text(text, kind)
+    number, why, remedy = fits_unit(nanoseconds, kind)
+    if why:
+        raise ValueError(f"{text!r} is not kept as {kind}, {why}{': ' if remedy else ''}{remedy}")
+    return number
+
+
+def _nanoseconds_of_text(text: str, kind: pa.DataType) -> int:
+    is_ = pa.types
+    if is_.is_timestamp(kind):
+        if (found := _MOMENT_TEXT.fullmatch(text)) is not None:
+            return _days(text, *found.group(1, 2, 3)) * _DAY_NS + _clock(text, *found.group(4, 5, 6, 7, 8))
+        raise ValueError(f"{text!r} is no time as RFC 3339 has it, such as 2024-02-29T23:59:59.5Z")
+    if is_.is_date(kind):
+        if (found := _DATE_TEXT.fullmatch(text)) is not None:
+            return _days(text, *found.group(1, 2, 3)) * _DAY_NS
+        raise ValueError(f"{text!r} is no date such as 2024-02-29")
+    if is_.is_time(kind):
+        if (found := _CLOCK_TEXT.fullmatch(text)) is not None:
+            if found[5] not in (None, "Z", "z", "+00:00", "-00:00", "+0000", "-0000"):
+                raise ValueError(f"{text!r} has a zone, which a time of day does not keep: give it in UTC")
+            return _clock(text, *found.group(1, 2, 3, 4))
+        raise ValueError(f"{text!r} is no time of a day such as 23:59:59.5")
+    found = _DURATION_TEXT.fullmatch(text)
+    if found is None or not any(found.group(2, 3, 4, 5)):
+        raise ValueError(f"{text!r} is no duration as ISO 8601 has it, such as P1DT2H3M4.5S (D, H, M and S)")
+    days, hours, minutes, seconds = (int(part or 0) for part in found.group(2, 3, 4, 5))
+    size = (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * NS["s"] + _fraction_ns(text, found[6])
+    return -size if found[1] == "-" else size
+
+
+def _days(text: str, year: str, month: str, day: str) -> int:
+    try:
+        return datetime.date(int(year), int(month), int(day)).toordinal() - _FIRST_DAY
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no date: {error}") from None
+
+
+def _clock(text: str, hour: str, minute: str, second: str, fraction: str | None, zone: str | None = None) -> int:
+    if int(hour) > 23 or int(minute) > 59 or int(second) > 59:
+        raise ValueError(f"{text!r} is no time of a day: hours go to 23, minutes and seconds to 59")
+    seconds = (int(hour) * 60 + int(minute)) * 60 + int(second)
+    if zone not in (None, "Z", "z"):
+        hours, minutes = int(zone[1:3]), int(zone[-2:])
+        if hours > 23 or minutes > 59:
+            raise ValueError(f"{text!r} has no zone such as +01:30")
+        offset = (hours * 60 + minutes) * 60
+        seconds -= offset if zone[0] == "+" else -offset
+    return seconds * NS["s"] + _fraction_ns(text, fraction)
+
+
+def _fraction_ns(text: str, digits: str | None) -> int:
+    digits = (digits or "").rstrip("0")
+    if len(digits) > 9:
+        raise ValueError(f"{text!r} has more than nine digits of a second: round it to nanoseconds")
+    return int(digits.ljust(9, "0"))
+
+
+# ---------------------------------------------------------------- Python values
+
+
+def _of_numpy(value: Any) -> int | None:
+    """Nanoseconds of numpy's times; None where they are not whole."""
+    if isinstance(value, np.datetime64) and np.datetime_data(value.dtype)[0] in ("Y", "M"):
+        value = value.astype("datetime64[D]")
+    unit, count = np.datetime_data(value.dtype)
+    number = int(value.astype(np.int64)) * count
+    if unit in _NUMPY_NS:
+        return number * _NUMPY_NS[unit]
+    whole, rest = divmod(number, _NUMPY_PARTS[unit]) if unit in _NUMPY_PARTS else (0, 1)
+    return None if rest else whole
+
+
+def _number(value: Any, kind: pa.DataType) -> int | None:
+    is_number = isinstance(value, int | np.integer) and not isinstance(value, bool | np.timedelta64)
+    return int(value) * unit_ns(kind) if is_number else None
+
+
+def _moment(value: Any, kind: pa.DataType) -> int | None:
+    if isinstance(value, datetime.datetime):
+        since = value.replace(fold=value.fold) - (_EPOCH if value.utcoffset() is None else _EPOCH_UTC)
+        return since // _MICROSECOND * 1_000 + getattr(value, "nanosecond", 0)
+    return _of_numpy(value) if isinstance(value, np.datetime64) else _number(value, kind)
+
+
+def _date(value: Any, kind: pa.DataType) -> int | None:
+    if isinstance(value, datetime.datetime):
+        if value.utcoffset() not in (None, _ZERO):
+            return None
+        return _moment(value, kind)
+    if isinstance(value, datetime.date):
+        return (value.toordinal() - _FIRST_DAY) * _DAY_NS
+    return _of_numpy(value) if isinstance(value, np.datetime64) else _number(value, kind)
+
+
+def _time_of_day(value: Any, kind: pa.DataType) -> int | None:
+    if isinstance(value, datetime.time):
+        if value.tzinfo is not None and value.utcoffset() != _ZERO:
+            return None
+        seconds = (value.hour * 60 + value.minute) * 60 + value.second
+        return seconds * NS["s"] + value.microsecond * 1_000
+    return _number(value, kind)
+
+
+def _duration(value: Any, kind: pa.DataType) -> int | None:
+    if isinstance(value, datetime.timedelta):
+        rest = getattr(value, "nanoseconds", 0)  # of pandas
+        return value // _MICROSECOND * 1_000 + rest
+    return _of_numpy(value) if isinstance(value, np.timedelta64) else _number(value, kind)
+
+
+def _wide_timestamp(kind: pa.DataType) -> pa.DataType | None:
+    return pa.timestamp("us", kind.tz) if kind.unit in ("s", "ms") else None
+
+
+def _wide_duration(kind: pa.DataType) -> pa.DataType | None:
+    return pa.duration("us") if kind.unit in ("s", "ms") else None
+
+
+STORED: dict[int, Stored] = {
+    pa.timestamp("us").id: Stored(datetime.datetime, _moment, _wide_timestamp),
+    pa.date32().id: Stored(datetime.date, _date, lambda kind: None),
+    pa.date64().id: Stored(datetime.date, _date, lambda kind: None),
+    pa.time32("s").id: Stored(datetime.time, _time_of_day, lambda kind: pa.time64("us")),
+    pa.time64("us").id: Stored(datetime.time, _time_of_day, lambda kind: None),
+    pa.duration("us").id: Stored(datetime.timedelta, _duration, _wide_duration),
+}

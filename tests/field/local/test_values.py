@@ -1,0 +1,49 @@
+"""Values that functions give: each is in its column as it was given, or the job ends and says which value it is."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from barrier_runtime import CollectSink, Dataflow, InvalidJob
+
+
+def _mapped(values: list[Any], schema: Any = None) -> list[Any]:
+    """What a whole job makes of a map() that gives these values, one for each row."""
+    flow, out = Dataflow("field"), CollectSink()
+
+    def numbers(split: int, splits: int) -> Iterator[dict[str, int]]:
+        return ({"n": n} for n in range(len(values)))
+
+    rows = flow.from_iterator("in", numbers, schema={"n": int}, splits=1)
+    rows.map(lambda row: {"x": values[row["n"]]}, schema=schema).sink("out", out)
+    flow.run_local(parallelism=1)
+    return [row["x"] for row in out.rows()]
+
+
+# Source: our own trial
+def test_a_key_that_the_struct_lacks_is_refused() -> None:
+    with pytest.raises(InvalidJob, match="lacks the key 'b'"):
+        _mapped([{"a": 1}, {"b": 2}], {"x": "struct<a: int64>"})
+
+
+# Source: our own trial
+def test_a_number_that_float32_makes_infinite_is_refused() -> None:
+    with pytest.raises(InvalidJob, match="would become infinite"):
+        _mapped([1e300], {"x": "float32"})
+
+
+# Source: our own trial
+def test_a_decimal_of_very_many_digits_is_refused_rather_than_made_zero() -> None:
+    from decimal import Decimal
+
+    with pytest.raises(InvalidJob, match="2 digits behind the point"):
+        _mapped([Decimal("1.23456789012345678901234567890123456789012")], {"x": "decimal(10, 2)"})
+
+
+# Source: our own trial
+def test_microseconds_are_not_cut_by_a_column_of_seconds() -> None:
+    import datetime
+
+    with pytest.raises(InvalidJob, match=r"declare the column as timestamp\[us\]"):
+        _mapped([datetime.datetime(2024, 1, 1, 0, 0, 0, 5)], {"x": "timestamp[s]"})
