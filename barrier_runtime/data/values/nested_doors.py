@@ -76,7 +76,7 @@ class StructDoor(NestedDoor):
             if not row.keys() <= self._known:
                 unknown = next(name for name in row if name not in self._known)
                 raise self.refused(
-                    row, f"it lacks the key {unknown!r}", f"declare {unknown!r} in schema=, or leave the key out"
+                    row, f"its type has no key {unknown!r}", f"declare {unknown!r} in schema=, or leave the key out"
                 )
         children = [self._child(field, rows, present) for field in self._fields]
         mask = pa.array([row is None for row in rows], pa.bool_()) if absent else None
