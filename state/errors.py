@@ -4,6 +4,7 @@ A new kind is added only when a caller would *act* differently. Every message na
 object concerned and ends with what to do.
 """
 
+import errno
 from typing import Any
 
 import msgspec
@@ -37,6 +38,10 @@ class ProtocolViolation(BarrierRuntimeError):
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 PERMANENT = (InvalidJob, Corrupt, ProtocolViolation, Fenced)  # a repetition would meet the same: do not retry
+
+# Numbers of an OSError that a person must mend: rights, and paths that cannot be what the call needs.
+NOT_ALLOWED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+WRONG_PATH = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP})
 
 
 class UserCodeError(InvalidJob):

@@ -16,7 +16,8 @@ from barrier_runtime.runtime.reporting import ExecutionEvents
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.snapshots import SnapshotRun, ValuesStore
 from barrier_runtime.runtime.subtask import Subtask
-from barrier_runtime.state.errors import PERMANENT, Unavailable
+from barrier_runtime.state.errors import Unavailable
+from barrier_runtime.state.outside_errors import must_be_mended
 from barrier_runtime.state.snapshots.snapshot import FileRef, InFlight, OperatorSnapshot, SnapshotTimes
 from barrier_runtime.state.snapshots.stored_values import store_values
 
@@ -63,7 +64,7 @@ class Checkpointing:
         def failed(run: SnapshotRun, error: BaseException) -> None:
             if self._cancelled or run.cancelled:
                 return
-            if isinstance(error, PERMANENT):
+            if must_be_mended(error):
                 self._fail(subtask.id, getattr(error, "operator", ""), error)
             else:
                 away = isinstance(error, Unavailable)

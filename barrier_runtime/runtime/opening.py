@@ -15,7 +15,9 @@ from barrier_runtime.runtime.context import GenerationExecutors, OperatorContext
 from barrier_runtime.runtime.in_flight.storage import read_in_flight
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.sources.driver import SourceDriver
+from barrier_runtime.runtime.sources.trouble import naming_source
 from barrier_runtime.state.errors import Unavailable
+from barrier_runtime.state.outside_errors import of_operator
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
 _OPEN_AGAIN_S = 0.2  # before an operator whose server does not answer is opened again; doubles every time,
@@ -106,6 +108,9 @@ class OpenChains:
                 attempts += 1
                 if not self._cancelled:
                     self._waiting(self._at[chain.id], attempts, str(error))
+            except Exception as error:
+                found = of_operator(error, self._at.get(chain.id, chain.name))
+                raise found from (None if found is error else error)
             await self._res.workers.run(partial(self._close_chain, chain))
             if not self._cancelled:
                 pause_s = min(_OPEN_AGAIN_MOST_S, _OPEN_AGAIN_S * 2 ** min(attempts - 1, 30))
@@ -128,7 +133,8 @@ class OpenChains:
             self._at[chain.id] = chain.source.name
             self._begins(chain, chain.source.name)
             context = self._contexts.make(chain.id, chain.source.name, self._restored)
-            driver.open(context, chain.source)
+            with naming_source(chain.source, self._res.slot):
+                driver.open(context, chain.source)
             context.opened()
         operators: list[tuple[str, Operator]] = []
         self.operators[chain.id] = operators

@@ -58,6 +58,7 @@ from barrier_runtime.runtime.network.tcp import DataPlane
 from barrier_runtime.runtime.prefetching import Preparing
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.state.errors import PERMANENT, Unavailable
+from barrier_runtime.state.outside_errors import of_operator
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotTimes
 
 log = logging.getLogger("barrier_runtime.slot")
@@ -376,6 +377,8 @@ class Slot:
         self._send(Waiting(self.token, operator, attempts, _shortened(error)))
 
     def failed(self, subtask: SubtaskId | None, operator: str, error: BaseException) -> None:
+        if subtask is not None or operator:  # else a fault of ours, which a new generation may get over
+            error = of_operator(error, operator, subtask)
         self.trouble = error
         permanent, unavailable = isinstance(error, PERMANENT), isinstance(error, Unavailable)
         text = str(error) if permanent else f"{type(error).__name__}: {error}"

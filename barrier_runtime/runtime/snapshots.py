@@ -23,6 +23,7 @@ from barrier_runtime.operators.base import Capture
 from barrier_runtime.runtime.host.workers import WorkerExecutor
 from barrier_runtime.runtime.in_flight.writer import InFlightData
 from barrier_runtime.state.backend.backend_snapshots import BackendSnapshots, SnapshotDropped
+from barrier_runtime.state.outside_errors import of_operator
 from barrier_runtime.state.snapshots.snapshot import FileRef, InFlight, OperatorSnapshot, SnapshotTimes
 
 WriteInFlight: TypeAlias = Callable[[InFlightData, Callable[[], None]], tuple[InFlight, ...]]  # see `write_in_flight`
@@ -151,7 +152,7 @@ class SnapshotRun:
     def _operator_finished(self, name: str, result: Any, error: BaseException | None) -> None:
         if error is None:
             self._finished[name] = result
-        self._part_finished(error)
+        self._part_finished(error if error is None else of_operator(error, name, self.subtask))
         keyed = self._captures[name].keyed
         if keyed is not None:  # before this executor's next snapshot, and after what may be the last part of this one
             self._executors[name].submit(keyed.clean_up, _cleaned_up)

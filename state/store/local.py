@@ -22,7 +22,7 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+from barrier_runtime.state.errors import NOT_ALLOWED, WRONG_PATH, BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import (
     ObjectInfo,
     ObjectNotFound,
@@ -39,16 +39,7 @@ _LONGEST_REST_S = 1.0
 _CHUNK = 1 << 20
 _REMEMBERED_FOLDERS = 1_024
 _PAGE = 1_000  # objects that S3 lists with one request: what this folder would cost there
-_PERSON_MUST_FIX = {
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EEXIST,
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
-}
+_PERSON_MUST_FIX = NOT_ALLOWED | WRONG_PATH
 _NO_HARD_LINKS = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EMLINK}
 
 K = TypeVar("K")

@@ -56,7 +56,9 @@ from barrier_runtime.runtime.sinks.pending_set import (
     encode_pending,
     entries_of_subtask,
 )
-from barrier_runtime.state.errors import PERMANENT, BarrierRuntimeError, Unavailable
+from barrier_runtime.runtime.sinks.trouble import COMMITTING, OPENING, STAGING, SinkTrouble
+from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
+from barrier_runtime.state.outside_errors import must_be_mended
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
 _POLL_S = 0.005
@@ -98,23 +100,23 @@ class SinkOperator(Operator):
         self._context = context
         self._where = where
         self._sink = self._make_sink()
+        self._trouble = SinkTrouble(self._sink, self._name, context.subtask)
         check_methods(self._sink, where)
         self._takes_few = takes_few(type(self._sink))
         self._description = describe_sink(self._sink, where)
-        self._sink.open(
-            SinkContext(
-                context.job,
-                self._name,
-                context.token,
-                context.subtask,
-                context.parallelism,
-                context.make_store,
-                context.job_store,
-                context.lineage,
-                context.new_id,
-                context.wall_ms,
-            )
+        target = SinkContext(
+            context.job,
+            self._name,
+            context.token,
+            context.subtask,
+            context.parallelism,
+            context.make_store,
+            context.job_store,
+            context.lineage,
+            context.new_id,
+            context.wall_ms,
         )
+        self._trouble.around(OPENING, lambda: self._sink.open(target))
         self._kept = KeptRows(self._sink, where)
         self._kept.restore(context.restored, context.subtask, context.parallelism)
         self._driver = SinkDriver(
@@ -147,10 +149,7 @@ class SinkOperator(Operator):
         except BarrierRuntimeError:
             raise
         except Exception as error:
-            kind = type(self._sink).__name__
-            raise BarrierRuntimeError(
-                f"sink {self._name!r} ({kind}), subtask {self._context.subtask}: {_text(error)}"
-            ) from error
+            raise self._trouble.of_write(error, batch.rows.schema) from error
         staged.emitted.add(batch.emit_ns, rows)
         self._context.metrics.latency(PROCESSED, batch.emit_ns, rows)
         early = self._sink.stage_early(staged.transaction)
@@ -231,7 +230,9 @@ class SinkOperator(Operator):
         with self._sealing:
             for staged in unsealed:
                 if not staged.sealed:
-                    staged.committable = self._sink.pre_commit(staged.transaction, staged.checkpoint)
+                    staged.committable = self._trouble.around(
+                        STAGING, partial(self._sink.pre_commit, staged.transaction, staged.checkpoint)
+                    )
                     staged.transaction = None
                     staged.sealed = True
             kept = self._kept.values(stored)
@@ -351,7 +352,7 @@ class SinkOperator(Operator):
             if error is None:
                 self._do_globally(self._global.committed())
             else:
-                self._do_globally(self._global.failed(_text(error), self._context.now_s()))
+                self._do_globally(self._global.failed(self._trouble.commit_failed(error), self._context.now_s()))
 
         self._context.executor.submit(partial(_commit_globally, self._sink, effect), done)
 
@@ -368,13 +369,13 @@ class SinkOperator(Operator):
             assert isinstance(effect, Recover), effect  # nothing else can come of an empty driver
             try:
                 self._sink.recover(effect.committables)
-            except PERMANENT:
-                raise
             except Exception as error:  # whatever the target's library raises when it is out of reach
+                if must_be_mended(error):
+                    self._trouble.raise_named(error, COMMITTING)
                 if rescaled and effect.committables and not self._sink.global_committer:
                     raise Unavailable(
                         f"{self._where}: the job was rescaled, and what checkpoint {effect.checkpoint} decided must be "
-                        f"committed before it goes on ({_text(error)}): is the target running? It is tried again when "
+                        f"committed before it goes on ({self._trouble.commit_failed(error)}): is the target running? It is tried again when "
                         "the job restarts"
                     ) from error
                 self._recovered = (effect.checkpoint, error)
@@ -397,7 +398,7 @@ class SinkOperator(Operator):
         if error is None:
             self._do(self._driver.committed(checkpoint))
         else:
-            self._do(self._driver.commit_failed(checkpoint, _text(error), self._context.now_s()))
+            self._do(self._driver.commit_failed(checkpoint, self._trouble.commit_failed(error), self._context.now_s()))
         self._tell_transactions()
 
 
@@ -416,7 +417,3 @@ def _pending_sets(snapshots: Sequence[OperatorSnapshot], where: str) -> list[Pen
         for snapshot in snapshots
         if PENDING_VALUE in snapshot.values
     ]
-
-
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

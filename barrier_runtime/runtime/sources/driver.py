@@ -58,6 +58,7 @@ from barrier_runtime.runtime.sources.progress import (
     SplitProgress,
 )
 from barrier_runtime.runtime.sources.split_state import OpenSplit
+from barrier_runtime.runtime.sources.trouble import raise_named
 from barrier_runtime.state.errors import UNREADABLE, Corrupt, InvalidJob, Unavailable
 
 log = logging.getLogger(__name__)
@@ -203,6 +204,9 @@ class SourceDriver:
                     in_vain[-1] = self._place(split)
                 if polled is not None:
                     return polled
+        except Exception as error:
+            at = in_vain[-1][-1]
+            raise_named(error, self._spec, self._context.subtask, at.id, at.rows)
         finally:
             if self._queue:
                 for place in in_vain:

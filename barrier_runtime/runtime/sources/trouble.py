@@ -1,0 +1,42 @@
+"""Turns exceptions of a source's methods into our kinds of errors, which name the source, its class and the split."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import NoReturn
+
+from barrier_runtime.graph.job_graph import SourceSpec
+from barrier_runtime.operators.user_code import user_traceback
+from barrier_runtime.state.errors import UserCodeError
+from barrier_runtime.state.outside_errors import must_be_mended, told
+
+_REMEDY = "Correct what is read there, or the source's arguments (schema=, format, credentials)"
+
+
+def of_source(error: Exception, spec: SourceSpec, subtask: int, split: str = "", rows: int = 0) -> Exception:
+    """What the job hears of `error`, raised after `rows` rows of `split`; what is tried again comes back as it is. A
+    source that a user has written is shown with the user's own frames."""
+    if isinstance(error, UserCodeError) or not must_be_mended(error):
+        return error
+    kind = type(spec.source)
+    place = f", split {split!r}, after row {rows}" if split else ""
+    found = told(error, f"source {spec.name!r} ({kind.__name__}), subtask {subtask}{place}", _REMEDY)
+    if found is error or kind.__module__.startswith("barrier_runtime."):
+        return found
+    return UserCodeError(str(found), user_traceback(error))
+
+
+def raise_named(error: Exception, spec: SourceSpec, subtask: int, split: str = "", rows: int = 0) -> NoReturn:
+    """Raise what `of_source` makes of `error`."""
+    found = of_source(error, spec, subtask, split, rows)
+    if found is error:
+        raise error
+    raise found from error
+
+
+@contextlib.contextmanager
+def naming_source(spec: SourceSpec, subtask: int) -> Iterator[None]:
+    """Around the opening of a source."""
+    try:
+        yield
+    except Exception as error:
+        raise_named(error, spec, subtask)

@@ -1,0 +1,100 @@
+"""Sorts exceptions of outside libraries: a person must mend the cause, or the call is tried again.
+
+Connectors translate the errors that they know into our kinds, with a message of their own. Every other exception comes
+to `told`, the only place that decides about it: an exception that the same rows and settings raise again ends the job
+at once; the rest may pass, as an outage does, and is tried again.
+"""
+
+import errno
+import re
+import ssl
+import struct
+
+import msgspec
+import pyarrow as pa
+
+from barrier_runtime.state.errors import NOT_ALLOWED, PERMANENT, WRONG_PATH, BarrierRuntimeError, InvalidJob
+
+_UNSUPPORTED = frozenset({errno.EINVAL, errno.EFBIG, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV})
+_MAY_PASS = (MemoryError, EOFError, pa.ArrowCancelled)
+_COMES_AGAIN = (  # with the same rows and settings
+    *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError, NameError, NotImplementedError),
+    *(RecursionError, pa.ArrowException, msgspec.MsgspecError, struct.error),
+)
+_NUMBER = re.compile(r"(?:os error |\[errno |winerror )(\d+)", re.IGNORECASE)
+# Object stores behind pyarrow and delta-rs: an OSError, whose text alone says which.
+_REFUSED = re.compile(
+    r"access.?denied|invalid.?access.?key|signature.?does.?not.?match|no.?such.?bucket|bucket.?not.?found"
+    r"|\b(?:401|403)\b.{0,20}(?:unauthorized|forbidden)|permission.?denied|unauthenticated|container.?not.?found",
+    re.IGNORECASE,
+)
+_LONGEST = 600
+
+
+def must_be_mended(error: BaseException) -> bool:
+    """Whether a repetition meets the same error, so that a person must change something."""
+    if isinstance(error, BarrierRuntimeError):
+        return isinstance(error, PERMANENT)
+    if isinstance(error, ImportError | ssl.SSLCertVerificationError):
+        return True
+    if isinstance(error, OSError):
+        number = _number(error)
+        if number is None:
+            return _REFUSED.search(str(error)) is not None
+        return number in NOT_ALLOWED or number in WRONG_PATH or number in _UNSUPPORTED
+    return isinstance(error, _COMES_AGAIN) and not isinstance(error, _MAY_PASS)
+
+
+def told(error: BaseException, where: str, remedy: str) -> BarrierRuntimeError:
+    """`error` as one of our kinds: ours as they are, `InvalidJob` for what a person must mend, else an error that is
+    tried again. `where` names the connector and the place; `remedy` tells a person what to change, as a sentence
+    without its full stop, unless the error itself says more."""
+    if isinstance(error, BarrierRuntimeError):
+        return error
+    if must_be_mended(error):
+        return InvalidJob(f"{where}: {described(error)}. {_remedy(error) or remedy}; then start the job again")
+    return BarrierRuntimeError(f"{where}: {type(error).__name__}: {error}")
+
+
+def of_operator(error: BaseException, operator: str, subtask: object = None) -> BaseException:
+    """`error` of a step, whose `InvalidJob` names the operator; what is tried again comes back as it is."""
+    if not must_be_mended(error):
+        return error
+    where = f"operator {operator!r}" if subtask is None else f"operator {operator!r}, subtask {subtask}"
+    return told(error, where, "Correct the rows that come to this step, or what the step does with them")
+
+
+def described(error: BaseException) -> str:
+    """Text of an exception in one line, its class behind it."""
+    text = " ".join(str(error).split())
+    if isinstance(error, KeyError):
+        text = f"nothing is known by the name {text}"
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST - 1]}…"
+    return f"{text} ({type(error).__name__})" if text else type(error).__name__
+
+
+def _number(error: OSError) -> int | None:
+    """The error's number in the operating system; also where only the text has it, as that of delta-rs."""
+    if error.errno is not None:
+        return error.errno
+    found = _NUMBER.search(str(error))
+    return int(found.group(1)) if found else None
+
+
+def _remedy(error: BaseException) -> str:
+    """What an error that does not depend on rows asks for; empty: the connector knows better."""
+    if isinstance(error, ImportError):
+        return "Install the missing package on every machine that runs the job"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return "Give the client the certificate of the authority that signed the server's"
+    if not isinstance(error, OSError):
+        return ""
+    number = _number(error)
+    if number == errno.ENAMETOOLONG:
+        return "Shorten what the name is made of (values of partition columns, names of job and sink, folders)"
+    if number in WRONG_PATH:
+        return "Correct the path: a file is where a folder is wanted, or a folder where a file is"
+    if number is None or number in NOT_ALLOWED:
+        return "Give this process the right to read and write there, or use another place"
+    return ""
