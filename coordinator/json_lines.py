@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from barrier_runtime.coordinator.page.masking import masked_text
+
 FIELDS = (
     "job",
     "generation",
@@ -35,3 +37,14 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line).decode()
+
+
+class Masked(logging.Formatter):
+    """Lines of another formatter. What jobs report may be the text of a library or of a row."""
+
+    def __init__(self, lines: logging.Formatter) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def format(self, record: logging.LogRecord) -> str:
+        return masked_text(self._lines.format(record))

@@ -182,7 +182,7 @@ SLOTS = (
              "furthest behind, in all sources with event time: faster ones pause", none="no split waits for another",
              also="timedelta"),
     _choice("state_backend", "rocksdb", Literal["rocksdb", "memory"], "where keyed state is kept while the job runs"),
-    _count("state_memory_mb", 256, 1, 1_048_576, "MiB", "memory for RocksDB, per slot"),
+    _count("state_memory_mb", 256, 8, 1_048_576, "MiB", "memory for RocksDB, per slot"),
     _count("state_cache_mb", 64, 1, 1_048_576, "MiB", "values held decoded, per stateful step and slot"),
     Option("check_state", bool | None, None, "refuse state that was changed in place without update(), and one object "
            "stored for two keys: a restart would forget it; costs an encoding per value read", none="in local runs",

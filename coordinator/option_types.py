@@ -127,7 +127,7 @@ class LocalRunOptions(TypedDict, total=False):
     state_backend: Literal["rocksdb", "memory"]
     """where keyed state is kept while the job runs. rocksdb or memory. Default: rocksdb."""
     state_memory_mb: int
-    """memory for RocksDB, per slot. 1 to 1,048,576 MiB. Default: 256 MiB."""
+    """memory for RocksDB, per slot. 8 to 1,048,576 MiB. Default: 256 MiB."""
     state_cache_mb: int
     """values held decoded, per stateful step and slot. 1 to 1,048,576 MiB. Default: 64 MiB."""
     check_state: bool | None

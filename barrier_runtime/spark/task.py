@@ -26,7 +26,7 @@ from typing import Any, cast
 
 import msgspec
 
-from barrier_runtime.coordinator.json_lines import JsonLines
+from barrier_runtime.coordinator.json_lines import JsonLines, Masked
 from barrier_runtime.coordinator.wire.messages import Register, Shutdown, SlotClaims
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.runtime.host.heap import PROCESS_HEAP
@@ -87,7 +87,7 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
     logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s slot {slot} %(name)s: %(message)s")
     if settings.log_format == "json":
         for handler in logging.getLogger().handlers:
-            handler.setFormatter(JsonLines({"job": settings.job, "slot": slot}))
+            handler.setFormatter(Masked(JsonLines({"job": settings.job, "slot": slot})))
     if not settings.verbose:
         for handler in logging.getLogger().handlers:
             handler.addFilter(without_expected_stacks)

@@ -21,8 +21,10 @@ from typing import Any
 import msgspec
 
 from barrier_runtime.connectors.files.sink.commit_log import committed_files
+from barrier_runtime.coordinator.client.client import UnknownJob
 from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator, how_it_ended
 from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.launch.prepare import PreparedJob
 from barrier_runtime.launch.result import JobResult, raise_unless_ended_well
@@ -78,7 +80,7 @@ def demo(
             say("Ctrl-C takes a last checkpoint and ends it")
             if browser:
                 webbrowser.open(link)
-            status = _follow(coordinator, job.spec.job, job.spec.run_id, slots, signals, say)
+            status = _follow(coordinator, job.spec, slots, signals, say)
             slots.leave()
         raise_unless_ended_well(status)
         say(counted(f"{folder}/out/seconds"))
@@ -123,8 +125,7 @@ def _checkpoints(folder: str) -> str:
 
 def _follow(
     coordinator: EmbeddedCoordinator,
-    job: str,
-    run_id: str,
+    spec: JobSpec,
     slots: "_Slots",
     signals: "_Signals",
     say: Callable[[str], None],
@@ -133,15 +134,18 @@ def _follow(
     status: JobStatus | None = None
     stopping = False
     while status is None or status.outcome is None:
-        with contextlib.suppress(Unavailable):  # it is being started again
+        with contextlib.suppress(Unavailable):  # the coordinator is being started again
             coordinator.ensure_alive()
-            if signals.received and not stopping:
-                coordinator.client.stop(job, "checkpoint", run_id)
-                say("stopping, with a last checkpoint")
-                stopping = True
-            status = coordinator.client.next_status(job, run_id, status, _LOOK_S)
-            for order in status.kill:
-                slots.kill(order.task_attempt)
+            try:
+                if signals.received and not stopping:
+                    coordinator.client.stop(spec.job, "checkpoint", spec.run_id)
+                    say("stopping, with a last checkpoint")
+                    stopping = True
+                status = coordinator.client.next_status(spec.job, spec.run_id, status, _LOOK_S)
+                for order in status.kill:
+                    slots.kill(order.task_attempt)
+            except UnknownJob:  # it was started again, and nobody has told it of the job yet
+                coordinator.submit(spec)
         for line in slots.renewed():
             say(line)
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""The daemon's log on standard error: plain lines or one JSON object per line. Never holds a secret.
+"""The daemon's log on standard error: plain lines or one JSON object per line. What looks like a secret is masked.
 
 An answer to a request that met a defect says where (`place_of`); the stack is in the log.
 """
@@ -8,15 +8,15 @@ import sys
 import traceback
 from pathlib import Path
 
-from barrier_runtime.coordinator.json_lines import JsonLines
+from barrier_runtime.coordinator.json_lines import JsonLines, Masked
 
 
 def configure(log_format: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    if log_format == "json":
-        handler.setFormatter(JsonLines())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    lines = (
+        JsonLines() if log_format == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    )
+    handler.setFormatter(Masked(lines))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)

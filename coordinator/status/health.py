@@ -159,7 +159,7 @@ class ProgressWatch:
         self._running_since_ms: int | None = None
         self._restoring_since_ms: int | None = None
         self._idle_ms = 0  # running time without a checkpoint, of earlier generations
-        self._since: dict[tuple[str, str, int], int] = {}  # (kind, what, how far) -> first seen
+        self._since: dict[tuple[str, str, int], int] = {}  # (kind, what, how far or since when) -> first seen
 
     def look(self, facts: Facts, now_ms: int) -> Condition:
         self._count_running_time(facts, now_ms)
@@ -196,7 +196,7 @@ class ProgressWatch:
         known += [("append", facts.appending, 0)] if facts.appending else []
         known += [("open", away.operator, 0) for away in facts.waiting]
         if facts.phase == "running":
-            known += [("commit", failing.sink, failing.checkpoint) for failing in facts.failing]
+            known += [_commit_trouble(failing) for failing in facts.failing]
             known += [("behind", sink, through) for sink, through in facts.behind]
             known += [("held back", "", 0)] if facts.held_back else []
         self._since = {trouble: self._since.get(trouble, now_ms) for trouble in known}
@@ -264,7 +264,7 @@ class ProgressWatch:
     def _sink_trouble(self, facts: Facts, now_ms: int) -> str:
         lasting, named = [], set()
         for failing in facts.failing:
-            since_ms = self._since[("commit", failing.sink, failing.checkpoint)]
+            since_ms = self._since[_commit_trouble(failing)]
             if self._over(since_ms, min(REPORT_AFTER_MS, facts.timeout_ms), now_ms):
                 named.add(failing.sink)
                 lasting.append(
@@ -283,6 +283,11 @@ class ProgressWatch:
             if self._over(since_ms, min(REPORT_AFTER_MS, facts.timeout_ms), now_ms):
                 lasting.insert(0, f"no checkpoint is taken until sinks come along: {facts.held_back}")
         return some_of(lasting, "; ")
+
+
+def _commit_trouble(failing: FailingCommit) -> tuple[str, str, int]:
+    """Key of a sink's trouble: the same until the sink commits, also when the attempts go on to a newer checkpoint."""
+    return ("commit", failing.sink, failing.since_ms)
 
 
 def _blocked(slots: list[BlockedSlot]) -> str:

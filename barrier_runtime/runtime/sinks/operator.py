@@ -375,8 +375,8 @@ class SinkOperator(Operator):
                 if rescaled and effect.committables and not self._sink.global_committer:
                     raise Unavailable(
                         f"{self._where}: the job was rescaled, and what checkpoint {effect.checkpoint} decided must be "
-                        f"committed before it goes on ({self._trouble.commit_failed(error)}): is the target running? It is tried again when "
-                        "the job restarts"
+                        f"committed before it goes on ({self._trouble.commit_failed(error)}): is the target running? "
+                        "It is tried again when the job restarts"
                     ) from error
                 self._recovered = (effect.checkpoint, error)
             else:

@@ -61,7 +61,7 @@ class SinkTrouble:
 
     def commit_failed(self, error: BaseException) -> str:
         """Text of a failed commit. The rows are decided: the commit is tried until it succeeds."""
-        if not must_be_mended(error):
-            return str(error) if isinstance(error, BarrierRuntimeError) else f"{type(error).__name__}: {error}"
-        found = self.of(error, COMMITTING)
+        found = self.of(error, COMMITTING) if must_be_mended(error) else error
+        if not isinstance(found, InvalidJob):
+            return f"{type(found).__name__}: {found}"
         return f"{found}. The decided rows are kept, and are committed as soon as the cause is mended"

@@ -122,14 +122,14 @@ class Pages:
         if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return _html(render.login_page("The form was sent from another site."), 403)
         client = request.client.host if request.client is not None else ""
-        wait_ms = self._throttle.wait_ms(client, now_ms())
-        if wait_ms:
-            wait_s = -(-wait_ms // 1000)
-            answer = _html(render.login_page("Too many wrong tokens.", wait_s), 429)
-            answer.headers["Retry-After"] = str(wait_s)
-            return answer
         form = parse_qs((await _body(request)).decode("ascii", "replace"))
-        if not is_token(form.get("token", [""])[0], self._token):
+        if not is_token(form.get("token", [""])[0], self._token):  # others behind the same address must not lock it out
+            wait_ms = self._throttle.wait_ms(client, now_ms())
+            if wait_ms:
+                wait_s = -(-wait_ms // 1000)
+                answer = _html(render.login_page("Too many wrong tokens.", wait_s), 429)
+                answer.headers["Retry-After"] = str(wait_s)
+                return answer
             self._throttle.wrong(client, now_ms())
             audit.warning("a wrong token was given at the page")
             return _html(render.login_page("This is not the token of this coordinator."), 401)

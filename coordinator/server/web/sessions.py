@@ -99,14 +99,14 @@ class _Wrong:
 
 
 class LoginThrottle:
-    """Wrong tokens by client address. From the fifth on, each further attempt waits twice as long as the one before, up
-    to a minute; a right token, or a quarter of an hour without an attempt, begins anew."""
+    """Wrong tokens by client address. From the fifth on, each further wrong token waits twice as long as the one
+    before, up to a minute; a right token, which never waits, or a quarter of an hour without an attempt begins anew."""
 
     def __init__(self) -> None:
         self._wrong: OrderedDict[str, _Wrong] = OrderedDict()
 
     def wait_ms(self, client: str, now_ms: int) -> int:
-        """How long this client has to wait before a token of it is looked at."""
+        """How long this client has to wait before another wrong token of it is counted and answered."""
         known = self._wrong.get(client)
         if known is None or known.count < FREE_ATTEMPTS:
             return 0

@@ -8,11 +8,16 @@ import threading
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import COMMAND, run_here
 
 from barrier_runtime import __version__
+from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator
+from barrier_runtime.coordinator.wire.messages import JobSpec
+from barrier_runtime.state.store.open import open_store
+from barrier_runtime.tools import demo as demo_module
 from barrier_runtime.tools.demo import counted, demo
 
 _STARTED_AGAIN = re.compile(r"slot 0, process (\d+) died of SIGKILL and was started again as process \d+$")
@@ -45,6 +50,36 @@ def test_the_demo_has_a_page_and_survives_the_kill_of_a_slot() -> None:
     (told,) = [each for each in map(_STARTED_AGAIN.match, said) if each]
     assert any(f"process {told[1]} of slot 0 died of SIGKILL" in each.reason for each in result.status.recoveries)
     assert re.fullmatch(r"written: 6,000 orders in \d+ windows, of which 0 are there twice", said[-1])
+
+
+@pytest.mark.slow
+def test_the_demo_goes_on_with_a_coordinator_that_does_not_know_the_job_yet(tmp_path: Path) -> None:
+    """As one that was killed and started again before it got the job from its supervisor."""
+    job, _ = demo_module._prepared(str(tmp_path), 2_000, 2_000)
+    job.prove(open_store(demo_module._checkpoints(str(tmp_path))))
+    with (
+        EmbeddedCoordinator(demo_module._checkpoints(str(tmp_path))) as coordinator,
+        demo_module._Slots() as slots,
+        demo_module._Signals() as signals,
+    ):
+        coordinator.wait_ready()
+        threading.Thread(target=start_slots_of, args=(coordinator, job.spec, slots, str(tmp_path)), daemon=True).start()
+        status = demo_module._follow(coordinator, job.spec, slots, signals, lambda line: None)
+    assert status.outcome == "finished"
+
+
+def start_slots_of(coordinator: EmbeddedCoordinator, spec: JobSpec, slots: Any, folder: str) -> None:
+    """As soon as the coordinator knows the job."""
+    while not coordinator._specs:
+        time.sleep(0.02)
+    reply = coordinator.submit(spec)
+    address = (reply.control_host, reply.control_port)
+    slots.start(
+        [
+            demo_module._SlotOrder(slot, 0, spec.run_id, reply.secret, address, folder, 2_000, 2_000)
+            for slot in range(demo_module._SLOTS)
+        ]
+    )
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from barrier_runtime.coordinator.page import checkpoint_chart, graph_chart, job_
 from barrier_runtime.coordinator.page.checkpoint_chart import phases_of, strip, subtasks
 from barrier_runtime.coordinator.page.figures import ABSENT
 from barrier_runtime.coordinator.page.job_view import events, live, rows_per_s
-from barrier_runtime.coordinator.page.masking import masked
+from barrier_runtime.coordinator.page.masking import masked, masked_text
 from barrier_runtime.coordinator.page.render import (
     CommandLine,
     JobFacts,
@@ -313,6 +313,34 @@ SECRETS = (
     "AKIAHUNTER2SECRETAAA",
     "-----BEGIN RSA PRIVATE KEY-----\nhunter2secret\n-----END RSA PRIVATE KEY-----",
     "deadbeef" * 8,
+    "DefaultEndpointsProtocol=https;AccountName=ann;AccountKey=hunter2secret/x+y==;EndpointSuffix=core.windows.net",
+    "Endpoint=sb://x.servicebus.windows.net/;SharedAccessKeyName=all;SharedAccessKey=hunter2secret=",
+    "exit code 1: loader --password hunter2secret --host db",
+    "exit code 1: loader --api-key=hunter2secret",
+    "exit code 1: loader --secret 'hunter2secret with blanks'",
+    "curl -u ann:hunter2secret http://host/x",
+    "https://ann.blob.core.windows.net/c/x?sv=2024-01-01&sp=r&sig=hunter2secret%3D",
+    "https://b.s3.amazonaws.com/x?X-Amz-Credential=hunter2secret&X-Amz-Signature=hunter2secret",
+    "postgresql://ann:p@hunter2secret@db/x",
+    "mysql://ann:hunter2secret/more@db:3306/x",
+    "ann:hunter2secret@tcp(db:3306)/x",
+    "Authorization: AWS4-HMAC-SHA256 Credential=x/y, SignedHeaders=host, Signature=hunter2secret",
+    "{'Authorization': 'Token hunter2secret'}",
+    "Cookie: session=hunter2secret; other=hunter2secret",
+    "env: PGPASSWORD=hunter2secret LANG=C",
+    "env: DB_PASS=hunter2secret",
+    "env: REDISCLI_AUTH=hunter2secret",
+    "env: AWS_SECRET_ACCESS_KEY=hunter2secret/x+y",
+    "aws configure set aws_secret_access_key hunter2secret/x+yhunter2",
+    "{'password': b'hunter2secret'}",
+    '{"password": "hunter\\"2hunter2secret"}',
+    '"{\\"password\\": \\"hunter2secret\\"}"',
+    "[('sasl.password', 'hunter2secret')]",
+    "<password>hunter2secret</password>",
+    "ALTER USER ann IDENTIFIED BY 'hunter2secret'",
+    "CREATE ROLE ann PASSWORD 'hunter2secret'",
+    'sasl.jaas.config=org.apache.kafka.PlainLoginModule required username="ann" password="hunter2secret";',
+    "ghp_hunter2secrethunter2secret",
 )
 
 
@@ -334,7 +362,11 @@ def test_a_report_masks_what_looks_like_a_secret(secret):
 
 
 def test_masking_leaves_what_is_no_secret():
-    text = "checkpoint 12 of /data/x at http://host:80/a?b=c: KeyError: 'price' in slot 1"
+    text = (
+        "checkpoint 12 of /data/x at http://host:80/a?b=c: KeyError: 'price' in slot 1; key: ('ann', 3); author: bob; "
+        "barrier-runtime status job --token-file daemon.token; at 12:30 compass=4"
+    )
+    assert masked_text(text) == text
     html = render.report(JobFacts(status(error=text), NOW_MS, {}))
     assert "checkpoint 12 of /data/x at http://host:80/a?b=c: KeyError: &#39;price&#39; in slot 1" in html
 

@@ -241,6 +241,18 @@ def test_a_commit_that_keeps_failing_is_named_with_its_sink_attempts_and_error()
     )
 
 
+def test_a_commit_that_fails_for_newer_checkpoints_is_one_trouble():
+    """As that of a global committer, which goes on to the newest checkpoint while none is committed."""
+    looks = [
+        (now, facts(completed=now // 500, failing=(FailingCommit("out/-1", now // 500, 1, "down", since_ms=7),)))
+        for now in range(0, 5_001, 500)
+    ]
+    assert states(*looks) == ["RUNNING"] * 2 + ["WAITING_SINK"] * 9
+    commits = (5_100, facts(completed=11))
+    fails_again = facts(completed=12, failing=(FailingCommit("out/-1", 12, 1, "down", since_ms=5_200),))
+    assert states(*looks, commits, (5_200, fails_again))[-2:] == ["RUNNING", "RUNNING"]
+
+
 def test_a_sink_that_commits_nothing_is_overdue_although_checkpoints_complete():
     looks = [(now, facts(completed=7 + now // 1_000, behind=(("out/0", 6),))) for now in range(0, TIMEOUT + 1, 1_000)]
     conditions = seen(*looks)
