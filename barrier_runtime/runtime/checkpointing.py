@@ -64,7 +64,7 @@ class Checkpointing:
         def failed(run: SnapshotRun, error: BaseException) -> None:
             if self._cancelled or run.cancelled:
                 return
-            if must_be_mended(error):
+            if isinstance(error, Exception) and must_be_mended(error):
                 self._fail(subtask.id, getattr(error, "operator", ""), error)
             else:
                 away = isinstance(error, Unavailable)
