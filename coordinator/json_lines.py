@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from barrier_runtime.coordinator.page.masking import masked_text
+from barrier_runtime.state.masked_text import masked_text
 
 FIELDS = (
     "job",

@@ -1,7 +1,7 @@
 """`barrier-runtime report`: a job's page as one file, from its coordinator, or of an ended job from its checkpoints.
 
 The file is written whole or not at all, under a temporary name first. It holds no script and asks for nothing; what
-looks like a secret is masked (`coordinator/page/masking`).
+looks like a secret is masked (`state/masked_text`).
 """
 
 import os

@@ -54,7 +54,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("kv",),
         ("keys",),
         ("store",),
-        ("ids", "outside_errors", "versioned", "file_links", "threads", "time_slice", "scratch"),
+        ("ids", "masked_text", "outside_errors", "versioned", "file_links", "threads", "time_slice", "scratch"),
         ("errors",),
     ),
 }

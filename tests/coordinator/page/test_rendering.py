@@ -15,7 +15,7 @@ from barrier_runtime.coordinator.page import checkpoint_chart, graph_chart, job_
 from barrier_runtime.coordinator.page.checkpoint_chart import phases_of, strip, subtasks
 from barrier_runtime.coordinator.page.figures import ABSENT
 from barrier_runtime.coordinator.page.job_view import events, live, rows_per_s
-from barrier_runtime.coordinator.page.masking import masked, masked_text
+from barrier_runtime.coordinator.page.masking import masked
 from barrier_runtime.coordinator.page.render import (
     CommandLine,
     JobFacts,
@@ -38,6 +38,7 @@ from barrier_runtime.coordinator.status.status import (
 from barrier_runtime.coordinator.status.transactions import of_sinks
 from barrier_runtime.coordinator.status.why.reason import Reason
 from barrier_runtime.coordinator.wire.messages import Ack, SubtaskId
+from barrier_runtime.state.masked_text import masked_text
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
 REASON = Reason("store", "Checkpoint 120 failed: the disk is full.", ("df says 100 %",), "free some")

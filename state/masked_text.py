@@ -1,0 +1,52 @@
+"""Masks what looks like a secret in texts of reports and logs: errors of libraries, rows in tracebacks. Pure.
+
+The runtime writes no secret into a status or a log by itself; what users' code and libraries raise may hold some. What
+looks like a secret is replaced whole; a text that only resembles a secret is lost to the reader, which is the lesser
+harm.
+"""
+
+import re
+
+MASK = "******"
+_NAMED = (
+    r"(?:[\w.-]{0,60}(?:password|passwd|passphrase|passcode|pwd|secret|token|credential|signature|cookie|jaas|"
+    r"(?:api|access|account|private|shared|storage|signing|encryption|master|license|ssh)[_-]?key|"
+    r"connection[_-]?string|(?<![a-z])pass(?![a-z])|(?<![a-z])auth(?![a-z])|(?<![a-z])sig(?![a-z]))[\w.-]{0,60})"
+)
+_QUOTED = r"""(?:[bruf]{0,2}(?:"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|\\+"[^"\n]*"|\\+'[^'\n]*')"""
+_PATTERNS = (
+    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL), MASK),
+    # user:password@host of a URL, also where the password has a slash or an @; then without a scheme
+    (re.compile(r"(?<=://)(?:[^/\s'\"<>]+|[^/\s'\"<>@:]+:[^\s'\"<>]+)@"), f"{MASK}@"),
+    (re.compile(r"(?<![\w/.:-])([\w.+-]+):[^\s:/@'\"<>(){}\[\]]+@(?=[\w(\[])"), rf"\1:{MASK}@"),
+    # Headers: all of the value. An `Authorization` may have several words, and more than one parameter.
+    (
+        re.compile(r"(?i)\b((?:proxy-)?authorization|(?:set-)?cookie)(\\*['\"]?\s*[=:]\s*\\*['\"]?)[^'\"\n\\]+"),
+        rf"\1\2{MASK}",
+    ),
+    # password=…, "secret_key": "…", token: …, ("password", "…"), <password>…</password>
+    (
+        re.compile(rf"(?i)(?<![\w.-])({_NAMED})(\\*['\"]?\s*(?:=>|[=:])\s*)({_QUOTED}|[^\s,;&'\"<>)\]}}]+)"),
+        rf"\1\2{MASK}",
+    ),
+    (re.compile(rf"(?i)(['\"]{_NAMED}['\"]\s*,\s*){_QUOTED}"), rf"\1{MASK}"),
+    (re.compile(rf"(?i)(<{_NAMED}>)[^<\n]+"), rf"\1{MASK}"),
+    # --password …, -u user:…, of a command line (a file's name is no secret); IDENTIFIED BY '…' of SQL
+    (re.compile(rf"(?i)(?<!\S)(--?(?!\S*-file\b){_NAMED})(\s+)({_QUOTED}|[^\s'\"]+)"), rf"\1\2{MASK}"),
+    (re.compile(r"(?<!\S)(-u|--user)(\s+|=)[^\s:'\"]+:[^\s'\"]+"), rf"\1\2{MASK}"),
+    (re.compile(rf"(?i)\b(password|identified\s+(?:with\s+\w+\s+)?by)(\s+){_QUOTED}"), rf"\1\2{MASK}"),
+    (re.compile(r"(?i)\b(\w*secret_?access_?key)(\s+)[\w/+=]{16,}"), rf"\1\2{MASK}"),
+    (re.compile(r"(?i)\b(bearer|basic|sharedkey)\s+[\w.~+/=:-]{8,}"), rf"\1 {MASK}"),
+    # Known by their form: of AWS, GitHub, GitLab, Slack, Google, Stripe and others; a JSON web token
+    (re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"), MASK),
+    (re.compile(r"\b(?:gh[pousr]_|github_pat_|glpat-|xox[abeprs]-|AIza|ya29\.|[sr]k_live_|sk-)[\w.-]{16,}"), MASK),
+    (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*"), MASK),
+    (re.compile(r"\b[0-9a-fA-F]{64,}\b"), MASK),  # a token of ours, or a digest that nobody needs
+)
+
+
+def masked_text(text: str) -> str:
+    """`text` without what looks like a secret. The only place that knows what secrets look like."""
+    for pattern, instead in _PATTERNS:
+        text = pattern.sub(instead, text)
+    return text
