@@ -15,6 +15,7 @@ from barrier_runtime.connectors.files.source.listing import ANY_NAME
 from barrier_runtime.connectors.files.source.parquet import ParquetSource
 from barrier_runtime.connectors.files.source.plain_text import TextSource
 from barrier_runtime.connectors.kafka.source.debezium import Absent, Debezium
+from barrier_runtime.connectors.kafka.source.debezium_values import UNAVAILABLE
 from barrier_runtime.connectors.kafka.source.decoders import FormatName
 from barrier_runtime.connectors.kafka.source.source import Config as KafkaConfig
 from barrier_runtime.connectors.kafka.source.source import KafkaSource, Start
@@ -330,6 +331,7 @@ class Readers:
         discover: datetime.timedelta | None = datetime.timedelta(minutes=1),
         debezium: Debezium | None = None,
         absent: Absent = "fail",
+        unavailable_value_placeholder: str = UNAVAILABLE,
         config: KafkaConfig | None = None,
         event_time: str | None = None,
         max_out_of_orderness: datetime.timedelta = _NO_DELAY,
@@ -360,6 +362,7 @@ class Readers:
                 discover=discover,
                 debezium=debezium,
                 absent=absent,
+                unavailable_value_placeholder=unavailable_value_placeholder,
                 config=config,
             ),
             event_time=event_time,

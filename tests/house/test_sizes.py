@@ -32,7 +32,7 @@ WIDE_CALLS = {
     "barrier_runtime/api/lookup_steps.py:lookup": (14, _USERS),
     "barrier_runtime/api/readers.py:read_binary": (10, _USERS),
     "barrier_runtime/api/readers.py:read_csv": (12, _USERS),
-    "barrier_runtime/api/readers.py:read_kafka": (20, _USERS),
+    "barrier_runtime/api/readers.py:read_kafka": (21, _USERS),
     "barrier_runtime/api/readers.py:read_postgres_changes": (13, _USERS),
     "barrier_runtime/api/readers.py:read_rabbitmq": (14, _USERS),
     "barrier_runtime/api/steps.py:_stateful": (12, "the parts of one node of the plan"),

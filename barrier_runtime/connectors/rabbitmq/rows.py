@@ -69,9 +69,8 @@ def columns_of(
     names = [*([BODY] if json is None else json.names), *metadata]
     for name in names:
         if names.count(name) > 1:
-            raise InvalidJob(
-                f"{where}: there are two columns {name!r}: rename it in the body, or leave it out of metadata="
-            )
+            remedy = "or pass no deduplicate=" if id_needed and name == MESSAGE_ID else "or leave it out of metadata="
+            raise InvalidJob(f"{where}: there are two columns {name!r}: rename it in the body, {remedy}")
     return Columns(json, tuple(metadata), message_id, id_needed)
 
 

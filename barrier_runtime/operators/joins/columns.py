@@ -46,11 +46,9 @@ class JoinColumns:
         clashing = {field.name for field in self._rest[0]} & {field.name for field in self._rest[1]}
         clashing |= taken & {field.name for field in (*self._rest[0], *self._rest[1])}
         fields = [*keys, *added]
-        self._names: list[dict[str, str]] = []  # of each side: its column -> what that is called here
-        for one, ending in zip(self._rest, suffix, strict=True):
-            named = {field.name: field.name + ending if field.name in clashing else field.name for field in one}
+        self._names = self._named(clashing, suffix)  # of each side: its column -> what that is called here
+        for one, named in zip(self._rest, self._names, strict=True):
             fields += [field.with_name(named[field.name]) for field in one]
-            self._names.append(named)
         self.schema = pa.schema([pa.field(field.name, field.type) for field in fields])
         for key in {field.name for field in keys} & {field.name for field in added}:
             raise InvalidJob(
@@ -59,10 +57,23 @@ class JoinColumns:
             )
         twice = sorted({name for name in self.schema.names if self.schema.names.count(name) > 1})
         if twice:
+            firm = [field.name for field in (*keys, *added)]
+            others = (("", "_right"), ("_left", "_right"), ("_1", "_2"), ("_of_left", "_of_right"))
+            good = (pair for pair in others if _differ([*firm, *self._all(self._named(clashing, pair))]))
+            endings = next((f"suffix={pair!r}".replace("'", '"') for pair in good), "two other endings in suffix=")
             raise InvalidJob(
-                f"{where}: column {twice[0]!r} would be there twice: give suffix= two endings that make the names "
-                'differ, as in suffix=("", "_right"), or select() it away on one side'
+                f"{where}: column {twice[0]!r} would be there twice: give {endings}, or select() it away on one side"
             )
+
+    def _named(self, clashing: set[str], suffix: tuple[str, str]) -> list[dict[str, str]]:
+        return [
+            {field.name: field.name + ending if field.name in clashing else field.name for field in one}
+            for one, ending in zip(self._rest, suffix, strict=True)
+        ]
+
+    @staticmethod
+    def _all(names: list[dict[str, str]]) -> list[str]:
+        return [name for side in names for name in side.values()]
 
     def left_name(self, column: str) -> str:
         """What a column of the left rows is called here."""
@@ -85,3 +96,7 @@ class JoinColumns:
             else:
                 arrays += [rows.column(field.name) for field in fields]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def _differ(names: Sequence[str]) -> bool:
+    return len(set(names)) == len(names)

@@ -69,7 +69,7 @@ class ConnectType(msgspec.Struct):
     values: "ConnectType | None" = None
 
 
-class Unavailable:
+class Placeholder:
     """Tells a value from the placeholder that stands for a large value which is not in the event. `placeholder`: as the
     connector has it in `unavailable.value.placeholder`, also with `hex:`."""
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 import pyarrow as pa
 
 from barrier_runtime.connectors.kafka.source.debezium import Absent, Debezium, DebeziumRows, debezium_schema
+from barrier_runtime.connectors.kafka.source.debezium_values import UNAVAILABLE, Placeholder
 from barrier_runtime.connectors.source_bases.payloads import (
     Decoder,
     JsonPayloads,
@@ -30,7 +31,8 @@ _CUT = 300  # characters of a reason that is not ours
 @dataclass(frozen=True)
 class PayloadFormat:
     """How a key or value is written, and the columns it becomes. `part`: "key" or "value". `debezium`: of events, the
-    form of the rows; `table`: its columns; `absent`: what one that an event does not have is taken for."""
+    form of the rows; `table`: its columns; `absent`: what one that an event does not have is taken for; `placeholder`:
+    what the connector writes for a large value that is not in the event."""
 
     part: str
     format_name: FormatName
@@ -38,6 +40,7 @@ class PayloadFormat:
     debezium: Debezium | None = None
     table: pa.Schema | None = None
     absent: Absent = "fail"
+    placeholder: str = UNAVAILABLE
 
 
 def format_of(
@@ -47,6 +50,7 @@ def format_of(
     where: str,
     debezium: Debezium | None = None,
     absent: Absent = "fail",
+    placeholder: str = UNAVAILABLE,
 ) -> PayloadFormat:
     """Checks what can be seen without data. Raises `InvalidJob`."""
     if debezium is not None:
@@ -55,8 +59,11 @@ def format_of(
                 f'{where}: debezium={debezium!r} takes value="json" or a deserialiser, and schema= with the columns of '
                 "the table"
             )
+        _check_placeholder(placeholder, where)
         rows = debezium_schema(debezium, schema, absent, where)
-        return PayloadFormat(part, format_name, rows, debezium, schema, absent)
+        return PayloadFormat(part, format_name, rows, debezium, schema, absent, placeholder)
+    if placeholder != UNAVAILABLE:
+        raise InvalidJob(f"{where}: unavailable_value_placeholder={placeholder!r} goes with debezium=: leave it out")
     if absent != "fail":
         raise InvalidJob(
             f"{where}: absent={absent!r} goes with debezium=: leave it out, absent columns of JSON are null"
@@ -79,11 +86,29 @@ def format_of(
     return PayloadFormat(part, format_name, schema)
 
 
+def _check_placeholder(placeholder: str, where: str) -> None:
+    try:
+        Placeholder(placeholder)
+    except ValueError as error:
+        raise InvalidJob(
+            f"{where}: unavailable_value_placeholder={placeholder!r} is not read ({error}): give the connector's "
+            "unavailable.value.placeholder, a text or hex: and hexadecimal digits"
+        ) from error
+    if placeholder in ("", "hex:"):
+        raise InvalidJob(
+            f"{where}: unavailable_value_placeholder={placeholder!r} cannot be told from an empty text: set another "
+            "unavailable.value.placeholder of the connector, and give it here"
+        )
+
+
 def make_decoder(format: PayloadFormat, where: str) -> Decoder:
     if format.debezium is not None:
         assert format.table is not None
         deserialise = _Client(format, where).value_of if callable(format.format_name) else None
-        return DebeziumRows(format.debezium, format.table, format.absent, deserialise, f"{where}, {format.part}")
+        return DebeziumRows(
+            *(format.debezium, format.table, format.absent, format.placeholder, deserialise),
+            f"{where}, {format.part}",
+        )
     if format.format_name == "bytes" or format.format_name == "string":
         return PlainPayloads(format.schema)
     if format.format_name == "json":

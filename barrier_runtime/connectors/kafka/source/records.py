@@ -73,14 +73,26 @@ def record_columns(
             raise InvalidJob(f"{where}: metadata= has {name!r}: choose from {', '.join(METADATA)}")
     columns = RecordColumns(key, value, named, "dead_letter" if bad == "dead_letter" else "fail")
     names = columns.whole_schema.names
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise InvalidJob(
-            f"{where}: there would be two columns {repeated[0]!r}: name the metadata wanted, as in "
-            f'metadata={{"timestamp": "kafka_timestamp", "offset": "offset"}}, leave it out with metadata=(), or pass '
-            "key=None"
-        )
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise InvalidJob(f"{where}: there would be two columns {repeated!r}: {_remedies(columns, repeated)}")
     return columns
+
+
+def _remedies(columns: RecordColumns, repeated: str) -> str:
+    """Remedies of the places that give the column. A field of the value or of the key keeps its name."""
+    remedies = []
+    for name, column in columns.metadata.items():
+        if column == repeated:
+            remedies += [
+                f'rename the metadata by metadata={{"{name}": "kafka_{name}"}}',
+                f"leave {name!r} out of metadata=",
+            ]
+    if columns.key is not None and repeated in columns.key.schema.names:
+        remedies.append("pass key=None")
+    if columns.bad_records == "dead_letter" and repeated in (ERROR, *DEAD_LETTER.values()):
+        remedies.append('pass bad_records="fail", as dead letters need that name')
+    return ", or ".join(remedies)
 
 
 @dataclass(frozen=True)

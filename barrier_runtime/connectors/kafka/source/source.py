@@ -21,6 +21,7 @@ from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.discovery import ListingThread
 from barrier_runtime.connectors.kafka.source.client import EARLIEST, LATEST, Cluster, KafkaClient, Partition, Settings
 from barrier_runtime.connectors.kafka.source.debezium import Absent, Debezium
+from barrier_runtime.connectors.kafka.source.debezium_values import UNAVAILABLE
 from barrier_runtime.connectors.kafka.source.decoders import FormatName, format_of
 from barrier_runtime.connectors.kafka.source.fetcher_pool import FetcherPool
 from barrier_runtime.connectors.kafka.source.position import POSITION, SPLIT, KafkaSplit, owner, split_id, where_of
@@ -94,7 +95,7 @@ class KafkaSource:
     `debezium`: the values are Debezium's change events (JSON, or what a deserialiser gives), and `schema` has the
     columns of the table. "changes": `op`, `changed_at`, `lsn`, `xid`, `before`, `after`, `unchanged`; "upsert": the
     columns, `deleted` and `changed_at` (docs/changes.md). An event without one of the columns is a bad record, or with
-    `absent="null"` the column is null.
+    `absent="null"` the column is null. `unavailable_value_placeholder`: as the connector has it, if that was set.
 
     A record that cannot be decoded ends the job with its place, or with `bad_records="dead_letter"` it goes to a stream
     of its own: such a source is used with `source_with_dead_letters`. A schema registry that does not answer is waited
@@ -123,6 +124,7 @@ class KafkaSource:
     discover: datetime.timedelta | None = datetime.timedelta(minutes=1)
     debezium: Debezium | None = None
     absent: Absent = "fail"
+    unavailable_value_placeholder: str = UNAVAILABLE
     config: Config | None = field(default=None, repr=False)  # it may hold secrets
 
     def named(self, name: str) -> "KafkaTopics":
@@ -131,7 +133,9 @@ class KafkaSource:
         schema = as_schema(self.schema, where) if self.schema is not None else None
         key_schema = as_schema(self.key_schema, where, "key_schema") if self.key_schema is not None else None
         key = format_of("key", self.key, key_schema, where) if self.key is not None else None
-        value = format_of("value", self.value, schema, where, self.debezium, self.absent)
+        value = format_of(
+            "value", self.value, schema, where, self.debezium, self.absent, self.unavailable_value_placeholder
+        )
         return KafkaTopics(
             name,
             self.bootstrap_servers,

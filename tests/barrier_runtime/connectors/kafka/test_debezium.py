@@ -138,7 +138,7 @@ def test_large_values_that_are_not_in_the_event_are_named() -> None:
         (event("t", None, None), "no upsert can say op 't'"),
         (event("c", None, {"price": "abc="}), "decimal.handling.mode=string"),
         (event("c", None, {"id": "x"}), ""),
-        (event("c", None, {"id": True}), "True for a column of int64"),
+        (event("c", None, {"id": True}), "column 'id' is int64, but there is True"),
         ({"schema": SCHEMA, "payload": event("c", None, {"id": 1, "at": "yesterday"})}, ""),
     ],
 )

@@ -313,7 +313,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
         with pytest.raises(InvalidJob, match=text):
             format_of("value", format_name, schema, WHERE)
     value = format_of("value", "json", schema_of(offset=pa.int64()), WHERE)
-    with pytest.raises(InvalidJob, match="two columns 'offset': name the metadata"):
+    with pytest.raises(InvalidJob, match="two columns 'offset': rename the metadata by"):
         record_columns(None, value, ("offset",), "fail", WHERE)
     with pytest.raises(InvalidJob, match="metadata= has 'headerz'"):
         record_columns(None, value, ("headerz",), "fail", WHERE)

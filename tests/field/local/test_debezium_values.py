@@ -1,0 +1,172 @@
+"""Change events as Debezium's connectors write them: placeholders, numbers, times and types that change."""
+
+import base64
+import datetime
+import decimal
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from barrier_runtime.connectors.kafka.source.decoders import format_of, make_decoder
+from barrier_runtime.connectors.source_bases.payloads import decoded
+from barrier_runtime.data.declared_types import declared_type
+
+WHERE = "source 'changes'"
+MARK = "__debezium_unavailable_value"
+MARK_BASE64 = base64.b64encode(MARK.encode()).decode()
+TIME, KAFKA = "io.debezium.time.", "org.apache.kafka.connect.data."
+LONG = b'{"op":"c","after":{"v":12345678901234567.89}}'
+SCALED = {"type": "bytes", "name": f"{KAFKA}Decimal", "parameters": {"scale": "2"}}
+WHOLE = {"type": "bytes", "name": f"{KAFKA}Decimal", "parameters": {"scale": "0"}}
+VARIABLE = {"type": "struct", "name": "io.debezium.data.VariableScaleDecimal"}
+
+
+def read(value: Any, kind: Any, told: dict[str, Any] | None = None, **options: Any) -> Any:
+    """The value of the column `v` behind the decoder; the error's text of a refused one; "unchanged"."""
+    event: Any = {"op": "u", "before": None, "after": {"id": 1, "v": value}, "source": {"ts_ms": 5}}
+    if told is not None:
+        fields = [{"field": "id", "type": "int64"}, {"field": "v", **told}]
+        event = {"schema": {"fields": [{"field": "after", "fields": fields}]}, "payload": event}
+    schema = pa.schema([("id", pa.int64()), ("v", declared_type(kind, "v", WHERE))])
+    decoder = make_decoder(format_of("value", "json", schema, WHERE, "changes", "null", **options), WHERE)
+    text = json.dumps(event).encode() if not isinstance(value, bytes) else value
+    columns, bad = decoded(decoder, [text], [None])
+    if bad:
+        return bad[0]
+    row = dict(zip(decoder.schema.names, (column[0].as_py() for column in columns), strict=True))
+    return "unchanged" if row["unchanged"] == ["v"] and row["after"]["v"] is None else row["after"]["v"]
+
+
+# Source: our own trial
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (MARK, str),
+        (MARK_BASE64, bytes),
+        (MARK.encode().hex(), str),
+        ([MARK], "list<string>"),
+        ([[MARK]], "list<list<string>>"),
+        ([MARK_BASE64], "list<binary>"),
+        (list(MARK.encode()), "list<int32>"),
+        ([float(each) for each in MARK.encode()], "list<double>"),
+        ({MARK: MARK}, "map<string, string>"),
+        (json.dumps({MARK: MARK}, separators=(",", ":")), str),
+        ({"wkb": MARK_BASE64, "srid": 4326}, "struct<wkb: binary, srid: int32>"),
+        (["a11e2b4e-0d5f-3b1e-9a4e-000000000000", MARK], "list<string>"),
+    ],
+)
+def test_the_placeholder_of_a_large_value_is_known_at_every_level(value: Any, kind: Any) -> None:
+    assert read(value, kind) == "unchanged"
+
+
+# Source: our own trial
+def test_a_configured_placeholder_is_known_and_the_default_is_a_value_then() -> None:
+    assert read("n/a", str, placeholder="n/a") == "unchanged"
+    assert read(["n/a"], "list<string>", placeholder="n/a") == "unchanged"
+    assert read(MARK, str, placeholder="n/a") == MARK
+    assert read("\x00\x01", str, placeholder="hex:0001") == "unchanged"
+    assert read("a text about __debezium_unavailable_value", str) == "a text about __debezium_unavailable_value"
+
+
+# Source: our own trial
+@pytest.mark.parametrize(
+    ("value", "kind", "told", "result"),
+    [
+        (19.99, int, None, "refused"),
+        (19.0, int, None, 19),
+        (19, int, {"type": "int32"}, 19),
+        (2**63, int, None, "refused"),
+        (9007199254740993.5, "int32", None, "refused"),
+        ("19", int, {"type": "string"}, "refused"),
+        ("B88=", int, SCALED, "refused"),  # 19.99
+        ("BzA=", int, SCALED, "refused"),  # 18.40
+        ("Ew==", int, WHOLE, 19),
+        (19.99, "decimal(10, 2)", None, decimal.Decimal("19.99")),
+        (19.999, "decimal(10, 2)", None, "refused"),
+        ("19.99", "decimal(10, 2)", {"type": "string"}, decimal.Decimal("19.99")),
+        ("1_9", "decimal(10, 2)", None, "refused"),
+        ("NaN", "decimal(10, 2)", None, "refused"),
+        (LONG, "decimal(20, 2)", None, decimal.Decimal("12345678901234567.89")),
+        (b'{"op":"c","after":{"v":9007199254740993.0}}', int, None, 9007199254740993),
+        (b'{"op":"c","after":{"v":1e400}}', float, None, "refused"),
+        ({"scale": 1, "value": "AMU="}, "decimal(10, 2)", VARIABLE, decimal.Decimal("19.7")),
+        ("NaN", float, {"type": "double"}, "nan"),
+        ("-Infinity", float, {"type": "double"}, float("-inf")),
+        (1e300, "float32", None, "refused"),
+        ("B88=", float, SCALED, "refused"),
+        ("B88=", str, SCALED, "refused"),
+        ("B88=", str, {"type": "bytes"}, "refused"),
+        (5, str, {"type": "int32"}, "refused"),
+        (1, bool, {"type": "int16"}, "refused"),
+        ("AP8=", bytes, {"type": "bytes"}, b"\x00\xff"),
+        ("00ff", bytes, {"type": "string"}, "refused"),
+        ("AP8=", "fixed_size_binary[3]", {"type": "bytes"}, "refused"),
+        (["B88="], "list<decimal(10, 2)>", {"type": "array", "items": SCALED}, [decimal.Decimal("19.99")]),
+        ({"a": 1.5}, "map<string, int>", None, "refused"),
+    ],
+)  # fmt: skip
+def test_a_number_or_bytes_are_kept_or_refused(value: Any, kind: Any, told: Any, result: Any) -> None:
+    _check(read(value, kind, told), result)
+
+
+def _check(found: Any, result: Any) -> None:
+    if result == "refused":
+        assert isinstance(found, str)
+        assert "'v'" in found, f"{found!r} does not name the column"
+    else:
+        assert (str(found) if result == "nan" else found) == result
+
+
+DAY, NOON = datetime.date(2024, 1, 1), datetime.datetime(2024, 1, 1, 12)
+
+
+# Source: our own trial
+@pytest.mark.parametrize(
+    ("value", "kind", "name", "result"),
+    [
+        (19723, "date32", f"{TIME}Date", DAY),
+        (19723, "date32", f"{KAFKA}Date", DAY),
+        (19723, "date32", "", DAY),
+        ("2024-01-01Z", "date32", f"{TIME}IsoDate", DAY),
+        (1704110400000, "date32", f"{TIME}Timestamp", "refused"),
+        (19723, int, f"{TIME}Date", "refused"),
+        (1704110400000, "timestamp[us]", f"{TIME}Timestamp", NOON),
+        (1704110400000, "timestamp[us]", f"{KAFKA}Timestamp", NOON),
+        (1704110400000000, "timestamp[ms]", f"{TIME}MicroTimestamp", NOON),
+        (1704110400000001, "timestamp[ms]", f"{TIME}MicroTimestamp", "refused"),
+        (1704110400000000000, "timestamp[us]", f"{TIME}NanoTimestamp", NOON),
+        (1704110400000000001, "timestamp[us]", f"{TIME}NanoTimestamp", "refused"),
+        (1704110400000000, int, f"{TIME}MicroTimestamp", "refused"),
+        (1704110400000, "timestamp[us]", "int64", "refused"),
+        (1704110400000000, "timestamp[us]", "", NOON),
+        (253402300800000000, "timestamp[ns]", f"{TIME}MicroTimestamp", "refused"),
+        (True, "timestamp[us]", "", "refused"),
+        (1.5, "timestamp[us]", "", "refused"),
+        ("2024-01-01T12:00:00Z", "timestamp[us]", f"{TIME}ZonedTimestamp", NOON),
+        ("2024-01-01T14:00:00.0000000+02:00", "timestamp[us]", "", NOON),
+        ("2024-02-29T23:59:59.9999999Z", "timestamp[us]", "", "refused"),
+        ("2024-02-29T23:59:59.999999999Z", "timestamp[us]", f"{TIME}ZonedTimestamp", "refused"),
+        ("2024-01-01T12:00:00.000000001Z", "timestamp[ns]", "", 1704110400000000001),
+        (43200000, "time64[us]", f"{TIME}Time", NOON.time()),
+        (43200000, "time64[us]", f"{KAFKA}Time", NOON.time()),
+        (43200000000, "time64[us]", f"{TIME}MicroTime", NOON.time()),
+        (43200000000000, "time64[us]", f"{TIME}NanoTime", NOON.time()),
+        (43200000000001, "time64[us]", f"{TIME}NanoTime", "refused"),
+        (86400000000, "time64[us]", f"{TIME}MicroTime", "refused"),
+        ("12:00:00.0000000Z", "time64[us]", f"{TIME}ZonedTime", NOON.time()),
+        ("12:00:00.1234567", "time64[us]", "", "refused"),
+        ("12:00:00+02:00", "time64[us]", f"{TIME}ZonedTime", "refused"),
+        (90000000, "duration[ms]", f"{TIME}MicroDuration", datetime.timedelta(seconds=90)),
+        ("P0Y0M1DT0H0M1.5S", "duration[us]", f"{TIME}Interval", datetime.timedelta(days=1, seconds=1.5)),
+        ("P1Y0M1DT0H0M0S", "duration[us]", f"{TIME}Interval", "refused"),
+        ([19723], "list<date32>", "", [DAY]),
+    ],
+)
+def test_a_time_is_kept_or_refused(value: Any, kind: Any, name: str, result: Any) -> None:
+    told = {"type": "string" if isinstance(value, str) else "int64"} if name else None
+    if told and name.count("."):
+        told["name"] = name
+    found = read(value, kind, told)
+    _check(found.value if hasattr(found, "value") else found, result)
