@@ -37,7 +37,6 @@ PROSE = {  # tables that no code holds as data
     "barrier_runtime/connectors/clickhouse/columns.py": "types: tests/ends/test_clickhouse.py",
     "barrier_runtime/connectors/clickhouse/fence.py": "cases: tests/ends/test_clickhouse.py",
     "barrier_runtime/connectors/kinesis/fetcher.py": "moves: tests/barrier_runtime/connectors/kinesis",
-    "barrier_runtime/connectors/kafka/source/debezium.py": "types: tests/barrier_runtime/connectors/kafka",
     "barrier_runtime/connectors/postgres/changes/position.py": "cases: tests/ends/test_postgres_changes.py",
     "barrier_runtime/connectors/postgres/changes/server.py": "cases: test_postgres_changes_pure.py",
     "barrier_runtime/connectors/postgres/changes/snapshot.py": "crash points: tests/ends/test_postgres_changes.py",
