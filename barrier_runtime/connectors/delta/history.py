@@ -14,6 +14,7 @@ from urllib.parse import unquote
 import msgspec
 import pyarrow as pa
 
+from barrier_runtime.connectors.parquet_format import read_options
 from barrier_runtime.connectors.delta.table import brief, load_deltalake, storage_options
 from barrier_runtime.data.schemas import fit
 from barrier_runtime.state.errors import InvalidJob, Unavailable
@@ -148,7 +149,7 @@ class DeltaHistory:
 
     def _dataset(self, version: int, table: Any = None) -> Any:
         try:
-            return (table or self._at(version)).to_pyarrow_dataset()
+            return (table or self._at(version)).to_pyarrow_dataset(parquet_read_options=read_options())
         except Exception as error:
             if "deletionVectors" in str(error):
                 raise InvalidJob(

@@ -17,6 +17,7 @@ from barrier_runtime.connectors.files.source.listing import FoundFile, open_file
 from barrier_runtime.connectors.files.source.reader import ROWS_PER_CHUNK, FilePosition, FileReader
 from barrier_runtime.connectors.files.source.remote import is_remote
 from barrier_runtime.connectors.files.source.source import FileSource
+from barrier_runtime.connectors.parquet_format import Int96Columns, int96_columns, open_parquet
 from barrier_runtime.data import plain_rows
 from barrier_runtime.data.schemas import fit
 from barrier_runtime.state.errors import InvalidJob, Unavailable
@@ -81,6 +82,7 @@ class ParquetReader(FileReader):
         super().__init__(where, file, schema, rows_per_second)
         self._raw: Any = None
         self._opened: pq.ParquetFile | None = None
+        self._int96: Int96Columns | None = None
         self._chunks: Iterator[pa.RecordBatch] = iter(())
         self._decoded = 0  # rows handed out as chunks, from the file's beginning
         self._rows = 0
@@ -91,10 +93,12 @@ class ParquetReader(FileReader):
         raw = self._raw = open_file(self.file, self.where)
         try:
             buffered = 0 if is_remote(self.file.url) else _READ_BYTES
-            self._opened = pq.ParquetFile(raw, pre_buffer=False, buffer_size=buffered)
+            self._opened = open_parquet(raw, pre_buffer=False, buffer_size=buffered)
         except (pa.ArrowInvalid, OSError) as error:
             raise corrupt(self.where, error) from error
         check_columns(self._opened.schema_arrow, self.schema, self.where)
+        if int96 := int96_columns(self._opened) & set(self.schema.names):
+            self._int96 = Int96Columns(raw, int96, self.schema, self.where)
         self._rows = self._opened.metadata.num_rows
         self._start_at(self.row)
 
@@ -134,9 +138,9 @@ class ParquetReader(FileReader):
 
     def _from(self, groups: list[int], skip: int) -> Iterator[pa.RecordBatch]:
         assert self._opened is not None
-        for chunk in self._opened.iter_batches(
-            self._rows_per_chunk(groups), row_groups=groups, columns=self.schema.names, use_threads=False
-        ):
+        rows = self._rows_per_chunk(groups)
+        chunks = self._opened.iter_batches(rows, row_groups=groups, columns=self.schema.names, use_threads=False)
+        for chunk in chunks if self._int96 is None else self._int96.checked(chunks, rows, groups):
             if skip >= chunk.num_rows:
                 skip -= chunk.num_rows
             elif skip:
@@ -159,7 +163,7 @@ class ParquetReader(FileReader):
 def _footer_schema(file: FoundFile, where: str) -> pa.Schema:
     raw = open_file(file, where)
     try:
-        with pq.ParquetFile(raw) as opened:
+        with open_parquet(raw) as opened:
             return opened.schema_arrow
     except (pa.ArrowInvalid, OSError) as error:
         raise corrupt(f"{where}, file {file.url}", error) from error
