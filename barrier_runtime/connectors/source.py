@@ -24,6 +24,7 @@ class Split:
     payload: bytes = b""  # what the reader needs; the source's own encoding (JSON), never pickle
     size: int | None = None  # bytes of a file: another size shows that it changed after it was read
     of: int | None = None  # it is one of so many shares of the rows: of another number, all are other rows
+    formerly: str = ""  # id under which snapshots of earlier releases may know it
 
 
 @dataclass(frozen=True)

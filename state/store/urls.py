@@ -4,7 +4,7 @@ So a URL that carries some is refused where it is given, by a message that does 
 of a URL than `shown` leaves of it.
 """
 
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from barrier_runtime.state.errors import InvalidJob
 
@@ -27,6 +27,13 @@ def shown(url: str) -> str:
     if scheme == "abfss" and place.count("@") == 1 and ":" not in place.partition("@")[0]:
         return f"{scheme}://{place}"
     return f"{scheme}://{place.rpartition('@')[2] if '@' in place else place}"
+
+
+def local_path(path: str) -> str:
+    """A path of this machine, given as one or as a `file://` URL, whose percent signs are decoded."""
+    if not path.startswith("file://"):
+        return path
+    return unquote("/" + path.removeprefix("file://").partition("/")[2])
 
 
 def _carries_credentials(url: str) -> bool:

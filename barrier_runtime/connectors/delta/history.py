@@ -14,8 +14,8 @@ from urllib.parse import unquote
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime.connectors.parquet_format import read_options
 from barrier_runtime.connectors.delta.table import brief, load_deltalake, storage_options
+from barrier_runtime.connectors.parquet_format import read_options
 from barrier_runtime.data.schemas import fit
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore

@@ -1,13 +1,15 @@
 """Hive's way to keep rows in folders, `day=2026-01-01/country=DE/…`: the values of some columns stand in the path.
 
 Both directions are here: rows to folders for sinks, a file's path to values for sources. Names are escaped as Spark and
-Hive do it. A column that stands in the path is not in the file.
+Hive do it, and a folder has one value; empty text alone shares the folder of null, since Spark refuses to read a folder
+without a value. A column that stands in the path is not in the file.
 """
 
 import datetime
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from functools import lru_cache
 from urllib.parse import unquote
 
 import numpy as np
@@ -16,16 +18,28 @@ import pyarrow.compute as pc
 
 from barrier_runtime.state.errors import InvalidJob
 
-NULL = "__HIVE_DEFAULT_PARTITION__"  # of a null, and of empty text, which Spark cannot tell from it either
-_ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{}\[\]^]")
+log = logging.getLogger("barrier_runtime.files")
+
+NULL = "__HIVE_DEFAULT_PARTITION__"
+_NULL_TEXT = "%5F" + NULL[1:]  # the folder of a text that is equal to NULL
+# Readers cut spaces at the ends, and Azure cuts dots.
+_ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{}\[\]^]|^ |[ .]\Z")
 _PART = re.compile(r"([^/=]+)=([^/]*)")
-_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17}|0[0-9])")
-_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+_TWO_DIGITS = re.compile(r"[0-9]{2}")
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_DAYS = datetime.date.min.toordinal() - 719_163, datetime.date.max.toordinal() - 719_163  # since 1970, of ISO's years
 
 
 def escaped(text: str) -> str:
     """As one segment of a path."""
     return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
+
+
+def folder_name(column: str, text: str | None) -> str:
+    """Folder of one value of a column, without a slash. Another value has another name, but null and empty text."""
+    value = NULL if not text else _NULL_TEXT if text == NULL else escaped(text)
+    return f"{escaped(column)}={value}"
 
 
 # ---------------------------------------------------------------- rows to folders
@@ -40,6 +54,10 @@ def check_partitions(schema: pa.Schema, columns: Sequence[str], where: str) -> N
             )
         kind = schema.field(name).type
         plain = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)
+        if not name or name.startswith("."):
+            raise InvalidJob(
+                f"{where}: partition_by column {name!r} has folders that readers pass over: rename it with select()"
+            )
         if not (plain or pa.types.is_boolean(kind) or pa.types.is_date(kind)):
             raise InvalidJob(
                 f"{where}: partition_by column {name!r} is {kind}: use text, integers, booleans or dates, such as "
@@ -49,44 +67,72 @@ def check_partitions(schema: pa.Schema, columns: Sequence[str], where: str) -> N
         raise InvalidJob(f"{where}: partition_by names every column, so files would have none: leave one out")
 
 
-def by_folder(rows: pa.Table, columns: Sequence[str]) -> dict[str, pa.Table]:
-    """Folder (`""`, or with a slash at the end) to its rows in their order, without `columns`."""
+def by_folder(rows: pa.Table, columns: Sequence[str], where: str = "rows") -> dict[str, pa.Table]:
+    """Folder (`""`, or with a slash at the end) to its rows in their order, without `columns`. Raises `InvalidJob` for
+    a date that has no text."""
     if not columns or not rows.num_rows:
         return {"": rows} if rows.num_rows else {}
     codes = np.zeros(rows.num_rows, np.int64)
+    names: list[tuple[np.ndarray, list[str]]] = []  # of each column: which of its folders a row is in
     for name in columns:
-        column = rows.column(name).combine_chunks()
-        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            column = pc.fill_null(column, "")  # they have one folder
-        each = column.dictionary_encode(null_encoding="encode")
+        each = _without_empty(rows.column(name).combine_chunks(), name, where).dictionary_encode(null_encoding="encode")
+        indices = each.indices.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+        names.append((indices, [folder_name(name, text) for text in _texts(each.dictionary, name, where)]))
         codes *= len(each.dictionary)
-        codes += each.indices.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+        codes += indices
         codes = np.unique(codes, return_inverse=True)[1].astype(np.int64, copy=False)  # small again: no overflow
     _, firsts, inverse = np.unique(codes, return_index=True, return_inverse=True)
+    folders = ["".join(f"{texts[indices[row]]}/" for indices, texts in names) for row in firsts.tolist()]
     rest = rows.drop_columns(list(columns))
-    if len(firsts) == 1:
-        return {_folder(rows, 0, columns): rest}
+    if len(folders) == 1:
+        return {folders[0]: rest}
     order = np.argsort(inverse, kind="stable")
     ends = np.cumsum(np.bincount(inverse))
     together = rest.take(pa.array(order))
     found: dict[str, pa.Table] = {}
     start = 0
-    for first, end in zip(firsts.tolist(), ends.tolist(), strict=True):
-        found[_folder(rows, first, columns)] = together.slice(start, end - start)
+    for folder, end in zip(folders, ends.tolist(), strict=True):
+        if folder in found:
+            raise AssertionError(f"two values of {', '.join(columns)} have the folder {folder}")
+        found[folder] = together.slice(start, end - start)
         start = end
     return found
 
 
-def _folder(rows: pa.Table, row: int, columns: Sequence[str]) -> str:
-    return "".join(f"{escaped(name)}={_text(rows.column(name)[row].as_py())}/" for name in columns)
+def _without_empty(column: pa.Array, name: str, where: str) -> pa.Array:
+    if not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type):
+        return column
+    empty = pc.equal(column, "")
+    if not pc.any(empty).as_py():
+        return column
+    _say_empty(name, where)
+    return pc.if_else(empty, pa.scalar(None, column.type), column)
 
 
-def _text(value: Any) -> str:
-    if value is None or value == "":
-        return NULL
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return escaped(value.isoformat() if isinstance(value, datetime.date) else str(value))
+@lru_cache(1_024)  # once
+def _say_empty(name: str, where: str) -> None:
+    log.warning(
+        "%s: rows with empty text in the partition_by column %r are read back as null, as with Spark: give them a text "
+        "to tell them from null",
+        where,
+        name,
+    )
+
+
+def _texts(values: pa.Array, column: str, where: str) -> list[str | None]:
+    """Different values have different texts."""
+    kind = values.type
+    if pa.types.is_date(kind):
+        days = values.cast(pa.date32())
+        number = days.cast(pa.int32())
+        outside = pc.or_(pc.less(number, _DAYS[0]), pc.greater(number, _DAYS[1]))
+        if pc.any(outside).as_py() or not days.cast(kind).equals(values):
+            raise InvalidJob(
+                f"{where}: partition_by column {column!r} has a date with a time of day, or beyond the years 1 to "
+                "9999, which names no folder: filter it, or use a column of text"
+            )
+        values = days
+    return list(values.cast(pa.string()).to_pylist())
 
 
 # ---------------------------------------------------------------- folders to values
@@ -107,8 +153,15 @@ def values_of(folders: str) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for segment in folders.split("/") if folders else ():
         name, _, text = segment.partition("=")
-        found[unquote(name)] = None if text == NULL else unquote(text)
+        found[_decoded(name)] = None if text == NULL else _decoded(text)
     return found
+
+
+def _decoded(text: str) -> str:
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError as error:
+        raise InvalidJob(f"the folder name {text!r} is percent-encoded, but not as UTF-8: rename the folder") from error
 
 
 def guess_columns(folders: Iterable[str], where: str) -> pa.Schema:
@@ -131,12 +184,34 @@ def guess_columns(folders: Iterable[str], where: str) -> pa.Schema:
 
 
 def _guess(texts: set[str]) -> pa.DataType:
-    """Whole numbers, also of two digits as `month=01`, dates, or text."""
-    if texts and all(_INTEGER.fullmatch(text) for text in texts):
-        return pa.int64()
-    if texts and all(_DATE.fullmatch(text) for text in texts):
+    """Whole numbers, also when all have two digits as `month=01`, dates, or text: what is written back as it was."""
+    for pattern in (_INTEGER, _TWO_DIGITS):
+        if texts and all(pattern.fullmatch(text) for text in texts):
+            return pa.int64()
+    if texts and all(map(_is_date, texts)):
         return pa.date32()
     return pa.string()
+
+
+def _is_date(text: str) -> bool:
+    if not _DATE.fullmatch(text):
+        return False
+    try:
+        datetime.date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+def check_guessed(values: Mapping[str, str | None], schema: pa.Schema, where: str) -> None:
+    """Raise `InvalidJob` for a folder that came after types were guessed and would not be written back as it is."""
+    for name, text in values.items():
+        kind = schema.field(name).type if name in schema.names else pa.string()
+        if text is not None and not pa.types.is_string(kind) and _guess({text}) != kind:
+            raise InvalidJob(
+                f"{where}: its folder says {name}={text}, and {kind} was guessed of the folders before: give that "
+                "column a type in schema="
+            )
 
 
 def with_values(

@@ -6,8 +6,9 @@ discovers says itself whose a split is, and its snapshot may know splits that no
 """
 
 import zlib
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from barrier_runtime.connectors.name_set import UNKNOWN_SIZE, UNMARKED, NameSet
 from barrier_runtime.connectors.source import (
@@ -34,6 +35,28 @@ class Assignment:
     done_ms: int
     discovery: Discovery | None = None
     at_end: dict[str, SplitProgress] = field(default_factory=dict)  # read as far as they were; nobody lists them now
+
+
+def under_known_ids(listed: Sequence[Split], restored: RestoredSource, where: str) -> list[Split]:
+    """`listed`, with the former id of each split that a snapshot knows by that alone."""
+    if not any(split.formerly for split in listed):
+        return list(listed)
+
+    def knows(id: str) -> bool:
+        return id in restored.splits or id in restored.finished
+
+    found = [
+        replace(split, id=split.formerly) if split.formerly and not knows(split.id) and knows(split.formerly) else split
+        for split in listed
+    ]
+    twice = [id for id, count in Counter(split.id for split in found).items() if count > 1]
+    if twice:
+        raise InvalidJob(
+            f"{where}: the checkpoint is of an earlier release and has read a file {twice[0]!r}, and there are "
+            "several files of that name in different folders: take away those that are new, or start without "
+            "state (restore='none')"
+        )
+    return found
 
 
 def assign_listed(
@@ -152,6 +175,7 @@ def check_none_lost(source: Source, listed: Sequence[Split], restored: RestoredS
     a file that changed after it was read. Begins nothing."""
     if isinstance(source, StagedSource):  # what is listed before the rows are staged says nothing
         return
+    listed = under_known_ids(listed, restored, where)
     discovers, all_ids = isinstance(source, DiscoveringSource), {split.id for split in listed}
     for id, reached in restored.splits.items():
         if id not in all_ids and not reached.at_end and not (discovers and reached.payload):

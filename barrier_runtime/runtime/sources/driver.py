@@ -49,6 +49,7 @@ from barrier_runtime.runtime.sources.assignment import (
     compare_finished,
     grows,
     has_finished,
+    under_known_ids,
 )
 from barrier_runtime.runtime.sources.finished_splits import FinishedSplits
 from barrier_runtime.runtime.sources.progress import (
@@ -124,15 +125,16 @@ class SourceDriver:
             )
         restored = RestoredSource(context.restored, context.subtask, context.parallelism, self._where)
         place = (context.subtask, context.parallelism, self._where)
+        splits = under_known_ids(spec.splits, restored, self._where)
         if isinstance(spec.source, DiscoveringSource):
             self._discovering = spec.source
-            assignment = assign_discovered(spec.source, spec.splits, restored, *place)
+            assignment = assign_discovered(spec.source, splits, restored, *place)
         elif isinstance(spec.source, StagedSource):
-            assignment = assign_staged(spec.splits, restored, *place)
+            assignment = assign_staged(splits, restored, *place)
         else:
-            assignment = assign_listed(spec.splits, restored, *place)
+            assignment = assign_listed(splits, restored, *place)
             if isinstance(spec.source, MarkingSource):
-                compare_finished(spec.source, spec.splits, assignment, *place[:2])
+                compare_finished(spec.source, splits, assignment, *place[:2])
         self._grows = grows(spec.source)
         self._keeps_payloads = isinstance(spec.source, DiscoveringSource | StagedSource)
         self._keeps_unasked = self._keeps_payloads and not (

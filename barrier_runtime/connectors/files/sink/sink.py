@@ -233,7 +233,7 @@ class FileSink(TwoPhaseCommitSink):
         return [file for part in transaction.stage(stage) for file in part]
 
     def _by_folder(self, batches: Sequence[pa.RecordBatch]) -> dict[str, pa.Table]:
-        found = by_folder(pa.Table.from_batches(batches), self.partition_by)
+        found = by_folder(pa.Table.from_batches(batches), self.partition_by, self._where)
         if len(found) > _MOST_FOLDERS:
             raise InvalidJob(
                 f"{self._where}: partition_by {', '.join(self.partition_by)} makes {len(found)} folders of the rows of "

@@ -10,7 +10,6 @@ from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.listing import ANY_NAME, FoundFile, open_file
 from barrier_runtime.connectors.files.source.reader import FilePosition, FileReader
-from barrier_runtime.connectors.files.source.remote import is_remote
 from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
@@ -108,7 +107,7 @@ class WholeFileReader(FileReader):
     def next_chunk(self) -> pa.RecordBatch | None:
         modified = _EPOCH + datetime.timedelta(microseconds=self.file.modified_ns // 1_000)
         values = {
-            "path": self.file.url.partition("?")[0] if is_remote(self.file.url) else self.file.url,
+            "path": self.file.path,
             "modified": modified,
             "length": self.file.size,
             "content": bytes(self._content),

@@ -1,17 +1,21 @@
 """What sources of files share: the list of files, found once, each of them a split, and a pace over all of them."""
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.files.hive import guess_columns, values_of
+from barrier_runtime.connectors.files.hive import check_guessed, guess_columns, values_of
 from barrier_runtime.connectors.files.source import comparing
+from barrier_runtime.connectors.files.source.folders import PassedOver
 from barrier_runtime.connectors.files.source.listing import FoundFile, find_arrivals, find_files
 from barrier_runtime.connectors.files.source.reader import FileReader, position_of
 from barrier_runtime.connectors.files.source.text import is_compressed
 from barrier_runtime.connectors.source import Remaining, Split, SplitReader
 from barrier_runtime.state.errors import InvalidJob, Unavailable
+
+log = logging.getLogger("barrier_runtime.files")
 
 OnChange = Literal["fail", "append"]  # of files that were read
 
@@ -49,9 +53,13 @@ class Files:
             raise InvalidJob(f"{self.where}: pace= goes with a fixed list of files, not with watch=: leave one out")
         self.paths = paths
         self._pace = pace
-        self.files = self._watched() if watched else find_files(paths, self.suffixes, self.where)
+        self._passed = PassedOver()
+        self.files = self._watched() if watched else find_files(paths, self.suffixes, self.where, self._passed)
+        if self._passed:
+            log.warning("%s: not everything there is read%s", self.where, self._passed)
         if self.grows:
             self._check_growing()
+        self._guesses = schema is None
         if schema is None:
             if not self.files:
                 raise InvalidJob(f"{self.where}: there is no file to guess types from yet: pass schema=")
@@ -60,7 +68,7 @@ class Files:
 
     def __repr__(self) -> str:
         pace = f", {self._pace:g} rows/s" if self._pace else ""
-        return f"{len(self.files)} {self.kind} files of {self.paths}{pace}"
+        return f"{len(self.files)} {self.kind} files of {self.paths}{self._passed}{pace}"
 
     def reading(self, columns: Collection[str]) -> "Files":
         """See `Projecting`. All of them, where the format gives none for less."""
@@ -111,6 +119,8 @@ class Files:
         reader = self.file_reader(file, self._pace / len(self.files) if self._pace else None)
         values = values_of(file.folders) if self.in_folders else {}
         if any(name in values for name in self.schema.names):
+            if self._guesses:
+                check_guessed(values, self.schema, reader.where)
             reader.add_columns(self.schema, values)
         return reader
 
@@ -144,6 +154,6 @@ class Files:
 
     def _watched(self) -> list[FoundFile]:
         try:
-            return find_arrivals(self.paths, self.suffixes, self.where)
+            return find_arrivals(self.paths, self.suffixes, self.where, passed=self._passed)
         except Unavailable as error:
             raise InvalidJob(str(error)) from error

@@ -1,24 +1,21 @@
-"""Finding and opening input files: local paths, folders, globs, and the same in clouds (`remote`)."""
+"""Finding and opening input files: local paths, folders, patterns, and the same in stores (`remote`)."""
 
-import contextlib
-import fnmatch
-import glob
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import PurePosixPath
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 import pyarrow as pa
 
 from barrier_runtime.connectors.files.hive import folders_of
+from barrier_runtime.connectors.files.source.folders import PassedOver, local_files, takes
+from barrier_runtime.connectors.files.source.patterns import PathPattern, has_magic, is_hidden_file
 from barrier_runtime.connectors.files.source.remote import is_remote, list_remote, open_remote, remote_url
 from barrier_runtime.connectors.source import Split
 from barrier_runtime.state.errors import InvalidJob, Unavailable
-from barrier_runtime.state.store.urls import shown, without_credentials
+from barrier_runtime.state.store.urls import local_path, shown, without_credentials
 
 
 class FoundFile(msgspec.Struct, frozen=True):
@@ -30,9 +27,19 @@ class FoundFile(msgspec.Struct, frozen=True):
     size: int
     modified_ns: int = 0  # wall clock of the store; a hint for the order
     folders: str = ""
+    place: str = ""  # of a remote file: bucket and key, which stand in `url` before the settings
+    former: str = ""  # its id in earlier releases, of a file that a pattern found in another folder
 
     def split(self) -> Split:
-        return Split(self.id, msgspec.json.encode(self), self.size)
+        return Split(self.id, msgspec.json.encode(self), self.size, formerly=self.former)
+
+    @property
+    def path(self) -> str:
+        """The URL without its settings."""
+        if not is_remote(self.url):
+            return self.url
+        scheme = self.url.partition("://")[0]
+        return f"{scheme}://{self.place or remote_url(self.url, 'a file').place}"
 
     @staticmethod
     def of(split: Split) -> "FoundFile":
@@ -58,17 +65,22 @@ def fingerprint(opened: Any, size: int, where: str) -> str:
     return hashlib.blake2b(b"".join(ends), digest_size=8).hexdigest()
 
 
-def find_files(paths: str | Sequence[str], suffixes: tuple[str, ...], where: str) -> list[FoundFile]:
-    """All files of `paths`, sorted by id. Files in folders count if their name ends in one of `suffixes` and no part of
-    it begins with `.` or `_`. Raises `InvalidJob` when a path is missing or holds nothing."""
+def find_files(
+    paths: str | Sequence[str], suffixes: tuple[str, ...], where: str, passed: PassedOver | None = None
+) -> list[FoundFile]:
+    """All files of `paths`, sorted by id. Files in folders count if their name ends in one of `suffixes` and is not
+    hidden (`patterns`). Raises `InvalidJob` when a path is missing or holds nothing. `passed` counts what was found and
+    is not read."""
     found: list[FoundFile] = []
-    for path in _listed(paths, where):
+    passed = PassedOver() if passed is None else passed
+    listed = _listed(paths, where)
+    for path in listed:
         try:
-            files = _files_of(path, suffixes, where)
+            files = _files_of(path, suffixes, where, passed, alone=len(listed) == 1)
         except Unavailable as error:
             raise InvalidJob(str(error)) from error
         if not files:
-            raise InvalidJob(f"{where}: {shown(path)} holds no file{_ending_in(suffixes)}: check the path")
+            raise InvalidJob(f"{where}: {shown(path)} holds no file{_ending_in(suffixes)}: check the path{passed}")
         found += files
     return sorted(_distinct(found, where), key=lambda file: file.id)
 
@@ -82,13 +94,20 @@ def _ending_in(suffixes: tuple[str, ...]) -> str:
 
 
 def find_arrivals(
-    paths: str | Sequence[str], suffixes: tuple[str, ...], where: str, passed_over: Callable[[str], bool] | None = None
+    paths: str | Sequence[str],
+    suffixes: tuple[str, ...],
+    where: str,
+    passed_over: Callable[[str], bool] | None = None,
+    passed: PassedOver | None = None,
 ) -> list[FoundFile]:
     """Like `find_files`, oldest first, for folders in which files appear: they may be empty, and files in them whose
-    name begins with `.` or `_` are not complete yet, also where a glob would take them. Raises `Unavailable` for a
+    name begins with `.` or `_` are not complete yet, also where a pattern names them. Raises `Unavailable` for a
     folder that is not there now. Local files whose id is `passed_over` are left out and cost no look at the file."""
-    found = [file for path in _listed(paths, where) for file in _files_of(path, suffixes, where, passed_over)]
-    complete = [file for file in _distinct(found, where) if not _hidden(file.id)]
+    listed, passed = _listed(paths, where), PassedOver() if passed is None else passed
+    found = [
+        file for path in listed for file in _files_of(path, suffixes, where, passed, passed_over, len(listed) == 1)
+    ]
+    complete = [file for file in _distinct(found, where) if not is_hidden_file(file.id)]
     return sorted(complete, key=lambda file: (file.modified_ns, file.id))
 
 
@@ -102,14 +121,19 @@ def _listed(paths: str | Sequence[str], where: str) -> list[str]:
 
 
 def _files_of(
-    path: str, suffixes: tuple[str, ...], where: str, passed_over: Callable[[str], bool] | None = None
+    path: str,
+    suffixes: tuple[str, ...],
+    where: str,
+    passed: PassedOver,
+    passed_over: Callable[[str], bool] | None = None,
+    alone: bool = False,
 ) -> list[FoundFile]:
+    """`alone`: no other path is listed beside this one."""
     if is_remote(path):
-        return _in_cloud(path, suffixes, where)
-    named = _local(path, suffixes, where)
-    whole = os.path.isdir(_plain(path))
+        return _in_store(path, suffixes, where, passed)
+    named, whole = local_files(local_place(path), suffixes, where, passed)
     fresh = named if passed_over is None else (file for file in named if not passed_over(file[0]))
-    return _local_files(fresh, whole, where)
+    return _looked_at(fresh, whole, alone, where, passed)
 
 
 def _distinct(files: Sequence[FoundFile], where: str) -> list[FoundFile]:
@@ -125,32 +149,16 @@ def _distinct(files: Sequence[FoundFile], where: str) -> list[FoundFile]:
     return list(found.values())
 
 
-def _local(path: str, suffixes: tuple[str, ...], where: str) -> Iterable[tuple[str, str]]:
-    """Ids and paths."""
-    path = _plain(path)
-    if os.path.isdir(path):
-        root = os.path.join(os.path.abspath(path), "")
-        return ((file[len(root) :], file) for file in _below(root, suffixes))
-    if os.path.isfile(path):
-        return [(os.path.basename(path), os.path.abspath(path))]
-    if glob.has_magic(path):
-        return [(os.path.basename(hit), hit) for hit in glob.glob(os.path.abspath(path))]
-    raise Unavailable(f"{where}: there is no file or folder {path}: check the path")
+def local_place(path: str) -> str:
+    """Absolute, without `~` and `file://`."""
+    return os.path.abspath(os.path.expanduser(local_path(path)))
 
 
-def _plain(path: str) -> str:
-    path = os.path.expanduser(path)
-    return urlsplit(path).path if path.startswith("file://") else path
-
-
-def _below(folder: str, suffixes: tuple[str, ...]) -> Iterator[str]:
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not _hidden(name)]
-        yield from (os.path.join(parent, name) for name in names if _counts(name, suffixes))
-
-
-def _local_files(named: Iterable[tuple[str, str]], whole: bool, where: str) -> list[FoundFile]:
-    """`whole`: ids are paths below the folder that was listed, and what is above it names no columns."""
+def _looked_at(
+    named: Iterable[tuple[str, str]], whole: bool, alone: bool, where: str, passed: PassedOver
+) -> list[FoundFile]:
+    """`whole`: ids are paths below the folder that was listed, and what is above it names no columns. `alone`: of a
+    pattern that no other path stands beside, former ids are told from those of other paths."""
     files = []
     for id, path in named:
         try:
@@ -158,41 +166,41 @@ def _local_files(named: Iterable[tuple[str, str]], whole: bool, where: str) -> l
         except UnicodeEncodeError as error:
             name = os.fsencode(path).decode("utf-8", "backslashreplace")
             raise InvalidJob(f"{where}: the name of file {name} is not UTF-8: rename it") from error
-        with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+        try:
             about = os.stat(path)
-            if stat.S_ISREG(about.st_mode):
-                folders = folders_of(id if whole else path)
-                files.append(FoundFile(id, path, about.st_size, about.st_mtime_ns, folders))
+        except FileNotFoundError:  # removed since it was listed
+            if os.path.islink(path):
+                passed.add("links to nothing", path)
+            continue
+        if not stat.S_ISREG(about.st_mode):
+            passed.add("things that are no files", path)
+            continue
+        folders = folders_of(id if whole else path)
+        former = os.path.basename(path) if alone and not whole and "/" in id else ""
+        files.append(FoundFile(id, path, about.st_size, about.st_mtime_ns, folders, former=former))
     return files
 
 
-def _counts(name: str, suffixes: tuple[str, ...]) -> bool:
-    return name.endswith(suffixes) and not _hidden(name)
-
-
-def _hidden(name: str) -> bool:
-    return name.startswith((".", "_")) or "/." in name or "/_" in name
-
-
-def _in_cloud(path: str, suffixes: tuple[str, ...], where: str) -> list[FoundFile]:
+def _in_store(path: str, suffixes: tuple[str, ...], where: str, passed: PassedOver) -> list[FoundFile]:
     url = remote_url(path, where)
-    magic = glob.has_magic(url.place)
-    base = url.place
-    if magic:
-        base = base[: min(base.index(c) for c in "*?[" if c in base)].rpartition("/")[0]
-    alone, listed = list_remote(url, base, where)
+    alone, listed = list_remote(url, url.place, where)
+    pattern, base = None, url.place
+    if not listed and has_magic(url.place):
+        pattern = PathPattern.of(url.place)
+        base = pattern.base
+        alone, listed = list_remote(url, base, where)
     files = []
     for file in listed:
-        name = PurePosixPath(file.place).name if alone else PurePosixPath(file.place).relative_to(base).as_posix()
-        if alone or (fnmatch.fnmatchcase(file.place, url.place) if magic else _counts(name, suffixes)):
-            folders = folders_of(file.place if alone or magic else name)
-            files.append(FoundFile(name, url.of(file.place), file.size, file.modified_ns, folders))
+        name = file.place.rpartition("/")[2] if alone else file.place[len(base) :].lstrip("/")
+        if alone or takes(name, pattern, suffixes, passed):
+            folders = folders_of(file.place if alone or pattern is not None else name)
+            files.append(FoundFile(name, url.of(file.place), file.size, file.modified_ns, folders, file.place))
     return sorted(files, key=lambda file: file.id)
 
 
 def open_listed(file: FoundFile) -> Any:
     """A random-access `pyarrow.NativeFile`. Raises `OSError`."""
-    return open_remote(file.url) if is_remote(file.url) else pa.OSFile(file.url, "rb")
+    return open_remote(file.url, file.place) if is_remote(file.url) else pa.OSFile(file.url, "rb")
 
 
 def open_file(file: FoundFile, where: str, *, grows: bool = False) -> Any:

@@ -7,6 +7,7 @@ are as they are, nothing in them is unquoted.
 
 import io
 import os
+import re
 import threading
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -23,6 +24,7 @@ from barrier_runtime.state.store.urls import shown
 
 _SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "abfss": "abfss", "hdfs": "hdfs", "webhdfs": "webhdfs"}
 _WITH_ENDPOINT = ("s3", "s3a", "gs", "abfss")
+_SETTINGS = re.compile(r"(?<!\[)\?[A-Za-z_]+=")  # a question mark alone is a part of a name, or a wildcard
 _AHEAD_BYTES = 1 << 20  # read at least, of a file that is read from its beginning to its end
 
 
@@ -55,21 +57,24 @@ def is_remote(url: str) -> bool:
 
 def remote_url(url: str, where: str) -> RemoteUrl:
     """Raises `InvalidJob` for what is no URL of files."""
-    bare, mark, query = url.partition("?")
-    scheme, _, place = bare.partition("://")
+    scheme, _, rest = url.partition("://")
+    settings_at = _SETTINGS.search(rest)
+    place, query = (rest, "") if settings_at is None else (rest[: settings_at.start()], rest[settings_at.start() :])
     if scheme not in _SCHEMES:
         raise InvalidJob(
             f"{where}: cannot read files from {shown(url)}: use a path, s3://bucket/key, gs://bucket/key, "
             "abfss://container@account.dfs.core.windows.net/key, webhdfs://namenode:9870/path or hdfs://host:port/path"
         )
-    settings = parse_qs(query)
+    settings = parse_qs(query.removeprefix("?"))
     unknown = sorted(set(settings) - ({"endpoint"} if scheme in _WITH_ENDPOINT else set()))
     if unknown:
         known = "only endpoint= is known" if scheme in _WITH_ENDPOINT else "none is known"
-        raise InvalidJob(f"{where}: {shown(url)} has unknown settings {unknown}: {known}")
+        raise InvalidJob(
+            f"{where}: {shown(url)} has unknown settings {unknown}: {known}; write [?] for a question mark of a name"
+        )
     if not settings.get("endpoint", ["http://"])[0].startswith(("http://", "https://")):
         raise InvalidJob(f"{where}: the endpoint of {shown(url)} must start with http:// or https://")
-    return RemoteUrl(_SCHEMES[scheme], place.rstrip("/"), mark + query)
+    return RemoteUrl(_SCHEMES[scheme], place.rstrip("/"), query)
 
 
 def list_remote(url: RemoteUrl, base: str, where: str) -> tuple[bool, list[RemoteFile]]:
@@ -82,9 +87,11 @@ def list_remote(url: RemoteUrl, base: str, where: str) -> tuple[bool, list[Remot
     return _list_store(url, base)
 
 
-def open_remote(url: str) -> Any:
-    """A random-access `pyarrow.NativeFile`. Raises `OSError`."""
-    at = remote_url(url, "a file")
+def open_remote(url: str, place: str = "") -> Any:
+    """A random-access `pyarrow.NativeFile`. Raises `OSError`. `place`: that of the file, whose key may look like a
+    setting of the URL."""
+    scheme, _, rest = url.partition("://")
+    at = RemoteUrl(scheme, place, rest[len(place) :]) if place else remote_url(url, "a file")
     if at.scheme == "s3":
         return _s3(at).open_input_file(at.place)
     if at.scheme == "hdfs":

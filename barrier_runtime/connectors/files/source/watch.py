@@ -17,6 +17,7 @@ memory and once in the job's storage. A checkpoint writes what is new.
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 
+import msgspec
 import pyarrow as pa
 
 from barrier_runtime.connectors.discovery import ListingThread
@@ -93,6 +94,9 @@ class _Arrivals:
 
     def _is_new(self, file: FoundFile) -> bool:
         known = self._seen.find(file.id)
+        if known is None and file.former and file.former in self._seen:
+            file = msgspec.structs.replace(file, id=file.former)
+            known = self._seen.find(file.id)
         if known is None:
             return True
         size, mark = known
