@@ -25,7 +25,7 @@ PROSE = {  # tables that no code holds as data
     "barrier_runtime/connectors/batch_function/queue.py": "crash points: certify goes through them",
     "barrier_runtime/connectors/files/sink/compaction.py": "crash points: tests/barrier_runtime/connectors/files",
     "barrier_runtime/connectors/files/sink/open_files.py": "moves: tests/barrier_runtime/connectors/files",
-    "barrier_runtime/connectors/files/source/patterns.py": "cases: tests/barrier_runtime/connectors/files",
+    "barrier_runtime/connectors/files/paths/patterns.py": "cases: tests/barrier_runtime/connectors/files",
     "barrier_runtime/connectors/delta/changes.py": "cases: tests/ends/test_delta_source.py",
     "barrier_runtime/connectors/delta/history.py": "cases: tests/ends/test_delta_source.py",
     "barrier_runtime/connectors/delta/upsert.py": "crash points: tests/ends/test_delta_upsert.py",

@@ -7,8 +7,8 @@ from typing import Literal
 import pyarrow as pa
 
 from barrier_runtime.connectors.files.hive import check_guessed, guess_columns, values_of
+from barrier_runtime.connectors.files.paths.folders import PassedOver
 from barrier_runtime.connectors.files.source import comparing
-from barrier_runtime.connectors.files.source.folders import PassedOver
 from barrier_runtime.connectors.files.source.listing import FoundFile, find_arrivals, find_files
 from barrier_runtime.connectors.files.source.reader import FileReader, position_of
 from barrier_runtime.connectors.files.source.text import is_compressed

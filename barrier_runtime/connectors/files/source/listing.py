@@ -10,8 +10,8 @@ import msgspec
 import pyarrow as pa
 
 from barrier_runtime.connectors.files.hive import folders_of
-from barrier_runtime.connectors.files.source.folders import PassedOver, local_files, takes
-from barrier_runtime.connectors.files.source.patterns import PathPattern, has_magic, is_hidden_file
+from barrier_runtime.connectors.files.paths.folders import PassedOver, local_files, takes
+from barrier_runtime.connectors.files.paths.patterns import PathPattern, has_magic, is_hidden_file
 from barrier_runtime.connectors.files.source.remote import is_remote, list_remote, open_remote, remote_url
 from barrier_runtime.connectors.source import Split
 from barrier_runtime.state.errors import InvalidJob, Unavailable

@@ -7,7 +7,7 @@ is read whole, and by `**`, it is passed over: it may lead to files that are rea
 import os
 from collections.abc import Iterable, Iterator
 
-from barrier_runtime.connectors.files.source.patterns import (
+from barrier_runtime.connectors.files.paths.patterns import (
     PathPattern,
     has_magic,
     is_hidden,

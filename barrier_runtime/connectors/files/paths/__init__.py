@@ -1,0 +1,1 @@
+"""Paths of files: patterns, folders, and what is found there."""
