@@ -172,10 +172,10 @@ class CloudStore:
             with contextlib.suppress(ObjectNotFound):
                 self._retrying("delete", key, lambda name=name: self._obstore.delete(self._client, name))  # type: ignore[misc]
 
-    def publish(self, staged: str, final: str, sha256: str) -> None:
+    def publish(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
         old, new = self._name(staged), self._name(final)
         copied = False
-        if not self._is_there(final):
+        if fresh or not self._is_there(final):
             with contextlib.suppress(ObjectNotFound):  # another process has published it meanwhile, or it is nowhere
                 self._retrying("publish", final, lambda: self._obstore.copy(self._client, old, new))
                 copied = True

@@ -204,7 +204,7 @@ class LocalStore:
                 target.unlink(missing_ok=True)
                 self._prune(target.parent)
 
-    def publish(self, staged: str, final: str, sha256: str) -> None:
+    def publish(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
         source, target = self._target(staged), self._target(final)
         with self._named_trouble("publish", final):
             try:

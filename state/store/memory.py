@@ -167,7 +167,7 @@ class MemoryStore:
             with self._lock:
                 self._write("delete", key, lambda key=key: self._drop(key))  # type: ignore[misc]
 
-    def publish(self, staged: str, final: str, sha256: str) -> None:
+    def publish(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
         check_key(staged)
         check_key(final)
         with self._lock:

@@ -64,8 +64,10 @@ class ObjectStore(Protocol):
         """Absent keys are no error."""
         ...
 
-    def publish(self, staged: str, final: str, sha256: str) -> None:
+    def publish(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
         """Make the staged object (content hash `sha256`) visible as `final`, atomically; then drop `staged`.
+
+        `fresh`: nobody has tried to publish `final` before, so a store may skip the look whether `final` is there.
 
         Idempotent: when `final` is already there with the same content it is success, whether or not `staged` is
         still there. `final` with other content raises `Corrupt`; both absent raises `ObjectNotFound`.

@@ -42,7 +42,7 @@ class ReadOnlyStore:
     def delete(self, keys: Iterable[str]) -> None:
         raise self._refused("delete", next(iter(keys), ""))
 
-    def publish(self, staged: str, final: str, sha256: str) -> None:
+    def publish(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
         raise self._refused("publish", final)
 
     def _refused(self, operation: str, key: str) -> ProtocolViolation:
@@ -101,7 +101,7 @@ class LinkedStore:
             if self._links.pop(key, None) is None:
                 self._scratch.delete([key])
 
-    def publish(self, staged: str, final: str, sha256: str) -> None:
+    def publish(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
         self._check_own(final)
         self._scratch.publish(staged, final, sha256)
 

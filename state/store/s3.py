@@ -10,7 +10,7 @@ import base64
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -35,7 +35,7 @@ from barrier_runtime.state.store.use import StoreUse
 _T = TypeVar("_T")
 _PART_BYTES = 8 << 20  # of boto3's managed transfer
 _SINGLE_PUT_BYTES = 64 << 20  # above this, boto3's managed transfer sends parts in parallel
-_SINGLE_COPY_BYTES = 5 << 30  # CopyObject's limit
+_TOO_LARGE_TO_COPY = ("InvalidRequest", "EntityTooLarge")  # by CopyObject, whose limit is 5 GiB
 _CHUNK = 1 << 20
 _ABSENT = {"NoSuchKey", "NoSuchUpload", "404", "NotFound"}
 _NOT_ALLOWED = {
@@ -193,13 +193,13 @@ class S3Store:
 
             self._retrying("delete", batch[0][len(self._prefix) :], remove)
 
-    def publish(self, staged: str, final: str, sha256: str) -> None:
-        found = self._sha256_of(final)
+    def publish(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
+        found = None if fresh else self._sha256_of(final)
         if found is None:
-            # Nothing to copy any more: whoever published it meanwhile has dropped it, or it is nowhere.
+            # Without the staged object another process has published and dropped it, or it is nowhere.
             with contextlib.suppress(ObjectNotFound):
-                self._copy(staged, final)
-            found = self._sha256_of(final)
+                found = self._copy(staged, final)
+            found = found or self._sha256_of(final)
         check_published(self, staged, final, sha256, found)
         self.delete([staged])
 
@@ -227,28 +227,23 @@ class S3Store:
     def _name(self, key: str) -> str:
         return self._prefix + check_key(key)
 
-    def _copy(self, staged: str, final: str) -> None:
-        source, target = self._name(staged), self._name(final)
-        size = self._retrying(
-            "get", staged, lambda: self._client.head_object(Bucket=self._bucket, Key=source)["ContentLength"]
-        )
-        if size > _SINGLE_COPY_BYTES:
-            self._retrying(
-                "publish",
-                final,
-                lambda: self._client.copy({"Bucket": self._bucket, "Key": source}, self._bucket, target),
-            )
-            return
-        self._retrying(
-            "publish",
-            final,
-            lambda: self._client.copy_object(
-                Bucket=self._bucket,
-                Key=target,
-                CopySource={"Bucket": self._bucket, "Key": source},
-                ChecksumAlgorithm="SHA256",
-            ),
-        )
+    def _copy(self, staged: str, final: str) -> str | None:
+        """Copies by the service; the hash of the copy where the answer has one of the whole content."""
+        what, target = {"Bucket": self._bucket, "Key": self._name(staged)}, self._name(final)
+
+        def copy() -> dict[str, Any]:
+            try:
+                answer = self._client.copy_object(
+                    Bucket=self._bucket, Key=target, CopySource=what, ChecksumAlgorithm="SHA256"
+                )
+            except self._client.exceptions.ClientError as error:
+                if _code_of(error)[0] not in _TOO_LARGE_TO_COPY:
+                    raise
+                self._client.copy(what, self._bucket, target)
+                return {}
+            return dict(answer["CopyObjectResult"])
+
+        return _whole_sha256(self._retrying("publish", final, copy))
 
     def _sha256_of(self, key: str) -> str | None:
         """Hash of an object's content; None if it is absent. The store's own checksum if it has one of the whole."""
@@ -259,9 +254,9 @@ class S3Store:
             )
         except ObjectNotFound:
             return None
-        stored = head.get("ChecksumSHA256")
-        if stored and head.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT" and "-" not in stored:
-            return base64.b64decode(stored).hex()
+        whole = _whole_sha256(head)
+        if whole is not None:
+            return whole
 
         def read() -> str:
             return sha256_of(self._client.get_object(Bucket=self._bucket, Key=name)["Body"].iter_chunks(_CHUNK))
@@ -318,6 +313,13 @@ class _RangeBehindEnd(BarrierRuntimeError):
 
 def _checksum(digest: bytes) -> str:
     return base64.b64encode(digest).decode("ascii")
+
+
+def _whole_sha256(answer: Mapping[str, Any]) -> str | None:
+    """Hash (hex) of an object's whole content by the store's own checksum; None if it has none or one per part."""
+    stored: str = answer.get("ChecksumSHA256") or ""
+    whole = stored and answer.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT" and "-" not in stored
+    return base64.b64decode(stored).hex() if whole else None
 
 
 def _code_of(error: Exception) -> tuple[str, int]:

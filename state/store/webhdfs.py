@@ -178,7 +178,7 @@ class WebHdfsStore:
         for parent, key in parents.items():
             self._retrying("delete", key, lambda parent=parent: self._prune(parent))  # type: ignore[misc]
 
-    def publish(self, staged: str, final: str, sha256: str) -> None:
+    def publish(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
         source, target = self._path(staged), self._path(final)
         moved = False
         with contextlib.suppress(ObjectNotFound):  # it has been published, or it is nowhere

@@ -74,7 +74,7 @@ class CrashingStore:
             self._store.delete([key])
         self._moment()
 
-    def publish(self, staged: str, final: str, sha256: str) -> None:
+    def publish(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
         self._moment()
         self._store.publish(staged, final, sha256)
         self._moment()

@@ -63,6 +63,7 @@ class Staging:
         self._where = where
         self._last = 0
         self._counting = threading.Lock()
+        self._never_shown: set[str] = set()  # staged by this incarnation, no attempt to show them yet
         self._multipart: MultipartUploads | None = None
 
     def stage(self, data: bytes, rows: int, earliest: int, folder: str = "") -> StagedFile:
@@ -70,6 +71,7 @@ class Staging:
         final file, with a slash at its end."""
         key = self._names.staged(self._next_number())
         self._store.put(key, data)
+        self._never_shown.add(key)
         return StagedFile(key, folder, hashlib.sha256(data).hexdigest(), rows, len(data))
 
     def closed(self, files: Iterable[StagedFile], checkpoint: int) -> tuple[StagedFile, ...]:
@@ -84,8 +86,10 @@ class Staging:
         if file.upload is not None:
             self._show_upload(file)
             return
+        fresh = file.staged in self._never_shown
+        self._never_shown.discard(file.staged)
         try:
-            self._store.publish(file.staged, file.final, file.sha256)
+            self._store.publish(file.staged, file.final, file.sha256, fresh=fresh)
         except ObjectNotFound as error:
             raise Corrupt(
                 f"{self._where}: a decided file of {file.rows} rows is gone: {self._store.url} has neither the "
@@ -95,6 +99,7 @@ class Staging:
 
     def drop(self, files: Sequence[StagedFile]) -> None:
         """Idempotent. What has been shown stays."""
+        self._never_shown.difference_update(file.staged for file in files)
         self._store.delete([file.staged for file in files if file.upload is None])
         for file in files:
             if file.upload is not None:

@@ -162,7 +162,7 @@ class SimStore:
 
         self._write("delete", ",".join(keys), drop)
 
-    def publish(self, staged: str, final: str, sha256: str) -> None:
+    def publish(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
         self._write("publish", final, lambda: self._memory.publish(staged, final, sha256))
 
     # ------------------------------------------------------------ requests

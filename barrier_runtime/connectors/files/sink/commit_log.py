@@ -123,8 +123,10 @@ class CommitLog:
             assert self._head is not None
             highest = max(checkpoint, self._highest[0]), max(token, self._highest[1])
             record = CommitRecord(PLAIN_VERSION, self._job, self._sink, checkpoint, token, *highest, new)
-            self._put(self._head + 1, record)
-            self._catch_up()  # our record, or that of somebody who was faster
+            if self._put(self._head + 1, record):  # behind a head that is the newest record: no other names `new`
+                self._saw(record)
+            else:
+                self._catch_up()
         self._keep()
         self._summaries.follow(self._head or 0)
         asked = {file.name for file in files}
@@ -148,11 +150,14 @@ class CommitLog:
             if outcome is PutOutcome.CREATED:
                 return True
 
-    def _put(self, sequence: int, record: CommitRecord) -> None:
+    def _put(self, sequence: int, record: CommitRecord) -> bool:
+        """False: another record is there."""
         key = self._key(sequence)
-        if self._store.put_if_absent(key, encode_commit_record(record)) is PutOutcome.UNKNOWN:
+        outcome = self._store.put_if_absent(key, encode_commit_record(record))
+        if outcome is PutOutcome.UNKNOWN:
             raise Unavailable(f"nobody knows whether {self._store.url}/{key} was written: it is tried again")
         self._kept = sequence
+        return outcome is PutOutcome.CREATED
 
     def _keep(self) -> None:
         """What was only read may be of a writer that died before it was durable: an attempt of ours, another process.
@@ -179,8 +184,7 @@ class CommitLog:
     def _look(self, lowest: Mapping[str, tuple[int, int]]) -> None:
         """Find the head; at the first time also what the records name that may be asked for."""
         if self._head is not None:
-            self._catch_up()
-            return
+            return  # a record that came since makes the next put fail
         head = self._find_head()
         records = list(self._newest_first(head, lowest))
         if head:
@@ -219,9 +223,14 @@ class CommitLog:
             record = self.record(self._head + 1)
             if record is None:
                 return
-            self._head += 1
-            self._highest = record.highest_checkpoint, record.highest_token
-            self._named.update((file.name, record.checkpoint) for file in record.files)
+            self._saw(record)
+
+    def _saw(self, record: CommitRecord) -> None:
+        """`record` follows the head and is the head from now on."""
+        assert self._head is not None
+        self._head += 1
+        self._highest = record.highest_checkpoint, record.highest_token
+        self._named.update((file.name, record.checkpoint) for file in record.files)
 
     def _key(self, sequence: int) -> str:
         return f"{commits_prefix(self._job, self._sink)}{sequence:020d}.json"

@@ -38,6 +38,7 @@ from barrier_runtime.connectors.sink_bases.staging import StagingKind, check_sta
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.schemas import column_names, milliseconds
 from barrier_runtime.state.errors import Corrupt, InvalidJob
+from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_existing_store
 from barrier_runtime.state.store.urls import shown, without_credentials
@@ -47,6 +48,7 @@ _Files: TypeAlias = tuple[StagedFile, ...]  # of one part of a transaction: one 
 _ROLL_BYTES = 128 << 20
 _ROLL_AGE_MS = 600_000
 _KEEP = Rolling(1 << 62, 1 << 62, 1 << 62)
+_SHOWN_AT_ONCE = 16  # requests to the store under way
 _MOST_FOLDERS = 10_000  # of the rows of one part of one transaction
 
 
@@ -71,6 +73,7 @@ class FileSink(TwoPhaseCommitSink):
     """
 
     global_committer = True
+    commits_together = True
     keeps_rows = True
     suffix: ClassVar[str]
     default_bytes_in_memory: ClassVar[int] = 32 << 20
@@ -263,12 +266,18 @@ class FileSink(TwoPhaseCommitSink):
     # ------------------------------------------------------------ deciding
 
     def commit(self, committable: bytes) -> None:
-        for file in self._files_of(committable):
-            try:
-                self._staging.show(file)
-            except Corrupt:
-                if not self._was_visible(file):
-                    raise
+        self.commit_together([committable])
+
+    def commit_together(self, committables: Sequence[bytes]) -> None:
+        files = [file for each in committables for file in self._files_of(each)]
+        in_parallel(self._show, files, _SHOWN_AT_ONCE)
+
+    def _show(self, file: StagedFile) -> None:
+        try:
+            self._staging.show(file)
+        except Corrupt:
+            if not self._was_visible(file):
+                raise
 
     def _was_visible(self, file: StagedFile) -> bool:
         """Who removes or rewrites a file that readers have seen (rotation, compaction) takes nothing from the job."""
@@ -293,10 +302,8 @@ class FileSink(TwoPhaseCommitSink):
         return check_names(decoded, self._context.job, self._context.sink, self._where).files
 
     def recover(self, decided: Sequence[bytes]) -> None:
-        files: list[StagedFile] = []
-        for committable in decided:
-            self.commit(committable)
-            files += self._files_of(committable)
+        self.commit_together(decided)
+        files = [file for each in decided for file in self._files_of(each)]
         self._last_checkpoint = max([self._last_checkpoint, *(origin_of(file)[1] for file in files)])
         self._staging.sweep(self._context.parallelism, files)
 

@@ -235,11 +235,12 @@ def test_leftovers_of_five_subtasks_are_swept_by_one_and_decided_ones_are_commit
     for s, subtask in enumerate(five):
         subtask.write([100 + s])
         subtask.barrier(2)()  # never decided
-    store.inject(Fault.FAIL_BEFORE, "publish")
+    store.inject(Fault.FAIL_BEFORE, "publish", times=None)
     one = Subtask(jsonl, store, 2, restored=decided)
     one.write([50])
     decided = (one.barrier(3)(),)  # lists what the first generation decided: nothing of it could be committed yet
     assert len(staged_in(store)) == 5 + 5 + 1
+    store.heal()
     for s in range(3):
         Subtask(jsonl, store, 3, restored=decided, subtask=s, parallelism=3)
         left = [key for key in staged_in(store) if int(key.split("/")[-1].split("-")[0]) % 3 == s]
