@@ -115,6 +115,19 @@ def test_publish_never_replaces_other_content(any_store: ObjectStore) -> None:
     assert any_store.get("_staging/1") == b"rows"
 
 
+@pytest.mark.parametrize("dropped", [True, False])
+def test_a_first_publish_that_others_have_overtaken_is_success(any_store: ObjectStore, dropped: bool) -> None:
+    """A successor's recovery may publish first; it may have died before it dropped the staged object."""
+    sha256 = hashlib.sha256(b"rows").hexdigest()
+    any_store.put("_staging/1", b"rows")
+    any_store.publish("_staging/1", "out/part-1", sha256)
+    if not dropped:
+        any_store.put("_staging/1", b"rows")
+    any_store.publish("_staging/1", "out/part-1", sha256, fresh=True)
+    assert any_store.get("out/part-1") == b"rows"
+    assert [info.key for info in any_store.list("_staging/")] == []
+
+
 def test_publish_of_what_is_nowhere_names_both_objects(any_store: ObjectStore) -> None:
     with pytest.raises(ObjectNotFound, match=r"_staging/1.*out/part-1"):
         any_store.publish("_staging/1", "out/part-1", "0" * 64)

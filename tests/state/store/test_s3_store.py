@@ -249,10 +249,22 @@ def test_a_publish_that_another_process_finishes_first_is_success(
     sha256 = hashlib.sha256(b"rows").hexdigest()
     copy = store._copy  # type: ignore[attr-defined]
 
-    def overtaken(staged: str, final: str) -> None:
+    def overtaken(staged: str, final: str) -> str | None:
         other.publish(staged, final, sha256)
-        copy(staged, final)
+        found: str | None = copy(staged, final)
+        return found
 
     monkeypatch.setattr(store, "_copy", overtaken)
     store.publish("staged", "final", sha256)
     assert other.get("final") == b"rows"
+
+
+def test_a_first_publish_is_a_copy_and_a_deletion(s3_url: Callable[[str], str]) -> None:
+    store = open_store(s3_url("first"))
+    assert isinstance(store, S3Store)
+    store.put("staged", b"rows")
+    asked: list[str] = []
+    store._client.meta.events.register("before-call.s3", lambda model, **_: asked.append(model.name))
+    store.publish("staged", "final", hashlib.sha256(b"rows").hexdigest(), fresh=True)
+    assert asked == ["CopyObject", "DeleteObjects"]
+    assert store.get("final") == b"rows"

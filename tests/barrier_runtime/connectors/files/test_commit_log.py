@@ -447,3 +447,21 @@ def test_writers_are_found_without_listing_their_records(tmp_path: Path) -> None
     for job, sink in (("one", "out"), ("one", "bad"), ("two", "out")):
         CommitLog(LocalStore(tmp_path), job, sink).append(1, 1, [file("part-1.parquet")], lambda each: (1, 1))
     assert jobs_and_sinks(NotListed(tmp_path)) == (("one", "bad"), ("one", "out"), ("two", "out"))
+
+
+def test_an_append_behind_a_known_head_is_one_request(store: MemoryStore) -> None:
+    log = log_on(store)
+    append(log, 1, 1, "1-a")
+    store.inject(Fault.FAIL_BEFORE, "get", times=None)
+    for checkpoint in (2, 3, 4):
+        append(log, checkpoint, 1, f"1-{checkpoint}")
+    store.heal()
+    assert logged(store) == [["1-a"], ["1-2"], ["1-3"], ["1-4"]]
+
+
+def test_an_append_whose_place_is_taken_adds_only_what_no_record_names(store: MemoryStore) -> None:
+    log, successor = log_on(store), log_on(store)
+    append(log, 1, 1, "1-a")
+    append(successor, 3, 2, "1-b", "2-c")
+    append(log, 3, 1, "1-b", "1-d")
+    assert logged(store) == [["1-a"], ["1-b", "2-c"], ["1-d"]]
