@@ -62,6 +62,9 @@ class AsOfJoinOperator(JoinOperator):
         if rows is not None:
             self._add(self._run(rows, times, port), port)
 
+    def _keeps_unmatched(self, port: int) -> bool:
+        return port == _LEFT and self._outer
+
     def advance(self, emit: Emit) -> None:
         before = self._clock.first_after(self._watermark_ms)
         waiting, versions = self._buffers

@@ -133,6 +133,23 @@ class JoinOperator(KeyedLife):
             )
         return rows, event_times_ms(times)
 
+    def _keeps_unmatched(self, port: int) -> bool:
+        """Whether a row of that side goes out although it matches nothing."""
+        return True
+
+    def _without_tombstones(self, batch: Batch, port: int) -> Batch:
+        """The rows but for those that have neither time nor key, which match nothing: tombstones of a topic of
+        changes."""
+        column = self._sides[port].event_time
+        if self._keeps_unmatched(port) or column not in batch.schema.names or not batch.column(column).null_count:
+            return batch
+        rows = self._columns_of(batch, port)
+        keyless = np.logical_or.reduce(
+            [rows.column(key).is_null().to_numpy(zero_copy_only=False) for key in self._sides[port].keys]
+        )
+        kept = ~(keyless & rows.column(column).is_null().to_numpy(zero_copy_only=False))
+        return batch if kept.all() else batch.only(batch.rows.filter(pa.array(kept)), kept)
+
     def _watermarks(self, batch: Batch, port: int) -> Ints:
         """Event time at each row, wherever batches end."""
         reached = self._watermarks_by_key(batch, self._sides[port].keys)
@@ -150,6 +167,7 @@ class JoinOperator(KeyedLife):
 
     def _in_time(self, batch: Batch, port: int, emit: Emit) -> tuple[pa.RecordBatch, Ints] | None:
         """Rows that are not late, with their times; None: there are none."""
+        batch = self._without_tombstones(batch, port)
         rows, times_ms = self._rows_of(batch, port)
         late = times_ms <= self._watermarks(batch, port)
         if late.any():

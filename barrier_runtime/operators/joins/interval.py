@@ -41,6 +41,9 @@ class MatchingJoin(JoinOperator):
         self._semi = how == "semi"
         self._misses = (how in ("left", "full", "anti"), how in ("right", "full"))
 
+    def _keeps_unmatched(self, port: int) -> bool:
+        return self._misses[port]
+
     def _match(self, rows: pa.RecordBatch, times: Ints, port: int, emit: Emit) -> None:
         """Rows of one side, in time: with the rows of the other side, and held from now on."""
         null, whole, times = self._with_keys(rows, times, port)

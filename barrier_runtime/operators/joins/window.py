@@ -47,6 +47,7 @@ class WindowJoinOperator(MatchingJoin):
         self.output_delay_ms = window.size_ms - 1
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        batch = self._without_tombstones(batch, port)
         rows, times_ms = self._rows_of(batch, port)
         if not len(rows):
             return
