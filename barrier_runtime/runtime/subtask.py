@@ -108,6 +108,7 @@ class Subtask:
         self._replay = deque(replay)
         self._in_flight = InFlightWriter(inputs)
         self._paused = 0  # the checkpoint behind which the source gives nothing
+        self._stands = 0  # the checkpoint behind which nothing is given because the wall clock goes on
         self._overtaking = 0  # the last checkpoint whose barriers need not wait for that
         self._held_up: tuple[int, float] | None = None  # a checkpoint whose barriers all wait for that, since when (ms)
         self._ending = False  # event time is on its way to its end
@@ -155,7 +156,8 @@ class Subtask:
             return self._step_source(self.source[1])
         if self.announcements:
             self.take_announcements()
-        worked = chain.first.by_clock and not self._ending and chain.may_emit and chain.by_wall_clock()
+        by_clock = chain.first.by_clock and not (self._ending or 0 < self._stands <= self.last_checkpoint)
+        worked = by_clock and chain.may_emit and chain.by_wall_clock()
         if chain.is_under_way:
             return (chain.may_emit and self._go_on()) or worked
         if self._all_in:
@@ -321,12 +323,14 @@ class Subtask:
 
     def on_trigger(self, barrier: Barrier, pause: bool = False, overtakes_timers: bool = False) -> None:
         """The coordinator wants checkpoint `barrier.id`. Sources inject it, ended subtasks answer at once. `pause`:
-        a source reads nothing after it, unless it is aborted. `overtakes_timers`: its barriers do not wait long where
-        event time is on its way; the rows that do are in flight then."""
+        a source reads nothing after it, and no timer of the wall clock fires, unless it is aborted.
+        `overtakes_timers`: its barriers do not wait long where event time is on its way; the rows that do are in
+        flight then."""
         if barrier.token != self.token or barrier.id <= self.last_checkpoint:
             return
-        if pause and self.source is not None:
-            self._paused = barrier.id
+        if pause:
+            self._stands = barrier.id
+            self._paused = 0 if self.source is None else barrier.id
         if self.ended or self.source is not None or self._all_in:
             self._capture(TakeSnapshot(barrier, max(0.0, self._host.now_ms() - barrier.triggered_at_ms), 0.0))
         else:
@@ -338,7 +342,7 @@ class Subtask:
     def end_source(self) -> None:
         """The input ends here, also of a source that was to give nothing until the job has moved."""
         if self.source is not None and not self.ended:
-            self._paused = 0
+            self._paused = self._stands = 0
             self.source[1].end()
 
     def take_announcements(self) -> None:
@@ -359,8 +363,8 @@ class Subtask:
         """The coordinator aborted `checkpoint`."""
         if self._wanted is not None and self._wanted.id <= checkpoint:
             self._wanted = None
-        if checkpoint >= self._paused:
-            self._paused = 0
+        if checkpoint >= self._stands:
+            self._paused = self._stands = 0
         for effect in self._aligner.on_order_to_abort(checkpoint):
             if isinstance(effect, Unblock):
                 self._unblock(effect)

@@ -283,7 +283,7 @@ class Trigger(Message, frozen=True, omit_defaults=True):  # what is not said old
     triggered_at_ms: int
     aligned_timeout_ms: int | None = None  # as in `Barrier`: 0: unaligned at once, None: aligned however long it takes
     stop: bool = False  # the job stops with it: the slot's last figures come before its acks and commits
-    pause: bool = False  # sources read nothing after it, unless it is aborted: the job moves to other slots with it
+    pause: bool = False  # sources read nothing after it, unless it is aborted: the job moves to other slots, or stops
     overtakes_timers: bool = False  # aligned, but where many timers are due its barriers do not wait for them
 
 

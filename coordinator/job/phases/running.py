@@ -124,7 +124,8 @@ class Running(Phase):
             return Restart(arrival.death or f"slot {slot.index} was replaced by a new process")
         if slot.register.token != job.led.token or slot.register.phase not in ("running", "paused"):
             return Restart(f"slot {slot.index} came back without its state")
-        if slot.register.phase == "paused" and not job.rescales.pausing:  # it did not hear that the job goes on
+        stands = job.rescales.pausing or job.stop == "checkpoint"
+        if slot.register.phase == "paused" and not stands:  # it did not hear that the job goes on
             return Restart(f"slot {slot.index} came back with its sources stopped", counted=False)
         if slot.register.highest_checkpoint > self._told:
             self._ask_the_log(job, slot, now_ms)
@@ -331,7 +332,8 @@ class Running(Phase):
 
     def _tell(self, job: Job, slots: Sequence[RegisteredSlot], checkpoint: Checkpoint) -> None:
         for slot in slots:
-            job.outbox.send(slot, _trigger(checkpoint, job.stop_from, job.rescales.pauses(checkpoint.id)))
+            stops = job.stop_from is not None and checkpoint.id >= job.stop_from
+            job.outbox.send(slot, _trigger(checkpoint, stops, stops or job.rescales.pauses(checkpoint.id)))
             self._told = max(self._told, checkpoint.id)
 
     def _persist(self, job: Job, checkpoint: Checkpoint, now_ms: int) -> Decision | None:
@@ -535,8 +537,7 @@ def _go_on_draining(job: Job) -> None:
         job.stop = "drain"
 
 
-def _trigger(checkpoint: Checkpoint, stop_from: int | None, pause: bool) -> Trigger:
-    stop = stop_from is not None and checkpoint.id >= stop_from
+def _trigger(checkpoint: Checkpoint, stop: bool, pause: bool) -> Trigger:
     return Trigger(
         checkpoint.token,
         checkpoint.id,
