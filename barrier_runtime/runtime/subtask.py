@@ -330,7 +330,8 @@ class Subtask:
             return
         if pause:
             self._stands = barrier.id
-            self._paused = 0 if self.source is None else barrier.id
+        if pause and self.source is not None:
+            self._paused = barrier.id
         if self.ended or self.source is not None or self._all_in:
             self._capture(TakeSnapshot(barrier, max(0.0, self._host.now_ms() - barrier.triggered_at_ms), 0.0))
         else:
