@@ -132,8 +132,8 @@ def _number_type(kind: pa.DataType) -> np.dtype[Any]:
 
 def _accepted(kind: pa.DataType) -> Callable[[list[Any]], bool]:
     """Whether Arrow would store these values just as they are. If not, it may be that it changes or refuses them."""
-    if types.is_integer(kind):
-        limits = np.iinfo(_number_type(kind))
+    if types.is_integer(kind) or types.is_timestamp(kind) or types.is_duration(kind):
+        limits = np.iinfo(_number_type(kind) if types.is_integer(kind) else np.int64)
         lowest, highest = int(limits.min), int(limits.max)
 
         def integers(values: list[Any]) -> bool:

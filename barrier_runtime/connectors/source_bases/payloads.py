@@ -14,10 +14,14 @@ from typing import Annotated, Any, Protocol
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime.data.values.into_columns import column_of
+from barrier_runtime.data.few_rows import values_as_stored
+from barrier_runtime.data.values.into_columns import UnkeptValue, column_of
+from barrier_runtime.data.values.json_doors import SPECIAL_FLOATS, column_of_json
+from barrier_runtime.data.values.stored_times import is_time_kind, numbers_of_texts, times_of_texts
 from barrier_runtime.state.errors import InvalidJob
 
 _CUT = 300  # characters of a reason that is not ours
+_FEW_TEXTS = 16  # times are read by Arrow where there are more
 
 
 class Decoder(Protocol):
@@ -57,9 +61,13 @@ def decoded(
             decoder.columns([row])
         except Exception as error:
             raise_outage(error)
-            row, bad[index] = None, f"{type(error).__name__}: {error}"[:_CUT]
+            row, bad[index] = None, _reason(error)
         rows.append(row)
     return _nullable(decoder, rows, bad), bad
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, UnkeptValue) else f"{type(error).__name__}: {error}"[:_CUT]
 
 
 def _nullable(decoder: Decoder, rows: list[Any], bad: dict[int, str]) -> list[pa.Array]:
@@ -103,29 +111,33 @@ _INTEGERS = {
 }
 
 
+_Number = int | float | str  # numbers of many digits stay what they are, and NaN is a text
+_SCALARS: tuple[tuple[Callable[[pa.DataType], bool], Any], ...] = (
+    (pa.types.is_integer, Annotated[int, msgspec.Meta(ge=0)]),
+    (pa.types.is_floating, _Number),
+    (pa.types.is_boolean, bool),
+    (lambda kind: kind in (pa.string(), pa.large_string(), pa.string_view()), str),
+    (lambda kind: kind in (pa.binary(), pa.large_binary(), pa.binary_view()), bytes),
+    (pa.types.is_fixed_size_binary, bytes),
+    (pa.types.is_date, datetime.date),
+    (lambda kind: is_time_kind(kind), str),  # with all their digits
+    (pa.types.is_decimal, decimal.Decimal),
+)
+
+
 def _json_type(kind: pa.DataType, column: str, where: str) -> Any:
     """What msgspec has to read for a column of type `kind`."""
     is_ = pa.types
     if kind in _INTEGERS:
         return _INTEGERS[kind]
-    for fits, found in (
-        (is_.is_integer, Annotated[int, msgspec.Meta(ge=0)]),
-        (is_.is_floating, float),
-        (is_.is_boolean, bool),
-        (lambda kind: is_.is_string(kind) or is_.is_large_string(kind), str),
-        (lambda kind: is_.is_binary(kind) or is_.is_large_binary(kind), bytes),
-        (is_.is_timestamp, datetime.datetime),
-        (is_.is_date32, datetime.date),
-        (is_.is_time, datetime.time),
-        (is_.is_duration, datetime.timedelta),
-        (is_.is_decimal, decimal.Decimal),
-    ):
+    for fits, found in _SCALARS:
         if fits(kind):
             return found
-    if is_.is_list(kind) or is_.is_large_list(kind):
+    if is_.is_list(kind) or is_.is_large_list(kind) or is_.is_fixed_size_list(kind):
         return list[_json_type(kind.value_type, column, where) | None]  # type: ignore[misc]
-    if is_.is_map(kind) and is_.is_string(kind.key_type):
-        return dict[str, _json_type(kind.item_type, column, where) | None]  # type: ignore[misc]
+    if is_.is_map(kind) and (is_.is_string(kind.key_type) or is_.is_integer(kind.key_type)):
+        key = _json_type(kind.key_type, column, where)
+        return dict[key, _json_type(kind.item_type, column, where) | None]  # type: ignore[misc,valid-type]
     if is_.is_struct(kind):
         from typing import TypedDict
 
@@ -145,9 +157,9 @@ def json_row(schema: pa.Schema, where: str) -> type[msgspec.Struct]:
 
 
 class JsonPayloads:
-    """One JSON object per payload. Fields that are not in the schema are left out, absent ones are null. Times are RFC
-    3339 text (UTC where they do not say), binary is base64. A payload that is None is a row of nulls. `values`: as in
-    `PlainPayloads`."""
+    """One JSON object per payload. Fields that are not in the schema are left out, absent ones are null; of a field
+    that is there twice the last counts. Times are RFC 3339 text (UTC where they do not say), durations ISO 8601,
+    binary is base64. A payload that is None is a row of nulls. `values`: as in `PlainPayloads`; times are numbers."""
 
     def __init__(self, schema: pa.Schema, where: str) -> None:
         self.schema = schema
@@ -156,6 +168,9 @@ class JsonPayloads:
         self._gets = [attrgetter(f"c{number}") for number in range(len(schema))]
         optional = not any(not field.nullable for field in schema)
         self._absent = row() if optional else None
+        self._floats = [at for at, kind in enumerate(schema.types) if pa.types.is_floating(kind)]
+        kinds = enumerate(schema.types)
+        self._times = [(at, kind) for at, kind in kinds if is_time_kind(kind) and not pa.types.is_date(kind)]
 
     def rows(self, payloads: Sequence[bytes | None], records: Sequence[Any]) -> list[Any]:
         decode, absent = self._decode, self._absent
@@ -164,7 +179,19 @@ class JsonPayloads:
         return [decode(payload) if payload is not None else absent for payload in payloads]
 
     def columns(self, rows: Sequence[Any]) -> list[pa.Array]:
-        return columns_of(self.values(rows), self.schema)
+        return [
+            column_of_json(list(map(get, rows)), field.type, field.name, field.nullable)
+            for get, field in zip(self._gets, self.schema, strict=True)
+        ]
 
     def values(self, rows: Sequence[Any]) -> list[list[Any]]:
-        return [[get(row) for row in rows] for get in self._gets]
+        columns = [list(map(get, rows)) for get in self._gets]
+        for at in self._floats:
+            if str in map(type, columns[at]):
+                columns[at] = [SPECIAL_FLOATS.get(each, each) for each in columns[at]]
+        for at, kind in self._times:
+            if len(rows) > _FEW_TEXTS and pa.types.is_timestamp(kind):
+                columns[at] = values_as_stored(times_of_texts(columns[at], kind), "i8")
+            else:
+                columns[at] = numbers_of_texts(columns[at], kind)
+        return columns

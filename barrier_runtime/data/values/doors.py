@@ -205,7 +205,11 @@ class DecimalDoor(Door):
 
 
 class TextDoor(Door):
-    exact = frozenset({str, _NONE})
+    def array(self, values: Sequence[Any]) -> pa.Array:
+        try:
+            return self.quick(values)  # Arrow takes text and bytes that are UTF-8, and nothing else
+        except UNFIT:
+            return self.careful(values)
 
     def kept(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -219,9 +223,7 @@ class TextDoor(Door):
         raise self.refused(value)
 
 
-class BytesDoor(Door):
-    exact = frozenset({bytes, bytearray, _NONE})
-
+class BytesDoor(TextDoor):
     def kept(self, value: Any) -> Any:
         if isinstance(value, str):
             return self.utf8(value)

@@ -23,8 +23,7 @@ cuts fractions, leaves out keys that a struct lacks, and more; this module decid
 None, `pandas.NaT`, `pandas.NA` and numpy's NaT are null. A subclass counts as its base class: an `IntEnum` as int.
 """
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -59,51 +58,12 @@ class UnkeptValue(ValueError):
         )
 
 
-def column_of(values: Sequence[Any], kind: pa.DataType, column: str = "", nullable: bool = True) -> pa.Array:
-    """A column of `kind` that keeps each of `values`. `column`: its name for the message. Raises `UnkeptValue`.
-
-    >>> column_of([1, 2.0, None], pa.int64()).to_pylist()
-    [1, 2, None]
-    """
-    try:
-        array = _door(kind).array(values)
-    except UNFIT as error:
-        raise _unkept(values, kind, column, error) from error
-    if not nullable and array.null_count:
-        row = array.is_null().index(True).as_py()
-        raise UnkeptValue(column, kind, row, values[row], "the column is declared not nullable")
-    return array
-
-
-def keeps(values: Sequence[Any], kind: pa.DataType) -> bool:
-    """Whether a column of `kind` keeps each of `values`."""
-    try:
-        _door(kind).array(values)
-    except UNFIT:
-        return False
-    return True
-
-
-def _unkept(values: Sequence[Any], kind: pa.DataType, column: str, error: Exception) -> UnkeptValue:
-    door = _door(kind)
-    for row, value in enumerate(values):
-        try:
-            door.array([value])
-        except RefusedValue as refused:
-            if refused.value is value:
-                return UnkeptValue(column, kind, row, value, refused.why, refused.remedy)
-            inside = str(RefusedValue(refused.value, refused.kind, refused.why))
-            return UnkeptValue(column, kind, row, value, f"inside, {inside}", refused.remedy)
-        except UNFIT as other:
-            return UnkeptValue(column, kind, row, value, str(other))
-    return UnkeptValue(column, kind, 0, values[0] if values else None, str(error))
-
-
 def _has_names(kind: pa.DataType) -> bool:
     """Whether the fields of a struct can be told by their names."""
     return bool(0 < kind.num_fields == len({field.name for field in kind}))
 
 
+_MOST_KNOWN = 4_096  # types
 _is = pa.types
 _SCALARS: tuple[tuple[Callable[[pa.DataType], bool], type[Door]], ...] = (
     (_is.is_boolean, doors.BooleanDoor),
@@ -124,9 +84,70 @@ _NESTED: tuple[tuple[Callable[[pa.DataType], bool], type[nested_doors.NestedDoor
 )
 
 
-@lru_cache(4_096)
-def _door(kind: pa.DataType) -> Door:
-    for fits, nested in _NESTED:
-        if fits(kind):
-            return nested(kind, _door)
-    return next((door for fits, door in _SCALARS if fits(kind)), doors.OtherDoor)(kind)
+class Doors:
+    """The door of each type. `others`: doors that replace the usual ones."""
+
+    def __init__(self, others: Mapping[type[Door], type[Door]] | None = None) -> None:
+        self._others = others or {}
+        self._known: dict[pa.DataType, Door] = {}
+
+    def of(self, kind: pa.DataType) -> Door:
+        door = self._known.get(kind)
+        if door is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            door = self._known[kind] = self._made(kind)
+        return door
+
+    def column(self, values: Sequence[Any], kind: pa.DataType, column: str, nullable: bool) -> pa.Array:
+        """As `column_of`."""
+        try:
+            array = self.of(kind).array(values)
+        except UNFIT as error:
+            raise self._unkept(values, kind, column, error) from error
+        if not nullable and array.null_count:
+            row = array.is_null().index(True).as_py()
+            raise UnkeptValue(column, kind, row, values[row], "the column is declared not nullable")
+        return array
+
+    def _made(self, kind: pa.DataType) -> Door:
+        for fits, nested in _NESTED:
+            if fits(kind):
+                return nested(kind, self.of)
+        usual = next((door for fits, door in _SCALARS if fits(kind)), doors.OtherDoor)
+        return self._others.get(usual, usual)(kind)
+
+    def _unkept(self, values: Sequence[Any], kind: pa.DataType, column: str, error: Exception) -> UnkeptValue:
+        door = self.of(kind)
+        for row, value in enumerate(values):
+            try:
+                door.array([value])
+            except RefusedValue as refused:
+                if refused.value is value:
+                    return UnkeptValue(column, kind, row, value, refused.why, refused.remedy)
+                inside = str(RefusedValue(refused.value, refused.kind, refused.why))
+                return UnkeptValue(column, kind, row, value, f"inside, {inside}", refused.remedy)
+            except UNFIT as other:
+                return UnkeptValue(column, kind, row, value, str(other))
+        return UnkeptValue(column, kind, 0, values[0] if values else None, str(error))
+
+
+_PYTHON = Doors()
+
+
+def column_of(values: Sequence[Any], kind: pa.DataType, column: str = "", nullable: bool = True) -> pa.Array:
+    """A column of `kind` that keeps each of `values`. `column`: its name for the message. Raises `UnkeptValue`.
+
+    >>> column_of([1, 2.0, None], pa.int64()).to_pylist()
+    [1, 2, None]
+    """
+    return _PYTHON.column(values, kind, column, nullable)
+
+
+def keeps(values: Sequence[Any], kind: pa.DataType) -> bool:
+    """Whether a column of `kind` keeps each of `values`."""
+    try:
+        _PYTHON.of(kind).array(values)
+    except UNFIT:
+        return False
+    return True

@@ -6,7 +6,7 @@ Text is as RFC 3339 and ISO 8601 have it: `2024-02-29T23:59:59.999Z` (without zo
 
 import datetime
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,18 +19,21 @@ _NUMPY_PARTS = {"ps": 10**3, "fs": 10**6, "as": 10**9}  # of a nanosecond
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _EPOCH = datetime.datetime(1970, 1, 1)
 _EPOCH_UTC = _EPOCH.replace(tzinfo=datetime.timezone.utc)
+_from_iso = datetime.datetime.fromisoformat
 _ZERO = datetime.timedelta(0)
 _FIRST_DAY = datetime.date(1970, 1, 1).toordinal()
 
-_DATE = r"(\d{4})-(\d\d)-(\d\d)"
+_DAYS_OF_CYCLE = 146_097  # of 400 years
+_DATE = r"(\d{4,6})-(\d\d)-(\d\d)"
 _CLOCK = r"(\d\d):(\d\d):(\d\d)(?:\.(\d+))?"
-_ZONE = r"([Zz]|[+-]\d\d:?\d\d)?"
-_MOMENT_TEXT = re.compile(f"{_DATE}[Tt ]{_CLOCK}{_ZONE}", re.ASCII)
+_SHORT_CLOCK = r"(\d\d)(?::(\d\d)(?::(\d\d)(?:\.(\d+))?)?)?"  # as Arrow reads it
+_ZONE = r"([Zz]|[+-]\d\d(?::?\d\d)?)?"
+_MOMENT_TEXT = re.compile(f"{_DATE}[Tt ]{_SHORT_CLOCK}{_ZONE}", re.ASCII)
 _DATE_TEXT = re.compile(_DATE, re.ASCII)
 _CLOCK_TEXT = re.compile(_CLOCK + _ZONE, re.ASCII)
-_DURATION_TEXT = re.compile(
-    r"([+-]?)P(?:(\d+)D)?(?:T(?=\d)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:\.(\d+))?S)?)?", re.ASCII | re.IGNORECASE
-)
+_DURATION_TEXT = re.compile(r"([+-]?)P(?=[\dT])((?:\d+(?:\.\d+)?[WD])*)(?:T((?:\d+(?:\.\d+)?[HMS])+))?", re.ASCII)
+_DURATION_PART = re.compile(r"(\d+)(?:\.(\d+))?([WDHMS])")
+_DURATION_NS = {"W": 7 * _DAY_NS, "D": _DAY_NS, "H": 3_600 * NS["s"], "M": 60 * NS["s"], "S": NS["s"]}
 
 
 class Stored(NamedTuple):
@@ -40,6 +43,15 @@ class Stored(NamedTuple):
     python: type
     nanoseconds: Callable[[Any, pa.DataType], int | None]
     in_microseconds: Callable[[pa.DataType], pa.DataType | None]
+
+
+class UnreadTime(ValueError):
+    """A text that a column of times does not keep. `why` and `remedy` as in `RefusedValue`."""
+
+    def __init__(self, text: str, why: str, remedy: str = "") -> None:
+        super().__init__(f"{text!r} is not kept: {why}{': ' if remedy else ''}{remedy}")
+        self.why = why
+        self.remedy = remedy
 
 
 def is_time_kind(kind: pa.DataType) -> bool:
@@ -80,12 +92,46 @@ def _with_unit(kind: pa.DataType, unit: str) -> pa.DataType:
 
 
 def stored_of_text(text: str, kind: pa.DataType) -> int:
-    """The number that a column of `kind` stores for `text`. Raises `ValueError`, which says the remedy."""
+    """The number that a column of `kind` stores for `text`. Raises `UnreadTime`."""
     nanoseconds = _nanoseconds_of_text(text, kind)
     number, why, remedy = fits_unit(nanoseconds, kind)
     if why:
-        raise ValueError(f"{text!r} is not kept as {kind}, {why}{': ' if remedy else ''}{remedy}")
+        raise UnreadTime(text, why, remedy)
     return number
+
+
+def numbers_of_texts(texts: Sequence[str | None], kind: pa.DataType) -> list[int | None]:
+    """The numbers that a column of `kind` stores for a few texts. Raises `UnreadTime`."""
+    if not pa.types.is_timestamp(kind) or kind.unit != "us":
+        return [None if text is None else stored_of_text(text, kind) for text in texts]
+    numbers: list[int | None] = []
+    for text in texts:
+        quick = None if text is None else _quick_microseconds(text)
+        numbers.append(stored_of_text(text, kind) if quick is None and text is not None else quick)
+    return numbers
+
+
+def times_of_texts(texts: Sequence[str | None], kind: pa.DataType) -> pa.Array:
+    """A column of `kind`, which is no date, from texts. Raises `UnreadTime`."""
+    if pa.types.is_timestamp(kind):
+        try:  # Arrow takes no more digits than the unit has, and none of these texts is one without a zone
+            return pa.array(texts, pa.string()).cast(pa.timestamp(kind.unit, "UTC")).cast(kind)
+        except pa.ArrowInvalid:
+            pass
+    width = pa.int32() if kind.bit_width == 32 else pa.int64()
+    return pa.array(numbers_of_texts(texts, kind), width).view(kind)
+
+
+def _quick_microseconds(text: str) -> int | None:
+    """Of a time in UTC with no more than six digits; None: look at it with more care."""
+    if not 20 <= len(text) <= 27 or text[10] != "T" or text[-1] != "Z" or text[16] != ":" or text[11:13] > "23":
+        return None
+    if text[4] != "-" or text[7] != "-" or text[13] != ":" or text[19] not in "Z.":
+        return None
+    try:
+        return (_from_iso(text[:-1]) - _EPOCH) // _MICROSECOND
+    except ValueError:
+        return None
 
 
 def _nanoseconds_of_text(text: str, kind: pa.DataType) -> int:
@@ -93,49 +139,67 @@ def _nanoseconds_of_text(text: str, kind: pa.DataType) -> int:
     if is_.is_timestamp(kind):
         if (found := _MOMENT_TEXT.fullmatch(text)) is not None:
             return _days(text, *found.group(1, 2, 3)) * _DAY_NS + _clock(text, *found.group(4, 5, 6, 7, 8))
-        raise ValueError(f"{text!r} is no time as RFC 3339 has it, such as 2024-02-29T23:59:59.5Z")
+        raise UnreadTime(text, "it is no time as RFC 3339 has it, such as 2024-02-29T23:59:59.5Z")
     if is_.is_date(kind):
         if (found := _DATE_TEXT.fullmatch(text)) is not None:
             return _days(text, *found.group(1, 2, 3)) * _DAY_NS
-        raise ValueError(f"{text!r} is no date such as 2024-02-29")
+        raise UnreadTime(text, "it is no date such as 2024-02-29")
     if is_.is_time(kind):
         if (found := _CLOCK_TEXT.fullmatch(text)) is not None:
-            if found[5] not in (None, "Z", "z", "+00:00", "-00:00", "+0000", "-0000"):
-                raise ValueError(f"{text!r} has a zone, which a time of day does not keep: give it in UTC")
+            if (found[5] or "Z").strip("+-0:") not in ("", "Z", "z"):
+                raise UnreadTime(text, "it has a zone, which a time of day does not keep", "give it in UTC")
             return _clock(text, *found.group(1, 2, 3, 4))
-        raise ValueError(f"{text!r} is no time of a day such as 23:59:59.5")
-    found = _DURATION_TEXT.fullmatch(text)
-    if found is None or not any(found.group(2, 3, 4, 5)):
-        raise ValueError(f"{text!r} is no duration as ISO 8601 has it, such as P1DT2H3M4.5S (D, H, M and S)")
-    days, hours, minutes, seconds = (int(part or 0) for part in found.group(2, 3, 4, 5))
-    size = (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * NS["s"] + _fraction_ns(text, found[6])
+        raise UnreadTime(text, "it is no time of a day such as 23:59:59.5")
+    return _duration_ns(text)
+
+
+def _duration_ns(text: str) -> int:
+    found = _DURATION_TEXT.fullmatch(text.upper())
+    size = 0
+    for whole, fraction, letter in _DURATION_PART.findall(text.upper() if found is not None else ""):
+        part, rest = divmod(int(whole + fraction) * _DURATION_NS[letter], 10 ** len(fraction))
+        if rest:
+            raise UnreadTime(text, "it has parts of a nanosecond", "round it to nanoseconds")
+        size += part
+    if found is None or not (found[2] or found[3]):
+        raise UnreadTime(text, "it is no duration as ISO 8601 has it, such as P1DT2H3M4.5S (W, D, H, M and S)")
     return -size if found[1] == "-" else size
 
 
 def _days(text: str, year: str, month: str, day: str) -> int:
+    cycles = max(0, (int(year) - 1) // 400)  # the calendar repeats: Python's years end at 9999
     try:
-        return datetime.date(int(year), int(month), int(day)).toordinal() - _FIRST_DAY
+        day_of_cycle = datetime.date(int(year) - 400 * cycles, int(month), int(day)).toordinal()
+        return day_of_cycle + _DAYS_OF_CYCLE * cycles - _FIRST_DAY
     except ValueError as error:
-        raise ValueError(f"{text!r} is no date: {error}") from None
+        raise UnreadTime(text, f"it is no date, {error}") from None
 
 
-def _clock(text: str, hour: str, minute: str, second: str, fraction: str | None, zone: str | None = None) -> int:
-    if int(hour) > 23 or int(minute) > 59 or int(second) > 59:
-        raise ValueError(f"{text!r} is no time of a day: hours go to 23, minutes and seconds to 59")
-    seconds = (int(hour) * 60 + int(minute)) * 60 + int(second)
+def _clock(
+    text: str,
+    hour: str,
+    minute: str | None,
+    second: str | None,
+    fraction: str | None,
+    zone: str | None = None,
+) -> int:
+    minutes, seconds = int(minute or 0), int(second or 0)
+    if int(hour) > 23 or minutes > 59 or seconds > 59:
+        raise UnreadTime(text, "it is no time of a day: hours go to 23, minutes and seconds to 59")
+    seconds += (int(hour) * 60 + minutes) * 60
     if zone not in (None, "Z", "z"):
-        hours, minutes = int(zone[1:3]), int(zone[-2:])
-        if hours > 23 or minutes > 59:
-            raise ValueError(f"{text!r} has no zone such as +01:30")
-        offset = (hours * 60 + minutes) * 60
-        seconds -= offset if zone[0] == "+" else -offset
+        ahead_h, ahead_m = int(zone[1:3]), int(zone[3:].removeprefix(":") or 0)
+        if ahead_h > 23 or ahead_m > 59:
+            raise UnreadTime(text, "it has no zone such as +01:30")
+        ahead = (ahead_h * 60 + ahead_m) * 60
+        seconds -= ahead if zone[0] == "+" else -ahead
     return seconds * NS["s"] + _fraction_ns(text, fraction)
 
 
 def _fraction_ns(text: str, digits: str | None) -> int:
     digits = (digits or "").rstrip("0")
     if len(digits) > 9:
-        raise ValueError(f"{text!r} has more than nine digits of a second: round it to nanoseconds")
+        raise UnreadTime(text, "it has more than nine digits of a second", "round it to nanoseconds")
     return int(digits.ljust(9, "0"))
 
 

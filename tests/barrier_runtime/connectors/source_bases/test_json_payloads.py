@@ -1,0 +1,119 @@
+"""JSON payloads as columns: what a sink writes is read back equal, and no digit goes without a word."""
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from barrier_runtime.connectors.sink_bases import encoders
+from barrier_runtime.connectors.source_bases.payloads import JsonPayloads, decoded
+from barrier_runtime.data.few_rows import MOST_ROWS, FewRows, layout_of
+from barrier_runtime.state.errors import InvalidJob
+from tests.barrier_runtime.connectors.round_trips import KINDS, Kind, assert_same, column_of
+from tests.drawn import examples
+
+
+def _is_read(kind: Kind) -> bool:
+    try:
+        JsonPayloads(pa.schema([("x", kind.type)]), "source 'in'")
+    except InvalidJob:
+        return False
+    return not any(name in str(kind) for name in ("float", "double", "Berlin", "+05:30"))
+
+
+READ = [kind for kind in KINDS if _is_read(kind)]
+
+
+def _read(payloads: list[bytes], kind: pa.DataType) -> pa.Array:
+    """The column `x` of these payloads, in Arrow; equal to the column that a few payloads make as lists."""
+    schema = pa.schema([("x", kind)])
+    decoder = JsonPayloads(schema, "source 'in'")
+    columns, bad = decoded(decoder, payloads, payloads)
+    assert bad == {}
+    if layout_of(schema) is not None:
+        for start in range(0, len(payloads), MOST_ROWS):
+            few = payloads[start : start + MOST_ROWS]
+            rows = FewRows.of_values(schema, decoder.values(decoder.rows(few, few))).record_batch()
+            assert_same(rows.column(0), columns[0].slice(start, len(few)))
+    return columns[0]
+
+
+def _bad(payload: bytes, kind: pa.DataType) -> str:
+    """What is wrong with this payload."""
+    decoder = JsonPayloads(pa.schema([("x", kind)]), "source 'in'")
+    _, bad = decoded(decoder, [b"{}", payload], [None, None])
+    assert list(bad) == [1]
+    return bad[1]
+
+
+def _round_trip(column: pa.Array) -> None:
+    batch = pa.RecordBatch.from_arrays([column], ["x"])
+    assert_same(_read(encoders.jsonl([batch]).split(b"\n")[:-1], column.type), column)
+
+
+@pytest.mark.parametrize("kind", READ, ids=str)
+def test_special_values_of_a_json_sink_are_read_back_equal(kind: Kind) -> None:
+    _round_trip(kind.special())
+
+
+@examples(150)
+@given(st.sampled_from(READ).flatmap(column_of))
+def test_drawn_values_of_a_json_sink_are_read_back_equal(column: pa.Array) -> None:
+    _round_trip(column)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        (pa.float64(), '"NaN"', "nan"),
+        (pa.float32(), '"-Infinity"', "-inf"),
+        (pa.float64(), '"Infinity"', "inf"),
+        (pa.float64(), "-0.0", "-0.0"),
+        (pa.float64(), "9007199254740992", "9007199254740992.0"),
+        (pa.float64(), "100000000000000000000", "1e+20"),
+        (pa.list_(pa.float64()), '["NaN", 1, null]', "[nan, 1.0, None]"),
+        (pa.map_(pa.string(), pa.float32()), '{"a": "NaN"}', "[('a', nan)]"),
+        (pa.decimal128(38, 20), "1234567890.12345678901234567890", "Decimal('1234567890.12345678901234567890')"),
+        (pa.decimal128(10, 2), '"1.50"', "Decimal('1.50')"),
+        (pa.timestamp("us"), '"2024-02-29T23:59:59.1234560Z"', "datetime.datetime(2024, 2, 29, 23, 59, 59, 123456)"),
+        (pa.list_(pa.time32("s")), '["12:00:00.000"]', "[datetime.time(12, 0)]"),
+    ],
+)  # fmt: skip
+def test_a_value_of_json_is_kept(kind: pa.DataType, text: str, expected: str) -> None:
+    assert repr(_read([b'{"x": ' + text.encode() + b"}"], kind)[0].as_py()) == expected
+
+
+def test_nine_digits_of_a_second_are_kept_where_the_column_has_them() -> None:
+    column = _read([b'{"x": "2024-02-29T23:59:59.123456789Z"}'], pa.timestamp("ns", "UTC"))
+    assert column.cast(pa.int64()).to_pylist() == [1_709_251_199_123_456_789]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "why"),
+    [
+        (pa.timestamp("us", "UTC"), '"2024-02-29T23:59:59.9999999Z"', "declare the column as timestamp[ns, tz=UTC]"),
+        (pa.list_(pa.timestamp("us")), '["2024-02-29T23:59:59.999999999Z"]', "declare the column as timestamp[ns]"),
+        (pa.struct([("t", pa.time64("us"))]), '{"t": "12:00:00.1234567"}', "declare the column as time64[ns]"),
+        (pa.duration("us"), '"PT1.1234567S"', "declare the column as duration[ns]"),
+        (pa.timestamp("us"), '"2024-02-29"', "is no time"),
+        (pa.timestamp("us"), "1709251199", "Expected `str"),
+        (pa.int64(), "19.99", "Expected `int"),
+        (pa.int64(), "true", "Expected `int"),
+        (pa.int64(), "9223372036854775808", "Expected `int`"),
+        (pa.uint64(), "18446744073709551616", "18446744073709551615"),
+        (pa.float64(), "12345678901234567891", "digits would be lost"),
+        (pa.float32(), "1e300", "would become infinite"),
+        (pa.float64(), "1e400", "out of range"),
+        (pa.float64(), '"nan"', "but there is 'nan' (str)"),
+        (pa.decimal128(10, 2), "1.005", "2 digits behind the point"),
+        (pa.decimal128(10, 2), '"NaN"', "but there is Decimal('NaN')"),
+        (pa.string(), '"caf\xe9"', "utf-8"),
+        (pa.string(), r'"\ud800"', "DecodeError"),
+        (pa.binary(), '"YQ"', "base64"),
+        (pa.binary(2), '"YQ=="', "2"),
+        (pa.date32(), '"2024-01-01T00:00:00Z"', "date"),
+    ],
+)  # fmt: skip
+def test_a_value_of_json_that_would_change_is_named(kind: pa.DataType, text: str, why: str) -> None:
+    told = _bad(b'{"x": ' + text.encode("latin-1") + b"}", kind)
+    assert why in told
