@@ -121,6 +121,6 @@ class LedgerSink(TwoPhaseCommitSink):
 
 
 class TogetherJsonlSink(JsonlSink):
-    """Commits its parts at once when they have fallen behind, one after the other."""
+    """Shows its files one after the other: a simulated process has no threads."""
 
-    commits_together = True
+    shown_at_once = 1

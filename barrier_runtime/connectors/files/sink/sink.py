@@ -48,7 +48,6 @@ _Files: TypeAlias = tuple[StagedFile, ...]  # of one part of a transaction: one 
 _ROLL_BYTES = 128 << 20
 _ROLL_AGE_MS = 600_000
 _KEEP = Rolling(1 << 62, 1 << 62, 1 << 62)
-_SHOWN_AT_ONCE = 16  # requests to the store under way
 _MOST_FOLDERS = 10_000  # of the rows of one part of one transaction
 
 
@@ -77,6 +76,7 @@ class FileSink(TwoPhaseCommitSink):
     keeps_rows = True
     suffix: ClassVar[str]
     default_bytes_in_memory: ClassVar[int] = 32 << 20
+    shown_at_once: ClassVar[int] = 16  # files that a commit shows side by side, each by a request to the store
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class FileSink(TwoPhaseCommitSink):
 
     def commit_together(self, committables: Sequence[bytes]) -> None:
         files = [file for each in committables for file in self._files_of(each)]
-        in_parallel(self._show, files, _SHOWN_AT_ONCE)
+        in_parallel(self._show, files, self.shown_at_once)
 
     def _show(self, file: StagedFile) -> None:
         try:
