@@ -17,7 +17,7 @@ from barrier_runtime.data.schemas import milliseconds, require_columns
 from barrier_runtime.graph.logical import Input, StepNode
 from barrier_runtime.operators.joins.as_of import AS_OF_KINDS, AsOfJoinOperator, AsOfKind, as_of_definition
 from barrier_runtime.operators.joins.base import LATE_LEFT, LATE_RIGHT
-from barrier_runtime.operators.joins.columns import JoinColumns, Side
+from barrier_runtime.operators.joins.columns import JoinColumns, Side, join_keys_said
 from barrier_runtime.operators.joins.interval import (
     JOIN_KINDS,
     IntervalJoinOperator,
@@ -203,6 +203,7 @@ def _step(
     node = StepNode(
         name, kind, inputs, make, schema, stateful=True, describe=definition, definition=definition, detail="late",
         side_outputs=late, event_times=event_times,
+        keys=join_keys_said(left.schema, left.keys, right.schema, right.keys),
     )  # fmt: skip
     return JoinStep(node, schema, late)
 

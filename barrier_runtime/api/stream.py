@@ -352,6 +352,8 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
                 global_committer=getattr(sink, "global_committer", False),
                 describe=repr(sink),
                 batch_call=call,
+                sink_kind=getattr(sink, "kind", ""),
+                target=sink.target() if isinstance(sink, TwoPhaseCommitSink) else "",
             )
         )
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 from barrier_runtime.bootstrap.filling import StateFilling, key_fields_of
 from barrier_runtime.bootstrap.frames import batches_of
 from barrier_runtime.connectors.source import Source, Split
+from barrier_runtime.coordinator.log.kinds import changed_kind, with_kinds
 from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.log.savepoint import Savepoint, object_sizes, with_keys
 from barrier_runtime.coordinator.savepoints.files import check_whole, make_savepoint, read_savepoint
@@ -110,13 +111,22 @@ def write_savepoint(
         entries: dict[tuple[str, str], int] = {}
         for number, (step, frames) in enumerate(steps.items()):
             before = () if taken is None else tuple(each for each in taken.operators if each.operator == step)
+            _check_kind(graph, before)
             filled = _Filled(graph, step, frames, before, store, folder / f"step-{number}")
-            made += filled.snapshots
+            made += with_kinds(graph.chain_specs(), filled.snapshots)
             entries.update({(step, state): found for state, found in filled.entries.items()})
         kept = () if taken is None else tuple(each for each in taken.operators if each.operator not in steps)
         manifest = _manifest(graph, taken, (*kept, *made))
         size = _copied(url, manifest, store, scratch, base)
     return SavepointWritten(url, size, entries)
+
+
+def _check_kind(graph: JobGraph, before: tuple[OperatorSnapshot, ...]) -> None:
+    """Raises `InvalidJob` where the step that gets states is of another kind than its snapshots."""
+    for snapshot in before:
+        another = changed_kind(graph.chain_specs(), snapshot)
+        if another is not None:
+            raise InvalidJob(another.refusal("the savepoint that is changed", snapshot.operator))
 
 
 def _no_splits(source: Source, parallelism: int) -> Sequence[Split]:

@@ -96,6 +96,11 @@ class TwoPhaseCommitSink:
         """Keyword arguments (JSON, nothing secret) that make an equal sink; they are kept in every snapshot."""
         return {}
 
+    def target(self) -> str:
+        """The name of what this sink writes to, such as a table or a topic, without the address of a server. Snapshots
+        keep it: transactions that are still to be committed are not restored into a sink of another target."""
+        return ""
+
     def open(self, context: SinkContext) -> None:
         """Connect and check the target. Raises `InvalidJob` when it cannot be written. May block."""
 

@@ -81,6 +81,15 @@ class Source(Protocol):
 
 
 @runtime_checkable
+class Positioned(Protocol):
+    """A source that says what its positions are positions in, such as "Kafka" or "CSV files". A job does not go on with
+    positions in something else. All sources of this package say it."""
+
+    @property
+    def positions_in(self) -> str: ...
+
+
+@runtime_checkable
 class Projecting(Protocol):
     """A source that can leave out columns, and need not read them."""
 

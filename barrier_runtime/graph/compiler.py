@@ -252,4 +252,6 @@ def _operator(node: StepNode) -> OperatorSpec:
         tuple(node.side_outputs),
         node.keys,
         node.states,
+        node.sink_kind,
+        node.target,
     )

@@ -36,6 +36,13 @@ class OperatorSpec:
     side_outputs: tuple[str, ...] = ()  # tags
     keys: str = ""  # its key columns with their types, where they are known
     states: Mapping[str, StateDescription] = field(default_factory=dict)  # that the user declared
+    sink_kind: str = ""  # sinks only: name of the kind of sink, "" of a user's own
+    target: str = ""  # sinks only: what it writes to
+
+    @property
+    def state_kind(self) -> str:
+        """The kind of its state, as snapshots have it."""
+        return f"sink: {self.sink_kind}" if self.sink_kind else self.kind
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,12 @@ class SourceSpec:
     watermark_interval_ms: int = 0  # not more often are they told of watermarks
     range: ReadRange | None = None  # of a replay: no further is it read
 
+    @property
+    def state_kind(self) -> str:
+        """The kind of its positions, as snapshots have it. Sources of users do not say more."""
+        positions_in = getattr(self.source, "positions_in", "")
+        return f"source: {positions_in}" if positions_in else "source"
+
 
 @dataclass(frozen=True)
 class Chain:
@@ -59,6 +72,17 @@ class Chain:
     id: int
     operators: tuple[OperatorSpec, ...]
     source: SourceSpec | None = None
+
+    @property
+    def state_kinds(self) -> dict[str, str]:
+        """The kind of each step, by name."""
+        kinds = {self.source.name: self.source.state_kind} if self.source else {}
+        return kinds | {operator.name: operator.state_kind for operator in self.operators}
+
+    @property
+    def targets(self) -> dict[str, str]:
+        """What each sink writes to, where it says so."""
+        return {operator.name: operator.target for operator in self.operators if operator.target}
 
     @property
     def name(self) -> str:
@@ -112,6 +136,8 @@ class JobGraph:
                 definitions={op.name: op.definition for op in chain.operators if op.definition},
                 keys={op.name: op.keys for op in chain.operators if op.keys},
                 states={op.name: dict(op.states) for op in chain.operators if op.states},
+                kinds=chain.state_kinds,
+                targets=chain.targets,
                 inputs=tuple(dict.fromkeys(edge.source_chain for edge in self.inputs(chain.id))),
             )
             for chain in self.chains

@@ -71,6 +71,8 @@ class StepNode:
     side_outputs: Mapping[str, pa.Schema | None] = field(default_factory=dict)  # tag -> schema, when known
     keys: str = ""  # see `OperatorSpec`
     states: Mapping[str, StateDescription] = field(default_factory=dict)  # see `OperatorSpec`
+    sink_kind: str = ""  # see `OperatorSpec`
+    target: str = ""  # see `OperatorSpec`
     batch_call: BatchCall | None = None  # a function that the program calls for what this sink has decided
     reads: frozenset[str] | None = None  # columns of its input that it needs itself; None: all
     renames: Mapping[str, str] | None = None  # its rows are those of its input, with these columns: new name -> column

@@ -67,6 +67,7 @@ class StagedFrame:
     """`staging`: URL of the storage for the rows; default: where the job's checkpoints are."""
 
     exactly_once = True
+    positions_in = "a Spark DataFrame"
 
     def __init__(self, name: str, dataframe: Any, staging: str | None) -> None:
         from barrier_runtime.spark.frame_writer import arrow_schema

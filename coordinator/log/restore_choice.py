@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from barrier_runtime.coordinator.log.decision_log import DecisionLog, LogEntry, LogView, complete_of
+from barrier_runtime.coordinator.log.kinds import changed_kind
 from barrier_runtime.coordinator.log.manifest import Manifest, check_files
 from barrier_runtime.coordinator.log.records import Complete, Fence, Finish
 from barrier_runtime.coordinator.wire.messages import JobSpec
@@ -18,6 +19,7 @@ from barrier_runtime.state.snapshots.continued_aggregates import COME_AND_GO, ad
 from barrier_runtime.state.snapshots.continued_state import continued
 from barrier_runtime.state.snapshots.snapshot import (
     DEFINITION,
+    JOIN_KEYS,
     KEYS,
     ONE_VALUE,
     SHARED,
@@ -115,18 +117,21 @@ def _is_settled(view: LogView) -> bool:
     return view.head is not None and isinstance(view.head.record, Finish) and view.head.record.outcome == "finished"
 
 
-def check_manifest(spec: JobSpec, record: Complete, manifest: Manifest) -> tuple[OperatorSnapshot, ...]:
-    """The snapshots the job restores. Raises `Corrupt` or `InvalidJob` when manifest and job do not fit."""
+def check_manifest(
+    spec: JobSpec, record: Complete, manifest: Manifest, *, settled: bool = False
+) -> tuple[OperatorSnapshot, ...]:
+    """The snapshots the job restores. Raises `Corrupt` or `InvalidJob` when manifest and job do not fit. `settled`: all
+    transactions of the checkpoint are visible."""
     if (manifest.job, manifest.checkpoint, manifest.token) != (spec.job, record.checkpoint, record.token):
         raise Corrupt(
             f"manifest {record.manifest} is of job {manifest.job} checkpoint {manifest.checkpoint} generation "
             f"{manifest.token}, the log says {spec.job}, {record.checkpoint}, {record.token}: restore a backup"
         )
     check_files(record.manifest, manifest, Paths(spec.job))
-    return check_fits(spec, manifest, f"checkpoint {manifest.checkpoint} of job {spec.job}")
+    return check_fits(spec, manifest, f"checkpoint {manifest.checkpoint} of job {spec.job}", settled=settled)
 
 
-def check_fits(spec: JobSpec, manifest: Manifest, what: str) -> tuple[OperatorSnapshot, ...]:
+def check_fits(spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = False) -> tuple[OperatorSnapshot, ...]:
     """The snapshots that a job restores of `manifest`, which messages call `what`. Raises `InvalidJob` where the job
     cannot go on with it."""
     if manifest.max_parallelism != spec.max_parallelism:
@@ -152,6 +157,10 @@ def check_fits(spec: JobSpec, manifest: Manifest, what: str) -> tuple[OperatorSn
             "decided of a sink is committed first)"
         )
     restored = tuple(snapshot for snapshot in manifest.operators if snapshot.operator in present)
+    for snapshot in restored:
+        another = changed_kind(spec.chains, snapshot, settled=settled)
+        if another is not None:
+            raise InvalidJob(another.refusal(what, snapshot.operator))
     _check_definitions(spec, what, restored)
     _check_states(spec, what, restored)
     return restored
@@ -206,7 +215,8 @@ def changed_definition(spec: JobSpec, snapshot: OperatorSnapshot) -> tuple[str, 
 
 def changed_key(spec: JobSpec, snapshot: OperatorSnapshot) -> tuple[str, str] | None:
     """The key columns of its state, before and now, where both are known and differ."""
-    operator, before = snapshot.operator, snapshot.values.get(KEYS, b"").decode(errors="replace")
+    operator, values = snapshot.operator, snapshot.values
+    before = (values.get(KEYS) or values.get(JOIN_KEYS, b"")).decode(errors="replace")
     now = next((chain.keys[operator] for chain in spec.chains if operator in chain.keys), "")
     return (before, now) if before and now and before != now else None
 

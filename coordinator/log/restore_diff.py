@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from barrier_runtime.coordinator.log.kinds import changed_kind
 from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.log.restore_choice import changed_definition, changed_key, check_fits
 from barrier_runtime.coordinator.wire.messages import JobSpec
@@ -13,11 +14,12 @@ from barrier_runtime.state.snapshots.snapshot import ONE_VALUE, OperatorSnapshot
 class RestoreDiff:
     """`lines`: one per operator and state. `refused`: why `run` would not start; empty if it would."""
 
-    def __init__(self, spec: JobSpec, manifest: Manifest, what: str) -> None:
-        self.lines = tuple(_lines(spec, manifest))
+    def __init__(self, spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = False) -> None:
+        """`settled`: all transactions of the checkpoint are visible."""
+        self.lines = tuple(_lines(spec, manifest, settled))
         self.refused = ""
         try:
-            check_fits(spec, manifest, what)
+            check_fits(spec, manifest, what, settled=settled)
         except InvalidJob as error:
             self.refused = str(error)
 
@@ -26,7 +28,7 @@ class RestoreDiff:
         return f"{told}\n" + (f"refused: {self.refused}\n" if self.refused else "")
 
 
-def _lines(spec: JobSpec, manifest: Manifest) -> Iterable[str]:
+def _lines(spec: JobSpec, manifest: Manifest, settled: bool) -> Iterable[str]:
     before: dict[str, list[OperatorSnapshot]] = {}
     for snapshot in manifest.operators:
         if not snapshot.is_empty:
@@ -44,17 +46,20 @@ def _lines(spec: JobSpec, manifest: Manifest) -> Iterable[str]:
             yield f"{name}: gone; its state is dropped if allow_non_restored is set, refused otherwise"
         else:
             size = sum(ref.size for snapshot in stored for ref in snapshot.files)
-            changed = _changed(spec, stored)
-            found = f"refused, its {changed} changed" if changed else "matched"
+            changed = _changed(spec, stored, settled)
+            found = f"refused, its {changed}" if changed else "matched"
             yield f"{name}: {found}{f', {size:,} bytes of files' if size else ''}"
             yield from _states(declared.get(name, {}), stored)
 
 
-def _changed(spec: JobSpec, stored: list[OperatorSnapshot]) -> str:
+def _changed(spec: JobSpec, stored: list[OperatorSnapshot], settled: bool) -> str:
     """What `check_fits` refuses of an operator's state; else empty."""
+    another = next(filter(None, (changed_kind(spec.chains, snapshot, settled=settled) for snapshot in stored)), None)
+    if another is not None:
+        return f"kind changed: {another.before} -> {another.now}"
     if any(changed_key(spec, snapshot) for snapshot in stored):
-        return "key"
-    return "definition" if any(changed_definition(spec, snapshot) for snapshot in stored) else ""
+        return "key changed"
+    return "definition changed" if any(changed_definition(spec, snapshot) for snapshot in stored) else ""
 
 
 def _states(declared: dict[str, StateDescription], stored: list[OperatorSnapshot]) -> Iterable[str]:

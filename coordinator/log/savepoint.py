@@ -23,7 +23,7 @@ import msgspec
 
 from barrier_runtime.coordinator.log.manifest import MANIFEST_FORMAT, Manifest
 from barrier_runtime.state.errors import Corrupt
-from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
+from barrier_runtime.state.snapshots.snapshot import PENDING, FileRef, OperatorSnapshot
 from barrier_runtime.state.store.urls import shown
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
@@ -32,7 +32,6 @@ SAVEPOINT_FILE = "savepoint.json"
 DATA_PREFIX = "data/"
 CLAIM_FILE = "claimed-by"
 _OBJECT = re.compile(r"data/[0-9]+-[0-9]+-[A-Za-z0-9][A-Za-z0-9_.-]{0,127}/[0-9]+")
-_COMMITTABLES = "pending"  # of a sink's snapshot: what is not visible yet; of a savepoint all is
 
 
 class Savepoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -184,6 +183,6 @@ def object_sizes(manifest: Manifest) -> dict[str, int]:
 def _settled(snapshot: OperatorSnapshot) -> OperatorSnapshot:
     return msgspec.structs.replace(
         snapshot,
-        values={name: value for name, value in snapshot.values.items() if name != _COMMITTABLES},
-        objects={name: ref for name, ref in snapshot.objects.items() if name != _COMMITTABLES},
+        values={name: value for name, value in snapshot.values.items() if name != PENDING},
+        objects={name: ref for name, ref in snapshot.objects.items() if name != PENDING},
     )

@@ -37,6 +37,8 @@ class ChainSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: dict[str, str] = {}  # operator -> the columns of its keys, with their types, where they are known
     states: dict[str, dict[str, StateDescription]] = {}  # operator -> state that its user declared -> what it is
     inputs: tuple[int, ...] = ()  # chains that send rows to this one; for people
+    kinds: dict[str, str] = {}  # operator -> kind of step, see `state.snapshots.snapshot.KIND`
+    targets: dict[str, str] = {}  # sink -> what it writes to, where it says so
 
 
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -14,7 +14,11 @@ from barrier_runtime.state.versioned import Format
 
 # Names of values of `OperatorSnapshot`, which are text:
 DEFINITION = "definition"  # what its state is a state of
+KIND = "kind"  # the kind of step whose state it is, such as "process" or "source: Kafka"
+TARGET = "target"  # what a sink writes to, by its name there
+PENDING = "pending"  # of a sink: the transactions that are not known to be visible
 KEYS = "keys"  # the columns of its keys, with their types
+JOIN_KEYS = "join-keys"  # the same of both sides of a join, whose tables have keys of their own
 SHARED = "shared-"  # names of values begin so that every subtask is given at a restore, whoever has written them
 SWITCHES = f"{SHARED}switches"  # name of the value that says behind which barriers broadcast rows became valid
 OWN = "own-"  # names of values begin so that one subtask alone is given: with subtask i of P go on those of i % P

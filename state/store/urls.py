@@ -50,3 +50,8 @@ def _carries_credentials(url: str) -> bool:
         return True
     # A secret key may hold a slash, and the rest of it is in the path then; no bucket has a colon in its name.
     return parts.scheme in ("s3", "s3a") and ":" in parts.netloc
+
+
+def last_part(url: str) -> str:
+    """The name of the folder that `url` or a path names, without the place where it lies, so that it may move."""
+    return str(url).partition("?")[0].rstrip("/").rpartition("/")[2]

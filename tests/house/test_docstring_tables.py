@@ -58,6 +58,7 @@ PROSE = {  # tables that no code holds as data
     "barrier_runtime/state_tables/columns_of_values.py": "types: tests/barrier_runtime/state_tables",
     "coordinator/checkpoints/savepoints.py": "interleavings: tests/coordinator/job/test_job_savepoints.py",
     "coordinator/job/rescaling.py": "interleavings: tests/coordinator/job/test_job_rescaling.py",
+    "coordinator/log/kinds.py": "cases: tests/coordinator/log/test_kinds.py",
     "coordinator/log/savepoint_choice.py": "cases: tests/coordinator/savepoints",
     "coordinator/savepoints/importing.py": "crash points: tests/coordinator/savepoints",
     "coordinator/server/last_word.py": "cases: tests/coordinator/server",

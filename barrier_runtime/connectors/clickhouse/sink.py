@@ -73,6 +73,9 @@ class ClickHouseSink(UpsertSink):
             "deterministic": self.deterministic,
         }
 
+    def target(self) -> str:
+        return f"table {self.table}"
+
     def open(self, context: SinkContext) -> None:
         super().open(context)
         self._session = ClickHouseSession(self.url, self._where)

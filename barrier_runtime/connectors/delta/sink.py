@@ -37,7 +37,7 @@ from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.schemas import column_names
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome
-from barrier_runtime.state.store.urls import shown, without_credentials
+from barrier_runtime.state.store.urls import last_part, shown, without_credentials
 
 Transaction: TypeAlias = RowBuffer[tuple[DeltaFile, ...]]
 
@@ -71,6 +71,9 @@ class DeltaSink(TwoPhaseCommitSink):
     def settings(self) -> dict[str, Any]:
         columns = None if self.partition_by is None else list(self.partition_by)
         return {"url": self.url, "partition_by": columns, "max_bytes_in_memory": self.max_bytes_in_memory}
+
+    def target(self) -> str:
+        return f"Delta table {last_part(self.url)}"
 
     def open(self, context: SinkContext) -> None:
         self._context = context

@@ -12,7 +12,7 @@ from barrier_runtime.connectors.source_bases.table_reader import TableRows, peri
 from barrier_runtime.connectors.source_bases.upserts import checked_key
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.open import open_existing_store
-from barrier_runtime.state.store.urls import shown, without_credentials
+from barrier_runtime.state.store.urls import last_part, shown, without_credentials
 
 
 @kinds_checked
@@ -46,7 +46,8 @@ class DeltaSource:
         key = checked_key(self.key, where)
         period_s, history = period_of(self.every, where), partial(_history, url, key, where)
         then = "what is changed in it" if key else "what is appended to it"
-        return TableRows(f"Delta table {shown(url)}", "versions", history, history().schema(), period_s, where, then)
+        said, named = f"Delta table {shown(url)}", f"Delta table {last_part(url)}"
+        return TableRows(said, "versions", history, history().schema(), period_s, where, then, named)
 
 
 def _history(url: str, key: tuple[str, ...], where: str) -> DeltaHistory:

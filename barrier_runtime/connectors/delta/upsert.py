@@ -35,7 +35,7 @@ from barrier_runtime.data.rows import preview
 from barrier_runtime.data.schemas import column_names, require_columns
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound
-from barrier_runtime.state.store.urls import shown, without_credentials
+from barrier_runtime.state.store.urls import last_part, shown, without_credentials
 
 _ORDER = "barrier_runtime_order"
 _KEY_TYPES = ("byte", "short", "integer", "long", "boolean", "string", "date", "timestamp", "timestamp_ntz")
@@ -91,6 +91,9 @@ class DeltaUpsertSink(BatchingSink):
             "partition_by": None if self.partition_by is None else list(self.partition_by),
             "max_bytes_in_memory": self.max_bytes_in_memory,
         }
+
+    def target(self) -> str:
+        return f"Delta table {last_part(self.url)}"
 
     def open(self, context: SinkContext) -> None:
         super().open(context)

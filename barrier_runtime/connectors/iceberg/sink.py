@@ -79,6 +79,9 @@ class IcebergSink(BatchingSink):
             "max_bytes_in_memory": self.max_bytes_in_memory,
         }
 
+    def target(self) -> str:
+        return f"Iceberg table {self.table}"
+
     def open(self, context: SinkContext) -> None:
         super().open(context)
         need_pyiceberg(self._where, "IcebergSink")

@@ -120,6 +120,11 @@ class KinesisStream:
         self._discover_s = discover_s
         self.schema: pa.Schema = columns.schema
 
+    @property
+    def positions_in(self) -> str:
+        """Shards of different streams have the same names."""
+        return f"Kinesis stream {self._client.stream}"
+
     def __repr__(self) -> str:
         start = f"{self._start:%Y-%m-%dT%H:%M:%S%z}" if isinstance(self._start, datetime.datetime) else self._start
         return (

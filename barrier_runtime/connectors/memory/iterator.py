@@ -79,6 +79,8 @@ class IteratorSource:
 
 
 class IteratedRows:
+    positions_in = "rows of an iterator"
+
     def __init__(
         self, name: str, make_iterator: MakeIterator, schema: pa.Schema, replayable: bool, splits: int | None
     ) -> None:

@@ -65,6 +65,8 @@ class PollSource:
 class PolledRows:
     """A `PollSource` with its name."""
 
+    positions_in = "rows of a function that is polled"
+
     def __init__(self, name: str, fetch: Fetch, every_ms: int, schema: pa.Schema, replayable: bool) -> None:
         self._name = name
         self._fetch = fetch

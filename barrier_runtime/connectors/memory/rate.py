@@ -49,6 +49,7 @@ class GeneratedRows:
     """A `RateSource` with its name. `rows=None` never ends."""
 
     exactly_once = True
+    positions_in = "generated rows"
 
     def __init__(
         self, name: str, rows_per_second: float, rows: int | None, keys: int | None, splits: int | None

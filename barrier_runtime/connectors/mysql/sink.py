@@ -104,6 +104,9 @@ class MySQLSink(BatchingSink):
             "call_s": self.call_s,
         }
 
+    def target(self) -> str:
+        return f"table {self.table}"
+
     def open(self, context: SinkContext) -> None:
         super().open(context)
         self._fits: tuple[Fitted, ...] = ()

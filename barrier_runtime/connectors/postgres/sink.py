@@ -140,6 +140,9 @@ class PostgresSink(TwoPhaseCommitSink):
             "statement_timeout": self.statement_timeout,
         }
 
+    def target(self) -> str:
+        return f"table {self.schema}.{self.table}"
+
     def open(self, context: SinkContext) -> None:
         self._context = context
         self._where = context.where

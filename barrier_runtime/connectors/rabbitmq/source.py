@@ -101,6 +101,8 @@ def _repeats(deduplicate: datetime.timedelta | Literal["forever"] | None, where:
 
 
 class RabbitMQQueue:
+    positions_in = "RabbitMQ"
+
     def __init__(
         self,
         name: str,

@@ -115,6 +115,9 @@ class RedisUpsertSink(UpsertSink):
             "deterministic": self.deterministic,
         }
 
+    def target(self) -> str:
+        return f"keys {self.prefix}*"
+
     def open(self, context: SinkContext) -> None:
         super().open(context)
         self._fence = f"barrier-runtime:{context.job}:{context.sink}:fence"

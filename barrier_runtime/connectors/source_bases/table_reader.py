@@ -88,7 +88,8 @@ class _Ahead:
 
 
 class TableRows:
-    """`table`, `then`: what `explain` calls it, and what comes later; `split`: the id of the one there is."""
+    """`table`, `then`: what `explain` calls it, and what comes later; `split`: the id of the one there is.
+    `positions_in`: what is counted, for snapshots: versions of one table say nothing about another."""
 
     exactly_once = True
 
@@ -101,7 +102,9 @@ class TableRows:
         period_s: float | None,
         where: str,
         then: str = "what is appended to it",
+        positions_in: str = "",
     ) -> None:
+        self.positions_in = positions_in or table
         self._table = table
         self._then = then
         self._split = split

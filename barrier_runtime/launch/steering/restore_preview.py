@@ -65,7 +65,9 @@ def restore_preview(spec: JobSpec, options: JobOptions, sources: Sequence[Source
             raise InvalidJob(not_kept(spec.job, record.checkpoint)) from error
         raise Corrupt(f"manifest {record.manifest} of {what} is missing: restore it from a backup") from error
     manifest = verified_manifest(record.manifest, data, record.sha256)
-    return _page(RestoreDiff(spec, manifest, what), what, manifest, store, sources, settled=start.settled)
+    return _page(
+        RestoreDiff(spec, manifest, what, settled=start.settled), what, manifest, store, sources, settled=start.settled
+    )
 
 
 def _begins_with(url: str, store: ObjectStore, spec: JobSpec) -> WantedSavepoint | str:

@@ -18,7 +18,7 @@ from barrier_runtime.data.elements import WATERMARK_MAX, Batch
 from barrier_runtime.data.event_time import event_times_ms
 from barrier_runtime.data.keys import KeyCodec
 from barrier_runtime.operators.base import Capture, Emit, OperatorContext
-from barrier_runtime.operators.joins.columns import JoinColumns, Side
+from barrier_runtime.operators.joins.columns import JoinColumns, Side, join_keys_said
 from barrier_runtime.operators.joins.join_buffer import JoinBuffer
 from barrier_runtime.operators.joins.key_numbers import KeyNumbers
 from barrier_runtime.operators.joins.row_run import RowRun
@@ -29,7 +29,7 @@ from barrier_runtime.operators.keyed.life import KeyedLife
 from barrier_runtime.operators.keyed.progress import VALUE, Progress, check_same, columns_of
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import key_groups_of
-from barrier_runtime.state.snapshots.snapshot import DEFINITION
+from barrier_runtime.state.snapshots.snapshot import DEFINITION, JOIN_KEYS
 
 LATE_LEFT, LATE_RIGHT = "late left rows", "late right rows"  # tags of side outputs
 _TAGS = (LATE_LEFT, LATE_RIGHT)
@@ -58,6 +58,7 @@ class JoinOperator(KeyedLife):
         self._codecs = [
             KeyCodec(schema, side.keys, self.where) for schema, side in zip(self._schemas, self._sides, strict=True)
         ]
+        self._keys_said = join_keys_said(left.schema, left.keys, right.schema, right.keys).encode()
         self._clock = JoinClock(*[side.schema.field(side.event_time).type for side in self._sides if side.event_time])
         self._numbers = KeyNumbers(len(left.keys))
         self._buffers = (JoinBuffer(self._numbers), JoinBuffer(self._numbers))
@@ -75,7 +76,7 @@ class JoinOperator(KeyedLife):
     def snapshot(self, checkpoint: int) -> Capture:
         self.backend.snapshots.freeze(checkpoint)
         progress = Progress(self._watermark_ms, self._emit_ns, floors=self._floors_to_store())
-        values = {VALUE: progress.encode(), DEFINITION: self.definition.encode()}
+        values = {VALUE: progress.encode(), DEFINITION: self.definition.encode(), JOIN_KEYS: self._keys_said}
         return self._store.capture([buffer.runs for buffer in self._buffers], values, keyed=self.backend.snapshots)
 
     @property

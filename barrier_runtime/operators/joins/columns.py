@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from barrier_runtime.operators.keyed.progress import keys_said
 from barrier_runtime.state.errors import InvalidJob
 
 
@@ -16,6 +17,14 @@ class Side:
     keys: tuple[str, ...]
     event_time: str
     schema: pa.Schema
+
+
+def join_keys_said(
+    left: pa.Schema | None, left_keys: Sequence[str], right: pa.Schema | None, right_keys: Sequence[str]
+) -> str:
+    """The key columns of both sides with their types, as snapshots have them; empty where they are not known."""
+    sides = keys_said(left, left_keys), keys_said(right, right_keys)
+    return f"left {sides[0]}, right {sides[1]}" if all(sides) else ""
 
 
 def inner_name(added: pa.Field) -> str:

@@ -11,10 +11,11 @@ from collections.abc import Iterable
 
 import msgspec
 
+from barrier_runtime.state.snapshots.snapshot import PENDING
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 PENDING_SET_VERSION = 1
-PENDING_VALUE = "pending"  # name of the value in OperatorSnapshot.values
+PENDING_VALUE = PENDING  # name of the value in OperatorSnapshot.values
 
 
 class PendingEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

@@ -27,6 +27,7 @@ from barrier_runtime.coordinator.job.rescaling import Rescale, RescaleState
 from barrier_runtime.coordinator.job.slots import Arrival, Joined, RegisteredSlot, SlotState
 from barrier_runtime.coordinator.log.decision_log import Appended, complete_of
 from barrier_runtime.coordinator.log.hashing import sha256_hex
+from barrier_runtime.coordinator.log.kinds import with_kinds
 from barrier_runtime.coordinator.log.manifest import (
     MANIFEST_VERSION,
     DecidedManifest,
@@ -560,7 +561,7 @@ def _manifest(job: Job, checkpoint: Checkpoint, now_ms: int) -> Manifest:
         created_wall_ms=now_ms,
         parallelism=job.spec.parallelism,
         max_parallelism=job.spec.max_parallelism,
-        operators=tuple(snapshot for ack in acks for snapshot in ack.operators),
+        operators=tuple(with_kinds(job.spec.chains, (snapshot for ack in acks for snapshot in ack.operators))),
         ended=tuple(ack.subtask for ack in acks if ack.ended),
         parent_position=job.log.next_position - 1,
         parent_sha256=job.log.head_sha256,

@@ -298,7 +298,9 @@ class Fencing(Phase):
         assert choice is not None, "a FENCE without a choice of what to restore"
         if verified is not None and choice.entry is not None:
             try:
-                check_manifest(self._spec or job.spec, complete_of(choice.entry), verified.manifest)
+                record = complete_of(choice.entry)
+                visible = choice.settled or self._spec is not None or job.commits.all_through(record.checkpoint)
+                check_manifest(self._spec or job.spec, record, verified.manifest, settled=visible)
             except (Corrupt, InvalidJob) as error:
                 return EndJob("failed", str(error))
             added = begin_at_zero(job.spec, verified.manifest) if choice.lineage is not Lineage.SAME else ""

@@ -152,7 +152,7 @@ class WaitingForSlots(Phase):
         if restored is not None:
             entry = job.log.restore_point
             assert entry is not None, "a verified manifest without a decision"
-            snapshots = check_manifest(job.spec, complete_of(entry), restored.manifest)
+            snapshots = check_manifest(job.spec, complete_of(entry), restored.manifest, settled=True)
             checkpoint = restored.manifest.checkpoint
             drained_by = restored.manifest.drained_by
             job.generation.drained = drained_by == job.spec.run_id

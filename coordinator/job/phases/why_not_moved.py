@@ -18,7 +18,8 @@ def why_unfit(job: Job, rescale: Rescale, decided: DecidedManifest | None) -> st
     if decided is None or not rescale.request.replaces or rescale.checked == decided.key:
         return ""
     try:
-        check_fits(rescale.after, decided.manifest, f"checkpoint {decided.manifest.checkpoint} of job {job.spec.job}")
+        what = f"checkpoint {decided.manifest.checkpoint} of job {job.spec.job}"
+        check_fits(rescale.after, decided.manifest, what, settled=True)  # it moves when all is visible
     except InvalidJob as error:
         return str(error)
     rescale.checked = decided.key

@@ -1,12 +1,13 @@
 """What operators of a job do with its stored state: put it on savepoints, change its steps."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from barrier_runtime import CollectSink, Dataflow, InvalidJob, ValueState
+from barrier_runtime import CollectSink, CsvSink, Dataflow, InvalidJob, JobFailed, JsonlSink, ValueState, count
 from barrier_runtime.bootstrap import write_savepoint
 
 
@@ -45,6 +46,52 @@ def test_a_job_put_on_another_savepoint_does_not_go_on_with_it_as_the_first(tmp_
         run(s)
     assert run(s, allow_replay=True) == [11]
     assert run(s, allow_replay=True) == [11], "a second rollback"
+
+
+# Source: our own trial
+@pytest.mark.parametrize("checkpoint", ["latest", "1"])
+def test_another_kind_of_step_under_an_old_name_does_not_begin_at_zero(tmp_path: Path, checkpoint: str) -> None:
+    def totals(kind: str) -> Dataflow:
+        flow = Dataflow("totals")
+        rows = flow.from_iterator("rows", lambda index, of: iter([{"key": 1}]), schema={"key": int})
+        if kind == "aggregate":
+            out = rows.key_by("key").aggregate("totals", n=count())
+        elif kind == "process":
+            out = rows.key_by("key").process("totals", Seen, schema={"key": int, "seen": int})
+        else:
+            out = rows.map(lambda row: row, name="totals", schema={"key": int})
+        out.sink("out", CollectSink())
+        return flow
+
+    folder = str(tmp_path)
+    totals("aggregate").run_local(checkpoints=folder, parallelism=1)
+    before = sorted(tmp_path.rglob("*"))
+    for kind, said in (("process", "a process step"), ("map", "a map step without state")):
+        with pytest.raises(JobFailed, match=f"'totals' as a running aggregate step, but the job now has it as {said}"):
+            totals(kind).run_local(checkpoints=folder, restore=checkpoint, parallelism=1)
+        assert sorted(tmp_path.rglob("*")) == before, "no FENCE was written"
+
+
+# Source: our own trial
+def test_a_sink_of_a_finished_job_may_become_another_kind_of_sink(tmp_path: Path) -> None:
+    def flow(sink: Any, last: int) -> Dataflow:
+        flow = Dataflow("sinks")
+        files = [{"n": n} for n in range(last)]
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / "in" / f"{last}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in files))
+        flow.read_jsonl("in", str(tmp_path / "in"), schema={"n": int}).sink("out", sink)
+        return flow
+
+    options: dict[str, Any] = {"checkpoints": str(tmp_path / "jobs"), "parallelism": 1}
+    flow(JsonlSink(str(tmp_path / "out")), 2).run_local(**options)
+    flow(CsvSink(str(tmp_path / "others")), 3).run_local(**options)
+    rows = {name: len(csv_or_json(tmp_path / name)) for name in ("out", "others")}
+    assert rows == {"out": 2, "others": 3}
+
+
+def csv_or_json(folder: Path) -> list[str]:
+    lines = [line for file in folder.glob("[!.]*.*") for line in file.read_text().splitlines()]
+    return [line for line in lines if line.strip('"') != "n"]  # the header
 
 
 # Source: our own trial

@@ -41,7 +41,7 @@ from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_existing_store
-from barrier_runtime.state.store.urls import shown, without_credentials
+from barrier_runtime.state.store.urls import last_part, shown, without_credentials
 
 _Files: TypeAlias = tuple[StagedFile, ...]  # of one part of a transaction: one per folder
 
@@ -111,6 +111,9 @@ class FileSink(TwoPhaseCommitSink):
         """With the whole path of a folder: who makes an equal sink may be somewhere else."""
         url = self.url if "://" in self.url else str(Path(self.url).expanduser().absolute())
         return {"url": url, "max_bytes_in_memory": self.max_bytes_in_memory, "staging": self.staging}
+
+    def target(self) -> str:
+        return f"folder {last_part(self.url)}"
 
     def open(self, context: SinkContext) -> None:
         self._context = context

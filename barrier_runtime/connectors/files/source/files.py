@@ -66,6 +66,10 @@ class Files:
             schema = self._guessed()
         self.schema = schema
 
+    @property
+    def positions_in(self) -> str:
+        return f"{self.kind} files"
+
     def __repr__(self) -> str:
         pace = f", {self._pace:g} rows/s" if self._pace else ""
         return f"{len(self.files)} {self.kind} files of {self.paths}{self._passed}{pace}"

@@ -45,6 +45,10 @@ class WatchedFiles:
         return f"{self._inner!r}, and new ones every {self._period_s:g} s"
 
     @property
+    def positions_in(self) -> str:
+        return self._inner.positions_in
+
+    @property
     def grows(self) -> bool:
         return self._inner.grows
 

@@ -82,6 +82,9 @@ class KafkaSink(TwoPhaseCommitSink):
     def __repr__(self) -> str:
         return f"KafkaSink({self._bootstrap_servers!r}, {self._topic!r}, {self.guarantee})"
 
+    def target(self) -> str:
+        return f"topic {self._topic}"
+
     def settings(self) -> dict[str, Any]:
         """Without the serialisers: what is pending is serialised already."""
         return {

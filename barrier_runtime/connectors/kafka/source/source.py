@@ -151,6 +151,7 @@ class KafkaSource:
 
 class KafkaTopics:
     exactly_once = True
+    positions_in = "Kafka"
 
     def __init__(
         self,

@@ -109,6 +109,7 @@ class PostgresChanges:
     """What `PostgresChangesSource` describes, under its name in a flow."""
 
     exactly_once = True
+    positions_in = "changes of PostgreSQL"
 
     def __init__(self, name: str, given: PostgresChangesSource, tables: Sequence[str], where: str) -> None:
         self._name = name

@@ -1,0 +1,192 @@
+"""Whether the step that a job has under a name can go on with the state that a snapshot has under that name. Pure.
+
+Every snapshot of a manifest says which kind of step wrote it (`KIND`), and of a sink also what it wrote to (`TARGET`).
+Whoever makes a manifest writes both (`with_kinds`), so no operator can forget to.
+
+| the snapshot's kind                    | the job's step of that name          | what is done                        |
+|----------------------------------------|--------------------------------------|-------------------------------------|
+| the same kind                          |                                      | goes on                             |
+| not known: an earlier release wrote    | keeps state                          | goes on (definitions, keys and      |
+| it, and nothing in it tells the kind   |                                      | states are compared all the same)   |
+| not known                              | keeps none, such as a map            | refused                             |
+| a source that does not say of what     | any source                           | goes on, as far as its splits allow |
+| a sink                                 | a sink of another kind or target     | goes on if no transaction may still |
+|                                        |                                      | have to be committed and the sink   |
+|                                        |                                      | keeps no row; refused otherwise     |
+| any other                              | another kind                         | refused                             |
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from barrier_runtime.coordinator.wire.messages import ChainSpec
+from barrier_runtime.state.snapshots.snapshot import KIND, OWN, PENDING, SHARED, TARGET, OperatorSnapshot
+
+SOURCE, SINK = "source", "sink"
+_JOINS = frozenset(("join", "window_join", "asof_join", "table_join"))
+# What tells the kind in snapshots of earlier releases: a value, or a table of keyed state. Functions of users have
+# tables of any name, and always one of timers.
+_BY_VALUE = {
+    "splits": frozenset((SOURCE,)),
+    "lookup-rows": frozenset(("lookup",)),
+    "deduplicate": frozenset(("deduplicate",)),
+    "runs": _JOINS,
+    "slices": frozenset(("window",)),
+    f"{SHARED}switches": frozenset(("connect",)),
+    f"{SHARED}broadcast": frozenset(("connect",)),
+}
+_TIMERS = "@timers"
+_BY_TABLE = {"running": "running aggregate", "windows": "window", "groups": "process_groups", "seen": "deduplicate"}
+_SINK_VALUES = ("sink", PENDING)
+
+
+def with_kinds(chains: Sequence[ChainSpec], snapshots: Iterable[OperatorSnapshot]) -> Iterator[OperatorSnapshot]:
+    """The snapshots of a job of these chains with the kinds and targets of their steps. Snapshots without state, and
+    those of rows in flight alone, stay as they are."""
+    said = {name: {KIND: kind.encode()} for chain in chains for name, kind in chain.kinds.items()}
+    for chain in chains:
+        for name, target in chain.targets.items():
+            said.setdefault(name, {})[TARGET] = target.encode()
+    for snapshot in snapshots:
+        more = said.get(snapshot.operator) if _has_state(snapshot) else None
+        yield msgspec.structs.replace(snapshot, values={**snapshot.values, **more}) if more else snapshot
+
+
+def _has_state(snapshot: OperatorSnapshot) -> bool:
+    return bool(snapshot.values or snapshot.objects or snapshot.keyed)
+
+
+@dataclass(frozen=True)
+class ChangedKind:
+    """`before`, `now`: kinds, for people. `pending`: it is refused for transactions that may have to be committed."""
+
+    before: str
+    now: str
+    pending: bool = False
+
+    def refusal(self, what: str, operator: str) -> str:
+        """Why `what`, a checkpoint or savepoint, cannot be restored, and the remedy."""
+        if self.pending:
+            return (
+                f"{what} has transactions of {operator!r} as {self.before}, which are decided and may not be visible "
+                f"yet, but the job now has it as {self.now}, which cannot commit them: give the new sink another name, "
+                "and set allow_non_restored: then they are committed first, to where the old sink wrote"
+            )
+        return (
+            f"{what} has state of {operator!r} as {self.before}, but the job now has it as {self.now}, which cannot go "
+            "on with that state: give the new step another name to start without state, and set allow_non_restored to "
+            "drop what the old name had; or make the step what it was"
+        )
+
+
+def changed_kind(
+    chains: Sequence[ChainSpec], snapshot: OperatorSnapshot, *, settled: bool = False
+) -> ChangedKind | None:
+    """Kinds of the state and of the step that a job of these chains has under its name, where the step cannot go on
+    with the state; else None. `settled`: all transactions of the checkpoint are visible."""
+    if not _has_state(snapshot):
+        return None  # rows in flight, if anything
+    name = snapshot.operator
+    now = next((chain.kinds[name] for chain in chains if name in chain.kinds), "")
+    before = _told(snapshot)
+    if any(name in (*chain.stateful, *chain.sinks) for chain in chains):
+        if not now or not before or now in before:
+            return _changed_target(chains, snapshot, settled)
+        if _family(now) == SOURCE and SOURCE in before and KIND not in snapshot.values:
+            return None
+        if _family(now) == SINK and all(_family(kind) == SINK for kind in before):
+            changed = ChangedKind(_said(before), _said((now,)), pending=True)
+            return changed if _holds_rows(snapshot, settled) else None
+        return ChangedKind(_said(before), _said((now,)))
+    if not now and not before:
+        return None  # nothing is known of either
+    return ChangedKind(_said(before) or "a step with state", f"{_said((now,)) if now else 'a step'} without state")
+
+
+def _changed_target(chains: Sequence[ChainSpec], snapshot: OperatorSnapshot, settled: bool) -> ChangedKind | None:
+    before = snapshot.values.get(TARGET, b"").decode(errors="replace")
+    targets = (chain.targets.get(snapshot.operator, "") for chain in chains)
+    now = next(filter(None, targets), "")
+    if not before or not now or before == now or not _holds_rows(snapshot, settled):
+        return None
+    return ChangedKind(f"a sink of {before}", f"a sink of {now}", pending=True)
+
+
+def _told(snapshot: OperatorSnapshot) -> frozenset[str]:
+    """Kinds of step that may have written it; none where nothing tells."""
+    kind = snapshot.values.get(KIND)
+    if kind is not None:
+        return frozenset((kind.decode(errors="replace"),))
+    named = {*snapshot.values, *snapshot.objects}
+    if not named.isdisjoint(_SINK_VALUES):
+        return frozenset((_kind_of_sink(snapshot.values.get("sink", b"")),))
+    for value, kinds in _BY_VALUE.items():
+        if value in named:
+            return kinds
+    if snapshot.keyed is None:
+        return frozenset()
+    tables = snapshot.keyed.states
+    if _TIMERS in tables:
+        return frozenset(("process", "connect"))
+    described = snapshot.keyed.described
+    return frozenset(
+        kind
+        for table, kind in _BY_TABLE.items()
+        if tables.keys() == {table} and (table not in described or described[table].kind == "columns")
+    )
+
+
+class _SinkValue(msgspec.Struct):
+    kind: str = ""
+
+
+class _Pending(msgspec.Struct):
+    entries: tuple[msgspec.Raw, ...] = ()
+
+
+_SINK_VALUE = msgspec.json.Decoder(_SinkValue)
+_PENDING = msgspec.json.Decoder(_Pending)
+
+
+def _kind_of_sink(value: bytes) -> str:
+    try:
+        kind = _SINK_VALUE.decode(value).kind if value else ""
+    except msgspec.MsgspecError:
+        kind = ""
+    return f"{SINK}: {kind}" if kind else SINK
+
+
+def _holds_rows(snapshot: OperatorSnapshot, settled: bool) -> bool:
+    """Whether the snapshot of a sink lists transactions that may not be visible yet, or rows that the sink keeps."""
+    if any(name.startswith(OWN) for name in (*snapshot.values, *snapshot.objects)):
+        return True
+    if settled:
+        return False
+    data = snapshot.values.get(PENDING)
+    if data is None:
+        return PENDING in snapshot.objects  # many
+    try:
+        return bool(_PENDING.decode(data).entries)
+    except msgspec.MsgspecError:
+        return True
+
+
+def _family(kind: str) -> str:
+    return kind.partition(":")[0]
+
+
+def _said(kinds: Iterable[str]) -> str:
+    """For people: "a source of Kafka", "a kafka sink", "a process step"."""
+    said: Sequence[str] = [_said_of_one(kind) for kind in sorted(kinds)]
+    return " or ".join(said)
+
+
+def _said_of_one(kind: str) -> str:
+    family, _, more = kind.partition(": ")
+    if family == SOURCE:
+        return f"a source of {more}" if more else "a source"
+    if family == SINK:
+        return f"a {more} sink" if more else "a sink"
+    return f"{'an' if kind[:1] in 'aeiou' else 'a'} {kind} step"
