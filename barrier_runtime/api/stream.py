@@ -25,7 +25,7 @@ from barrier_runtime.api.windowed import WindowedStream
 from barrier_runtime.connectors.batch_function.caller import BatchCall, BatchCheckpoint
 from barrier_runtime.connectors.batch_function.sink import BatchFunctionSink
 from barrier_runtime.connectors.memory.callable import CallableSink, print_rows
-from barrier_runtime.connectors.sink import TwoPhaseCommitSink, check_methods
+from barrier_runtime.connectors.sink import TwoPhaseCommitSink, check_methods, sink_facts
 from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.keys import check_key_type
 from barrier_runtime.data.plain_rows import plain_schema
@@ -348,12 +348,8 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
                 None,
                 stateful=True,
                 is_sink=True,
-                guarantee=sink.guarantee,
-                global_committer=getattr(sink, "global_committer", False),
-                describe=repr(sink),
                 batch_call=call,
-                sink_kind=getattr(sink, "kind", ""),
-                target=sink.target() if isinstance(sink, TwoPhaseCommitSink) else "",
+                **sink_facts(sink),
             )
         )
 

@@ -69,6 +69,17 @@ def takes_few(kind: type) -> bool:
     return False
 
 
+def sink_facts(sink: Any) -> dict[str, Any]:
+    """What a plan knows of `sink`, a sink or a factory of one with the same attributes."""
+    return {
+        "guarantee": sink.guarantee,
+        "global_committer": getattr(sink, "global_committer", False),
+        "describe": repr(sink),
+        "sink_kind": getattr(sink, "kind", ""),
+        "target": sink.target() if isinstance(sink, TwoPhaseCommitSink) else "",
+    }
+
+
 class TwoPhaseCommitSink:
     """One instance per sink subtask. `begin_transaction`, `write` and `stage_early` run on the loop and must not block.
 
