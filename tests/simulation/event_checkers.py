@@ -18,6 +18,8 @@ from events import (
     WALL_WINDOWS,
     EventRow,
     EventWorkload,
+    looks_at_the_unread,
+    sum_of_places,
 )
 from facts import Decision, Facts
 
@@ -344,8 +346,8 @@ class ExpiresInTime(EventChecker):
         if row.start < at_ms or (row.start > at_ms and not self.workload.may_be_late(row.split, row.first, row.start)):
             self.wrong(f"{row} is judged at {row.start}, but its event is of {at_ms} and not late")
         seen = held.seen_by(row, times.gap_ms)
-        if (row.n, row.last, row.mask) != seen:
-            self.wrong(f"{row}: the state at {row.start} is (n, last, mask) = {seen}")
+        if (row.n, row.last, row.mask, row.update) != seen:
+            self.wrong(f"{row}: the state at {row.start} is (n, last, mask, update) = {seen}")
 
     def all_there(self) -> None:
         times = self.workload.times
@@ -364,18 +366,19 @@ class _Held:
         self._recent: list[tuple[int, int]] = []
         self._seen: dict[int, int] = {}
 
-    def seen_by(self, row: EventRow, ttl_ms: int) -> tuple[int, int, int]:
+    def seen_by(self, row: EventRow, ttl_ms: int) -> tuple[int, int, int, int]:
         """What an event sees of it, after it has counted itself."""
         now_ms, seq = row.start, row.first
         written_ms, n = self._n
         n = n + 1 if written_ms + ttl_ms > now_ms else 1
         self._n = max(written_ms, now_ms), n
-        recent = sum(each for ms, each in self._recent if ms + ttl_ms > now_ms)
+        recent = [each for ms, each in self._recent if ms + ttl_ms > now_ms]
+        unread = sum_of_places(recent) if looks_at_the_unread(seq) else 0
         live = [each for each, ms in self._seen.items() if ms + ttl_ms > now_ms]
         self._seen |= {each: max(self._seen[each], now_ms) for each in live}
         self._recent.append((now_ms, seq))
         self._seen[seq] = now_ms
-        return n, recent, sum(live)
+        return n, sum(recent), sum(live), unread
 
 
 class WallTimersFireOnce(EventChecker):

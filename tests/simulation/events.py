@@ -11,7 +11,7 @@ import copy
 import datetime
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -73,9 +73,10 @@ SESSIONS = pa.schema(
         ("last", pa.int64()),
     ]
 )
-EXPIRED = pa.schema([*SESSIONS, ("mask", pa.int64())])
-OF_WALL_CLOCK = pa.schema([*EXPIRED, ("id", pa.int64())])
-WALL_TIMED = pa.schema([*EXPIRED, ("id", pa.int64())])
+_MASKED = pa.schema([*SESSIONS, ("mask", pa.int64())])
+EXPIRED = pa.schema([*_MASKED, ("update", pa.int64())])
+OF_WALL_CLOCK = pa.schema([*_MASKED, ("id", pa.int64())])
+WALL_TIMED = pa.schema([*_MASKED, ("id", pa.int64())])
 IDS = pa.schema([("split", pa.int64()), ("first", pa.int64()), ("id", pa.int64())])
 
 
@@ -302,21 +303,27 @@ class Sessions:
 
 class Expiring:
     """Per split and key: how many events came, each less than `gap_ms` of event time after one before it, and which of
-    them are not older than that (`last`: their sum, of those that were not looked at for so long: `mask`)."""
+    them are not older than that (`last`: their sum, of those that were not looked at for so long: `mask`). Every third
+    event looks at another list of them (`update`: the sum of its places times its elements), which nobody reads
+    meanwhile: elements expire in the order of their times, not in that of their places."""
 
     n: ValueState[int]
     recent: ListState[int]
+    unread: ListState[int]
     seen: MapState[int, int]
 
     def __init__(self, gap_ms: int) -> None:
         self.n = ValueState(int, default=0, ttl=TTL(in_ms(gap_ms)))
         self.recent = ListState(int, ttl=TTL(in_ms(gap_ms)))
+        self.unread = ListState(int, ttl=TTL(in_ms(gap_ms)))
         self.seen = MapState(int, int, ttl=TTL(in_ms(gap_ms), refresh="on_read"))
 
     def process(self, key: Any, row: dict[str, Any], ctx: Any) -> dict[str, Any]:
         self.n.value = self.n.value + 1
         recent, seen = sum(self.recent), sum(self.seen.values())
+        unread = sum_of_places(self.unread) if looks_at_the_unread(row["seq"]) else 0
         self.recent.append(row["seq"])
+        self.unread.append(row["seq"])
         self.seen[row["seq"]] = row["seq"]
         split, number = key
         return {
@@ -327,7 +334,16 @@ class Expiring:
             "mask": seen,
             "first": row["seq"],
             "last": recent,
+            "update": unread,
         }
+
+
+def looks_at_the_unread(seq: int) -> bool:
+    return seq % 3 == 0
+
+
+def sum_of_places(elements: Iterable[int]) -> int:
+    return sum(place * element for place, element in enumerate(elements, start=1))
 
 
 class WallTimed:
@@ -377,7 +393,7 @@ class EventRow(msgspec.Struct, frozen=True):
     first: int = -1
     last: int = -1  # event of a session; of a session window its last event time
     id: int = -1
-    update: int = 0  # of a window, or a session
+    update: int = 0  # of a window, or a session; of state that expires, a list that is seldom looked at
     retracted: int = 0  # 1: of a session, it is none any more
 
 

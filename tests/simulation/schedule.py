@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from events import COUNTED, EVENT_GRAPHS, EXPIRING, WALL_TIMERS, WALL_WINDOWS, EventTimes
 from hanging import Hang
 from joins import JOIN_KINDS, JOINED, Joined
+from open_checkpoints import STRIKES
 from workload import GRAPHS, RULED, SIDE_GRAPHS
 
 from barrier_runtime.runtime.network.flow_control import MAX_WINDOW_BYTES
@@ -116,6 +117,7 @@ class Schedule:
     events: EventTimes | None = None  # the job is one in event time; else it is the bank
     joined: Joined | None = None  # which joins two streams of events
     lookups: tuple[bool, bool, int, int] | None = None  # of the bank's legs: see `lookups.Owners`
+    begins_us: int = 300  # within which blocking work begins; late: replies come between a snapshot and its upload
     held: int | None = None  # entries that each table of columns has in memory; None: as in production
     at_barriers: bool = False  # its rules become valid behind barriers
     rescaled_every: int = 5  # so many starts of the program: one is at another parallelism
@@ -131,6 +133,8 @@ class Schedule:
 
     @property
     def story(self) -> str:
+        if any(action.kind == "hears in steps" for action in self.actions):
+            return "open"
         if self.events is not None:
             return "events" if self.joined is None else "joins"
         if self.queue:
@@ -152,7 +156,7 @@ class Schedule:
 
 def draw(seed: int) -> Schedule:
     """Each part has a generator of its own, so that a new one changes nothing about the others."""
-    schedule = _bounded(_timely(_draw_corners(_draw_kind(seed))))
+    schedule = _bounded(_timely(_draw_open_checkpoints(_draw_corners(_draw_kind(seed)))))
     parts = (_draw_savepoints, _draw_rescales, _draw_replaces, _draw_draining, _draw_stop, _draw_drift, _draw_memory)
     for drawn in parts:
         schedule = drawn(schedule)
@@ -378,10 +382,11 @@ def _draw_rules(schedule: Schedule) -> Schedule:
 def _draw_lookups(schedule: Schedule) -> Schedule:
     """Legs are looked up before they are counted. A job that is stopped leaves some in flight, so the source ends."""
     rng = random.Random(f"lookups {schedule.seed}")
-    if schedule.graph in (*SIDE_GRAPHS, RULED) or not schedule.bounded or rng.random() > 0.4:
+    if schedule.graph in (*SIDE_GRAPHS, RULED) or not schedule.bounded or rng.random() > 0.55:
         return schedule
     lookups = rng.random() < 0.5, rng.random() < 0.3, rng.choice((1, 4, 20)), rng.choice((2, 40, 250))
-    return replace(schedule, lookups=lookups)
+    begins_us = random.Random(f"late uploads {schedule.seed}").choice((300, 60_000, 200_000))
+    return replace(schedule, lookups=lookups, begins_us=begins_us)
 
 
 def _draw_twins(schedule: Schedule) -> Schedule:
@@ -478,6 +483,8 @@ def _draw_events(schedule: Schedule) -> Schedule:
         graph = "gaps"
     elif graph == "sessions" and expires:
         graph = EXPIRING
+    elif graph == "windows" and random.Random(f"lists {schedule.seed}").random() < 0.3:
+        graph, times = EXPIRING, _out_of_order(times)
     elif graph == "windows" and random.Random(f"wall timers {schedule.seed}").random() < 0.5:
         graph = WALL_TIMERS
     elif graph == "windows" and random.Random(f"wall windows {schedule.seed}").random() < 0.5:
@@ -493,6 +500,12 @@ def _draw_events(schedule: Schedule) -> Schedule:
         rescaled_every=rescaled_every,
         actions=actions,
     )
+
+
+def _out_of_order(times: EventTimes) -> EventTimes:
+    """Several events of a key come within a TTL, and in another order than that of their times."""
+    ttl_ms = times.period_ms * 12
+    return replace(times, gap_ms=ttl_ms, bound_ms=times.period_ms, disorder_ms=ttl_ms // 2)
 
 
 def _draw_joins(schedule: Schedule) -> Schedule:
@@ -562,6 +575,46 @@ def _draw_corners(schedule: Schedule) -> Schedule:
     ]
     actions = tuple(sorted([*schedule.actions, *aimed], key=lambda action: action.at_ms))
     return replace(schedule, actions=actions)
+
+
+def _draw_open_checkpoints(schedule: Schedule) -> Schedule:
+    """In some jobs checkpoints stay open while others are dropped, and what nobody needs is looked for after each."""
+    rng = random.Random(f"open checkpoints {schedule.seed}")
+    if (
+        schedule.unaligned
+        or schedule.conditions_ignored
+        or rng.random() > (0.15 if schedule.story in ("events", "joins", "bank") else 0.3)
+    ):
+        return schedule
+    sweeps, timeout_ms = rng.choice((schedule.sweeps, (50, 0))), max(2_000, schedule.timeout_ms)
+    schedule = replace(_overlapping(schedule), max_concurrent=6, sweeps=sweeps, timeout_ms=timeout_ms)
+    kinds = rng.choices(STRIKES, k=rng.randint(1, 3))
+    if schedule.events is not None or schedule.queue or schedule.twins or schedule.hang is not None:
+        kinds = [STRIKES[0]]
+    elif "hears in steps" in kinds:
+        splits = 1 if schedule.target == "upserts" else rng.randint(1, 4)
+        schedule = _with_an_ended_source(schedule, splits, rng.randint(2, 4))
+    added = [
+        Action(rng.randrange(600, 1_500), kind, rng.randrange(1_000), rng.choice((1_000, 3_000)), 0) for kind in kinds
+    ]
+    actions = tuple(sorted([*schedule.actions, *added], key=lambda action: action.at_ms))
+    return replace(schedule, actions=actions)
+
+
+def _with_an_ended_source(schedule: Schedule, splits: int, parallelism: int) -> Schedule:
+    """Some slot has no split, and nothing else goes wrong in the first seconds, in which barriers come to it through
+    channels alone."""
+    later = tuple(action for action in schedule.actions if action.at_ms > 2_000)
+    return replace(
+        schedule,
+        bounded=True,
+        parallelism=max(parallelism, splits + 1),
+        splits=splits,
+        count=25,
+        period_ms=100,
+        slot_timeout_ms=max(3_000, schedule.slot_timeout_ms),
+        actions=later,
+    )
 
 
 def _rescaled_behind(schedule: Schedule) -> Schedule:

@@ -22,6 +22,8 @@ from events import (
     EventRow,
     EventTimes,
     EventWorkload,
+    looks_at_the_unread,
+    sum_of_places,
 )
 from facts import Decision, Facts
 from histories import Bank, History
@@ -233,7 +235,9 @@ class Shown:
                 last_gap = max((at for at, gap in enumerate(gaps) if gap >= times.gap_ms), default=-1)
                 young = [each for each, age in zip(of_key[:-1], ages[:-1], strict=True) if age < times.gap_ms]
                 looked_at = of_key[last_gap + 1 : -1]
-                row = EventRow(split, key, at_ms, len(of_key) - last_gap - 1, sum(looked_at), seq, sum(young))
+                unread = sum_of_places(young) if looks_at_the_unread(seq) else 0
+                n = len(of_key) - last_gap - 1
+                row = EventRow(split, key, at_ms, n, sum(looked_at), seq, sum(young), update=unread)
                 found.append(row)
         return found
 
@@ -576,6 +580,11 @@ TABLE: Table = {
         ),
         Case("an element is lost", lambda: shown(EXPIRING, lambda s: with_a_change(s, last=0)), "the state at"),
         Case("an entry is lost", lambda: shown(EXPIRING, lambda s: with_a_change(s, mask=0)), "the state at"),
+        Case(
+            "an element of a list that is seldom looked at is lost",
+            lambda: shown(EXPIRING, lambda s: with_a_change(s, update=-1)),
+            "the state at",
+        ),
         Case(
             "judged too late",
             lambda: shown(EXPIRING, lambda s: [changed(s.expiring()[0], start=s.expiring()[0].start + 1)]),

@@ -15,6 +15,7 @@ import pytest
 import restore_canaries  # noqa: F401 - planted bugs of their own
 import text_canaries  # noqa: F401 - planted bugs of their own
 from canaries import CANARIES
+from open_checkpoints import STRIKES
 from schedule import ACTIONS, AIMED, draw, shrink
 from simulate import judge, judge_seed
 from world import _ACTS
@@ -50,7 +51,7 @@ def test_the_same_seed_gives_the_same_trace_whatever_hashes_and_processes() -> N
 
 def test_every_kind_of_job_is_among_the_first_seeds() -> None:
     stories = {"bank", "events", "topic", "tokens", "queue", "upserts", "staged", "twins", "hanging", "sides", "rules"}
-    stories |= {"lookups", "joins"}
+    stories |= {"lookups", "joins", "open"}
     assert {draw(seed).story for seed in range(60)} == stories
 
 
@@ -94,4 +95,4 @@ def test_every_canary_can_be_planted_and_taken_away_again() -> None:
 
 
 def test_every_kind_of_trouble_is_acted_out() -> None:
-    assert {*ACTIONS, *AIMED} == set(_ACTS)
+    assert {*ACTIONS, *AIMED, *STRIKES} == set(_ACTS)

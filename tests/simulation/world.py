@@ -29,6 +29,7 @@ from kafka_broker import Broker
 from lookups import Owners
 from move_checkers import BANK_MOVE_CHECKERS, MOVE_CHECKERS
 from near_misses import counted
+from open_checkpoints import HearsInSteps
 from postgres_server import PostgresServer
 from rabbit_broker import RabbitQueue, stream_of
 from redis_server import RedisServer
@@ -137,6 +138,7 @@ class World(SimCluster):
                 mark="" if beside is None else "twin-",
                 first_name=0 if beside is None else _NAMES_OF_ONE,
                 max_drift_ms=None if schedule.events is None else schedule.events.max_drift_ms,
+                begins_us=schedule.begins_us,
             ),
         )
         self.violations: list[tuple[str, str]] = [] if beside is None else beside.violations
@@ -191,6 +193,7 @@ class World(SimCluster):
         self._drain_struck: set[str] = set()
         self._last_wish: SavepointRequest | None = None  # for one to stop with
         self._stalls = StallsAtMoves(schedule, self.sim)
+        self._steps = HearsInSteps(self.sim, self._hears_now, self._hold_up_another, self._note)
         self._rescales = 0  # that were asked for; replaces, too
         self._starts = next(each for each in self.checkers if isinstance(each, NewSlotsStart))
         self._hooks = {name: _hooks(self.checkers, name) for name in HOOKS}
@@ -573,6 +576,10 @@ class World(SimCluster):
             self.hanging.look(runner, self.schedule.slot_timeout_ms)
 
     def _hears(self, process: SimProcess, slot: Slot, message: ToSlot) -> None:
+        if not self._steps.takes(process, slot, message):
+            self._hears_now(process, slot, message)
+
+    def _hears_now(self, process: SimProcess, slot: Slot, message: ToSlot) -> None:
         if isinstance(message, Trigger):
             for on_trigger in self._hooks["on_trigger"]:
                 on_trigger(process.name, message.token, message.checkpoint, message.triggered_at_ms)
@@ -944,6 +951,40 @@ class World(SimCluster):
             length_ms = min(action.length_ms, self.schedule.slot_timeout_ms * 4 // 5)
             self.sim.after(length_ms * 1000, lambda _: self.sim.network.unclog(one, other))
 
+    def _uploads_hang(self, action: Action) -> None:
+        """For a while, those of one slot after the other take as long as some checkpoints."""
+        self._let_uploads_hang(self.sim.now_us + max(1_000, action.length_ms) * 1000)
+
+    def _let_uploads_hang(self, until_us: int) -> None:
+        living = self._living(self._current())
+        if self._calm or self.sim.now_us >= until_us:
+            return
+        if living:
+            self._hold_uploads(self.sim.rng.choice(living), self.sim.between_us(30_000, 250_000))
+        self.sim.after(self.sim.between_us(20_000, 120_000), self._let_uploads_hang, until_us)
+
+    def _hold_uploads(self, task: SlotTask, length_us: int) -> None:
+        if task.slot is not None and self.facts.token:
+            faults, uuid = self.store_faults, task.slot.identity.uuid
+            faults.held = f"{self.paths.data_token_prefix(self.facts.token)}{uuid}/"
+            faults.held_until_s = (self.sim.now_us + length_us) / 1e6
+
+    def _hold_up_another(self, process: SimProcess) -> None:
+        others = [task for task in self._living(self._current()) if task.process is not process]
+        if others and not self._calm:
+            self._hold_uploads(self.sim.rng.choice(others), self.sim.between_us(70_000, 150_000))
+
+    def _hears_in_steps(self, action: Action) -> None:
+        """A slot that has no source any more, if there is one."""
+        living = [task for task in self._living(self._current()) if task.slot is not None]
+        ended = [task for task in living if task.slot is not None and task.slot._ended]
+        if living:
+            among = ended or living
+            task = among[action.victim % len(among)]
+            assert task.slot is not None
+            length_ms = min(max(600, action.length_ms), self.schedule.slot_timeout_ms * 4 // 5)
+            self._steps.begin(task.process, task.slot, length_ms * 1000)
+
     def _committer_outlives(self, action: Action) -> None:
         """Commits over all subtasks fall behind; then the whole program stands still and is taken for gone. When it
         goes on, its successor has committed what it still wants to."""
@@ -1163,6 +1204,8 @@ _ACTS: dict[str, Callable[[World, Action], None]] = {
     "deaf slot": World._deaf_slot,
     "committer outlives its program": World._committer_outlives,
     "rescale behind": World._rescale_behind,
+    "uploads hang": World._uploads_hang,
+    "hears in steps": World._hears_in_steps,
 }
 
 

@@ -138,6 +138,7 @@ class ClusterOptions:
     first_name: int = 0
     max_drift_ms: int | None = None
     no_cores: float = 0.0  # how often there is none for a slot that is to stand by
+    begins_us: int = 300  # within which blocking work of a slot begins: its threads may be busy
 
 
 class SimCluster:
@@ -420,7 +421,7 @@ class SimCluster:
         host, port = await plane.listen()
         resources = SlotResources(
             loop=process.loop,
-            workers=process.workers(),
+            workers=process.workers(begins_us=self.options.begins_us),
             store=SimStore(self.sim, process, self.store, self.store_faults, self),
             make_store=partial(self._open_target, process),
             paths=self.paths,

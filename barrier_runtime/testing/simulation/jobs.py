@@ -18,7 +18,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from barrier_runtime.runtime.host.workers import Done, WorkerExecutor
 from barrier_runtime.testing.simulation.contracts import AnyProcess, Simulated
 
-_START_US = (20, 300)
+_FIRST_START_US, LATEST_START_US = 20, 300
 
 
 class BlockingJob(greenlet):  # type: ignore[misc]
@@ -133,9 +133,11 @@ class Jobs:
 class Pool:
     """A bounded number of simulated threads of one process; first in, first out."""
 
-    def __init__(self, process: AnyProcess, threads: int) -> None:
+    def __init__(self, process: AnyProcess, threads: int, begins_us: int = LATEST_START_US) -> None:
+        """`begins_us`: within which a thread begins with its work, once it has no other."""
         self._process = process
         self._threads = threads
+        self._begins_us = begins_us
         self._waiting: deque[tuple[Callable[[], Any], Done, Callable[[], bool]]] = deque()
         self.running = 0
 
@@ -151,7 +153,9 @@ class Pool:
         if self._waiting and self.running < self._threads:
             self.running += 1
             simulation = self._process.simulation
-            simulation.after(simulation.between_us(*_START_US), self._begin, self._waiting.popleft())
+            simulation.after(
+                simulation.between_us(_FIRST_START_US, self._begins_us), self._begin, self._waiting.popleft()
+            )
 
     def _begin(self, chunk: tuple[Callable[[], Any], Done, Callable[[], bool]]) -> None:
         process = self._process
@@ -178,9 +182,9 @@ class Pool:
 class SimWorkers:
     """`slot.workers.Workers` on simulated threads, with its executors."""
 
-    def __init__(self, process: AnyProcess, threads: int = 16) -> None:
+    def __init__(self, process: AnyProcess, threads: int = 16, begins_us: int = LATEST_START_US) -> None:
         self._process = process
-        self._pool = Pool(process, threads)
+        self._pool = Pool(process, threads, begins_us)
         self._opening = Pool(process, 64)
         self._unhurried = Pool(process, 1_024)
         self._closed = False

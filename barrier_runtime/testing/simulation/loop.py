@@ -31,7 +31,7 @@ from typing import Any
 
 from barrier_runtime.runtime.host.timer import LoopTimer
 from barrier_runtime.testing.simulation.contracts import Event
-from barrier_runtime.testing.simulation.jobs import Jobs, Pool, SimWorkers, settle
+from barrier_runtime.testing.simulation.jobs import LATEST_START_US, Jobs, Pool, SimWorkers, settle
 from barrier_runtime.testing.simulation.network import SimListening, SimNetwork, SimServer
 
 WALL_START_NS = 1_767_225_600 * 1_000_000_000  # 2026-01-01
@@ -264,8 +264,8 @@ class SimProcess:
     def spawn(self, main: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         return self.loop.create_task(main)
 
-    def workers(self, threads: int = 16) -> SimWorkers:
-        return SimWorkers(self, threads)
+    def workers(self, threads: int = 16, begins_us: int = LATEST_START_US) -> SimWorkers:
+        return SimWorkers(self, threads, begins_us)
 
     def sleep(self, seconds: float) -> None:
         """What `time.sleep` is on a thread: for blocking jobs only."""
