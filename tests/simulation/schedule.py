@@ -382,7 +382,7 @@ def _draw_rules(schedule: Schedule) -> Schedule:
 def _draw_lookups(schedule: Schedule) -> Schedule:
     """Legs are looked up before they are counted. A job that is stopped leaves some in flight, so the source ends."""
     rng = random.Random(f"lookups {schedule.seed}")
-    if schedule.graph in (*SIDE_GRAPHS, RULED) or not schedule.bounded or rng.random() > 0.55:
+    if schedule.graph in (*SIDE_GRAPHS, RULED) or not schedule.bounded or rng.random() > 0.4:
         return schedule
     lookups = rng.random() < 0.5, rng.random() < 0.3, rng.choice((1, 4, 20)), rng.choice((2, 40, 250))
     begins_us = random.Random(f"late uploads {schedule.seed}").choice((300, 60_000, 200_000))
