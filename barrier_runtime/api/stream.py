@@ -283,7 +283,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         if sink is print:
             sink = CallableSink(print_rows)
         if isinstance(sink, TwoPhaseCommitSink):
-            check_methods(sink, where)
+            check_methods(sink, where, self.schema)
             make_sink: Callable[[], TwoPhaseCommitSink] = partial(copy.deepcopy, sink)
         elif callable(sink) and hasattr(sink, "guarantee"):
             if isinstance(sink, type):

@@ -44,8 +44,9 @@ class SinkContext:
         return f"job {self.job!r}, sink {self.sink!r}, subtask {self.subtask}"
 
 
-def check_methods(sink: Any, where: str) -> None:
-    """Raise `InvalidJob` when `sink`, an instance or a class of sinks, lacks a method that it must have."""
+def check_methods(sink: Any, where: str, schema: pa.Schema | None = None) -> None:
+    """Raise `InvalidJob` when `sink`, an instance or a class of sinks, lacks a method that it must have. `schema`: of
+    the rows of an instance, if known; `check_columns` of the instance is asked about it."""
     kind = sink if isinstance(sink, type) else type(sink)
     missing = [
         name
@@ -57,6 +58,8 @@ def check_methods(sink: Any, where: str) -> None:
         missing.append("commit_globally")
     if missing:
         raise InvalidJob(f"{where}: class {kind.__name__} has no method {', '.join(missing)}: add it")
+    if schema is not None:
+        sink.check_columns(schema, where)
 
 
 def takes_few(kind: type) -> bool:
@@ -111,6 +114,10 @@ class TwoPhaseCommitSink:
         """The name of what this sink writes to, such as a table or a topic, without the address of a server. Snapshots
         keep it: transactions that are still to be committed are not restored into a sink of another target."""
         return ""
+
+    def check_columns(self, schema: pa.Schema, where: str) -> None:
+        """Raise `InvalidJob` for columns that the target cannot hold. Called when the flow is written, if the columns
+        are known then."""
 
     def open(self, context: SinkContext) -> None:
         """Connect and check the target. Raises `InvalidJob` when it cannot be written. May block."""

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.rabbitmq.consumer import ReceivedMessage
 from barrier_runtime.data.json_lines import json_parser
+from barrier_runtime.data.values.text_columns import LineError
 from barrier_runtime.state.errors import InvalidJob
 
 Value = Literal["bytes", "json"]
@@ -117,7 +118,7 @@ class MessageRows:
             # On one line each, none empty: as many rows as messages then means one object in each.
             lines = [msgspec.json.format(message.body, indent=-1) for message in messages]
             batch = self._parse(b"\n".join(lines))
-        except (pa.ArrowInvalid, InvalidJob, msgspec.MsgspecError, UnicodeDecodeError):
+        except (LineError, msgspec.MsgspecError, UnicodeDecodeError):
             return None
         return list(batch.columns) if batch.num_rows == len(messages) else None
 

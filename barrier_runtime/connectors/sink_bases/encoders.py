@@ -10,7 +10,7 @@ from time import sleep
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime.connectors.sink_bases.json_values import json_rows
+from barrier_runtime.connectors.sink_bases.json_values import json_rows, refuse_far_times
 
 _JSON_ROWS = 256
 
@@ -24,17 +24,29 @@ def parquet(batches: Sequence[pa.RecordBatch]) -> bytes:
 
 
 def csv(batches: Sequence[pa.RecordBatch]) -> bytes:
-    """With a header line."""
+    """With a header line. A null is an empty field, an empty text is `""`, times with a zone are in UTC."""
     import pyarrow.csv
 
+    table = pa.Table.from_batches(batches).combine_chunks()
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        for chunk in column.chunks:
+            refuse_far_times(chunk, name)
+    fields = [field.with_type(_csv_type(field.type)) for field in table.schema]
+    written = table if fields == list(table.schema) else table.cast(pa.schema(fields))
     sink = pa.BufferOutputStream()
-    pyarrow.csv.write_csv(pa.Table.from_batches(batches).combine_chunks(), sink)
+    pyarrow.csv.write_csv(written, sink)
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 
+def _csv_type(kind: pa.DataType) -> pa.DataType:
+    """The type that Arrow writes without a loss: of local time it leaves out the seconds of an old zone's offset."""
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, "UTC")
+    return pa.string() if pa.types.is_string_view(kind) else kind
+
+
 def jsonl(batches: Sequence[pa.RecordBatch]) -> bytes:
-    """One object per line. Times are ISO 8601, binary is base64, a map is an object, NaN and infinities are null (JSON
-    has none)."""
+    """One object per line, with the values of `json_values`."""
     encoder = msgspec.json.Encoder()
     lines = bytearray()
     together = pa.Table.from_batches(batches).combine_chunks()  # many small batches cost four times as much

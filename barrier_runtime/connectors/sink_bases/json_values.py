@@ -1,5 +1,14 @@
-"""Columns as the Python values that JSON is made of. A map is an object, as sources of JSON read it; what Python's own
-times cannot hold (nanoseconds, years beyond 9999) is text in the form that all others have.
+"""Columns as the Python values that JSON is made of: nothing of a value is lost, and sources of JSON read it back.
+
+| column               | JSON                                                                                     |
+|----------------------|------------------------------------------------------------------------------------------|
+| floats               | a number; `"NaN"`, `"Infinity"` and `"-Infinity"` as text                                |
+| timestamps           | RFC 3339: `2024-02-29T23:59:59.5`; with `Z` if the column has a zone, which is then UTC  |
+| dates, times of day  | `2024-02-29`, `23:59:59.5`                                                               |
+| durations            | ISO 8601: `PT1.5S`                                                                       |
+| decimals             | text with all digits                                                                     |
+| binary               | text in base64                                                                           |
+| maps                 | an object; an array of pairs if keys are nested                                          |
 """
 
 from collections.abc import Callable, Sequence
@@ -10,22 +19,35 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as types
 
+from barrier_runtime.state.errors import InvalidJob
+
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_DAY = 86_400
+_FIRST_DAY, _LAST_DAY = -12_687_428, 11_248_737  # of the years -32767 and 32767, since 1970
+_NO_NUMBERS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
 def json_rows(batch: pa.RecordBatch) -> Sequence[dict[str, Any]]:
     """One object per row."""
-    if not any(_is_lossy(field.type) for field in batch.schema):
+    if not any(_is_lossy(column) for column in batch.columns):
         try:
             rows: Sequence[dict[str, Any]] = batch.to_pylist()
             return rows
         except OverflowError:  # a time that Python's do not reach
             pass
-    names = batch.schema.names
-    return [dict(zip(names, row, strict=True)) for row in zip(*map(json_values, batch.columns), strict=True)]
+    columns = [_values_of(field.name, column) for field, column in zip(batch.schema, batch.columns, strict=True)]
+    return [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _values_of(name: str, column: pa.Array) -> list[Any]:
+    try:
+        return json_values(column)
+    except InvalidJob as error:
+        raise InvalidJob(f"column {name!r}: {error}") from error
 
 
 def json_values(array: pa.Array) -> list[Any]:
+    """The values of a column. Raises `InvalidJob` for a map that has a key twice."""
     kind = array.type
     if types.is_map(kind):
         pairs = array.cast(pa.list_(pa.struct([("key", kind.key_type), ("value", kind.item_type)])))
@@ -42,20 +64,36 @@ def json_values(array: pa.Array) -> list[Any]:
         values = iter(json_values(array.flatten()))
         lengths = pc.list_value_length(array).to_pylist()
         return [None if length is None else [next(values) for _ in range(length)] for length in lengths]
+    if types.is_floating(kind):
+        return [_float(value) for value in array.to_pylist()]
     if types.is_timestamp(kind):
-        return _or_text(array, kind.unit != "ns", _moments)
+        utc = array if kind.tz is None else array.cast(pa.timestamp(kind.unit, "UTC"))
+        return _or_text(utc, kind.unit in ("s", "us"), _moments)
     if types.is_duration(kind):
         return _or_text(*_in_microseconds(array, pa.duration("us")), _durations)
     if types.is_time(kind):
         return _or_text(*_in_microseconds(array, pa.time64("us")), lambda times: times.cast(pa.string()).to_pylist())
-    return _or_text(array, True, lambda days: days.cast(pa.string()).to_pylist())
+    return _or_text(array, True, _days)
 
 
-def _is_lossy(kind: pa.DataType) -> bool:
+def _is_lossy(column: pa.Array) -> bool:
     """Whether `to_pylist` is not what JSON is made of."""
-    if types.is_map(kind) or getattr(kind, "unit", "") == "ns":
+    kind = column.type
+    if (
+        types.is_map(kind)
+        or getattr(kind, "unit", "") in ("ms", "ns")
+        or getattr(kind, "tz", None) not in (None, "UTC")
+    ):
         return True
-    return types.is_nested(kind) and any(_is_lossy(kind.field(number).type) for number in range(kind.num_fields))
+    if types.is_floating(kind):
+        return not pc.all(pc.is_finite(column)).as_py()
+    if types.is_struct(kind):
+        return any(_is_lossy(column.field(number)) for number in range(kind.num_fields))
+    return types.is_nested(kind) and _is_lossy(column.flatten())
+
+
+def _float(value: float | None) -> float | str | None:
+    return value if value is None or value - value == 0 else _NO_NUMBERS[str(float(value))]
 
 
 def _of_pairs(pairs: list[dict[str, Any]] | None, as_object: bool) -> Any:
@@ -63,7 +101,12 @@ def _of_pairs(pairs: list[dict[str, Any]] | None, as_object: bool) -> Any:
         return None
     if not as_object:
         return [[pair["key"], pair["value"]] for pair in pairs]
-    return {_name(pair["key"]): pair["value"] for pair in pairs}
+    made = {_name(pair["key"]): pair["value"] for pair in pairs}
+    if len(made) < len(pairs):
+        names = [_name(pair["key"]) for pair in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidJob(f"a map has the key {twice!r} twice, which JSON cannot hold: keep one of them before the sink")
+    return made
 
 
 def _name(key: Any) -> str:
@@ -90,10 +133,36 @@ def _or_text(array: pa.Array, fits: bool, text: Callable[[pa.Array], list[Any]])
     return text(array)
 
 
+def _days(array: pa.Array) -> list[Any]:
+    refuse_far_times(array)
+    days: list[Any] = array.cast(pa.string()).to_pylist()
+    return days
+
+
+def refuse_far_times(array: pa.Array, column: str = "") -> None:
+    """Raise `InvalidJob` for dates and timestamps of years that Arrow does not write. `column`: the name of `array`."""
+    kind = array.type
+    if not types.is_date(kind) and not types.is_timestamp(kind):
+        return
+    day = 1 if types.is_date32(kind) else _DAY * _PER_SECOND[getattr(kind, "unit", "ms")]
+    found = pc.min_max(array.view(pa.int32() if types.is_date32(kind) else pa.int64())).as_py()
+    where = f"column {column!r}: " if column else ""
+    for number in found.values():
+        if number is not None and not _FIRST_DAY <= number // day <= _LAST_DAY:
+            raise InvalidJob(
+                f"{where}the {kind} {number} (since 1970) is beyond the years -32767 to 32767, which text does not "
+                "hold: correct the value, or use ParquetSink"
+            )
+
+
 def _moments(array: pa.Array) -> list[Any]:
-    zone = "" if array.type.tz is None else "Z" if array.type.tz == "UTC" else "%z"
-    texts: list[Any] = pc.strftime(array, format=f"%Y-%m-%dT%H:%M:%S{zone}").to_pylist()
-    return texts
+    refuse_far_times(array)
+    zone = "" if array.type.tz is None else "Z"
+    texts = pc.strftime(array, format=f"%Y-%m-%dT%H:%M:%S{zone}")
+    if array.type.unit == "ms":
+        texts = pc.replace_substring(texts, ".000", "")
+    moments: list[Any] = texts.to_pylist()
+    return moments
 
 
 def _durations(array: pa.Array) -> list[Any]:

@@ -10,9 +10,7 @@ done are in the job's snapshots, and a checkpoint shows the files that are. With
 folder in place of one (see `hive`).
 """
 
-import csv
 import datetime
-import io
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -20,6 +18,7 @@ from typing import Any, ClassVar, TypeAlias
 import pyarrow as pa
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
+from barrier_runtime.connectors.files.csv_text.quoting import row_begins
 from barrier_runtime.connectors.files.hive import by_folder, check_partitions
 from barrier_runtime.connectors.files.sink.commit_log import CommitLog, CommittedFile, read_commit_log
 from barrier_runtime.connectors.files.sink.open_files import OpenFiles, Rolling, restored
@@ -37,6 +36,7 @@ from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
 from barrier_runtime.connectors.sink_bases.staging import StagingKind, check_staging, make_staging, names_of
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.schemas import column_names, milliseconds
+from barrier_runtime.data.values.json_columns import is_binary, wire_type
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import ObjectStore
@@ -75,6 +75,7 @@ class FileSink(TwoPhaseCommitSink):
     commits_together = True
     keeps_rows = True
     suffix: ClassVar[str]
+    remedy: ClassVar[str] = "select() other columns"  # for types that the format does not hold
     default_bytes_in_memory: ClassVar[int] = 32 << 20
     shown_at_once: ClassVar[int] = 16  # files that a commit shows side by side, each by a request to the store
 
@@ -140,8 +141,18 @@ class FileSink(TwoPhaseCommitSink):
             ) from error
         return store
 
-    def check_schema(self, schema: pa.Schema) -> None:
-        """Raise `InvalidJob` for columns that the format cannot hold. Called with the first rows."""
+    def check_columns(self, schema: pa.Schema, where: str) -> None:
+        check_partitions(schema, self.partition_by, where)
+        for field in schema:
+            if field.name not in self.partition_by and not self.holds(field.type):
+                raise InvalidJob(
+                    f"{where}: column {field.name!r} is {field.type}, which {type(self).__name__} does not write so "
+                    f"that it can be read back: {self.remedy}"
+                )
+
+    def holds(self, kind: pa.DataType) -> bool:
+        """Whether values of `kind` are read back as they were."""
+        return True
 
     def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
         """The bytes of one file, rows in order. Runs off the loop."""
@@ -166,7 +177,7 @@ class FileSink(TwoPhaseCommitSink):
 
     def texts(self, data: bytes) -> Iterator[str]:
         """A text for each row of a file of this sink. Equal rows have equal texts."""
-        yield from data.decode().splitlines()
+        yield from data.decode().split("\n")[:-1]
 
     def texts_of(self, batches: Sequence[pa.RecordBatch]) -> Iterator[str]:
         """The same for rows, as they would be read back."""
@@ -188,8 +199,7 @@ class FileSink(TwoPhaseCommitSink):
         transaction.write_few(rows)
 
     def _check_schema(self, schema: pa.Schema) -> None:
-        check_partitions(schema, self.partition_by, self._where)
-        self.check_schema(pa.schema([field for field in schema if field.name not in self.partition_by]))
+        self.check_columns(schema, self._where)
         self._schema_checked = True
 
     def stage_early(self, transaction: RowBuffer[_Files]) -> Callable[[], None] | None:
@@ -329,33 +339,37 @@ class ParquetSink(FileSink):
 
 
 class JsonlSink(FileSink):
-    """JSON lines: times as ISO 8601, binary as base64, a map as an object, NaN as null."""
+    """JSON lines: times as RFC 3339, durations as ISO 8601, binary as base64, a map as an object; NaN and infinities as
+    the texts `NaN`, `Infinity` and `-Infinity`."""
 
     kind = "jsonl"
     suffix = "jsonl"
+    remedy = "select() other columns, or use ParquetSink"
+
+    def holds(self, kind: pa.DataType) -> bool:
+        return wire_type(kind) is not None
 
     def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
         return encoders.jsonl(batches)
 
 
 class CsvSink(FileSink):
-    """CSV with a header line in each file."""
+    """CSV with a header line in each file. A null is an empty field, an empty text is `""`; times with a zone are
+    written in UTC."""
 
     kind = "csv"
     suffix = "csv"
+    remedy = "select() plain columns, make text of it (of binary: base64 in map()), or use ParquetSink or JsonlSink"
 
-    def check_schema(self, schema: pa.Schema) -> None:
-        for field in schema:
-            if pa.types.is_nested(field.type):
-                raise InvalidJob(
-                    f"{self._where}: column {field.name!r} is {field.type}, which CSV cannot hold: select() plain "
-                    "columns, or use ParquetSink or JsonlSink"
-                )
+    def holds(self, kind: pa.DataType) -> bool:
+        if pa.types.is_dictionary(kind):
+            return self.holds(kind.value_type)
+        return not (pa.types.is_nested(kind) or is_binary(kind) or pa.types.is_interval(kind))
 
     def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
         return encoders.csv(batches)
 
     def texts(self, data: bytes) -> Iterator[str]:
-        lines = csv.reader(io.StringIO(data.decode()))
-        next(lines, None)  # the header
-        yield from map(repr, lines)
+        begins = row_begins(data, ",", blank_rows=True)
+        ends = [*begins[1:], len(data)]
+        yield from (data[begin:end].decode() for begin, end in zip(begins[1:], ends[1:], strict=True))

@@ -1,6 +1,5 @@
 """Files with one JSON object per line as a source, plain or compressed."""
 
-import re
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -8,15 +7,20 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.files.source.files import Files
-from barrier_runtime.connectors.files.source.lines import BLOCK_BYTES, LinesReader, Parse, read_header, read_lines
+from barrier_runtime.connectors.files.source.lines import (
+    BLOCK_BYTES,
+    LinesReader,
+    Parse,
+    begin_of_text,
+    read_lines,
+)
 from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.reader import FileReader
 from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.connectors.files.source.text import open_text, or_compressed
-from barrier_runtime.data.json_lines import json_parser, json_table
+from barrier_runtime.data.json_lines import guessed_schema, json_parser
+from barrier_runtime.data.values.text_columns import LineError
 from barrier_runtime.state.errors import InvalidJob
-
-_CHANGED = re.compile(r"Column\(/?(.*?)\) changed from (\w+) to (\w+) in row (\d+)")  # as Arrow says it
 
 
 @kinds_checked
@@ -45,32 +49,25 @@ class JsonlFiles(Files):
             parse = json_parser(where, schema)
 
             def rows(data: bytes) -> pa.RecordBatch:
-                refuse_array(data, where)
+                refuse_array(data)
                 return parse(data)
 
             return rows
 
-        return LinesReader(self.where, file, schema, rows_per_second, parser, header_lines=0, grows=self.grows)
+        return LinesReader(self.where, file, schema, rows_per_second, parser, grows=self.grows)
 
     def guess(self, file: FoundFile) -> pa.Schema:
         where = f"{self.where}, file {file.url}"
         with closing(open_text(file, where, grows=self.grows)) as text:
-            _, start = read_header(text, 0, where)
-            data = read_lines(text, start, BLOCK_BYTES, where)
+            data = read_lines(text, begin_of_text(text), BLOCK_BYTES, where)
         if not data.strip():
             raise InvalidJob(f"{where}: it has no rows to guess types from: pass schema=")
-        refuse_array(data, where)
         try:
-            schema = json_table(data).schema
-        except pa.ArrowInvalid as error:
-            changed = _CHANGED.search(str(error))
-            if changed is not None:
-                column, before, after, row = changed.groups()
-                raise InvalidJob(
-                    f"{where}: column {column!r} is a {before} at first and a {after} in line {int(row) + 1}: "
-                    "make it one type in the file, or pass schema="
-                ) from error
-            raise InvalidJob(f"{where}: it is not one JSON object per line: {error}. Correct the file") from error
+            refuse_array(data)
+            schema = guessed_schema(data)
+        except LineError as error:
+            line = 1 + data.count(b"\n", 0, error.at)
+            raise InvalidJob(f"{where}, line {line}: {error.problem}") from error
         for field in schema:
             if pa.types.is_null(field.type):
                 raise InvalidJob(
@@ -79,10 +76,11 @@ class JsonlFiles(Files):
         return schema
 
 
-def refuse_array(data: bytes, where: str) -> None:
+def refuse_array(data: bytes) -> None:
     """Lines that begin an array hold no objects of their own."""
     if data[:64].lstrip()[:1] == b"[":
-        raise InvalidJob(
-            f"{where}: it is a JSON array, and each line has to be an object: convert the file (jq -c '.[]' in.json > "
-            "out.jsonl), or read it in a function with from_iterator()"
+        raise LineError(
+            0,
+            "it is a JSON array, and each line has to be an object: convert the file (jq -c '.[]' in.json > "
+            "out.jsonl), or read it in a function with from_iterator()",
         )

@@ -4,11 +4,12 @@ A position is the byte offset of a block and the rows of it already returned, so
 the beginning (of a compressed file everything before the block is uncompressed again, and thrown away). Blocks are cut
 the same way from any offset, and a changed block size only changes how much is skipped.
 
-A file that may grow is read up to the size it was listed with, and not beyond its last line end: what is behind that is
-the beginning of a line that comes later.
+A file that may grow is read up to the size it was listed with, and not beyond its last whole record: what is behind
+that is the beginning of a record that comes later.
 """
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
@@ -16,16 +17,23 @@ import pyarrow as pa
 from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.reader import FilePosition, FileReader
 from barrier_runtime.connectors.files.source.text import Text, open_text
+from barrier_runtime.data.values.text_columns import LineError
 from barrier_runtime.state.errors import InvalidJob
 
 BLOCK_BYTES = 256 << 10  # some milliseconds of the loop's time to parse
 _LONGEST_LINE = 64 << 20
 
 Parse = Callable[[bytes], pa.RecordBatch]
+EndOfRecords = Callable[[bytes], int]  # the end of the last whole record in some bytes; 0 if there is none
+
+
+def end_of_lines(data: bytes) -> int:
+    """The end of the last whole line in `data`."""
+    return data.rfind(b"\n") + 1
 
 
 class LinesReader(FileReader):
-    """`make_parser(header line or None)` gives the function from whole lines to a batch."""
+    """`make_parser(header lines)` gives the function from whole lines to a batch; that function raises `LineError`."""
 
     def __init__(
         self,
@@ -35,13 +43,12 @@ class LinesReader(FileReader):
         rows_per_second: float | None,
         make_parser: Callable[[bytes, str], Parse],
         *,
-        header_lines: int,
         grows: bool = False,
     ) -> None:
         super().__init__(where, file, schema, rows_per_second)
         self.grows = grows
+        self.end_of_records: EndOfRecords = end_of_lines
         self._make_parser = make_parser
-        self._header_lines = header_lines
         self._text: Text | None = None
         self._parse: Parse | None = None
         self._block = 0  # offset of the block of the last chunk
@@ -50,11 +57,15 @@ class LinesReader(FileReader):
         self._skip = 0  # rows of the next block to leave out
         self._half_line = False  # is all that is left
 
+    def read_header(self, text: Text) -> tuple[bytes, int]:
+        """The header and the offset of the first record."""
+        return b"", begin_of_text(text)
+
     def prepare(self) -> None:
         if self._text is not None:
             return
         self._text = open_text(self.file, self.where, grows=self.grows)
-        header, end = read_header(self._text, self._header_lines, self.where)
+        header, end = self.read_header(self._text)
         self._parse = self._make_parser(header, self.where)
         if self._next < end:
             self._next = self._block = end
@@ -64,28 +75,54 @@ class LinesReader(FileReader):
         return self._text.reach(self._next)
 
     def next_chunk(self) -> pa.RecordBatch | None:
-        assert self._text is not None
-        assert self._parse is not None
-        data = read_lines(self._text, self._next, BLOCK_BYTES, self.where) if not self.at_end() else b""
-        if self.grows and not data.endswith(b"\n"):
-            data = data[: data.rfind(b"\n") + 1]
-            self._half_line = True
+        data = self.next_block()
         if not data:
             return None
-        try:
-            chunk = self._parse(data)
-        except pa.ArrowInvalid as error:
-            raise InvalidJob(
-                f"{self.where}, after row {self.row} (in {len(data)} bytes from byte {self._next}): a line does not "
-                f"fit: {error}. {_remedy(str(error))}"
-            ) from error
+        chunk = self.parsed(data)
         self._block, self._block_rows = self._next, chunk.num_rows
         self._next += len(data)
         if self._skip:
-            skipped = min(self._skip, chunk.num_rows)
-            self._skip -= skipped
+            skipped, self._skip = self.skipped(chunk, self._skip)
             chunk = chunk.slice(skipped)
         return chunk
+
+    def next_block(self) -> bytes:
+        """The bytes of the next whole records."""
+        assert self._text is not None
+        if self.at_end():
+            return b""
+        data = read_lines(self._text, self._next, BLOCK_BYTES, self.where, self.end_of_records)
+        if self.grows and self._text.end is not None and self._next + len(data) >= self._text.end:
+            whole = self.end_of_records(data)
+            self._half_line = whole < len(data)
+            data = data[:whole]
+        return data
+
+    def parsed(self, data: bytes) -> pa.RecordBatch:
+        assert self._parse is not None
+        try:
+            return self._parse(data)
+        except LineError as error:
+            raise self.refused(data, error.at, error.problem) from error
+
+    def refused(self, data: bytes, at: int, problem: str) -> InvalidJob:
+        """The error about byte `at` of the block `data`."""
+        line = 1 + self._lines_before(self._next) + data.count(b"\n", 0, at)
+        return InvalidJob(f"{self.where}, line {line}: {problem}")
+
+    def _lines_before(self, offset: int) -> int:
+        """Line ends before `offset`. Reads the file again: for errors only."""
+        lines = at = 0
+        with closing(open_text(self.file, self.where, grows=self.grows)) as text:
+            while at < offset and (data := text.read_at(at, min(BLOCK_BYTES, offset - at))):
+                lines += data.count(b"\n")
+                at += len(data)
+        return lines
+
+    def skipped(self, chunk: pa.RecordBatch, skip: int) -> tuple[int, int]:
+        """How many rows of `chunk` are among the `skip` rows that a position leaves out, and how many are missing."""
+        found = min(skip, chunk.num_rows)
+        return found, skip - found
 
     def at_end(self) -> bool:
         if self._half_line:
@@ -108,43 +145,25 @@ class LinesReader(FileReader):
             self._text.close()
 
 
-def _remedy(said: str) -> str:
-    """For what Arrow says of a line."""
-    if "expected a zone offset" in said:
-        return (
-            "These times have no zone, and the column is declared with one: declare it without, "
-            'as "timestamp[us]" in schema=, or correct the file'
-        )
-    if "timestamp[s]" in said:
-        return (
-            "The column's type was taken from the first rows, which have whole seconds: declare it as "
-            '"timestamp[us]" in schema=, or correct the file'
-        )
-    return "Correct the file, or schema="
+def begin_of_text(text: Text) -> int:
+    """The offset after a byte-order mark."""
+    return 3 if text.read_at(0, 3) == b"\xef\xbb\xbf" else 0
 
 
-def read_header(text: Text, lines: int, where: str) -> tuple[bytes, int]:
-    """The first `lines` lines and the offset after them (and after a byte-order mark)."""
-    start = 3 if text.read_at(0, 3) == b"\xef\xbb\xbf" else 0
-    if not lines:
-        return b"", start
-    data = read_lines(text, start, 65_536, where)
-    header = b"".join(data.splitlines(keepends=True)[:lines])
-    return header, start + len(header)
-
-
-def read_lines(text: Text, offset: int, block: int, where: str) -> bytes:
-    """About `block` bytes from `offset`, ending with a line end (or with the file); nothing when that is the end."""
+def read_lines(text: Text, offset: int, block: int, where: str, end_of_records: EndOfRecords = end_of_lines) -> bytes:
+    """About `block` bytes from `offset`, ending with a whole record (or with the file); nothing at the end."""
     length = block
     while True:
         data = text.read_at(offset, length)
         if len(data) < length or (text.end is not None and offset + len(data) >= text.end):
             return data
-        end = data.rfind(b"\n") + 1
+        end = end_of_records(data)
         if end:
             return data[:end]
         if length > _LONGEST_LINE:
+            quotes = ", and a value that begins with a quote must end with a quote" if end_of_lines(data) else ""
             raise InvalidJob(
-                f"{where}: no line end in {length} bytes from byte {offset}: it must be text with one record per line"
+                f"{where}: no record ends in {length} bytes from byte {offset}: it must be text with one record per "
+                f"line{quotes}"
             )
         length *= 2

@@ -11,6 +11,7 @@ from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.reader import FileReader
 from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.connectors.files.source.text import or_compressed
+from barrier_runtime.data.values.text_columns import LineError, not_utf8_at
 from barrier_runtime.state.errors import InvalidJob
 
 LINE = pa.schema([("line", pa.string())])
@@ -42,9 +43,9 @@ class TextFiles(Files):
         schema = self.schema
 
         def parser(header: bytes, where: str) -> Parse:
-            return lambda data: _rows(data, schema, where)
+            return lambda data: _rows(data, schema)
 
-        return LinesReader(self.where, file, schema, rows_per_second, parser, header_lines=0, grows=self.grows)
+        return LinesReader(self.where, file, schema, rows_per_second, parser, grows=self.grows)
 
     def guess(self, file: FoundFile) -> pa.Schema:
         return LINE
@@ -53,14 +54,14 @@ class TextFiles(Files):
         """Any text will do."""
 
 
-def _rows(data: bytes, schema: pa.Schema, where: str) -> pa.RecordBatch:
+def _rows(data: bytes, schema: pa.Schema) -> pa.RecordBatch:
     lines = data.split(b"\n")
     if not lines[-1]:
         lines.pop()
     column = pa.array([line.removesuffix(b"\r") for line in lines], pa.binary())
     try:
         return pa.RecordBatch.from_arrays([column.cast(schema.types[0])], schema=schema)
-    except pa.ArrowInvalid as error:
-        raise InvalidJob(
-            f'{where}: a line is not UTF-8 ({error}): convert the file, or take bytes by schema={{"line": bytes}}'
-        ) from error
+    except pa.ArrowInvalid:
+        at = not_utf8_at(data) or 0
+        remedy = f'convert the file, or take bytes by schema={{"{schema.names[0]}": bytes}}'
+        raise LineError(at, f"0x{data[at]:02x} is not UTF-8: {remedy}") from None

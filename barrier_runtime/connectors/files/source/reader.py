@@ -31,6 +31,7 @@ class FilePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start_ns: int | None = None  # of the schedule
     modified_ns: int = 0  # of the file, as it was listed
     ends: str = ""  # `fingerprint` of its `size` bytes; empty: not known
+    blank_rows: bool = False  # `skip` counts empty lines of a CSV file of one column
 
 
 _POSITION = msgspec.json.Decoder(FilePosition)
@@ -135,7 +136,9 @@ class FileReader:
         offset, skip = self.place(self._pending.num_rows if self._pending is not None else 0)
         start_ns = self._schedule.start_ns if self._schedule is not None else None
         modified_ns, ends = self.file.modified_ns, self._fingerprint()
-        return msgspec.json.encode(FilePosition(self.row, self.file.size, offset, skip, start_ns, modified_ns, ends))
+        return msgspec.json.encode(
+            FilePosition(self.row, self.file.size, offset, skip, start_ns, modified_ns, ends, True)
+        )
 
     def mark(self) -> int:
         ends = self._fingerprint()

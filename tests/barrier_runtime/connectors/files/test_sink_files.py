@@ -495,7 +495,7 @@ def test_json_lines_hold_times_binary_and_missing_numbers() -> None:
         ]
     )
     first, second = (json.loads(line) for line in encoders.jsonl([rows]).splitlines())
-    assert first == {"at": "2013-01-01T05:15:00", "raw": "AP8=", "delay": None, "name": "Zürich"}
+    assert first == {"at": "2013-01-01T05:15:00", "raw": "AP8=", "delay": "NaN", "name": "Zürich"}
     assert second == {"at": None, "raw": None, "delay": 1.5, "name": None}
 
 

@@ -289,11 +289,19 @@ def test_a_column_of_another_type_is_named_with_both_types(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("format", "lines", "message"),
     [
-        ("csv", ["n,s,at,x", "1,a,2020-01-01,0.5", "one,a,2020-01-01,0.5"], "conversion error to int64.*'one'"),
-        ("csv", ["n,s,at,x", "1,a,2020-01-01,0.5", "1,a"], "Expected 4 columns, got 2"),
-        ("jsonl", ['{"n": 1}', '{"n": "one"}'], "JSON parse error"),
-        ("jsonl", ['{"n": 1}', '{"n": '], "JSON parse error"),
-        ("jsonl", ['{"n": 1}', "[1]"], "JSON parse error"),
+        (
+            "csv",
+            ["n,s,at,x", "1,a,2020-01-01,0.5", "one,a,2020-01-01,0.5"],
+            "column 'n' is int64, and 'one' is",
+        ),
+        (
+            "csv",
+            ["n,s,at,x", "1,a,2020-01-01,0.5", "1,a"],
+            "a line does not fit: it has 2 values, .* has 4",
+        ),
+        ("jsonl", ['{"n": 1}', '{"n": "one"}'], "column 'n' is int64, and the text 'one' is not kept"),
+        ("jsonl", ['{"n": 1}', '{"n": '], "it is not one JSON object"),
+        ("jsonl", ['{"n": 1}', "[1]"], "it is an array, and each line has to be an object"),
     ],
 )
 def test_a_line_that_does_not_fit_is_reported_with_file_and_place(
@@ -301,7 +309,7 @@ def test_a_line_that_does_not_fit_is_reported_with_file_and_place(
 ) -> None:
     (tmp_path / f"a.{format}").write_text("\n".join(lines) + "\n")
     spec = spec_of(FORMATS[format][1](str(tmp_path)))
-    with pytest.raises(InvalidJob, match=rf"(?s)file .*a\.{format}, after row 0 .*: a line does not fit: .*{message}"):
+    with pytest.raises(InvalidJob, match=rf"file .*a\.{format}, line [23]: {message}"):
         drained(opened(spec, World()))
 
 
@@ -384,13 +392,13 @@ def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_json_column_that_changes_its_type_is_told_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": 1, "v": 1}\n{"n": 2, "v": 2}\n{"n": 3, "v": "three"}\n')
-    with pytest.raises(InvalidJob, match=r"column 'v' is a number at first and a string in line 3: .*pass schema="):
+    with pytest.raises(InvalidJob, match=r"line 3: column 'v' is a number at first and a string here: .*pass schema="):
         Dataflow("typed").read_jsonl("src", str(tmp_path))
 
 
 def test_text_that_is_not_utf8_is_told_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes("n,name\n1,Anna\n2,René\n".encode("latin-1"))
-    with pytest.raises(InvalidJob, match=r"line 3, byte 19: 0xe9 in column 'name' is not UTF-8: pass encoding="):
+    with pytest.raises(InvalidJob, match=r"line 3: 0xe9 in column 'name' is not UTF-8: pass encoding="):
         Dataflow("latin").read_csv("src", str(tmp_path))
 
 
@@ -402,7 +410,7 @@ def test_times_that_do_not_fit_are_told_with_the_type_to_declare(tmp_path: Path)
     line = '{{"at": "2026-01-01T00:00:0{}"}}\n'
     (tmp_path / "some.jsonl").write_text(line.format(1) * 20_000 + line.format("1.5"))
     guessed = JsonlFiles("src", str(tmp_path / "some.jsonl"), None, None)
-    with pytest.raises(InvalidJob, match=r'which have whole seconds: declare it as "timestamp\[us\]" in schema='):
+    with pytest.raises(InvalidJob, match=r'line 20001: .* more digits .* declare .* as "timestamp\[ms\]" in schema='):
         drained(opened(spec_of(guessed), World()))
 
 
@@ -421,8 +429,8 @@ def test_a_json_array_is_told_from_lines(tmp_path: Path, schema: pa.Schema | Non
 @pytest.mark.parametrize(
     ("files", "line", "type"),
     [
-        (JsonlFiles, '{"a": 1, "b": {"x": 1}}', pa.map_(pa.string(), pa.int64())),
-        (JsonlFiles, '{"a": 1, "b": "2s"}', pa.duration("s")),
+        (JsonlFiles, '{"a": 1, "b": [1, 2, 3]}', pa.month_day_nano_interval()),
+        (CsvFiles, "a,b", pa.map_(pa.string(), pa.int64())),
         (CsvFiles, "a,b", pa.list_(pa.int64())),
     ],
 )

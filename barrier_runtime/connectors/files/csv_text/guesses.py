@@ -1,0 +1,130 @@
+"""Types of CSV columns that are guessed, and how values of guessed columns are checked.
+
+A guess writes back what it read: a column of texts is taken for numbers or times only if each text is written the way
+such a value is written out again, so that `007`, `+49301234567`, `1.10`, `12e3` and `12345678901234567890` stay text. A
+later value of which that is not true is refused. Of times, `T` or a blank before the hour, zeros at the end of a
+fraction and the zone's offset are a matter of form: the moment is kept.
+"""
+
+import re
+from decimal import Decimal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as types
+
+from barrier_runtime.data.values.text_columns import TextMisfit, is_kept, type_of_times
+
+_BOOLEANS = frozenset(("true", "false"))
+_WHOLE = re.compile(r"0|-?[1-9][0-9]*")
+_NO_NUMBERS = frozenset(("nan", "inf", "-inf"))
+_CLOCK = re.compile(r"\d\d:\d\d:\d\d")
+_LONG = 18  # characters: a shorter number has at most 17 digits, which a float keeps
+_MANY = 64
+_0, _9, _MINUS = b"09-"
+
+
+def guessed_type(texts: pa.Array, decimal_point: str) -> pa.DataType | None:
+    """The type of a column that holds `texts`; None if all are null."""
+    values = {text for text in pc.unique(texts).to_pylist() if text is not None}
+    if not values:
+        return None
+    if values <= _BOOLEANS:
+        return pa.bool_()
+    if all(map(_WHOLE.fullmatch, values)) and all(-(2**63) <= int(value) < 2**63 for value in values):
+        return pa.int64()
+    if all(is_float(value, decimal_point) for value in values) and not values <= _NO_NUMBERS:
+        return pa.float64()
+    if all(map(_CLOCK.fullmatch, values)):
+        return pa.time32("s") if is_kept(values, pa.time32("s")) else pa.string()
+    return type_of_times(values) or pa.string()
+
+
+def is_float(text: str, decimal_point: str = ".") -> bool:
+    """Whether `text` is how a float of 64 bits is written."""
+    if decimal_point != ".":
+        if "." in text:
+            return False
+        text = text.replace(decimal_point, ".")
+    if text in _NO_NUMBERS or text in ("0", "-0"):
+        return True
+    try:
+        number = float(text)
+    except ValueError:
+        return False
+    written = repr(number)
+    if text == written:
+        return True
+    if "e" in text:
+        return bool(text == pa.array([number]).cast(pa.string())[0].as_py())
+    return _WHOLE.fullmatch(text) is not None and "inf" not in written and Decimal(text) == Decimal(written)
+
+
+def is_checked(kind: pa.DataType) -> bool:
+    """Whether values of a guessed column of `kind` are checked by `refuse_unwritable`."""
+    return bool(types.is_int64(kind) or types.is_float64(kind))
+
+
+def refuse_unwritable(texts: pa.Array, kind: pa.DataType, decimal_point: str) -> None:
+    """Raise `TextMisfit` for a text that a number of `kind` does not write back."""
+    rows = _unequal(texts, _suspects(texts, types.is_int64(kind), decimal_point))
+    for row in rows:
+        text = texts[row].as_py()
+        if text is not None and not (_WHOLE.fullmatch(text) if types.is_int64(kind) else is_float(text, decimal_point)):
+            raise TextMisfit(
+                row,
+                text,
+                f"{text!r} would not be kept as {kind}, which was guessed from the first rows: declare the column's "
+                'type in schema=, such as "string" for text',
+            )
+
+
+def _unequal(texts: pa.Array, rows: list[int]) -> list[int]:
+    """Those of many rows whose text is not a float as Arrow writes it."""
+    if len(rows) < _MANY:
+        return rows
+    chosen = texts.take(pa.array(rows))
+    try:
+        written = chosen.cast(pa.float64()).cast(pa.string())
+    except pa.ArrowInvalid:
+        return rows
+    return np.asarray(rows)[np.flatnonzero(pc.not_equal(written, chosen).fill_null(False))].tolist()  # type: ignore[no-any-return]
+
+
+def _suspects(texts: pa.Array, whole: bool, decimal_point: str) -> list[int]:
+    """Rows whose text may be written otherwise than its number: found by its first and last characters and length."""
+    valid = texts.drop_null() if texts.null_count else texts
+    if not len(valid):
+        return []
+    offsets = np.frombuffer(valid.buffers()[1], np.int32)[valid.offset : valid.offset + len(valid) + 1]
+    text = np.frombuffer(valid.buffers()[2], np.uint8)
+    begins, lengths = offsets[:-1], np.diff(offsets)
+    if not lengths.all():
+        return list(range(len(texts)))  # an empty text in quotes
+    last = offsets[1:] - 1
+    odd: npt.NDArray[np.bool_] = (text[begins] <= _0) & (lengths > 1) | (text[last] - _0 > 9)
+    if odd.any():  # a sign before another digit than zero, or a zero before the point
+        at = np.flatnonzero(odd)
+        second, third = (text[np.minimum(begins[at] + place, last[at])] for place in (1, 2))
+        negative = text[begins[at]] == _MINUS
+        fine = negative & (second > _0) & (second <= _9)
+        if not whole:
+            zero = np.where(negative, second, text[begins[at]]) == _0
+            fine |= zero & (np.where(negative, third, second) == ord(decimal_point))
+        odd[at] = ~fine | (text[last[at]] - _0 > 9)
+    if not whole:
+        odd |= lengths > _LONG
+        ends = np.flatnonzero(text[last] == _0)
+        if len(ends):
+            with_point = pc.match_substring(valid.take(pa.array(ends)), decimal_point).to_numpy(zero_copy_only=False)
+            odd[ends[with_point]] = True
+        used = text[offsets[0] : offsets[-1]]
+        if ((used | 32) == ord("e")).any():
+            odd |= pc.match_substring(valid, "e", ignore_case=True).to_numpy(zero_copy_only=False)
+    rows = np.flatnonzero(odd)
+    if texts.null_count and len(rows):
+        rows = np.flatnonzero(texts.is_valid().to_numpy(zero_copy_only=False))[rows]
+    found: list[int] = rows.tolist()
+    return found

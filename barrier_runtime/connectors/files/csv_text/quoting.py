@@ -1,0 +1,106 @@
+"""Rows of CSV text: where rows begin and end when quoted values contain line breaks. Pure.
+
+A field is quoted if its first byte is a quote. Two quotes in a quoted value are a quote; after the closing quote the
+rest of the field is taken as it stands, also further quotes. All functions begin at the beginning of a row.
+"""
+
+import re
+from bisect import bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+_LF, _CR, _QUOTE = b'\n\r"'
+
+
+@dataclass(frozen=True)
+class Quoted:
+    """Quoted parts of some text, in order: from an opening quote (included) to its closing quote (excluded)."""
+
+    begins: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+    open_at: int | None  # place of the last opening quote if the text ends before its closing quote
+
+    def covers(self, at: int) -> int | None:
+        """The beginning of the quoted part that contains `at`; None if `at` is outside."""
+        number = bisect_right(self.begins, at) - 1
+        return int(self.begins[number]) if number >= 0 and at < self.ends[number] else None
+
+
+def quoted(data: bytes, delimiter: str) -> Quoted:
+    """The quoted parts of `data`."""
+    text = np.frombuffer(data, np.uint8)
+    quotes = np.flatnonzero(text == _QUOTE)
+    opening = quotes[::2]
+    before = text[opening - 1]  # of the first byte the last one: replaced in the next line
+    at_field = (before == ord(delimiter)) | (before == _LF) | (before == _CR) | (opening == 0)
+    doubled = np.zeros(len(opening), bool)
+    doubled[1:] = opening[1:] == quotes[1 : 2 * len(opening) - 1 : 2] + 1
+    if not (at_field | doubled).all():  # a quote within a field that is not quoted
+        return _one_by_one(data, delimiter)
+    closing = quotes[1::2]
+    open_at = None
+    if len(closing) < len(opening):
+        closing = np.append(closing, len(data))
+        open_at = int(opening[np.flatnonzero(~doubled)[-1]])
+    return Quoted(opening, closing, open_at)
+
+
+def _one_by_one(data: bytes, delimiter: str) -> Quoted:
+    opening = re.compile(rb"(?:\A|[" + re.escape(delimiter.encode()) + rb'\r\n])"')
+    begins: list[int] = []
+    ends: list[int] = []
+    at = 0
+    while (found := opening.search(data, at)) is not None:
+        begins.append(found.end() - 1)
+        at = found.end()
+        while (at := data.find(b'"', at)) >= 0 and data[at + 1 : at + 2] == b'"':
+            at += 2
+        ends.append(len(data) if at < 0 else at)
+        if at < 0:
+            return Quoted(np.array(begins), np.array(ends), begins[-1])
+    return Quoted(np.array(begins, np.int64), np.array(ends, np.int64), None)
+
+
+def end_of_rows(data: bytes, delimiter: str) -> int:
+    """The end of the last row that ends with a line feed; 0 if there is no such row."""
+    parts = quoted(data, delimiter)
+    end = len(data)
+    while (end := data.rfind(b"\n", 0, end)) >= 0:
+        begin = parts.covers(end)
+        if begin is None:
+            return end + 1
+        end = begin
+    return 0
+
+
+def end_of_first_row(data: bytes, delimiter: str) -> int:
+    """The end of the first row, with its line end; the end of `data` if no line end is outside of quotes."""
+    return next(iter(_row_ends(data, delimiter)))
+
+
+def row_begins(data: bytes, delimiter: str, *, blank_rows: bool) -> list[int]:
+    """The beginning of each row. `blank_rows`: empty lines are rows."""
+    begins, begin = [], 0
+    for end in _row_ends(data, delimiter):
+        if blank_rows or data[begin:end].strip(b"\r\n"):
+            begins.append(begin)
+        begin = end
+    return begins
+
+
+def _row_ends(data: bytes, delimiter: str) -> list[int]:
+    parts = quoted(data, delimiter)
+    ends = [found.end() for found in re.finditer(rb"\r\n?|\n", data) if parts.covers(found.start()) is None]
+    return ends if ends and ends[-1] == len(data) else [*ends, len(data)]
+
+
+def count_of_lines(data: bytes) -> int:
+    """Lines of `data`, whether quoted or not."""
+    text = np.frombuffer(data, np.uint8)
+    count = int(np.count_nonzero(text == _LF))
+    if b"\r" in data:
+        returns = text == _CR
+        count += int(np.count_nonzero(returns) - np.count_nonzero(returns[:-1] & (text[1:] == _LF)))
+    return count if not len(data) or text[-1] in (_LF, _CR) else count + 1
