@@ -16,6 +16,7 @@ import pyarrow as pa
 from barrier_runtime.state.errors import NOT_ALLOWED, PERMANENT, WRONG_PATH, BarrierRuntimeError, InvalidJob
 
 _UNSUPPORTED = frozenset({errno.EINVAL, errno.EFBIG, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV})
+_MENDED = NOT_ALLOWED | WRONG_PATH | _UNSUPPORTED
 _MAY_PASS = (MemoryError, EOFError, pa.ArrowCancelled)
 _COMES_AGAIN = (  # with the same rows and settings
     *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError, NameError, NotImplementedError),
@@ -25,7 +26,8 @@ _NUMBER = re.compile(r"(?:os error |\[errno |winerror )(\d+)", re.IGNORECASE)
 # Object stores behind pyarrow and delta-rs: an OSError, whose text alone says which.
 _REFUSED = re.compile(
     r"access.?denied|invalid.?access.?key|signature.?does.?not.?match|no.?such.?bucket|bucket.?not.?found"
-    r"|\b(?:401|403)\b.{0,20}(?:unauthorized|forbidden)|permission.?denied|unauthenticated|container.?not.?found",
+    r"|\b(?:401|403)\b.{0,20}(?:unauthorized|forbidden)|permission.?denied|unauthenticated|container.?not.?found"
+    r"|certificate.?verify.?failed",
     re.IGNORECASE,
 )
 _LONGEST = 600
@@ -38,11 +40,14 @@ def must_be_mended(error: BaseException) -> bool:
     if isinstance(error, ImportError | ssl.SSLCertVerificationError):
         return True
     if isinstance(error, OSError):
-        number = _number(error)
-        if number is None:
-            return _REFUSED.search(str(error)) is not None
-        return number in NOT_ALLOWED or number in WRONG_PATH or number in _UNSUPPORTED
+        return says_refused(str(error)) if error.errno is None else error.errno in _MENDED
     return isinstance(error, _COMES_AGAIN) and not isinstance(error, _MAY_PASS)
+
+
+def says_refused(text: str) -> bool:
+    """Whether the text of a library that gives no number says what a person must mend: rights, a bucket, a path."""
+    number = _number_in(text)
+    return _REFUSED.search(text) is not None if number is None else number in _MENDED
 
 
 def told(error: BaseException, where: str, remedy: str) -> BarrierRuntimeError:
@@ -74,11 +79,9 @@ def described(error: BaseException) -> str:
     return f"{text} ({type(error).__name__})" if text else type(error).__name__
 
 
-def _number(error: OSError) -> int | None:
-    """The error's number in the operating system; also where only the text has it, as that of delta-rs."""
-    if error.errno is not None:
-        return error.errno
-    found = _NUMBER.search(str(error))
+def _number_in(text: str) -> int | None:
+    """Number of an error of the operating system, which delta-rs and pyarrow write into their texts."""
+    found = _NUMBER.search(text)
     return int(found.group(1)) if found else None
 
 
@@ -90,7 +93,7 @@ def _remedy(error: BaseException) -> str:
         return "Give the client the certificate of the authority that signed the server's"
     if not isinstance(error, OSError):
         return ""
-    number = _number(error)
+    number = _number_in(str(error)) if error.errno is None else error.errno
     if number == errno.ENAMETOOLONG:
         return "Shorten what the name is made of (values of partition columns, names of job and sink, folders)"
     if number in WRONG_PATH:

@@ -304,6 +304,11 @@ class S3Store:
             return InvalidJob(
                 f"{operation} of {place} was refused by the store ({code}): it may lack this feature; use another"
             )
+        if "certificate verify failed" in str(error).lower():
+            return InvalidJob(
+                f"{operation} of {place}: the store's certificate is not trusted: set AWS_CA_BUNDLE to the file with "
+                "the authority that signed it, or correct the endpoint"
+            )
         return Unavailable(f"{operation} of {place} failed ({code or type(error).__name__}); it is tried again")
 
 

@@ -10,6 +10,7 @@ import barrier_runtime
 from barrier_runtime.connectors.registry import CONNECTORS, Connector, PublicClass
 from tests.connectors_table import PAGE, with_tables
 from tests.house.test_layers import SHARED
+from tests.library_errors import LIBRARY_ERRORS
 from tests.parsed import statements
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +36,12 @@ def extras() -> dict[str, list[str]]:
 def test_every_folder_has_a_row_and_every_row_a_folder() -> None:
     folders = {path.parent.name for path in FOLDER.glob("*/__init__.py")} - set(SHARED)
     assert sorted(row.name for row in CONNECTORS) == sorted(folders)
+
+
+def test_errors_of_every_connectors_library_are_sorted() -> None:
+    """Those that a person must mend, and those that pass: `tests/library_errors.py`."""
+    sorted_out = {name for name, entry in LIBRARY_ERRORS.items() if entry.mended and entry.passing}
+    assert sorted_out == {row.name for row in CONNECTORS}
 
 
 def test_every_extra_is_of_one_row() -> None:

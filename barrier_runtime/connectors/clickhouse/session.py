@@ -16,14 +16,21 @@ _PASSES = {
     164,  # read only, for a while
     201,  # quota
     202,  # too many queries at once
+    203,  # no free connection
     209,  # socket timeout
     210,  # network
+    225,  # no keeper
+    236,  # aborted, as by a server that goes down
     241,  # memory
     242,  # table is read only
     243,  # no space
     252,  # too many parts
+    279,  # no replica answers
+    285,  # too few live replicas
     319,  # unknown whether inserted
     394,  # query was cancelled
+    473,  # a lock would wait for ever
+    745,  # overloaded
     999,  # its keeper
 }
 _REFUSED = {192, 193, 194, 195, 497, 516}  # user, password, access

@@ -14,10 +14,10 @@ from urllib.parse import unquote
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime.connectors.delta.table import brief, load_deltalake, storage_options
+from barrier_runtime.connectors.delta.table import brief, load_deltalake, storage_options, trouble
 from barrier_runtime.connectors.parquet_format import read_options
 from barrier_runtime.data.schemas import fit
-from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 
 ANEW = "start the job without state (restore='none'), which reads the table as it is"
@@ -106,7 +106,7 @@ class DeltaHistory:
                 f"what a vacuum removes for longer than the longest outage. {ANEW[0].upper()}{ANEW[1:]}"
             ) from error
         except OSError as error:
-            raise Unavailable(f"{self._where}: a file of {self._store.url} cannot be read: {error}") from error
+            raise trouble(error, f"{self._where}: a file of {self._store.url} cannot be read") from error
         return [fit(batch, schema, self._where) for batch in batches if batch.num_rows]
 
     def _chosen(self, version: int, paths: set[str] | None) -> list[Any]:
@@ -168,9 +168,7 @@ class DeltaHistory:
         except missing as error:
             raise InvalidJob(f"{self._where}: there is no Delta table at {self._store.url}: correct the url") from error
         except Exception as error:
-            raise Unavailable(
-                f"{self._where}: the table {self._store.url} could not be read ({brief(error)}); it is tried again"
-            ) from error
+            raise trouble(error, f"{self._where}: the table {self._store.url} could not be read") from error
 
 
 def paths_of(files: Iterable[_Add | _Remove | None]) -> set[str]:

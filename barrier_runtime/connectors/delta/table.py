@@ -24,6 +24,7 @@ import msgspec
 from barrier_runtime.connectors.delta.committable import DeltaCommittable
 from barrier_runtime.connectors.delta.schema import DeltaType, check_fits, has_zoneless_times, schema_string
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable, missing_extra
+from barrier_runtime.state.outside_errors import must_be_mended, says_refused
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, PutOutcome
 
 _ATTEMPTS = 6
@@ -120,6 +121,8 @@ class DeltaLog:
             except Exception as error:  # lost against another, refused, or nobody knows: look again
                 failed = error
                 self._forget()
+                if is_refused(error):
+                    raise self._trouble(error, "nothing could be committed to the table") from error
             else:  # in the next version at the earliest; if it is that one, nobody else came between
                 self._known = (version + 1, {**self._known[1], **done})
         raise Unavailable(
@@ -163,10 +166,11 @@ class DeltaLog:
                 raise self._unreadable(error) from error
         return known[application]
 
-    def _unreadable(self, error: Exception) -> Unavailable:
-        return Unavailable(
-            f"{self._where}: the table {self._store.url} could not be read ({brief(error)}); it is tried again"
-        )
+    def _unreadable(self, error: Exception) -> BarrierRuntimeError:
+        return self._trouble(error, "it was not possible to read the table")
+
+    def _trouble(self, error: Exception, failure: str) -> BarrierRuntimeError:
+        return trouble(error, f"{self._where}: {failure} {self._store.url}")
 
     def _facts(self, table: Any) -> "DeltaTableFacts":
         metadata = table.metadata()
@@ -394,8 +398,26 @@ def storage_options(url: str) -> dict[str, str] | None:
     return options
 
 
+def is_refused(error: BaseException) -> bool:
+    """Whether a person must mend what delta-rs, or the store under it, says."""
+    kinds = ("DeltaProtocolError", "SchemaMismatchError")
+    return must_be_mended(error) or type(error).__name__ in kinds or says_refused(str(error))
+
+
+def trouble(error: Exception, failure: str) -> BarrierRuntimeError:
+    """What an exception of delta-rs means; `failure` begins the message."""
+    if isinstance(error, BarrierRuntimeError):
+        return error
+    if is_refused(error):
+        return InvalidJob(
+            f"{failure}: {brief(error)}. Correct the table, its place or the rights of this process; then start the "
+            "job again"
+        )
+    return Unavailable(f"{failure} ({brief(error)}); it is tried again")
+
+
 def brief(error: BaseException) -> str:
     if isinstance(error, BarrierRuntimeError):
         return str(error)
     text = " ".join(_ANSI.sub("", str(error)).split())
-    return f"{type(error).__name__}: {text[:300]}"
+    return f"{text[:300]} ({type(error).__name__})"

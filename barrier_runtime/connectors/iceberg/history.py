@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyiceberg.exceptions import NoSuchTableError, RESTError
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
@@ -19,9 +19,9 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from barrier_runtime.connectors.iceberg.columns import stored_schema
-from barrier_runtime.connectors.iceberg.table import NO_ANSWER, database_errors, opened_catalog
+from barrier_runtime.connectors.iceberg.table import opened_catalog, trouble
 from barrier_runtime.data.schemas import fit
-from barrier_runtime.state.errors import InvalidJob, Unavailable
+from barrier_runtime.state.errors import InvalidJob
 
 _ANEW = "start the job without state (restore='none'), which reads the table as it is"
 
@@ -146,8 +146,8 @@ class IcebergHistory:
             return self._catalog.load_table(self._name)
         except NoSuchTableError as error:
             raise InvalidJob(f"{self._where}: there is no table {self._name}: correct the name, or make it") from error
-        except (OSError, RESTError, *database_errors()) as error:
-            raise Unavailable(f"{self._where}: the catalog does not tell of the table {self._name}: {error}") from error
+        except Exception as error:
+            raise trouble(error, f"{self._where}: the catalog does not tell of the table {self._name}") from error
 
 
 def _path(task: FileScanTask) -> str:
@@ -168,5 +168,7 @@ class _translated:
             raise InvalidJob(
                 f"{self._failure}: {error}. It was removed with its snapshot before it was read: {_ANEW}"
             ) from error
-        if isinstance(error, NO_ANSWER):
-            raise Unavailable(f"{self._failure}: {error}") from error
+        if isinstance(error, Exception):
+            found = trouble(error, self._failure)
+            if found is not error:
+                raise found from error

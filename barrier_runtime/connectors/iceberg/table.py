@@ -18,34 +18,52 @@ copy in memory says none; the table's own is not touched.
 """
 
 import contextlib
+import re
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import (
+    BadRequestError,
     CommitFailedException,
     CommitStateUnknownException,
+    ForbiddenError,
     NamespaceAlreadyExistsError,
+    NoSuchNamespaceError,
     NoSuchTableError,
-    RESTError,
+    NotInstalledError,
+    OAuthError,
     ServerError,
     ServiceUnavailableError,
+    SignError,
     TableAlreadyExistsError,
     TooManyRequestsError,
+    UnauthorizedError,
+    ValidationError,
+    ValidationException,
 )
 from pyiceberg.table import Table
 
 from barrier_runtime.connectors.iceberg.columns import check_fits
 from barrier_runtime.connectors.iceberg.data_files import WrittenFiles, data_files, paths_of, write_files
-from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
+from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
+from barrier_runtime.state.outside_errors import described, must_be_mended
 
 APPLICATION = "barrier-runtime.application"  # in a snapshot's summary
 CHECKPOINT = "barrier-runtime.checkpoint"
 _KNOWN_S = 60.0  # credentials that a catalog gives with a table are good for longer
 _LIBRARY_RETRIES = "commit.retry.num-retries"
+_REFUSED = (
+    *(BadRequestError, ForbiddenError, UnauthorizedError, OAuthError, SignError),
+    *(NoSuchNamespaceError, NotInstalledError, ValidationError, ValidationException),
+)
+_DATABASE_REFUSES = re.compile(
+    r"readonly database|unable to open database|authentication failed|access denied|permission denied|does not exist",
+    re.IGNORECASE,
+)
 NO_ANSWER = (OSError, ServerError, ServiceUnavailableError, TooManyRequestsError)
 
 
@@ -72,12 +90,8 @@ class IcebergTable:
             table = self._created(schema)
             self._last = time.monotonic(), table
         check_fits(schema, table.schema().as_arrow(), self._where, self._name)
-        try:
+        with translated(f"{self._where}: a data file of the table {self._name} cannot be written"):
             return write_files(table, batches, schema)
-        except OSError as error:
-            raise Unavailable(
-                f"{self._where}: a data file of the table {self._name} cannot be written: {error}"
-            ) from error
 
     def append(self, application: str, checkpoint: int, written: Iterable[WrittenFiles]) -> None:
         """Append the files as one snapshot unless that was done. Raises `Unavailable` when it is to be tried again,
@@ -104,11 +118,15 @@ class IcebergTable:
                     for file in files:
                         producer.append_data_file(file)
                 transaction.set_properties({_property(application): str(checkpoint)})
-        except (CommitFailedException, CommitStateUnknownException, *NO_ANSWER, *database_errors()) as error:
+        except (CommitFailedException, CommitStateUnknownException) as error:
             raise Unavailable(
                 f"{self._where}: another writer has changed the table {self._name}, or the catalog has not answered "
                 f"({error}): it is looked at again"
             ) from error
+        except BarrierRuntimeError:
+            raise
+        except Exception as error:
+            raise trouble(error, f"{self._where}: files cannot be added to the table {self._name}") from error
 
     def drop(self, written: Sequence[WrittenFiles]) -> None:
         """Delete files that will never be in a snapshot. Those that stay are orphans for the table's maintenance."""
@@ -133,11 +151,10 @@ class IcebergTable:
 
     def _loaded(self) -> Table | None:
         try:
-            return self._catalog.load_table(self._name)
+            with translated(f"{self._where}: the catalog does not tell of the table {self._name}", NoSuchTableError):
+                return self._catalog.load_table(self._name)
         except NoSuchTableError:
             return None
-        except (OSError, RESTError, *database_errors()) as error:
-            raise Unavailable(f"{self._where}: the catalog does not tell of the table {self._name}: {error}") from error
 
     def _created(self, schema: pa.Schema) -> Table:
         """Of two that create it one wins, and both append. Of two that create the namespace in an SQL catalog, too: the
@@ -145,9 +162,10 @@ class IcebergTable:
         for last in (False, True):
             try:
                 return self._made(schema)
-            except (OSError, RESTError, CommitFailedException, *database_errors()) as error:
-                if last:
-                    raise Unavailable(f"{self._where}: the table {self._name} cannot be made now: {error}") from error
+            except Exception as error:
+                found = trouble(error, f"{self._where}: the table {self._name} cannot be made now")
+                if last or isinstance(found, InvalidJob):
+                    raise found from error
         raise AssertionError("it was made, or that was told")
 
     def _made(self, schema: pa.Schema) -> Table:
@@ -182,6 +200,30 @@ def database_errors() -> tuple[type[Exception], ...]:
     return OperationalError, InterfaceError, IntegrityError
 
 
+def trouble(error: Exception, failure: str) -> BarrierRuntimeError:
+    """What an exception of pyiceberg, its catalog or its storage means; `failure` begins the message."""
+    if isinstance(error, BarrierRuntimeError):
+        return error
+    refused = isinstance(error, database_errors()) and _DATABASE_REFUSES.search(str(error))
+    if refused or isinstance(error, _REFUSED) or must_be_mended(error):
+        return InvalidJob(
+            f"{failure}: {described(error)}. Correct the table, the catalog's properties or the rights of this "
+            "process; then start the job again"
+        )
+    return Unavailable(f"{failure}: {described(error)}; it is tried again")
+
+
+@contextlib.contextmanager
+def translated(failure: str, *but: type[Exception]) -> Iterator[None]:
+    """Raises what `trouble` makes of an exception; ours and those of `but` come out as they are."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (BarrierRuntimeError, *but)):
+            raise
+        raise trouble(error, failure) from error
+
+
 def _property(application: str) -> str:
     return f"barrier-runtime.{application}"
 
@@ -191,7 +233,7 @@ def opened_catalog(catalog: str, properties: Mapping[str, str], where: str, who:
     try:
         return _opened(catalog, properties)
     except (*NO_ANSWER, *database_errors()) as error:
-        raise Unavailable(f"{where}: the Iceberg catalog {catalog!r} does not answer: {error}") from error
+        raise trouble(error, f"{where}: the Iceberg catalog {catalog!r} does not answer") from error
     except Exception as error:  # of the catalog's own client: many kinds
         raise InvalidJob(
             f"{where}: the Iceberg catalog {catalog!r} cannot be opened ({type(error).__name__}: {error}): give "

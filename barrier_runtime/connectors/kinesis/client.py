@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from barrier_runtime.connectors.kinesis.position import KinesisSplit
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable, missing_extra
+from barrier_runtime.state.outside_errors import must_be_mended, told
 
 MOST_RECORDS = 10_000  # that one answer may have
 _TIMEOUT_S = 10.0
@@ -24,7 +25,16 @@ _REFUSED = {
 }
 _REFUSED |= {"IncompleteSignatureException", "MissingAuthenticationTokenException", "KMSAccessDeniedException"}
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"}
-_WRONG_SETTINGS = {"NoRegionError", "InvalidRegionError", "ProfileNotFound", "ParamValidationError"}
+_KEYS = {"KMSDisabledException", "KMSNotFoundException", "KMSOptInRequired", "KMSInvalidStateException"}
+_REFUSED |= {"InvalidAccessKeyId", "InvalidClientTokenId", "SignatureDoesNotMatch", *_KEYS}
+_WRONG_SETTINGS = {
+    "InvalidArgumentException",
+    "ValidationException",
+    "NoRegionError",
+    "InvalidRegionError",
+    "ProfileNotFound",
+    "ParamValidationError",
+}
 
 _MAKING = threading.Lock()  # boto3 makes clients on one thread at a time; they serve any number
 
@@ -145,6 +155,8 @@ class KinesisClient:
             return InvalidJob(f"{place}: no AWS credentials: set them up for boto3 (environment, ~/.aws or role)")
         if code in _WRONG_SETTINGS:
             return InvalidJob(f"{place}: boto3 refused it: {error}: correct stream=, region= or the AWS settings")
+        if must_be_mended(error):
+            return told(error, f"{place}: reading failed", "Correct stream=, region= or the AWS settings")
         return Unavailable(f"{place}: Kinesis did not answer ({code}); it is asked again")
 
 

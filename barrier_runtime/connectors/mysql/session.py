@@ -112,6 +112,11 @@ class MySQLSession(KeptConnection):
             was_there = self._connection is not None
             try:
                 return self._attempt(work)
+            except RuntimeError as error:  # a way of logging in needs another package
+                raise InvalidJob(
+                    f"{self._where}: {what} failed at MySQL {self._place}: {error}. Install it (pip install "
+                    "'pymysql[rsa]') on every machine that runs the job, or give the user another way to log in"
+                ) from error
             except errors.Error as error:
                 if not was_there or not (isinstance(error, errors.InterfaceError) or _code(error) in _LOST):
                     raise self._told(error, what) from error
@@ -167,9 +172,12 @@ class MySQLSession(KeptConnection):
         connection._force_close()  # a good-bye may wait for a server that is gone
 
     def _told(self, error: Exception, what: str) -> BarrierRuntimeError:
+        return translated(error, f"{self._where}: {what} failed at MySQL {self._place}")
+
+    @property
+    def _place(self) -> str:
         server = self._server
-        place = f"{server.host}:{server.port}/{server.database}{f' as {server.user}' if server.user else ''}"
-        return translated(error, f"{self._where}: {what} failed at MySQL {place}")
+        return f"{server.host}:{server.port}/{server.database}{f' as {server.user}' if server.user else ''}"
 
 
 def _code(error: Exception) -> int:
@@ -181,7 +189,8 @@ def translated(error: Exception, failure: str) -> BarrierRuntimeError:
     code = _code(error)
     text = " ".join(str(error.args[1] if len(error.args) > 1 else error).split())
     said = f"{failure}: {text}" + (f" (error {code})" if code else "")
-    if code in _PASSING or (not code and isinstance(error, load_pymysql().err.InterfaceError)):
+    errors = load_pymysql().err
+    if code in _PASSING or (not code and isinstance(error, errors.InterfaceError | errors.InternalError)):
         return Unavailable(f"{said}. It is tried again; start the server if it is down")
     if code in _REFUSED:
         return InvalidJob(

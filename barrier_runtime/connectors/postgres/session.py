@@ -191,6 +191,11 @@ def translated(error: Exception, failure: str) -> BarrierRuntimeError:
     code = _code(error)
     text = " ".join(str(error).split())
     if code is None:
+        psycopg = load_psycopg()
+        if isinstance(error, psycopg.DataError | psycopg.NotSupportedError | psycopg.ProgrammingError):
+            return InvalidJob(  # of psycopg itself: the server was not asked, and is not at fault
+                f"{failure}: a value cannot be sent: {text}. Filter or correct such rows before the sink"
+            )
         if any(reason in text for reason in _REFUSED):
             return InvalidJob(
                 f"{failure}: {text}. Correct host, database, user or password (PGPASSWORD, ~/.pgpass or a service "

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit, urlunsplit
 
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable, missing_extra
+from barrier_runtime.state.outside_errors import must_be_mended, told
 from barrier_runtime.state.store.urls import shown
 
 _SCHEMES = ("amqp", "amqps")
@@ -113,6 +114,8 @@ def explained(error: Exception, broker: Broker, queue: str, where: str) -> Barri
         )
     if not of_connection and code in _REFUSALS:
         return InvalidJob(f"{where}: {broker} does not give out queue {queue!r} ({said}): {_REFUSALS[code]}")
+    if must_be_mended(error):
+        return told(error, f"{where}: reading from {broker} failed", "Correct the source's arguments or the messages")
     if isinstance(error, amqp.AMQPError | OSError):
         return Unavailable(f"{where}: {broker} cannot be reached, or broke off: {said}. Is it running?")
     return Unavailable(f"{where}: reading from {broker} failed: {type(error).__name__}: {said}")

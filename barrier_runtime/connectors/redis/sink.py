@@ -17,6 +17,7 @@ Redis must keep what it has acknowledged: `appendonly yes`, and `appendfsync alw
 cluster of several shards is not supported: fence and rows must be changed together.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -32,6 +33,8 @@ from barrier_runtime.connectors.sink_bases.upsert import UpsertSink
 from barrier_runtime.data.rows import each_row
 from barrier_runtime.data.schemas import column_names, no_column
 from barrier_runtime.state.errors import Fenced, InvalidJob, ProtocolViolation, Unavailable, missing_extra
+
+_PASSING = re.compile(r"\b(?:OOM|LOADING|BUSY|READONLY|MISCONF|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|TRYAGAIN)\b")
 
 _ROWS_AT_ONCE = 256
 _ANSWER_S = 10.0
@@ -200,15 +203,17 @@ class RedisUpsertSink(UpsertSink):
     def _trouble(self) -> Iterator[None]:
         import redis
 
-        what = f"{self._where}: Redis at {self.url}"
+        what, known = f"{self._where}: Redis at {self.url}", redis.exceptions
+        passing = (known.OutOfMemoryError, known.ReadOnlyError, known.ClusterDownError, known.TryAgainError)
         try:
             yield
-        except (redis.AuthenticationError, redis.exceptions.NoPermissionError) as error:
+        except (redis.AuthenticationError, known.AuthorizationError, known.NoPermissionError) as error:
             raise InvalidJob(f"{what} refuses user or password ({error}): set REDIS_PASSWORD in every slot") from error
         except (redis.ConnectionError, redis.TimeoutError) as error:
             raise Unavailable(f"{what} does not answer ({error}): it is tried again; is it up?") from error
         except redis.RedisError as error:
-            if str(error).startswith(("OOM", "LOADING", "BUSY", "READONLY", "MISCONF", "CLUSTERDOWN")):
+            # Of a pipeline the text begins with the command, and of errors with a class it lacks the server's code.
+            if isinstance(error, passing) or _PASSING.search(str(error)):
                 raise Unavailable(f"{what} cannot take rows now ({error}): it is tried again") from error
             raise InvalidJob(f"{what} refuses the rows ({error}): correct keys, values or permissions") from error
 
