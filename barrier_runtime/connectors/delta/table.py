@@ -23,7 +23,7 @@ import msgspec
 
 from barrier_runtime.connectors.delta.committable import DeltaCommittable
 from barrier_runtime.connectors.delta.schema import DeltaType, check_fits, has_zoneless_times, schema_string
-from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable, missing_extra
+from barrier_runtime.state.errors import PERMANENT, BarrierRuntimeError, Corrupt, InvalidJob, Unavailable, missing_extra
 from barrier_runtime.state.outside_errors import must_be_mended, says_refused
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, PutOutcome
 
@@ -118,11 +118,14 @@ class DeltaLog:
             done, execute = planned
             try:
                 execute()
+            except PERMANENT:
+                raise
             except Exception as error:  # lost against another, refused, or nobody knows: look again
                 failed = error
                 self._forget()
                 if is_refused(error):
-                    raise self._trouble(error, "nothing could be committed to the table") from error
+                    said = f"{self._where}: nothing could be committed to the table {self._store.url}"
+                    raise trouble(error, said) from error
             else:  # in the next version at the earliest; if it is that one, nobody else came between
                 self._known = (version + 1, {**self._known[1], **done})
         raise Unavailable(
@@ -167,10 +170,7 @@ class DeltaLog:
         return known[application]
 
     def _unreadable(self, error: Exception) -> BarrierRuntimeError:
-        return self._trouble(error, "it was not possible to read the table")
-
-    def _trouble(self, error: Exception, failure: str) -> BarrierRuntimeError:
-        return trouble(error, f"{self._where}: {failure} {self._store.url}")
+        return trouble(error, f"{self._where}: the table {self._store.url} could not be read")
 
     def _facts(self, table: Any) -> "DeltaTableFacts":
         metadata = table.metadata()
