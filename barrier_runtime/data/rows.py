@@ -25,6 +25,7 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import MOST_ROWS, FewRows, layout_of, values_as_stored
 from barrier_runtime.data.values.doors import UNFIT
 from barrier_runtime.data.values.into_columns import UnkeptValue, column_of, keeps
+from barrier_runtime.data.values.repeated_rows import refuse_repeated, repeated, times_in
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import microseconds_of
 
@@ -190,8 +191,9 @@ class RowWriter:
         if schema is not None:
             self._fix(schema)
 
-    def take(self, rows: Iterable[Any], results: list[Row]) -> None:
+    def take(self, rows: Iterable[Any], results: list[Row], given: Callable[[], Row] | None = None) -> None:
         """Append `rows` to `results` as they are now, whatever their maker does with them later. Made row by row.
+        `given`: as in `check_apart`.
 
         A row that nobody else holds (as of `yield {...}`) cannot be changed any more and needs no copy; `alone` is the
         count of references that says so, or one that never occurs while columns may hold lists and the like. In a list
@@ -200,8 +202,24 @@ class RowWriter:
         alone, append, taken = self.alone, results.append, self.taken
         if alone != _NEVER and type(rows) is list and getrefcount(rows) == alone:
             alone += 1
+        copied = False
         for row in rows:
-            append(row if getrefcount(row) == alone else taken(row))
+            if getrefcount(row) == alone:
+                append(row)
+            else:
+                append(taken(row))
+                copied = True
+        if copied:
+            self.check_apart(rows, given)
+
+    def check_apart(self, rows: Any, given: Callable[[], Row] | None = None) -> None:
+        """Refuse a list that got one dict several times, one after the other: where the dict was changed in between,
+        all these rows are the last one. `given`: makes the input row, which may be there several times unless it was
+        changed. In `rows` that are made row by row each is as it was then."""
+        if type(rows) is list:
+            for row in repeated(rows):
+                if given is None or repr(row) != repr(given()):
+                    refuse_repeated(rows, row, self._where)
 
     def taken(self, row: Any) -> Any:
         """A copy of `row` that shares nothing with it that can be changed, or `row` where nobody else holds it; what
@@ -318,6 +336,20 @@ class RowWriter:
         if self._declared:
             return self._declared_remedy
         return "the schema was taken from the first rows; pass schema= to say what the function returns"
+
+
+def refuse_shared(reply: Sequence[Any] | Mapping[Any, Any], where: str) -> None:
+    """As `RowWriter.check_apart`, for a reply. A dict that is kept elsewhere may stand for several keys."""
+    rows = list(reply.values()) if isinstance(reply, Mapping) else reply
+    for row in repeated(rows):
+        holders = (1 if rows is reply else 2) * times_in(rows, row) + 1  # the reply, `rows`, the list of repeated rows
+        if getrefcount(row) <= _ALONE + holders:
+            refuse_repeated(reply, row, where)
+
+
+def input_row(batch: Batch, at: int) -> Callable[[], Row]:
+    """Makes row `at` of `batch` again, as a function got it."""
+    return lambda: next(each_row_of(batch.slice(at, 1)))
 
 
 def taken_value(value: Any) -> Any:

@@ -210,7 +210,8 @@ class PollReader:
                 return None
             if not isinstance(given, tuple) or len(given) != 2:
                 raise TypeError(f"it gave {type(given).__name__}: return (rows, next cursor), or None at the end")
-            rows: list[Row] = list(given[0])
+            rows: list[Row] = []
+            self._writer.take(given[0], rows)  # a function may give one dict again and again
             kept = _CURSOR.decode(msgspec.json.encode(given[1]))  # as a restored job gets it
         except BarrierRuntimeError:
             raise

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.keys import KeyCodec
-from barrier_runtime.data.rows import Row, each_row_of
+from barrier_runtime.data.rows import Row, each_row_of, input_row
 from barrier_runtime.data.schemas import described
 from barrier_runtime.operators.base import Capture, Emit, OperatorContext
 from barrier_runtime.operators.functions.process import ProcessOperator, no_key
@@ -274,7 +274,8 @@ class ConnectedOperator(ProcessOperator):
         try:
             result = call(row, self._context)
             if result is not None:
-                self._writer.take((result,) if type(result) is dict else result, rows)
+                rows_given = (result,) if type(result) is dict else result
+                self._writer.take(rows_given, rows, input_row(batch, at))
         except UserCodeError:
             raise
         except Exception as error:

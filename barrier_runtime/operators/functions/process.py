@@ -5,7 +5,7 @@ The cost beside the user's own call is kept to a few attribute writes: state han
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import length_hint
 from sys import getrefcount
 from typing import Any
@@ -16,12 +16,13 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import check_event_time_type, event_times_ms
-from barrier_runtime.data.rows import Row, RowWriter, each_row_of
+from barrier_runtime.data.rows import Row, RowWriter, each_row_of, input_row
 from barrier_runtime.operators.base import Capture, Emit, OperatorContext
 from barrier_runtime.operators.functions.attributes import WatchedAttributes
 from barrier_runtime.operators.functions.context_hints import Context
 from barrier_runtime.operators.functions.retried_calls import RetriedCall
 from barrier_runtime.operators.functions.user_metrics import UserMetrics
+from barrier_runtime.operators.functions.yielded_rows import YieldedRows
 from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.operators.keyed.reclaiming import Reclaiming
 from barrier_runtime.operators.keyed.timers import TABLE, Slice, Timers
@@ -124,26 +125,6 @@ def no_key(where: str, function: str) -> Any:
         f"{where}: {function} uses {{}}, which belongs to a key, but it runs for no key: use it where there is one, in "
         "the function that gets rows by key, in on_timer() or in on_wall_timer()"
     )
-
-
-class _Given:
-    """Rows that a function gave, and the event time reached at each of them if that is told on."""
-
-    __slots__ = ("_by_row", "_reached", "rows")
-
-    def __init__(self, by_row: bool) -> None:
-        self.rows: list[Row] = []
-        self._by_row = by_row
-        self._reached: list[int] = []
-
-    def upto(self, reached_ms: int) -> None:
-        """Of the rows that came since the last call."""
-        if self._by_row and len(self._reached) < len(self.rows):
-            self._reached += [reached_ms] * (len(self.rows) - len(self._reached))
-
-    def batch(self, writer: RowWriter, like: pa.Schema | None, emit_ns: int) -> Batch:
-        reached = np.array(self._reached, np.int64) if self._by_row else None
-        return Batch(writer.made(self.rows, like), emit_ns, reached)
 
 
 class ProcessOperator(KeyedOperator):
@@ -270,8 +251,8 @@ class ProcessOperator(KeyedOperator):
         assert isinstance(self._on_error, Retry)
         return RetriedCall(call, self._on_error, True, what=what, undo=self._undo)
 
-    def _nothing_given(self) -> _Given:
-        return _Given(self._by_row)
+    def _nothing_given(self) -> YieldedRows:
+        return YieldedRows(self._by_row)
 
     def _begin(self, batch: Batch | None, reached_ms: int | None) -> None:
         self._sides.begin(reached_ms)
@@ -369,8 +350,15 @@ class ProcessOperator(KeyedOperator):
                         append(result if getrefcount(result) == held else taken(result))
                     elif kind is list:
                         held = alone + 1 if getrefcount(result) == alone else alone
+                        copied = False
                         for one in result:
-                            append(one if getrefcount(one) == held else taken(one))
+                            if getrefcount(one) == held:
+                                append(one)
+                            else:
+                                append(taken(one))
+                                copied = True
+                        if copied:
+                            self._writer.check_apart(result, self._input_row(batch, coming))
                     else:
                         for one in result:
                             append(one if getrefcount(one) == alone else taken(one))
@@ -393,7 +381,7 @@ class ProcessOperator(KeyedOperator):
         seen: Iterable[int] = itertools.repeat(WATERMARK_MIN) if watermarks is None else watermarks.tolist()
         current, context, call, timers = self._current, self._context, self._call, self._timers
         taken, alone = self._writer.taken, self._writer.alone
-        given, by_row, coming = _Given(self._by_row), self._by_row, iter(state_keys)
+        given, by_row, coming = YieldedRows(self._by_row), self._by_row, iter(state_keys)
         append, watermark_ms, sides = given.rows.append, self._watermark_ms, self._sides
         self._begin(batch, watermark_ms if by_row else None)
         try:
@@ -417,8 +405,15 @@ class ProcessOperator(KeyedOperator):
                         append(result if getrefcount(result) == held else taken(result))
                     elif kind is list:
                         held = alone + 1 if getrefcount(result) == alone else alone
+                        copied = False
                         for one in result:
-                            append(one if getrefcount(one) == held else taken(one))
+                            if getrefcount(one) == held:
+                                append(one)
+                            else:
+                                append(taken(one))
+                                copied = True
+                        if copied:
+                            self._writer.check_apart(result, self._input_row(batch, coming))
                     else:
                         for one in result:
                             append(one if getrefcount(one) == alone else taken(one))
@@ -437,6 +432,10 @@ class ProcessOperator(KeyedOperator):
         if given.rows:
             emit(given.batch(self._writer, batch.schema, batch.emit_ns))
         self._flush_sides(emit, batch.emit_ns)
+
+    def _input_row(self, batch: Batch, coming: Iterator[Any]) -> Callable[[], Row]:
+        """Makes the row at hand again. `coming`: the keys of the rows behind it."""
+        return input_row(batch, max(0, len(batch) - length_hint(coming) - 1))
 
     def _stopped(self, batch: Batch, at: int, reached_ms: int) -> None:
         """More timers are due before row `at` than fit into a slice."""
@@ -473,7 +472,7 @@ class ProcessOperator(KeyedOperator):
             return True
         if self._reclaiming is not None:
             self._reclaiming.begin()
-        given = _Given(self._by_row)
+        given = YieldedRows(self._by_row)
         self._begin(None, self._watermark_ms if self._by_row else None)
         done = self._advance(watermark_ms, given, in_slices)
         self._going_to_ms = None if done else watermark_ms
@@ -490,7 +489,12 @@ class ProcessOperator(KeyedOperator):
 
     def _fire_by_wall_clock(self, due: Iterable[tuple[tuple[Any, ...], int]], emit: Emit) -> None:
         """Event time stands still: what these timers give is as what a row would that came now."""
-        current, context, given, reached_ms = self._current, self._context, _Given(self._by_row), self._watermark_ms
+        current, context, given, reached_ms = (
+            self._current,
+            self._context,
+            YieldedRows(self._by_row),
+            self._watermark_ms,
+        )
         on_wall_timer: Any = self._on_wall_timer
         if self._reclaiming is not None:
             self._reclaiming.begin()
@@ -515,7 +519,7 @@ class ProcessOperator(KeyedOperator):
             emit(given.batch(self._writer, self._seen, emit_ns))
         self._flush_sides(emit, emit_ns)
 
-    def _advance(self, watermark_ms: int, given: "_Given", in_slices: bool = False) -> bool:
+    def _advance(self, watermark_ms: int, given: "YieldedRows", in_slices: bool = False) -> bool:
         """Event time goes on to `watermark_ms`, and on its way stops at each timer that is due. False: a slice is over,
         and it is at the last timer that fired."""
         current, context, on_timer = self._current, self._context, self._on_timer

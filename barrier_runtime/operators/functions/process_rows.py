@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.rows import Row, RowWriter, each_row_of
+from barrier_runtime.data.rows import Row, RowWriter, each_row_of, input_row
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
 from barrier_runtime.operators.functions.context_hints import KEYED, Context
 from barrier_runtime.operators.functions.retried_calls import RetriedCall
@@ -99,7 +99,8 @@ class ProcessRowsOperator(Operator):
             try:
                 result = self._call(row, self._context)
                 if result is not None:
-                    self._writer.take((result,) if type(result) is dict else result, results)
+                    given = (result,) if type(result) is dict else result
+                    self._writer.take(given, results, input_row(batch, at))
             except Exception as error:
                 if failures is None or not failures.takes(error):
                     raise self._failed(error, self._call, batch=batch.rows, row=at) from error

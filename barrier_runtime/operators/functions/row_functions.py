@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.plain_rows import PlainRows, without_views
-from barrier_runtime.data.rows import Row, RowWriter, cut, each_row_of, preview
+from barrier_runtime.data.rows import Row, RowWriter, cut, each_row_of, input_row, preview
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
 from barrier_runtime.operators.outputs.failures import Failures, OnError
 from barrier_runtime.operators.user_code import function_name, user_error
@@ -61,7 +61,7 @@ class RowwiseOperator(Operator):
 
         def given(row: Row) -> list[Row]:
             rows: list[Row] = []
-            self._writer.take(call(row), rows)
+            self._writer.take(call(row), rows, input_row(batch, len(counts)))
             return rows
 
         results: list[Row] = []
@@ -173,8 +173,15 @@ class FlatMapOperator(RowwiseOperator):
                 else:
                     _rows(rows)
                     held = alone
+                copied = False
                 for one in rows:
-                    append(one if getrefcount(one) == held else taken(one))
+                    if getrefcount(one) == held:
+                        append(one)
+                    else:
+                        append(taken(one))
+                        copied = True
+                if copied:
+                    self._writer.check_apart(rows, input_row(batch, done))
                 if reached is not None:
                     ends.append(len(results))
                 done += 1

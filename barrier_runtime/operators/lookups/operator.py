@@ -107,7 +107,7 @@ class LookupOperator(Operator):
             elif has_method:
                 target = copy.deepcopy(target)  # subtasks of one process must not share connections
             fetch = target.fetch_many if has_method else target
-            read = ReplyReader(self._settings.on, f"{self._said} of {self._where}").results
+            read = ReplyReader(self._settings.on, f"{self._said} of {self._where}", self._writer).results
             owner = target if has_method else None
             if is_coroutine_function(fetch):
                 return CoroutineCalls(f"barrier-lookup-{self._name}", owner, fetch, read, self._replied)

@@ -6,19 +6,27 @@ from typing import Any
 
 import pyarrow as pa
 
-from barrier_runtime.data.rows import cut
+from barrier_runtime.data.rows import RowWriter, cut, refuse_shared
 from barrier_runtime.state.errors import InvalidJob
 
 
 class ReplyReader:
-    """`on`: the key columns. `where` names function and step for messages."""
+    """`on`: the key columns. `where` names function and step for messages. `writer`: of the rows."""
 
-    def __init__(self, on: Sequence[str], where: str) -> None:
+    def __init__(self, on: Sequence[str], where: str, writer: RowWriter) -> None:
         self._on = tuple(on)
         self._where = where
+        self._writer = writer
 
     def results(self, keys: Sequence[Hashable], reply: Any) -> list[Any]:
-        """One for each of `keys`, in their order. Raises `InvalidJob` for a reply of another shape."""
+        """One for each of `keys`, in their order, as they are now. Raises `InvalidJob` for a reply of another shape."""
+        if isinstance(reply, list | tuple | Mapping):
+            refuse_shared(reply, self._where)
+        results: list[Any] = []
+        self._writer.take(iter(self._given(keys, reply)), results)
+        return results
+
+    def _given(self, keys: Sequence[Hashable], reply: Any) -> list[Any]:
         if isinstance(reply, pa.Table | pa.RecordBatch):
             return self._of_table(keys, reply)
         if isinstance(reply, Mapping):

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from barrier_runtime.coordinator.metric_table import ERROR_ROWS, SKIPPED_ROWS
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.rows import Row, rows_of
+from barrier_runtime.data.rows import Row, rows_of, taken_value
 from barrier_runtime.operators.base import Emit, OperatorContext
 from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.operators.outputs.side_outputs import SideOutput, SideOutputs
@@ -149,7 +149,7 @@ def in_parts(
 
 def guarded(
     call: Callable[..., Any],
-    take: Callable[[Iterable[Any], list[Row]], None],
+    take: Callable[[Iterable[Any], list[Row], Callable[[], Row]], None],
     sides: SideOutputs,
     failures: Failures,
     of_rows: bool,
@@ -162,10 +162,11 @@ def guarded(
             failures.row += 1
         emitted = sides.counts()
         given: list[Row] = []
+        before = taken_value(what)
         try:
             result = call(key, what, ctx)
             if result is not None:
-                take((result,) if type(result) is dict else result, given)
+                take((result,) if type(result) is dict else result, given, lambda: before)
         except Exception as error:
             if not failures.takes(error):
                 raise

@@ -47,3 +47,45 @@ def test_microseconds_are_not_cut_by_a_column_of_seconds() -> None:
 
     with pytest.raises(JobFailed, match=r"declare the column as timestamp\[us\]"):
         _mapped([datetime.datetime(2024, 1, 1, 0, 0, 0, 5)], {"x": "timestamp[s]"})
+
+
+# Source: our own trial
+def test_one_dict_changed_in_a_returned_list_is_refused() -> None:
+    def counted(row: dict[str, Any]) -> list[dict[str, Any]]:
+        kept, rows = {}, []
+        for times in (1, 10):
+            kept["n"] = row["n"] * times
+            rows.append(kept)
+        return rows
+
+    flow, out = Dataflow("field"), CollectSink()
+    rows = flow.from_iterator("in", lambda split, splits: iter([{"n": 1}]), schema={"n": int}, splits=1)
+    rows.flat_map(counted, schema={"n": int}).sink("out", out)
+    with pytest.raises(JobFailed, match="the same row 2 times"):
+        flow.run_local(parallelism=1)
+
+
+# Source: our own trial
+def test_a_lookup_that_changes_one_dict_for_all_keys_is_refused() -> None:
+    def fetch(keys: list[int]) -> list[dict[str, Any]]:
+        kept, rows = {}, []
+        for key in keys:
+            kept["name"] = f"name {key}"
+            rows.append(kept)
+        return rows
+
+    flow, out = Dataflow("field"), CollectSink()
+    rows = flow.from_iterator("in", lambda split, splits: iter([{"n": 1}, {"n": 2}]), schema={"n": int}, splits=1)
+    rows.lookup("names", fetch, key="n", schema={"name": str}).sink("out", out)
+    with pytest.raises(JobFailed, match="the same row 2 times"):
+        flow.run_local(parallelism=1)
+
+
+# Source: our own trial
+def test_a_lookup_may_give_a_kept_row_for_several_keys() -> None:
+    unknown = {"name": "unknown"}
+    flow, out = Dataflow("field"), CollectSink()
+    rows = flow.from_iterator("in", lambda split, splits: iter([{"n": 1}, {"n": 2}]), schema={"n": int}, splits=1)
+    rows.lookup("names", lambda keys: [unknown] * len(keys), key="n", schema={"name": str}).sink("out", out)
+    flow.run_local(parallelism=1)
+    assert [row["name"] for row in out.rows()] == ["unknown", "unknown"]

@@ -263,6 +263,7 @@ class ApplyOperator(HeldWindowOperator):
                 "column name to value, any number of these, or None; a pandas.DataFrame as "
                 "pyarrow.Table.from_pandas(frame, preserve_index=False)"
             )
+        self._writer.check_apart(result)
         rows: list[Any] = []
         for one in result:
             if not isinstance(one, _ROWS_OF_ARROW):

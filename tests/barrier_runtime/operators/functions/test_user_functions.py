@@ -85,6 +85,57 @@ def test_a_row_that_changes_after_it_was_given_counts_as_it_was(function: Any, n
     assert [row["n"] for row in out.rows()] == numbers
 
 
+def one_dict_for_all(row: Row) -> list[Row]:
+    kept, rows = {}, []
+    for times in (1, 10):
+        kept["n"] = row["n"] * times
+        rows.append(kept)
+    return rows
+
+
+def the_input_row_changed(row: Row) -> list[Row]:
+    rows = []
+    for times in (1, 10):
+        row["n"] *= times
+        rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize("function", [one_dict_for_all, the_input_row_changed])
+@pytest.mark.parametrize("schema", [None, {"n": int}])
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+def test_one_dict_that_is_several_rows_of_a_list_is_refused(function: Any, schema: Any, on_error: Any) -> None:
+    def select(stream: Stream) -> Stream:
+        return stream.map(lambda row: {"n": row["n"]})
+
+    steps: list[Callable[[Stream], Stream]] = [
+        lambda stream: select(stream).flat_map(function, schema=schema, on_error=on_error),
+        lambda stream: select(stream).process("p", lambda row, ctx: function(row), schema=schema, on_error=on_error),
+        lambda stream: (
+            select(stream)
+            .key_by("n")
+            .process("p", lambda key, row, ctx: function(row), schema=schema, on_error=on_error)
+        ),
+    ]
+    for step in steps:
+        with pytest.raises(JobFailed, match=r"(?s)the same row 2 times, .* make a dict for each row"):
+            ran(NUMBERS, PLAIN, step)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda row: [row] * 2, lambda row: [row for _ in "ab"], lambda row: [{**row}] * 2]
+)
+def test_a_row_may_be_several_rows_where_nothing_can_have_changed(function: Any) -> None:
+    out = ran(NUMBERS, PLAIN, lambda stream: stream.flat_map(function))
+    assert [row["n"] for row in out.rows()] == [0, 0, 1, 1, 2, 2]
+
+
+def test_rows_of_a_full_list_are_equal_and_a_warning_says_so() -> None:
+    with pytest.warns(UserWarning, match="the same row 4 times"):
+        out = ran(NUMBERS, PLAIN, lambda stream: stream.flat_map(lambda row: [{"n": row["n"]}] * 4))
+    assert [row["n"] for row in out.rows()] == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+
+
 LATER: list[Row] = []
 
 

@@ -1,0 +1,47 @@
+"""One dict that is several rows of a list that a function returned.
+
+    kept, rows = {}, []
+    for name in names:
+        kept["name"] = name
+        rows.append(kept)  # all rows are the last name
+
+When the list is returned, the other names are gone, so the list is refused. `[row] * 3` is right: the size of the list
+in memory says that the list did not grow, so nothing can have changed between its rows.
+"""
+
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from sys import getsizeof
+from typing import Any
+
+from barrier_runtime.state.errors import InvalidJob
+
+
+def repeated(rows: Sequence[Any]) -> list[Any]:
+    """Each dict that is there several times."""
+    if len(rows) == len(set(map(id, rows))):
+        return []
+    counts = Counter(map(id, rows))
+    return list({id(row): row for row in rows if counts[id(row)] > 1 and isinstance(row, Mapping)}.values())
+
+
+def times_in(rows: Sequence[Any], row: Any) -> int:
+    return sum(each is row for each in rows)
+
+
+def refuse_repeated(rows: Sequence[Any] | Mapping[Any, Any], row: Any, where: str) -> None:
+    """Refuse `row`, which is there several times. A list that is as large as it must be may have grown until it was
+    full: then there is a warning."""
+    times, made = 2, "dict"
+    if isinstance(rows, Sequence):
+        times, made = times_in(rows, row), "list"
+    said = (
+        f"{where}: the {made} that was returned has the same row {times} times, so these rows are equal, even if "
+        "the row was changed in between: make a dict for each row, as in dict(row), or yield the rows"
+    )
+    if type(rows) is list and getsizeof(rows) == getsizeof([None] * len(rows)):
+        if getsizeof(rows) == getsizeof([None for _ in rows]):
+            warnings.warn(said, stacklevel=2)
+        return
+    raise InvalidJob(said)
