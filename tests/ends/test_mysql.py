@@ -170,7 +170,12 @@ def test_a_row_that_the_table_alone_refuses_waits_for_a_person(make_table: Any) 
 
 
 def test_the_last_row_of_a_key_stays(make_table: Any) -> None:
-    table, job = make_table("a int not null, b varchar(9) not null, n bigint, kept int default 5, unique (b, a)"), Job()
+    table, job = (
+        make_table(
+            "a int not null, b varchar(9) collate utf8mb4_bin not null, n bigint, kept int default 5, unique (b, a)"
+        ),
+        Job(),
+    )
     sink = job.open(table, mode="upsert", key=["a", "b"])
     row = {"a": pa.array([1, 1, 2], pa.int32()), "b": ["x", "x", "x"], "n": [1, 2, 3]}
     written(sink, 1, pa.table(row))

@@ -11,11 +11,18 @@
 | timestamp[ms], [us]         | DateTime64 of at least as many digits                 |
 | decimal(p, s)               | Decimal(p', s), p' at least p                         |
 | list                        | Array of what takes its values                        |
+
+Refused by value: dates and times beyond the column's range, which the server would wrap, nulls in an array of a type
+without them, and in key columns -0.0, which is the key 0.0.
 """
 
+import datetime
 import re
 
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from barrier_runtime.connectors.sink_bases.key_values import negative_zeros
 
 _BITS = {"Int8": (8, True), "Int16": (16, True), "Int32": (32, True), "Int64": (64, True)}
 _BITS |= {"UInt8": (8, False), "UInt16": (16, False), "UInt32": (32, False), "UInt64": (64, False)}
@@ -24,6 +31,13 @@ _WRAPPED = re.compile(r"(Nullable|LowCardinality)\((.*)\)")
 _DATETIME64 = re.compile(r"DateTime64\((\d)[,)]")
 _DECIMAL = re.compile(r"Decimal\((\d+), ?(\d+)\)")
 _ARRAY = re.compile(r"Array\((.*)\)")
+_YEAR_1900, _YEAR_2299 = datetime.datetime(1900, 1, 1), datetime.datetime(2299, 12, 31, 23, 59, 59)
+_RANGES = {  # of a column type: the first and the last time
+    "Date": (datetime.datetime(1970, 1, 1), datetime.datetime(2149, 6, 6)),
+    "Date32": (_YEAR_1900, datetime.datetime(2299, 12, 31)),
+    "DateTime": (datetime.datetime(1970, 1, 1), datetime.datetime(2106, 2, 7, 6, 28, 15)),
+    "DateTime64": (_YEAR_1900, _YEAR_2299),
+}
 
 
 def takes(column: str, kind: pa.DataType) -> bool:
@@ -54,6 +68,28 @@ def takes(column: str, kind: pa.DataType) -> bool:
         found = _ARRAY.fullmatch(column)
         return found is not None and takes(found[1], kind.value_type)
     return False
+
+
+def unkept(column: str, values: pa.Array, *, is_key: bool) -> str:
+    """Why the column of type `column` does not keep one of the values, which it takes by their type; "" if it does."""
+    found = _ARRAY.fullmatch(plain(column))
+    if found is not None:
+        values = values.flatten()
+        if values.null_count and not nullable(found[1]):
+            return f"an array has a null: make it Array(Nullable({found[1]})), or fill nulls"
+        return unkept(found[1], values, is_key=is_key)
+    first_last = _RANGES.get(plain(column).partition("(")[0])
+    if first_last is not None and len(values) > values.null_count:
+        moments = values.cast(pa.timestamp("s")) if pa.types.is_date(values.type) else values
+        if pa.types.is_timestamp(moments.type) and moments.type.tz is not None:
+            moments = moments.cast(pa.timestamp(moments.type.unit, "UTC")).cast(pa.timestamp(moments.type.unit))
+        first, last = (pa.scalar(each, moments.type) for each in first_last)
+        bounds = pc.min_max(moments)
+        if pc.less(bounds["min"], first).as_py() or pc.greater(bounds["max"], last).as_py():
+            return f"a value is before {first_last[0]} or after {first_last[1]}, which {plain(column)} would wrap"
+    if is_key and pa.types.is_floating(values.type) and pc.any(negative_zeros(values)).as_py():
+        return "a key is -0.0, which is the key 0.0 to the server: add 0.0 to the column in a select()"
+    return ""
 
 
 def plain(column: str) -> str:

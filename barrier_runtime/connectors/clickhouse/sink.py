@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.clickhouse.columns import column_for, nullable, takes
+from barrier_runtime.connectors.clickhouse.columns import column_for, nullable, takes, unkept
 from barrier_runtime.connectors.clickhouse.fence import Fences
 from barrier_runtime.connectors.clickhouse.session import ClickHouseSession, address
 from barrier_runtime.connectors.decisions import log_id
@@ -113,6 +113,9 @@ class ClickHouseSink(UpsertSink):
                     f"{self._where}: column {name!r} has nulls, and table {self.table!r} has {self._columns[name]} "
                     f'there: make it Nullable, or filter with "{name} is not null"'
                 )
+            wrong = unkept(self._columns[name], rows.column(name), is_key=name in self.key)
+            if wrong:
+                raise InvalidJob(f"{self._where}: column {name!r} of table {self.table!r}: {wrong}")
         names = ", ".join(f"`{name}`" for name in (*rows.schema.names, self.version))
         first = self._version + 1
         self._version += rows.num_rows
@@ -169,9 +172,14 @@ def _declared(field: pa.Field, key: bool) -> str:
 
 def _values(column: pa.Array) -> list[Any]:
     """As the client takes them. Times without a zone are UTC, whatever the server's is."""
-    if pa.types.is_boolean(column.type):
-        column = column.cast(pa.uint8())
-    elif pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp(column.type.unit, "UTC"))
-    values: list[Any] = column.to_pylist()
+    kind = _for_client(column.type)
+    values: list[Any] = (column if kind == column.type else column.cast(kind)).to_pylist()
     return values
+
+
+def _for_client(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_for_client(kind.value_type))
+    if pa.types.is_boolean(kind):
+        return pa.uint8()
+    return pa.timestamp(kind.unit, "UTC") if pa.types.is_timestamp(kind) else kind

@@ -10,11 +10,16 @@ exception: of nanoseconds, which MySQL does not have, whole microseconds are kep
 | float16, float32 / float64       | float, double / double; no NaN and no infinity, which MySQL does not have    |
 | bool                             | tinyint(1) and every other integer                                           |
 | decimal                          | decimal with room for all of its digits                                      |
-| string                           | char, varchar, text of the character set utf8mb4, json                       |
+| string                           | varchar, text of the character set utf8mb4, json; char, unless it ends with  |
+|                                  | a space, which char removes                                                  |
 | binary                           | varbinary, blob; binary(n) for a fixed size of n                             |
 | timestamp without / with a zone  | datetime / timestamp, with as many digits of a second                        |
 | date / time                      | date / time                                                                  |
 | list, struct, map                | json, or text                                                                |
+
+Unsigned columns take unsigned numbers and booleans; float(m, d) and double(m, d), which round, take nothing. Values of
+key columns that the server would take for equal are refused: trailing spaces where the collation pads, -0.0, and digits
+below a microsecond.
 """
 
 import datetime
@@ -28,6 +33,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.connectors.sink_bases.json_values import json_values
+from barrier_runtime.connectors.sink_bases.key_values import (
+    below_microseconds,
+    negative_zeros,
+    with_trailing_spaces,
+)
 from barrier_runtime.connectors.sink_bases.table_columns import check_names
 from barrier_runtime.data.rows import preview
 from barrier_runtime.state.errors import InvalidJob
@@ -67,6 +77,26 @@ class TableColumn:
     scale: int = 0
     second_digits: int = 0
     charset: str | None = None
+    collation: str | None = None
+
+    @property
+    def rounds(self) -> bool:
+        """float(m, d) and double(m, d) keep d digits."""
+        return self.base in ("float", "double") and "," in self.shown
+
+    @property
+    def is_text(self) -> bool:
+        return self.base in _TEXT
+
+    @property
+    def tells_texts_apart(self) -> bool:
+        """Whether different texts are different keys, but for trailing spaces."""
+        return not self.is_text or str(self.collation).endswith("_bin") or self.collation == "binary"
+
+    @property
+    def pads(self) -> bool:
+        """Whether trailing spaces do not count."""
+        return self.is_text and not str(self.collation).endswith(("_nopad_bin", "_0900_bin"))
 
 
 @dataclass(frozen=True)
@@ -78,12 +108,19 @@ class Fitted:
     checks: tuple[Check, ...]
 
 
-def fitted(schema: pa.Schema, columns: Sequence[TableColumn], table: str, where: str) -> tuple[Fitted, ...]:
+def fitted(
+    schema: pa.Schema, columns: Sequence[TableColumn], table: str, where: str, key: Sequence[str] = ()
+) -> tuple[Fitted, ...]:
     """Raises `InvalidJob` for the first column that the table lacks or cannot hold, and for a column of the table that
     needs a value and gets none."""
     check_names(schema, columns, table, where)
     there = {column.name: column for column in columns}
-    return tuple(_fitted(field, there[field.name], table, where) for field in schema)
+    return tuple(
+        _for_key(_fitted(field, there[field.name], table, where), field.type)
+        if field.name in key
+        else _fitted(field, there[field.name], table, where)
+        for field in schema
+    )
 
 
 def checked(batch: pa.RecordBatch, fits: Sequence[Fitted], packet: int, table: str, where: str) -> pa.RecordBatch:
@@ -144,6 +181,26 @@ def _fitted(field: pa.Field, column: TableColumn, table: str, where: str) -> Fit
     return Fitted(column, *found)
 
 
+def _for_key(fit: Fitted, kind: pa.DataType) -> Fitted:
+    """Refuses values of a key that the server takes for others."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    checks: tuple[Check, ...] = fit.checks
+    convert = fit.convert
+    if fit.column.pads:
+        checks = (*checks, lambda values: (with_trailing_spaces(values), "ends with a space, which does not count"))
+    if pa.types.is_floating(kind):
+        checks = (*checks, lambda values: (negative_zeros(values), "is -0.0, which is the key 0.0"))
+    if getattr(kind, "unit", "") == "ns":
+
+        def convert(values: pa.Array) -> pa.Array:
+            if pc.any(below_microseconds(values)).as_py():
+                raise pa.ArrowInvalid("a key has digits below a microsecond, which are not stored")
+            return fit.convert(values)
+
+    return Fitted(fit.column, convert, checks)
+
+
 def _conversion(kind: pa.DataType, column: TableColumn) -> tuple[Convert, tuple[Check, ...]] | None:
     """None: does not fit."""
     base, types = column.base, pa.types
@@ -157,7 +214,8 @@ def _conversion(kind: pa.DataType, column: TableColumn) -> tuple[Convert, tuple[
     if types.is_string(kind) or types.is_large_string(kind) or kind == pa.string_view():
         if base == "json":
             return _casting(pa.string()), (_is_json,)
-        return (_casting(pa.string()), (_no_longer_than(column),)) if base in _TEXT else None
+        checks = (_no_longer_than(column), *((_no_space_at_end,) if base == "char" else ()))
+        return (_casting(pa.string()), checks) if base in _TEXT else None
     if types.is_fixed_size_binary(kind) and base == "binary":
         return (_casting(pa.binary()), ()) if kind.byte_width == column.octets else None
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
@@ -171,6 +229,8 @@ def _number(kind: pa.DataType, column: TableColumn) -> tuple[Convert, tuple[Chec
     base, types = column.base, pa.types
     if types.is_boolean(kind):
         return (_casting(pa.int8()), ()) if base in _INTEGER_BITS else None
+    if column.unsigned and not types.is_unsigned_integer(kind):
+        return None
     if types.is_integer(kind):
         bits = kind.bit_width
         if base == "decimal":
@@ -179,10 +239,10 @@ def _number(kind: pa.DataType, column: TableColumn) -> tuple[Convert, tuple[Chec
         if types.is_unsigned_integer(kind):
             holds = bits <= _INTEGER_BITS.get(base, 0) - (0 if column.unsigned else 1)
         else:
-            holds = not column.unsigned and bits <= _INTEGER_BITS.get(base, 0)
+            holds = bits <= _INTEGER_BITS.get(base, 0)
         return (_as_it_is, ()) if holds else None
     if types.is_floating(kind):
-        holds = base == "double" or (base == "float" and kind != pa.float64())
+        holds = not column.rounds and (base == "double" or (base == "float" and kind != pa.float64()))
         return (_casting(pa.float64()), (_finite,)) if holds else None
     if types.is_decimal(kind) and base == "decimal":
         room = kind.scale <= column.scale and kind.precision - kind.scale <= column.precision - column.scale
@@ -251,6 +311,10 @@ def _bytes_of(values: pa.Array) -> pa.Array:
 
 def _no_nulls(values: pa.Array) -> tuple[pa.Array, str] | None:
     return (values.is_null(), "is null") if values.null_count else None
+
+
+def _no_space_at_end(values: pa.Array) -> tuple[pa.Array, str] | None:
+    return with_trailing_spaces(values), "ends with a space, which char removes"
 
 
 def _finite(values: pa.Array) -> tuple[pa.Array, str] | None:

@@ -52,10 +52,11 @@ class MySQLSink(BatchingSink):
     `url`: `mysql://user@host:port/database`, with `?ssl_ca=/path` for TLS. A password belongs into MYSQL_PWD or
     ~/.my.cnf, on every host that runs slots; one in the url is used and never shown or stored.
 
-    `mode="upsert"`: a row replaces the one with the same `key` columns, which have a unique index and are NOT NULL; of
-    the rows of one checkpoint the last one of a key stays. `call_s`: the longest wait for one answer of the server.
-    `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask before a part of it is staged early. The
-    sink keeps its bookkeeping in the table `barrier_runtime_commits` of the same database.
+    `mode="upsert"`: a row replaces the one with the same `key` columns, which have a unique index, are NOT NULL and, if
+    they are text, have a binary collation; of the rows of one checkpoint the last one of a key stays. `call_s`: the
+    longest wait for one answer of the server. `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask
+    before a part of it is staged early. The sink keeps its bookkeeping in the table `barrier_runtime_commits` of the
+    same database.
 
     >>> MySQLSink("mysql://app@db/shop", "totals", mode="upsert", key=["shop"])  # doctest: +SKIP
     """
@@ -127,7 +128,7 @@ class MySQLSink(BatchingSink):
         for name in self.key:
             if name not in schema.names:
                 raise InvalidJob(f"{self._where}: the rows have no key column {name!r}: select() it")
-        fits = fitted(schema, self._target.columns, self.table, self._where)
+        fits = fitted(schema, self._target.columns, self.table, self._where, self.key)
         if self.key:
             self._target.check_key(self.key, schema.names, self._where)
         self._fits = fits

@@ -36,7 +36,7 @@ create table if not exists {COMMITS} (
 _COLUMNS = """
 select column_name, column_type, data_type, is_nullable, column_default, extra, generation_expression,
        character_maximum_length, character_octet_length, numeric_precision, numeric_scale, datetime_precision,
-       character_set_name
+       character_set_name, collation_name
 from information_schema.columns where table_schema = %s and table_name = %s order by ordinal_position
 """
 _UNIQUE = """
@@ -99,6 +99,7 @@ def read_target(cursor: Any, database: str, table: str, key: Sequence[str], wher
         indexes.setdefault(index, set()).add(column)
         if sub_part is not None:
             of_a_part.add(index)
+    _check_collations(cursor, [each for each in columns if each.name in key], table, where)
     _check_key(
         columns, {frozenset(names) for index, names in indexes.items() if index not in of_a_part}, key, table, where
     )
@@ -149,9 +150,27 @@ def _check_key(
         )
 
 
+def _check_collations(cursor: Any, key: Sequence[TableColumn], table: str, where: str) -> None:
+    """Texts that differ in case, accents or the like are one key to most collations, and the last row would stay."""
+    for column in key:
+        if column.tells_texts_apart:
+            continue
+        cursor.execute(
+            "select collation_name from information_schema.collations where collation_name in "
+            "('utf8mb4_0900_bin', 'utf8mb4_nopad_bin', 'utf8mb4_bin') order by collation_name = 'utf8mb4_bin'"
+        )
+        ((exact,), *_) = cursor.fetchall()
+        raise InvalidJob(
+            f"{where}: key column {column.name!r} of table {table} has the collation {column.collation}, to which "
+            "different texts (in case, accents or trailing spaces) are one key, so the last of their rows would "
+            f"replace the others: ALTER TABLE {table} MODIFY {column.name} {column.shown} CHARACTER SET utf8mb4 "
+            f"COLLATE {exact} NOT NULL"
+        )
+
+
 def _column(row: Sequence[Any]) -> TableColumn:
     name, shown, base, nullable, default, extra, generation = row[:7]
-    characters, octets, precision, scale, second_digits, charset = row[7:]
+    characters, octets, precision, scale, second_digits, charset, collation = row[7:]
     extra, base = str(extra or "").lower(), str(base).lower()
     return TableColumn(
         name=name,
@@ -168,6 +187,7 @@ def _column(row: Sequence[Any]) -> TableColumn:
         scale=int(scale or 0),
         second_digits=int(second_digits or 0),
         charset=charset,
+        collation=collation,
     )
 
 

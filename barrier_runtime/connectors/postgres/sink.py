@@ -206,7 +206,7 @@ class PostgresSink(TwoPhaseCommitSink):
 
     def write(self, transaction: "_Transaction", rows: pa.RecordBatch) -> None:
         if self._convert is None:
-            self._convert = converters(rows.schema, self._target.columns, self._target.shown, self._where)
+            self._convert = converters(rows.schema, self._target.columns, self._target.shown, self._where, self.key)
             self._columns = tuple(rows.schema.names)
             for column in self.key:
                 if column not in self._columns:

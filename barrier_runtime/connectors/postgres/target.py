@@ -55,7 +55,7 @@ _COLUMNS = """
 select a.attname, format_type(a.atttypid, a.atttypmod), coalesce(b.typname, t.typname), e.typname,
        case when t.typtype = 'd' then t.typtypmod else a.atttypmod end,
        a.attnotnull or t.typnotnull, a.atthasdef or a.attidentity <> '' or t.typdefault is not null,
-       a.attgenerated <> '' or a.attidentity = 'a'
+       a.attgenerated <> '' or a.attidentity = 'a', coalesce(b.typtype, t.typtype) = 'e'
 from pg_attribute a
 join pg_type t on t.oid = a.atttypid
 left join pg_type b on t.typtype = 'd' and b.oid = t.typbasetype
@@ -67,6 +67,17 @@ select array(select attname::text from pg_attribute where attrelid = indrelid
              and attnum = any((indkey::int2[])[0:indnkeyatts - 1]))
 from pg_index where indrelid = %s and indisunique and indisvalid and indimmediate and indpred is null
 and indexprs is null
+"""
+_COLLATIONS = """
+select a.attname, format_type(a.atttypid, a.atttypmod), c.collname, coalesce(b.typname, t.typname)
+from pg_index i
+cross join lateral unnest(i.indkey::int2[], i.indcollation::oid[]) as part (number, collation_id)
+join pg_attribute a on a.attrelid = i.indrelid and a.attnum = part.number
+join pg_type t on t.oid = a.atttypid
+left join pg_type b on t.typtype = 'd' and b.oid = t.typbasetype
+left join pg_collation c on c.oid = part.collation_id
+where i.indrelid = %s and i.indisunique and a.attname = any(%s)
+and (not coalesce(c.collisdeterministic, true) or coalesce(b.typname, t.typname) = 'citext')
 """
 _CHECKS = """
 select conname, pg_get_constraintdef(oid) from pg_constraint where conrelid = %s and contype = 'c'
@@ -160,6 +171,14 @@ def _check_key(connection: Any, target: PostgresTarget, key: Sequence[str], wher
             f"{where}: mode='upsert' with key=({listed}) needs a unique index on exactly these columns, and table "
             f"{target.shown} has none (partial, deferrable and expression indexes do not count): "
             f"ALTER TABLE {target.shown} ADD UNIQUE ({listed})"
+        )
+    for column, shown, collation, base in connection.execute(_COLLATIONS, (target.oid, list(key))).fetchall():
+        kind = "text" if base == "citext" else shown
+        raise InvalidJob(
+            f"{where}: key column {column!r} of table {target.shown} is {shown}"
+            f"{f' with the collation {collation}' if base != 'citext' else ''}, to which different texts are one key, "
+            f"so the last of their rows would replace the others: ALTER TABLE {target.shown} ALTER COLUMN {column} "
+            f'TYPE {kind} COLLATE "C"'
         )
 
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.decisions import log_id
 from barrier_runtime.connectors.declared_kinds import kinds_checked
-from barrier_runtime.connectors.redis.text import check_key, json_of, keys_of, text_of
+from barrier_runtime.connectors.redis.text import check_key, exact_values, json_of, keys_of, text_of
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.upsert import UpsertSink
 from barrier_runtime.data.rows import each_row
@@ -138,10 +138,16 @@ class RedisUpsertSink(UpsertSink):
             if (wrong := check_key(name, schema.field(name).type)) is not None:
                 raise InvalidJob(f"{self._where}: key={name!r} for Redis: {wrong}")
 
+        if self.value == "hash" and not set(schema.names) - set(self.key):
+            raise InvalidJob(
+                f"{self._where}: the rows have nothing but their key, and Redis has no empty hash: select() a column "
+                'beside it, or pass value="json"'
+            )
+
     def upsert(self, rows: pa.RecordBatch) -> None:
         for start in range(0, rows.num_rows, _ROWS_AT_ONCE):
             chunk = rows.slice(start, _ROWS_AT_ONCE)
-            keyed = zip(keys_of(chunk, self.key), each_row(chunk), strict=True)
+            keyed = zip(keys_of(chunk, self.key), _exact_rows(chunk), strict=True)
             flat = [part for key, row in keyed for part in self._written(self.prefix.encode() + key, row)]
             self._write_number += 1
             last = self._run(_WRITE, self._write_number, *flat)
@@ -165,6 +171,11 @@ class RedisUpsertSink(UpsertSink):
         if self.value == "json":
             return [key, "set", 1, json_of(others)]
         fields = [part for name, value in others.items() if value is not None for part in (name, text_of(value))]
+        if not fields:
+            raise InvalidJob(
+                f"{self._where}: the row of key {key!r} has no value but nulls, and Redis has no empty hash, so there "
+                'would be no such key: write it with value="json", or filter such rows before the sink'
+            )
         return [key, "hash", len(fields), *fields]
 
     def _run(self, script: str, *arguments: bytes | str | int) -> int:
@@ -216,6 +227,19 @@ class RedisUpsertSink(UpsertSink):
             if isinstance(error, passing) or _PASSING.search(str(error)):
                 raise Unavailable(f"{what} cannot take rows now ({error}): it is tried again") from error
             raise InvalidJob(f"{what} refuses the rows ({error}): correct keys, values or permissions") from error
+
+
+def _exact_rows(rows: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """Rows whose times have all of their digits."""
+    exact = {name: exact_values(rows.column(name)) for name in rows.schema.names}
+    kept = {name: values for name, values in exact.items() if values is not None}
+    if not kept:
+        yield from each_row(rows)
+        return
+    names = [name for name in rows.schema.names if name not in kept]
+    others = each_row(rows.select(names)) if names else iter([{}] * rows.num_rows)
+    for number, row in enumerate(others):
+        yield {name: kept[name][number] if name in kept else row[name] for name in rows.schema.names}
 
 
 def _apart(url: str) -> tuple[str, tuple[str | None, str | None]]:

@@ -11,7 +11,10 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from barrier_runtime.connectors.sink_bases.json_values import json_values
+from barrier_runtime.connectors.sink_bases.key_values import below_microseconds
 from barrier_runtime.data.rows import rows_of
 
 _NULL = b"\\N"
@@ -57,12 +60,44 @@ def _finite(value: Any) -> Any:
 
 
 def _texts(column: pa.Array) -> list[bytes | None]:
+    if _has_nanoseconds(column.type) and pa.types.is_nested(column.type):
+        return [None if value is None else json_of(value) for value in json_values(column)]
+    rest: list[int | None] = []
+    if _has_nanoseconds(column.type):  # a row's value has microseconds
+        numbers = column.view(pa.int64())
+        rest = [None if number is None else number % 1000 for number in numbers.to_pylist()]
+        column = _whole_microseconds(column)
     rows = rows_of(pa.RecordBatch.from_arrays([column], ["value"]))
     texts = [None if row["value"] is None else text_of(row["value"]) for row in rows]
-    if pa.types.is_timestamp(column.type) and column.type.unit == "ns":  # a row's value has microseconds
-        rest = [None if time is None else time % 1000 for time in column.cast(pa.int64()).to_pylist()]
-        return [text + b"+%dns" % ns if text and ns else text for text, ns in zip(texts, rest, strict=True)]
-    return texts
+    return (
+        [text + b"+%dns" % ns if text and ns else text for text, ns in zip(texts, rest, strict=True)] if rest else texts
+    )
+
+
+def exact_values(column: pa.Array) -> list[Any] | None:
+    """Values of a column whose nanoseconds a row would not have; None: its rows have all."""
+    if not _has_nanoseconds(column.type):
+        return None
+    if not pa.types.is_nested(column.type) and not pc.any(below_microseconds(column)).as_py():
+        return _whole_microseconds(column).to_pylist()  # type: ignore[no-any-return]
+    return json_values(column)
+
+
+def _has_nanoseconds(kind: pa.DataType) -> bool:
+    if pa.types.is_nested(kind):
+        return any(_has_nanoseconds(kind.field(number).type) for number in range(kind.num_fields))
+    return getattr(kind, "unit", "") == "ns"
+
+
+def _whole_microseconds(column: pa.Array) -> pa.Array:
+    """Nanoseconds as microseconds, rounded down."""
+    kind = column.type
+    whole = pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else pa.duration("us")
+    if pa.types.is_time(kind):
+        whole = pa.time64("us")
+    numbers = column.view(pa.int64())
+    rest = pa.array([None if number is None else number % 1000 for number in numbers.to_pylist()], pa.int64())
+    return pc.divide(pc.subtract(numbers, rest), 1000).view(whole)
 
 
 def _alone(text: bytes | None) -> bytes:
