@@ -30,6 +30,7 @@ _DIGITS = {"s": 0, "ms": 3, "us": 6}
 _WRAPPED = re.compile(r"(Nullable|LowCardinality)\((.*)\)")
 _DATETIME64 = re.compile(r"DateTime64\((\d)[,)]")
 _DECIMAL = re.compile(r"Decimal\((\d+), ?(\d+)\)")
+_MOST_DIGITS = 76
 _ARRAY = re.compile(r"Array\((.*)\)")
 _YEAR_1900, _YEAR_2299 = datetime.datetime(1900, 1, 1), datetime.datetime(2299, 12, 31, 23, 59, 59)
 _RANGES = {  # of a column type: the first and the last time
@@ -110,7 +111,8 @@ def column_for(kind: pa.DataType) -> str:
         inner = column_for(kind.value_type)
         return f"Array({inner})" if inner else ""
     if is_.is_decimal(kind):
-        return f"Decimal({kind.precision}, {kind.scale})"
+        fits = 0 <= kind.scale <= kind.precision <= _MOST_DIGITS
+        return f"Decimal({kind.precision}, {kind.scale})" if fits else ""
     if is_.is_timestamp(kind):
         return "DateTime" if kind.unit == "s" else f"DateTime64({_DIGITS.get(kind.unit, 6)})"
     names = [*_BITS, "Float64", "String", "Date"]

@@ -7,7 +7,7 @@ exception: of nanoseconds, which MySQL does not have, whole microseconds are kep
 | Arrow                            | MySQL and MariaDB                                                            |
 |----------------------------------|------------------------------------------------------------------------------|
 | int8 … int64, uint8 … uint64     | an integer, signed or unsigned, that holds it; decimal with room for it      |
-| float16, float32 / float64       | float, double / double; no NaN and no infinity, which MySQL does not have    |
+| float16, float32 / float64       | float, double / double; no NaN, no infinity and no -0.0, which it lacks      |
 | bool                             | tinyint(1) and every other integer                                           |
 | decimal                          | decimal with room for all of its digits                                      |
 | string                           | varchar, text of the character set utf8mb4, json; char, unless it ends with  |
@@ -18,8 +18,8 @@ exception: of nanoseconds, which MySQL does not have, whole microseconds are kep
 | list, struct, map                | json, or text                                                                |
 
 Unsigned columns take unsigned numbers and booleans; float(m, d) and double(m, d), which round, take nothing. Values of
-key columns that the server would take for equal are refused: trailing spaces where the collation pads, -0.0, and digits
-below a microsecond.
+key columns that the server would take for equal are refused: trailing spaces where the collation pads, and digits below
+a microsecond.
 """
 
 import datetime
@@ -131,7 +131,7 @@ def checked(batch: pa.RecordBatch, fits: Sequence[Fitted], packet: int, table: s
     for values, fit in zip(batch.columns, fits, strict=True):
         try:
             converted = fit.convert(values)
-        except pa.ArrowInvalid as error:
+        except (pa.ArrowInvalid, InvalidJob) as error:
             raise InvalidJob(
                 f"{where}: column {fit.column.name!r} cannot be written to {table}: {error}. Filter or correct such "
                 "rows before the sink"
@@ -189,8 +189,6 @@ def _for_key(fit: Fitted, kind: pa.DataType) -> Fitted:
     convert = fit.convert
     if fit.column.pads:
         checks = (*checks, lambda values: (with_trailing_spaces(values), "ends with a space, which does not count"))
-    if pa.types.is_floating(kind):
-        checks = (*checks, lambda values: (negative_zeros(values), "is -0.0, which is the key 0.0"))
     if getattr(kind, "unit", "") == "ns":
 
         def convert(values: pa.Array) -> pa.Array:
@@ -243,7 +241,7 @@ def _number(kind: pa.DataType, column: TableColumn) -> tuple[Convert, tuple[Chec
         return (_as_it_is, ()) if holds else None
     if types.is_floating(kind):
         holds = not column.rounds and (base == "double" or (base == "float" and kind != pa.float64()))
-        return (_casting(pa.float64()), (_finite,)) if holds else None
+        return (_casting(pa.float64()), (_finite, _no_negative_zero)) if holds else None
     if types.is_decimal(kind) and base == "decimal":
         room = kind.scale <= column.scale and kind.precision - kind.scale <= column.precision - column.scale
         return (_as_it_is, ()) if room else None
@@ -319,6 +317,10 @@ def _no_space_at_end(values: pa.Array) -> tuple[pa.Array, str] | None:
 
 def _finite(values: pa.Array) -> tuple[pa.Array, str] | None:
     return pc.invert(pc.is_finite(values)), "is not a number that MySQL has (NaN or infinity)"
+
+
+def _no_negative_zero(values: pa.Array) -> tuple[pa.Array, str] | None:
+    return negative_zeros(values), "is -0.0, which MySQL stores as 0.0 (x + 0.0 in a select() makes it so)"
 
 
 def _is_json(values: pa.Array) -> tuple[pa.Array, str] | None:

@@ -105,7 +105,7 @@ def encode_csv(batches: Sequence[pa.RecordBatch], convert: Sequence[Convert]) ->
 def _changed(name: str, change: Convert, column: pa.Array) -> pa.Array:
     try:
         return change(column)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, InvalidJob) as error:
         raise pa.ArrowInvalid(f"column {name!r}: {error}") from error
 
 

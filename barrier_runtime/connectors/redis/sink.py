@@ -27,10 +27,10 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.decisions import log_id
 from barrier_runtime.connectors.declared_kinds import kinds_checked
-from barrier_runtime.connectors.redis.text import check_key, exact_values, json_of, keys_of, text_of
+from barrier_runtime.connectors.redis.text import check_key, json_of, keys_of, text_of
 from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.connectors.sink_bases.json_values import json_rows
 from barrier_runtime.connectors.sink_bases.upsert import UpsertSink
-from barrier_runtime.data.rows import each_row
 from barrier_runtime.data.schemas import column_names, no_column
 from barrier_runtime.state.errors import Fenced, InvalidJob, ProtocolViolation, Unavailable, missing_extra
 
@@ -147,7 +147,7 @@ class RedisUpsertSink(UpsertSink):
     def upsert(self, rows: pa.RecordBatch) -> None:
         for start in range(0, rows.num_rows, _ROWS_AT_ONCE):
             chunk = rows.slice(start, _ROWS_AT_ONCE)
-            keyed = zip(keys_of(chunk, self.key), _exact_rows(chunk), strict=True)
+            keyed = zip(keys_of(chunk, self.key), json_rows(chunk), strict=True)
             flat = [part for key, row in keyed for part in self._written(self.prefix.encode() + key, row)]
             self._write_number += 1
             last = self._run(_WRITE, self._write_number, *flat)
@@ -227,19 +227,6 @@ class RedisUpsertSink(UpsertSink):
             if isinstance(error, passing) or _PASSING.search(str(error)):
                 raise Unavailable(f"{what} cannot take rows now ({error}): it is tried again") from error
             raise InvalidJob(f"{what} refuses the rows ({error}): correct keys, values or permissions") from error
-
-
-def _exact_rows(rows: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Rows whose times have all of their digits."""
-    exact = {name: exact_values(rows.column(name)) for name in rows.schema.names}
-    kept = {name: values for name, values in exact.items() if values is not None}
-    if not kept:
-        yield from each_row(rows)
-        return
-    names = [name for name in rows.schema.names if name not in kept]
-    others = each_row(rows.select(names)) if names else iter([{}] * rows.num_rows)
-    for number, row in enumerate(others):
-        yield {name: kept[name][number] if name in kept else row[name] for name in rows.schema.names}
 
 
 def _apart(url: str) -> tuple[str, tuple[str | None, str | None]]:

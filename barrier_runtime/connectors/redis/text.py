@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.connectors.sink_bases.json_values import json_values
-from barrier_runtime.connectors.sink_bases.key_values import below_microseconds
 from barrier_runtime.data.rows import rows_of
+from barrier_runtime.state.errors import InvalidJob
 
 _NULL = b"\\N"
 
@@ -29,7 +29,7 @@ def check_key(name: str, kind: pa.DataType) -> str | None:
 
 def keys_of(rows: pa.RecordBatch, names: Sequence[str]) -> list[bytes]:
     """The key of each row, without the prefix."""
-    columns = [_texts(rows.column(name)) for name in names]
+    columns = [_named_texts(name, rows.column(name)) for name in names]
     if len(columns) == 1:
         return [_alone(text) for text in columns[0]]
     return [b":".join(map(_beside_others, texts)) for texts in zip(*columns, strict=True)]
@@ -59,6 +59,13 @@ def _finite(value: Any) -> Any:
     return value
 
 
+def _named_texts(name: str, column: pa.Array) -> list[bytes | None]:
+    try:
+        return _texts(column)
+    except InvalidJob as error:
+        raise InvalidJob(f"key column {name!r}: {error}") from error
+
+
 def _texts(column: pa.Array) -> list[bytes | None]:
     if _has_nanoseconds(column.type) and pa.types.is_nested(column.type):
         return [None if value is None else json_of(value) for value in json_values(column)]
@@ -72,15 +79,6 @@ def _texts(column: pa.Array) -> list[bytes | None]:
     return (
         [text + b"+%dns" % ns if text and ns else text for text, ns in zip(texts, rest, strict=True)] if rest else texts
     )
-
-
-def exact_values(column: pa.Array) -> list[Any] | None:
-    """Values of a column whose nanoseconds a row would not have; None: its rows have all."""
-    if not _has_nanoseconds(column.type):
-        return None
-    if not pa.types.is_nested(column.type) and not pc.any(below_microseconds(column)).as_py():
-        return _whole_microseconds(column).to_pylist()  # type: ignore[no-any-return]
-    return json_values(column)
 
 
 def _has_nanoseconds(kind: pa.DataType) -> bool:
