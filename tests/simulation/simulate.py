@@ -36,6 +36,7 @@ from world import World  # noqa: E402
 from barrier_runtime.coordinator.log.records import Complete, Fence, Lead  # noqa: E402
 
 CANARY_SEEDS = 500
+_FEW_SEEDS = 60
 _SHOWN_EVENTS = 60
 
 
@@ -268,7 +269,7 @@ def _one_canary(name: str, jobs: int) -> int:
 
 
 def _all_canaries(jobs: int) -> int:
-    missed = []
+    missed, needed = [], {}
     for name, canary in CANARIES.items():
         found = _hunt(name, jobs)
         if found is None:
@@ -276,9 +277,17 @@ def _all_canaries(jobs: int) -> int:
             print(f"{name:34} NOT FOUND in {CANARY_SEEDS} seeds   ({canary.what})", flush=True)
         else:
             number, verdict = found
+            needed[name] = number
             checkers = ", ".join(dict.fromkeys(checker for checker, _ in verdict.violations))
             print(f"{name:34} found with {number:3} seeds by {checkers}", flush=True)
-    print(f"{len(CANARIES) - len(missed)} of {len(CANARIES)} planted bugs found")
+    many = sorted((number, name) for name, number in needed.items() if number > _FEW_SEEDS)
+    print(
+        f"{len(needed)} of {len(CANARIES)} planted bugs found, {len(needed) - len(many)} with up to {_FEW_SEEDS} seeds"
+    )
+    for number, name in many:
+        print(f"{number:>9,} seeds  {name}")
+    if missed:
+        print(f"not found in {CANARY_SEEDS} seeds: {', '.join(missed)}")
     return 1 if missed else 0
 
 

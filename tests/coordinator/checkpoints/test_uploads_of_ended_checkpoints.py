@@ -184,6 +184,17 @@ def test_what_an_ack_of_an_open_checkpoint_names_stays_whoever_else_named_it_and
     assert Retention(1, kept).sweep(PATHS, objects, 5, 20 * MIN_AGE_MS) == SweepPlan(), "who does not lead"
 
 
+def test_uploads_older_than_the_newest_decision_before_the_open_checkpoints_are_swept():
+    """S4: a long run has many decisions, and what came between two of them is nobody's, too."""
+    first, second = PATHS.manifest(1, 5), PATHS.manifest(2, 5)
+    between, after = PATHS.data_file(5, "u", "between"), PATHS.data_file(5, "u", "after")
+    ages = {first: 10, between: 20, second: 30, after: 40}
+    objects = [ObjectInfo(key, 1, age * MIN_AGE_MS) for key, age in ages.items()]
+    retention = Retention(2, [Kept(1, first, frozenset()), Kept(2, second, frozenset())])
+    under_way = UnderWay(frozenset(), frozenset({first, second}))
+    assert retention.sweep(PATHS, objects, 5, 50 * MIN_AGE_MS, under_way).files == (between,)
+
+
 # ---------------------------------------------------------------- whatever the order
 
 
