@@ -100,4 +100,13 @@ class Upserts:
         return batch.filter(pa.array(gone, pa.bool_()))
 
     def _keys(self, batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-        return zip(*(batch.column(name).to_pylist() for name in self._key), strict=True)
+        return zip(*(_comparable(batch.column(name)) for name in self._key), strict=True)
+
+
+def _comparable(column: pa.Array) -> list[Any]:
+    """Values that are equal exactly when those of the column are the same: NaN is NaN, and -0.0 is not 0.0."""
+    if pa.types.is_floating(column.type):
+        return [repr(value) for value in column.to_pylist()]
+    if pa.types.is_timestamp(column.type) or pa.types.is_time64(column.type) or pa.types.is_duration(column.type):
+        return column.view(pa.int64()).to_pylist()  # type: ignore[no-any-return]  # Python's times lack nanoseconds
+    return column.to_pylist()  # type: ignore[no-any-return]

@@ -73,7 +73,10 @@ def test_colons_inside_the_columns_of_a_key_are_told_from_those_between_them() -
 
 
 def test_times_that_differ_by_nanoseconds_have_different_keys() -> None:
-    assert len(set(keys(pa.array([1000, 1001, 1002, -1], pa.timestamp("ns"))))) == 4
+    for kind in (pa.timestamp("ns"), pa.time64("ns"), pa.duration("ns"), pa.list_(pa.timestamp("ns"))):
+        numbers: list[object] = [1000, 1001, 1002, 86_399_999_999_999]
+        assert len(set(keys(pa.array([[each] for each in numbers] if pa.types.is_list(kind) else numbers, kind)))) == 4
+    assert keys(pa.array([-1, -1001, None], pa.timestamp("ns")))[1:] == [b"1969-12-31T23:59:59.999998+999ns", b"\\N"]
 
 
 def test_a_key_column_of_several_types_is_refused() -> None:
