@@ -80,6 +80,7 @@ def sink_facts(sink: Any) -> dict[str, Any]:
         "describe": repr(sink),
         "sink_kind": getattr(sink, "kind", ""),
         "target": sink.target() if isinstance(sink, TwoPhaseCommitSink) else "",
+        "places": tuple(sink.places()) if isinstance(sink, TwoPhaseCommitSink) else (),
     }
 
 
@@ -114,6 +115,11 @@ class TwoPhaseCommitSink:
         """The name of what this sink writes to, such as a table or a topic, without the address of a server. Snapshots
         keep it: transactions that are still to be committed are not restored into a sink of another target."""
         return ""
+
+    def places(self) -> Sequence[str]:
+        """Examples of what this sink writes: a file with its whole path or URL, or `delta:` or `iceberg:` and a table.
+        No source of its own rows may read from there."""
+        return ()
 
     def check_columns(self, schema: pa.Schema, where: str) -> None:
         """Raise `InvalidJob` for columns that the target cannot hold. Called when the flow is written, if the columns

@@ -99,6 +99,18 @@ class Projecting(Protocol):
 
 
 @runtime_checkable
+class Rereading(Protocol):
+    """A source that knows whether it would read what a sink writes. `endless`: it looks for new rows for ever."""
+
+    @property
+    def endless(self) -> bool: ...
+
+    def reads_from(self, place: str) -> bool:
+        """`place`: of `TwoPhaseCommitSink.places`."""
+        ...
+
+
+@runtime_checkable
 class SourceDescription(Protocol):
     """What users write, such as `KafkaSource(…)`: a source without a name. Nothing is checked, and nothing outside is
     looked at, before a flow takes it; one description may be used under several names."""

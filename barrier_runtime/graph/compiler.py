@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.source import DiscoveringSource, Projecting, Source, Split
+from barrier_runtime.connectors.source import DiscoveringSource, Projecting, Rereading, Source, Split
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph, OperatorSpec, SourceSpec
@@ -52,6 +52,7 @@ def compile_plan(
     nodes = _reading(_named(plan.nodes))
     readers = _readers(nodes)
     _check_ends(plan.name, nodes, readers)
+    _check_circles(nodes)
     if mode == "exactly_once":
         _check_guarantees(nodes)
     chains, edges = _chained(nodes, readers, lambda source: list_splits(source, parallelism))
@@ -124,6 +125,26 @@ def _check_ends(flow: str, nodes: list[Node], readers: dict[int, list[Input]]) -
             warnings.warn(
                 f"flow {flow!r}: nothing reads the output of {node.name!r}: end it with .sink(…), or remove it",
                 stacklevel=3,
+            )
+
+
+def _check_circles(nodes: list[Node]) -> None:
+    """No sink writes what a source of its rows reads."""
+    above: dict[int, list[SourceNode]] = {}
+    for number, node in enumerate(nodes):
+        if isinstance(node, SourceNode):
+            above[number] = [node]
+            continue
+        above[number] = [source for input in node.inputs for source in above[input.node]]
+        for each in above[number]:
+            source = each.source
+            if not isinstance(source, Rereading) or not any(map(source.reads_from, node.places)):
+                continue
+            said = f"sink {node.name!r} ({node.describe}) writes where source {each.name!r} ({source!r}) reads"
+            if source.endless:
+                raise InvalidJob(f"{said}, so its rows would come in again for ever: write to another place")
+            warnings.warn(
+                f"{said}, so a new start of the flow reads its rows too: write to another place", stacklevel=4
             )
 
 

@@ -73,6 +73,7 @@ class StepNode:
     states: Mapping[str, StateDescription] = field(default_factory=dict)  # see `OperatorSpec`
     sink_kind: str = ""  # see `OperatorSpec`
     target: str = ""  # see `OperatorSpec`
+    places: tuple[str, ...] = ()  # of a sink: what it writes, see `TwoPhaseCommitSink.places`
     batch_call: BatchCall | None = None  # a function that the program calls for what this sink has decided
     reads: frozenset[str] | None = None  # columns of its input that it needs itself; None: all
     renames: Mapping[str, str] | None = None  # its rows are those of its input, with these columns: new name -> column

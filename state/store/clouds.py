@@ -71,6 +71,10 @@ class CloudStore:
     def url(self) -> str:
         return f"{self._cloud}://{self._place}/{self._prefix}".rstrip("/")
 
+    @property
+    def key_prefix(self) -> str:
+        return self._prefix
+
     # ---- the contract
 
     def put(self, key: str, data: bytes) -> None:

@@ -341,6 +341,8 @@ class LocalStore:
             return InvalidJob(f"{what}: a file is there, or above it, and a folder is wanted: use another location")
         if error.errno in _PERSON_MUST_FIX or (error.errno == errno.ENOENT and operation == "open"):
             return InvalidJob(f"{what}; make the folder readable and writable for this user, or use another location")
+        if error.errno == errno.ENAMETOOLONG:
+            return InvalidJob(f"{what}: shorten the name, such as the value of a partition column")
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return Unavailable(f"{what}; free some disk space, it is tried again")
         return Unavailable(f"{what}; it is tried again")

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectStore
-from barrier_runtime.state.store.urls import shown, without_credentials
+from barrier_runtime.state.store.urls import local_path, shown, without_credentials
 
 _memory_stores: dict[str, MemoryStore] = {}
 _memory_lock = threading.Lock()
@@ -41,6 +41,15 @@ def open_existing_store(url: str) -> ObjectStore:
 def open_as_found(url: str) -> ObjectStore:
     """What a start would find there, to look at: a folder that it would make is an empty store."""
     return _opened(url, lambda path: _open_existing_folder(path) if path.exists() else MemoryStore(str(path)))
+
+
+def within(url: str, key: str) -> str:
+    """URL of an object below `url`, before its settings; of a local folder the absolute path."""
+    if "://" not in url or url.startswith("file://"):
+        return os.path.join(os.path.abspath(os.path.expanduser(local_path(url))), key)
+    place, mark, settings = url.partition("?")
+    scheme, _, rest = place.partition("://")
+    return f"{'s3' if scheme == 's3a' else scheme}://{rest.rstrip('/')}/{key}{mark}{settings}"
 
 
 def _opened(url: str, open_folder: Callable[[Path], ObjectStore]) -> ObjectStore:

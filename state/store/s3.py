@@ -72,6 +72,10 @@ class S3Store:
     def url(self) -> str:
         return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
 
+    @property
+    def key_prefix(self) -> str:
+        return self._prefix
+
     # ---- the contract
 
     def put(self, key: str, data: bytes) -> None:

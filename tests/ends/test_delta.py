@@ -529,19 +529,27 @@ def test_every_type_comes_back_as_it_was(url: str) -> None:
         assert row == {name: value for name, value in expected.items() if name != "f"}
 
 
-def test_nanoseconds_are_cut_to_microseconds_and_nothing_else_is_changed(folder: str) -> None:
-    at = [1_700_000_000_123_456_789, None, 999]
-    rows = pa.RecordBatch.from_pydict(
+def test_nanoseconds_are_kept_as_microseconds_or_refused_with_their_row(folder: str) -> None:
+    at = [1_700_000_000_123_456_000, None, -1_000]
+    rows = pa.record_batch(
         {
             "at": pa.array(at, pa.timestamp("ns", "Europe/Berlin")),
             "all": pa.array([at] * 3, pa.list_(pa.timestamp("ns"))),
         }
-    )  # fmt: skip
+    )
     committed(opened(DeltaSink(folder)), 1, rows)
     back = table(folder).to_pyarrow_table()
-    assert back.column("at").cast(pa.int64()).to_pylist() == [1_700_000_000_123_456, None, 0]
+    assert back.column("at").cast(pa.int64()).to_pylist() == [1_700_000_000_123_456, None, -1]
     inner = back.column("all").combine_chunks().values.cast(pa.int64())
-    assert inner.to_pylist()[:3] == [1_700_000_000_123_456, None, 0]
+    assert inner.to_pylist()[:3] == [1_700_000_000_123_456, None, -1]
+    for name, wrong in (
+        ("at", pa.array([0, 1, 2], pa.timestamp("ns"))),
+        ("all", pa.array([[0], [1], []], rows["all"].type)),
+    ):
+        with pytest.raises(
+            InvalidJob, match=rf"column '{name}' .* of row 1 of the checkpoint .* round it to microseconds"
+        ):
+            pre_committed(opened(DeltaSink(f"{folder}-{name}")), 1, pa.record_batch({name: wrong}))
 
 
 def test_partitions_are_cut_by_value_and_keep_the_order_of_their_rows(url: str) -> None:

@@ -64,14 +64,23 @@ class DeltaChanges(DeltaHistory):
         columns = [
             rows[field.name].combine_chunks()
             if field.name in stored.names
-            else _partition(file.partitionValues[field.name], field.type, rows.num_rows)
+            else partition_column(file.partitionValues[field.name], field, rows.num_rows, self._where)
             for field in schema
         ]
         return [pa.RecordBatch.from_arrays(columns, schema=schema)]
 
 
-def _partition(text: str | None, kind: pa.DataType, count: int) -> pa.Array:
-    """A value as the log has it: text, times in UTC."""
-    if text is not None and pa.types.is_timestamp(kind) and kind.tz is not None:
+def partition_column(text: str | None, field: pa.Field, count: int, where: str) -> pa.Array:
+    """A value as the log has it: text, null where it is empty, times in UTC. Raises `InvalidJob` for others."""
+    kind = field.type
+    if not text:  # the format has no empty text
+        return pa.nulls(count, kind)
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
         text = f"{text.removesuffix('Z')}Z"
-    return pa.repeat(pa.scalar(text, pa.string()).cast(kind), count)
+    try:
+        return pa.repeat(pa.scalar(text, pa.string()).cast(kind), count)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InvalidJob(
+            f"{where}: partition column {field.name!r} is {kind}, and the log has the value {text!r} ({error}): read "
+            "the table without key="
+        ) from error

@@ -5,12 +5,16 @@ import decimal
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from barrier_runtime.connectors.sink_bases.folder_names import say_empty
+from barrier_runtime.connectors.sink_bases.lake_columns import kept_as
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.store.lengths import FILE_NAME_BYTES
 
 _STATISTICS_COLUMNS = 32  # as many as Delta's own writers look at by default
 _LONGEST_TEXT = 32  # characters; a longer bound would have to be cut with care, and is left out
@@ -41,15 +45,17 @@ def partitions(
         ) from error
     for group in found:
         values = {name: partition_value(group[name]) for name in partition_by}
+        for name in partition_by:
+            if group[name] == "":
+                say_empty(name, where)
         yield values, rows.take(pa.array(group["_list"], pa.int64())).drop_columns(list(partition_by))
 
 
 def stored_rows(batches: Sequence[pa.RecordBatch], stored: pa.Schema, where: str) -> pa.Table:
     """The rows in the types that the table has. Raises `InvalidJob` for a value that they cannot hold."""
-    try:
-        return _as_stored(pa.Table.from_batches(batches).combine_chunks(), stored)
-    except pa.ArrowInvalid as error:
-        raise InvalidJob(f"{where}: rows cannot be kept as {stored}: {error}") from error
+    rows = pa.Table.from_batches(batches).combine_chunks()
+    columns = [kept_as(column, field, where) for column, field in zip(rows.columns, stored, strict=True)]
+    return pa.Table.from_arrays(columns, schema=stored)
 
 
 def check_required(rows: pa.Table, required: Sequence[str], where: str) -> None:
@@ -58,13 +64,18 @@ def check_required(rows: pa.Table, required: Sequence[str], where: str) -> None:
             raise InvalidJob(f"{where}: column {name!r} has nulls, which the table does not allow: fill or filter them")
 
 
-def _as_stored(rows: pa.Table, stored: pa.Schema) -> pa.Table:
-    """Only nanoseconds may lose digits."""
-    columns = [
-        column.cast(field.type, safe="[ns" not in str(column.type))
-        for column, field in zip(rows.columns, stored, strict=True)
-    ]
-    return pa.Table.from_arrays(columns, schema=stored)
+def check_written_by_library(column: pa.ChunkedArray, name: str, where: str) -> None:
+    """Raise `InvalidJob` for a value of a partition column that names no folder of delta-rs, which writes the table's
+    files after the checkpoint is decided and encodes letters that are not ASCII."""
+    for value in pc.unique(column).to_pylist() if pa.types.is_string(column.type) else ():
+        length = len(quote(f"{name}={value or ''}", safe="="))
+        if length > FILE_NAME_BYTES:
+            raise InvalidJob(
+                f"{where}: partition column {name!r} has the value {value[:60]!r}…, whose folder has a name of "
+                f"{length} bytes, and {FILE_NAME_BYTES} are allowed: shorten it, or partition by another column"
+            )
+        if value == "":
+            say_empty(name, where)
 
 
 def partition_value(value: Any) -> str | None:

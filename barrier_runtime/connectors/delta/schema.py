@@ -1,8 +1,8 @@
 """Which Delta type a column of a stream becomes, and whether an existing table can take it. Pure.
 
 Delta keeps whole numbers of 1 to 8 bytes with a sign, times in microseconds, and nothing for durations or times of day.
-What it cannot hold is refused, before any row of it is staged. Only nanoseconds, which many sources have, are cut to
-microseconds, as every writer of Delta tables does.
+What it cannot hold is refused: a type when the flow is written, a value (such as a time with nanoseconds) before its
+row is staged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import msgspec
 import pyarrow as pa
 
+from barrier_runtime.connectors.sink_bases.lake_columns import is_decimal_of_tables
 from barrier_runtime.state.errors import InvalidJob
 
 DeltaType: TypeAlias = str | dict[str, Any]  # as in the log: "long", or {"type": "array", …}
@@ -54,7 +55,7 @@ def _typed(arrow: pa.DataType, where: str, column: str) -> tuple[DeltaType, pa.D
     if pa.types.is_timestamp(arrow):
         zone = "UTC" if arrow.tz is not None else None
         return "timestamp" if zone else "timestamp_ntz", pa.timestamp("us", zone)
-    if pa.types.is_decimal128(arrow):
+    if is_decimal_of_tables(arrow):
         return f"decimal({arrow.precision},{arrow.scale})", arrow
     if pa.types.is_dictionary(arrow):
         return _typed(arrow.value_type, where, column)

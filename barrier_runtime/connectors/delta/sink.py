@@ -31,12 +31,14 @@ from barrier_runtime.connectors.delta.schema import check_partition_columns, del
 from barrier_runtime.connectors.delta.table import DeltaLog
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_bases import encoders
+from barrier_runtime.connectors.sink_bases.folder_names import folder_name
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
-from barrier_runtime.connectors.sink_bases.staging import Staging, names_of
+from barrier_runtime.connectors.sink_bases.staging import Staging, check_folder, example_of, names_of
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.schemas import column_names
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome
+from barrier_runtime.state.store.open import within
 from barrier_runtime.state.store.urls import last_part, shown, without_credentials
 
 Transaction: TypeAlias = RowBuffer[tuple[DeltaFile, ...]]
@@ -75,11 +77,17 @@ class DeltaSink(TwoPhaseCommitSink):
     def target(self) -> str:
         return f"Delta table {last_part(self.url)}"
 
+    def check_columns(self, schema: pa.Schema, where: str) -> None:
+        check_partition_columns(delta_fields(schema, where), self.partition_by or (), where)
+
+    def places(self) -> Sequence[str]:
+        return [f"delta:{within(self.url, '')}", example_of(self.url, "parquet", self.partition_by or ())]
+
     def open(self, context: SinkContext) -> None:
         self._context = context
         self._where = context.where
         self._names = names_of(context, "parquet")
-        store = self._checked_store(context)
+        store = self._store = self._checked_store(context)
         self._staging = Staging(store, self._names, self._where)
         self._log = DeltaLog(self.url, store, self._where)
         self._table = self._log.existing()
@@ -170,7 +178,9 @@ class DeltaSink(TwoPhaseCommitSink):
         )
 
     def _stage_file(self, values: dict[str, str | None], rows: pa.Table) -> DeltaFile:
-        file = self._staging.stage(encoders.parquet(rows.to_batches()), rows.num_rows, earliest=0)
+        folder = "".join(f"{folder_name(name, text)}/" for name, text in values.items())
+        check_folder(folder, self._store, self._names, self._where)
+        file = self._staging.stage(encoders.parquet(rows.to_batches()), rows.num_rows, earliest=0, folder=folder)
         return DeltaFile(file, values, delta_files.statistics(rows), time.time_ns() // 1_000_000)
 
     # ------------------------------------------------------------ deciding

@@ -11,7 +11,7 @@ from barrier_runtime.connectors.delta.history import DeltaHistory
 from barrier_runtime.connectors.source_bases.table_reader import TableRows, period_of
 from barrier_runtime.connectors.source_bases.upserts import checked_key
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.store.open import open_existing_store
+from barrier_runtime.state.store.open import open_existing_store, within
 from barrier_runtime.state.store.urls import last_part, shown, without_credentials
 
 
@@ -47,7 +47,8 @@ class DeltaSource:
         period_s, history = period_of(self.every, where), partial(_history, url, key, where)
         then = "what is changed in it" if key else "what is appended to it"
         said, named = f"Delta table {shown(url)}", f"Delta table {last_part(url)}"
-        return TableRows(said, "versions", history, history().schema(), period_s, where, then, named)
+        place = f"delta:{within(url, '')}"
+        return TableRows(said, "versions", history, history().schema(), period_s, where, then, named, place)
 
 
 def _history(url: str, key: tuple[str, ...], where: str) -> DeltaHistory:

@@ -31,10 +31,12 @@ from barrier_runtime.connectors.delta.schema import DeltaType, check_partition_c
 from barrier_runtime.connectors.delta.table import DeltaLog
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
+from barrier_runtime.connectors.sink_bases.staging import example_of
 from barrier_runtime.data.rows import preview
 from barrier_runtime.data.schemas import column_names, require_columns
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound
+from barrier_runtime.state.store.open import within
 from barrier_runtime.state.store.urls import last_part, shown, without_credentials
 
 _ORDER = "barrier_runtime_order"
@@ -95,6 +97,9 @@ class DeltaUpsertSink(BatchingSink):
     def target(self) -> str:
         return f"Delta table {last_part(self.url)}"
 
+    def places(self) -> Sequence[str]:
+        return [f"delta:{within(self.url, '')}", example_of(self.url, "parquet", self.partition_by or ())]
+
     def open(self, context: SinkContext) -> None:
         super().open(context)
         self._log = DeltaLog(self.url, context.make_store(self.url), self._where)
@@ -108,32 +113,36 @@ class DeltaUpsertSink(BatchingSink):
 
     # ------------------------------------------------------------ staging
 
-    def check_schema(self, schema: pa.Schema) -> None:
-        require_columns(schema, (*self.key, *((self.deletes,) if self.deletes else ())), self._where)
+    def check_columns(self, schema: pa.Schema, where: str) -> None:
+        require_columns(schema, (*self.key, *((self.deletes,) if self.deletes else ())), where)
         if self.deletes is not None and not pa.types.is_boolean(schema.field(self.deletes).type):
             raise InvalidJob(
-                f"{self._where}: column {self.deletes!r} (deletes=) is {schema.field(self.deletes).type}: make it "
-                "boolean"
+                f"{where}: column {self.deletes!r} (deletes=) is {schema.field(self.deletes).type}: make it boolean"
             )
-        fields = self._fields(schema)
+        fields = self._fields(schema, where)
         for name in fields:
             if "`" in name:
-                raise InvalidJob(f"{self._where}: column {name!r} has a backtick in its name: rename it with select()")
+                raise InvalidJob(f"{where}: column {name!r} has a backtick in its name: rename it with select()")
         for name in self.key:
             kind = fields[name]
             if kind not in _KEY_TYPES and not str(kind).startswith("decimal"):
                 raise InvalidJob(
-                    f"{self._where}: key column {name!r} is {kind}, which cannot be compared safely: use text, whole "
+                    f"{where}: key column {name!r} is {kind}, which cannot be compared safely: use text, whole "
                     "numbers, booleans, dates or times"
                 )
+        check_partition_columns(fields, self.partition_by or (), where)
+
+    def check_schema(self, schema: pa.Schema) -> None:
+        self.check_columns(schema, self._where)
+        fields = self._fields(schema, self._where)
         check_partition_columns(fields, self._partition_by, self._where)
         if self._table is not None:
             self._table.check(fields, self._partition_by, self._where)
         self._stored = stored_schema(schema, self._where)
 
-    def _fields(self, schema: pa.Schema) -> dict[str, DeltaType]:
+    def _fields(self, schema: pa.Schema, where: str) -> dict[str, DeltaType]:
         """Of the table."""
-        return delta_fields(pa.schema([field for field in schema if field.name != self.deletes]), self._where)
+        return delta_fields(pa.schema([field for field in schema if field.name != self.deletes]), where)
 
     def prepare(self, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
         assert self._stored is not None, "rows are staged that were not written"
@@ -145,6 +154,8 @@ class DeltaUpsertSink(BatchingSink):
                     f"{self._where}: key column {name!r} of a row is null, which equals nothing: fill or filter such "
                     f"rows: {preview(rows.slice(row, 1).combine_chunks().to_batches()[0], 0)}"
                 )
+        for name in self._partition_by:
+            delta_files.check_written_by_library(rows.column(name), name, self._where)
         kept = rows if self.deletes is None else rows.filter(pc.invert(pc.fill_null(rows.column(self.deletes), False)))
         delta_files.check_required(kept, self._table.required if self._table else (), self._where)
         return list(rows.to_batches())
@@ -165,7 +176,7 @@ class DeltaUpsertSink(BatchingSink):
                 "Restore the object from a backup; the commit is tried again"
             ) from error
         last = _last_of_each(rows, self.key)
-        fields = self._fields(rows.schema)
+        fields = self._fields(rows.schema, self._where)
         merge = _Merge(batch.application, batch.checkpoint, fields, self._partition_by, last, self.key, self.deletes)
         self._log.merge(merge)
 

@@ -6,40 +6,22 @@ without a value. A column that stands in the path is not in the file.
 """
 
 import datetime
-import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from barrier_runtime.connectors.sink_bases.folder_names import NULL, folder_name, say_empty
 from barrier_runtime.state.errors import InvalidJob
 
-log = logging.getLogger("barrier_runtime.files")
-
-NULL = "__HIVE_DEFAULT_PARTITION__"
-_NULL_TEXT = "%5F" + NULL[1:]  # the folder of a text that is equal to NULL
-# Readers cut spaces at the ends, and Azure cuts dots.
-_ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{}\[\]^]|^ |[ .]\Z")
 _PART = re.compile(r"([^/=]+)=([^/]*)")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _TWO_DIGITS = re.compile(r"[0-9]{2}")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _DAYS = datetime.date.min.toordinal() - 719_163, datetime.date.max.toordinal() - 719_163  # since 1970, of ISO's years
-
-
-def escaped(text: str) -> str:
-    """As one segment of a path."""
-    return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
-
-
-def folder_name(column: str, text: str | None) -> str:
-    """Folder of one value of a column, without a slash. Another value has another name, but null and empty text."""
-    value = NULL if not text else _NULL_TEXT if text == NULL else escaped(text)
-    return f"{escaped(column)}={value}"
 
 
 # ---------------------------------------------------------------- rows to folders
@@ -105,18 +87,8 @@ def _without_empty(column: pa.Array, name: str, where: str) -> pa.Array:
     empty = pc.equal(column, "")
     if not pc.any(empty).as_py():
         return column
-    _say_empty(name, where)
+    say_empty(name, where)
     return pc.if_else(empty, pa.scalar(None, column.type), column)
-
-
-@lru_cache(1_024)  # once
-def _say_empty(name: str, where: str) -> None:
-    log.warning(
-        "%s: rows with empty text in the partition_by column %r are read back as null, as with Spark: give them a text "
-        "to tell them from null",
-        where,
-        name,
-    )
 
 
 def _texts(values: pa.Array, column: str, where: str) -> list[str | None]:

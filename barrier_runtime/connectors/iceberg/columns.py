@@ -1,11 +1,13 @@
 """Which Arrow type a column has in an Iceberg table, and whether an existing table can take it. Pure.
 
-Iceberg keeps whole numbers of 4 and 8 bytes with a sign, and times in microseconds. Narrower numbers are widened and
-nanoseconds cut, as its other writers do; what does not fit is refused before any row of it is staged.
+Iceberg keeps whole numbers of 4 and 8 bytes with a sign, and times in microseconds. Narrower numbers are widened; a
+type that Iceberg has not is refused when the flow is written, a value (such as a time with nanoseconds) before any row
+of it is staged.
 """
 
 import pyarrow as pa
 
+from barrier_runtime.connectors.sink_bases.lake_columns import is_decimal_of_tables, kept_as
 from barrier_runtime.state.errors import InvalidJob
 
 _PRIMITIVES = (
@@ -25,41 +27,67 @@ _PRIMITIVES = (
     (pa.types.is_binary, pa.binary()),
     (pa.types.is_large_binary, pa.binary()),
     (pa.types.is_date32, pa.date32()),
-    (pa.types.is_time64, pa.time64("us")),
+    (pa.types.is_time, pa.time64("us")),
 )
 
 
 def stored_schema(schema: pa.Schema, where: str) -> pa.Schema:
     """The same columns as the table holds them. Raises `InvalidJob` for what Iceberg cannot hold."""
-    return pa.schema([pa.field(field.name, _stored(field.type, where, field.name)) for field in schema])
+    return _converted(
+        schema,
+        f"{where}: column {{name!r}} is {{kind}}, which Iceberg cannot hold: cast it or leave it out with select()",
+    )
 
 
-def _stored(arrow: pa.DataType, where: str, column: str) -> pa.DataType:
+def table_schema(schema: pa.Schema, place: str, where: str) -> pa.Schema:
+    """Columns of a table as rows have them. Raises `InvalidJob` for a type that is not read or written here."""
+    return _converted(
+        schema,
+        f"{where}: column {{name!r}} of the table {place} is {{kind}}, which is not supported here: "
+        "use a table without this column",
+        nanoseconds=True,
+    )
+
+
+def _converted(schema: pa.Schema, refusal: str, nanoseconds: bool = False) -> pa.Schema:
+    fields = []
+    for field in schema:
+        try:
+            fields.append(pa.field(field.name, _stored(field.type, nanoseconds)))
+        except _Unknown:
+            raise InvalidJob(refusal.format(name=field.name, kind=field.type)) from None
+    return pa.schema(fields)
+
+
+class _Unknown(Exception):
+    """A type that Iceberg has not."""
+
+
+def _stored(arrow: pa.DataType, nanoseconds: bool) -> pa.DataType:
     for fits, stored in _PRIMITIVES:
         if fits(arrow):
             return stored
     if pa.types.is_timestamp(arrow):
-        return pa.timestamp("us", None if arrow.tz is None else "UTC")
-    if pa.types.is_decimal128(arrow) or pa.types.is_fixed_size_binary(arrow):
+        unit = "ns" if nanoseconds and arrow.unit == "ns" else "us"
+        return pa.timestamp(unit, None if arrow.tz is None else "UTC")
+    if is_decimal_of_tables(arrow) or pa.types.is_fixed_size_binary(arrow) or arrow == pa.uuid():
         return arrow
     if pa.types.is_dictionary(arrow):
-        return _stored(arrow.value_type, where, column)
+        return _stored(arrow.value_type, nanoseconds)
     if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):
-        return pa.list_(_stored(arrow.value_type, where, column))
+        return pa.list_(_stored(arrow.value_type, nanoseconds))
     if pa.types.is_map(arrow):
-        return pa.map_(_stored(arrow.key_type, where, column), _stored(arrow.item_type, where, column))
+        return pa.map_(_stored(arrow.key_type, nanoseconds), _stored(arrow.item_type, nanoseconds))
     if pa.types.is_struct(arrow):
         fields = [arrow.field(at) for at in range(arrow.num_fields)]
-        return pa.struct([(each.name, _stored(each.type, where, column)) for each in fields])
-    raise InvalidJob(
-        f"{where}: column {column!r} is {arrow}, which Iceberg cannot hold: cast it or leave it out with select()"
-    )
+        return pa.struct([(each.name, _stored(each.type, nanoseconds)) for each in fields])
+    raise _Unknown
 
 
 def check_fits(stored: pa.Schema, table: pa.Schema, where: str, place: str) -> None:
     """Raise `InvalidJob` unless a table with these columns takes rows of ours: same types; a column that the rows lack
     must allow nulls."""
-    plain = stored_schema(table, where)
+    plain = table_schema(table, place, where)
     for field in stored:
         if field.name not in table.names:
             raise InvalidJob(
@@ -67,7 +95,7 @@ def check_fits(stored: pa.Schema, table: pa.Schema, where: str, place: str) -> N
                 "the table, or select() the columns that it has"
             )
         there = plain.field(field.name).type
-        if field.type != there:
+        if field.type != there and not _is_uuid(field.type, there):
             raise InvalidJob(
                 f"{where}: column {field.name!r} is {field.type}, in the table {place} it is {there}: cast it"
             )
@@ -76,13 +104,18 @@ def check_fits(stored: pa.Schema, table: pa.Schema, where: str, place: str) -> N
         raise InvalidJob(f"{where}: the table {place} demands a value in {missing}: give the rows these columns")
 
 
+def _is_uuid(kind: pa.DataType, there: pa.DataType) -> bool:
+    """16 bytes for a UUID."""
+    return bool(there == pa.uuid() and kind == pa.binary(16))
+
+
 def as_stored(batch: pa.RecordBatch, schema: pa.Schema, required: frozenset[str], where: str) -> pa.RecordBatch:
-    """Only nanoseconds may lose digits."""
+    """Raises `InvalidJob` for a value that the table cannot hold."""
     columns = []
     for column, field in zip(batch.columns, schema, strict=True):
         if field.name in required and column.null_count:
             raise InvalidJob(
                 f"{where}: column {field.name!r} has nulls, which the table does not allow: fill or filter them"
             )
-        columns.append(column.cast(field.type, safe="[ns" not in str(column.type)))
+        columns.append(kept_as(column, field, where))
     return pa.RecordBatch.from_arrays(columns, schema=schema)

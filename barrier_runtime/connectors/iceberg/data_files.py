@@ -12,8 +12,10 @@ from io import BytesIO
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyiceberg.io.pyarrow
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
-from pyiceberg.io.pyarrow import _dataframe_to_data_files
+from pyiceberg.io.pyarrow import ArrowProjectionVisitor, _dataframe_to_data_files
 from pyiceberg.manifest import (
     DataFile,
     ManifestContent,
@@ -40,6 +42,27 @@ class WrittenFiles:
     spec: int
     files: int
     rows: int
+
+
+class _KeepingNulls(ArrowProjectionVisitor):  # type: ignore[misc]  # the library is not typed
+    """The library writes and reads null lists and maps as empty ones where they hold structs; here they stay null."""
+
+    def list(self, list_type: Any, list_array: pa.Array | None, value_array: pa.Array | None) -> pa.Array | None:
+        return _with_nulls_of(list_array, super().list(list_type, list_array, value_array))
+
+    def map(
+        self, map_type: Any, map_array: pa.Array | None, keys: pa.Array | None, values: pa.Array | None
+    ) -> pa.Array | None:
+        return _with_nulls_of(map_array, super().map(map_type, map_array, keys, values))
+
+
+def _with_nulls_of(given: pa.Array | None, made: pa.Array | None) -> pa.Array | None:
+    if given is None or made is None or given.null_count == made.null_count:
+        return made
+    return pc.if_else(given.is_valid(), made, pa.scalar(None, made.type)).cast(made.type)  # with the ids of its fields
+
+
+pyiceberg.io.pyarrow.ArrowProjectionVisitor = _KeepingNulls  # there is no other door to it
 
 
 def write_files(table: Table, batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> WrittenFiles:

@@ -18,7 +18,7 @@ from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 
-from barrier_runtime.connectors.iceberg.columns import stored_schema
+from barrier_runtime.connectors.iceberg.columns import table_schema
 from barrier_runtime.connectors.iceberg.table import opened_catalog, trouble
 from barrier_runtime.data.schemas import fit
 from barrier_runtime.state.errors import InvalidJob
@@ -36,7 +36,7 @@ class IcebergHistory:
         self._table = self._loaded()
 
     def schema(self) -> pa.Schema:
-        return stored_schema(self._table.schema().as_arrow(), self._where)
+        return table_schema(self._table.schema().as_arrow(), self._name, self._where)
 
     def refresh(self) -> None:
         self._table = self._loaded()

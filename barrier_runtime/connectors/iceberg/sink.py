@@ -82,6 +82,12 @@ class IcebergSink(BatchingSink):
     def target(self) -> str:
         return f"Iceberg table {self.table}"
 
+    def check_columns(self, schema: pa.Schema, where: str) -> None:
+        stored_schema(schema, where)
+
+    def places(self) -> Sequence[str]:
+        return [f"iceberg:{self.catalog}/{self.table}"]
+
     def open(self, context: SinkContext) -> None:
         super().open(context)
         need_pyiceberg(self._where, "IcebergSink")
@@ -89,6 +95,7 @@ class IcebergSink(BatchingSink):
 
         self._table = IcebergTable(self.table, self.catalog, self.properties, self._where)
         self._there = self._table.columns()
+        self._table.check_writable()
         self._required = frozenset(f.name for f in self._there or () if not f.nullable)
 
     def check_schema(self, schema: pa.Schema) -> None:
@@ -103,10 +110,7 @@ class IcebergSink(BatchingSink):
 
     def _written(self, batches: Sequence[pa.RecordBatch]) -> "WrittenFiles":
         stored = stored_schema(batches[0].schema, self._where)
-        try:
-            rows = [as_stored(batch, stored, self._required, self._where) for batch in batches]
-        except pa.ArrowInvalid as error:
-            raise InvalidJob(f"{self._where}: rows cannot be kept as {stored}: {error}") from error
+        rows = [as_stored(batch, stored, self._required, self._where) for batch in batches]
         return self._table.write(rows, stored)
 
     def deliver_batch(self, batch: DecidedBatch) -> None:

@@ -49,7 +49,11 @@ class IcebergSource:
         key = checked_key(self.key, where)
         history = partial(_history, self, key, where)
         then = "what is changed in it" if key else "what is appended to it"
-        return TableRows(f"Iceberg table {self.table}", "snapshots", history, history().schema(), period_s, where, then)
+        place = f"iceberg:{self.catalog}/{self.table}"
+        table = f"Iceberg table {self.table}"
+        return TableRows(
+            table, "snapshots", history, history().schema(), period_s, where, then, positions_in=table, place=place
+        )
 
 
 def _history(given: IcebergSource, key: tuple[str, ...], where: str) -> "IcebergHistory":

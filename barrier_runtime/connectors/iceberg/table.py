@@ -46,9 +46,11 @@ from pyiceberg.exceptions import (
     ValidationException,
 )
 from pyiceberg.table import Table
+from pyiceberg.transforms import IdentityTransform, UnknownTransform, VoidTransform
 
 from barrier_runtime.connectors.iceberg.columns import check_fits
 from barrier_runtime.connectors.iceberg.data_files import WrittenFiles, data_files, paths_of, write_files
+from barrier_runtime.connectors.iceberg.library import need_core
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.outside_errors import described, must_be_mended
 
@@ -82,6 +84,12 @@ class IcebergTable:
         table = self._loaded()
         return None if table is None else table.schema().as_arrow()
 
+    def check_writable(self) -> None:
+        """Raise `InvalidJob` for a table whose partitions cannot be computed here."""
+        table = self._known()
+        if table is not None:
+            check_transforms(table, self._name, self._where)
+
     def write(self, batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> WrittenFiles:
         """Write the rows as data files of no snapshot; the table is made with their columns when there is none. Raises
         `Unavailable` when it is to be tried again; what was written then stays as an orphan."""
@@ -90,6 +98,7 @@ class IcebergTable:
             table = self._created(schema)
             self._last = time.monotonic(), table
         check_fits(schema, table.schema().as_arrow(), self._where, self._name)
+        check_transforms(table, self._name, self._where)
         with translated(f"{self._where}: a data file of the table {self._name} cannot be written"):
             return write_files(table, batches, schema)
 
@@ -175,6 +184,19 @@ class IcebergTable:
             return self._catalog.create_table(self._name, schema)
         except TableAlreadyExistsError:
             return self._catalog.load_table(self._name)
+
+
+def check_transforms(table: Table, name: str, where: str) -> None:
+    """Raise `InvalidJob` unless the partitions of rows can be computed."""
+    for field in table.spec().fields:
+        if isinstance(field.transform, IdentityTransform | VoidTransform):
+            continue
+        if isinstance(field.transform, UnknownTransform):
+            raise InvalidJob(
+                f"{where}: the table {name} is partitioned by {field.transform}, which pyiceberg does not know: write "
+                "to a table with other partitions"
+            )
+        need_core(f"{where}: the table {name} is partitioned by {field.transform}, and IcebergSink")
 
 
 def has(table: Table, application: str, checkpoint: int) -> bool:

@@ -23,6 +23,17 @@ def parquet(batches: Sequence[pa.RecordBatch]) -> bytes:
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 
+def is_in_parquet(kind: pa.DataType) -> bool:
+    """Whether a file can hold values of `kind`."""
+    import pyarrow.parquet as pq
+
+    try:
+        pq.write_table(pa.schema([("value", kind)]).empty_table(), pa.BufferOutputStream())
+    except (pa.ArrowException, OSError):
+        return False
+    return True
+
+
 def csv(batches: Sequence[pa.RecordBatch]) -> bytes:
     """With a header line. A null is an empty field, an empty text is `""`, times with a zone are in UTC."""
     import pyarrow.csv

@@ -102,6 +102,10 @@ class FileNames:
         """Sorts by checkpoint; `part` counts the files of one transaction. `folder`: with a slash at its end."""
         return f"{folder}part-{checkpoint:08d}-{self.subtask}-{self.token}-{self.incarnation}-{part}.{self.suffix}"
 
+    def longest_final(self, folder: str) -> str:
+        """As long as a final name gets, also of an upload, whose incarnation has a tag more."""
+        return self.final(10**15, 10**6, folder) + "0" * _TAG_DIGITS
+
     def probe(self) -> str:
         """Written and deleted when the sink opens; like a staged file, so that a leftover one is swept with them."""
         return f"{self.staging}{self.token}/{self.subtask}-{self.incarnation}-0.probe"

@@ -12,6 +12,7 @@ import hashlib
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
+from urllib.parse import unquote
 
 import msgspec
 
@@ -27,8 +28,10 @@ from barrier_runtime.connectors.sink_bases.file_committable import (
     sink_tag,
 )
 from barrier_runtime.state.errors import Corrupt, InvalidJob
+from barrier_runtime.state.store.lengths import too_long
 from barrier_runtime.state.store.multipart import HasMultipart, MultipartUploads
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
+from barrier_runtime.state.store.open import within
 
 StagingKind = Literal["object", "multipart"]
 
@@ -49,9 +52,28 @@ def names_of(context: SinkContext, suffix: str, *, folders: bool = False) -> Fil
     return FileNames(context.job, context.sink, context.token, context.subtask, owner, random, suffix, folders)
 
 
+def example_of(url: str, suffix: str, partition_by: Sequence[str] = ()) -> str:
+    """Path or URL of a file as a sink below `url` would call one."""
+    file = FileNames("job", "sink", 1, 0, "0" * 16, "0" * RANDOM_DIGITS, suffix).final(1, 0)
+    folders = "".join(f"{name}=x/" for name in partition_by)
+    return within(url, folders + file)
+
+
 def make_staging(kind: StagingKind, store: ObjectStore, names: FileNames, where: str) -> "Staging":
     """May ask the store. Raises `InvalidJob` when it cannot hold what is staged for as long as it takes."""
     return MultipartStaging(store, names, where) if kind == "multipart" else Staging(store, names, where)
+
+
+def check_folder(folder: str, store: ObjectStore, names: FileNames, where: str) -> None:
+    """Raise `InvalidJob` when the store takes no file of this sink in a folder, which columns name: `k=v/…/`."""
+    trouble = too_long(names.longest_final(folder), store) if folder else ""
+    if trouble:
+        longest = max(folder.split("/"), key=lambda segment: len(segment.encode()))
+        column, _, value = longest.partition("=")
+        raise InvalidJob(
+            f"{where}: a file in the folder of partition column {unquote(column)!r} with the value "
+            f"{unquote(value)[:60]!r}… {trouble}: shorten the values of the column, or partition by another one"
+        )
 
 
 class Staging:

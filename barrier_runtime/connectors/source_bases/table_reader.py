@@ -89,7 +89,8 @@ class _Ahead:
 
 class TableRows:
     """`table`, `then`: what `explain` calls it, and what comes later; `split`: the id of the one there is.
-    `positions_in`: what is counted, for snapshots: versions of one table say nothing about another."""
+    `positions_in`: what is counted, for snapshots: versions of one table say nothing about another. `place`: as sinks
+    name the table."""
 
     exactly_once = True
 
@@ -103,8 +104,10 @@ class TableRows:
         where: str,
         then: str = "what is appended to it",
         positions_in: str = "",
+        place: str = "",
     ) -> None:
         self.positions_in = positions_in or table
+        self._place = place
         self._table = table
         self._then = then
         self._split = split
@@ -115,6 +118,13 @@ class TableRows:
 
     def __repr__(self) -> str:
         return self._table + ("" if self._period_s is None else f", and {self._then}")
+
+    @property
+    def endless(self) -> bool:
+        return self._period_s is not None
+
+    def reads_from(self, place: str) -> bool:
+        return self.endless and place == self._place
 
     def splits(self, parallelism: int) -> Sequence[Split]:
         return [Split(self._split)]

@@ -8,7 +8,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from barrier_runtime import CollectSink, Dataflow, DeltaSource, JobFailed, ParquetSink, ParquetSource
+from barrier_runtime import (
+    CollectSink,
+    Dataflow,
+    DeltaSink,
+    DeltaSource,
+    InvalidJob,
+    JobFailed,
+    ParquetSink,
+    ParquetSource,
+)
 
 
 def read(source: Any, **options: Any) -> list[dict[str, Any]]:
@@ -101,3 +110,98 @@ def test_dates_in_folders_are_days_of_a_calendar(tmp_path: Path) -> None:
     assert partitioned(tmp_path / "days", days, pa.date32()) == dict(enumerate(days))
     with pytest.raises(JobFailed, match="column 'k' has a date with a time of day, or beyond"):
         partitioned(tmp_path / "far", [1 << 30], pa.date32())
+
+
+# Source: our own trial
+@pytest.mark.parametrize("sink", [ParquetSink, DeltaSink])
+def test_a_value_too_long_for_a_folder_is_refused_before_it_is_decided(tmp_path: Path, sink: Any) -> None:
+    flow, rows = Dataflow("long"), [{"n": 1, "city": "ok"}, {"n": 2, "city": "ü" * 150}]
+    flow.from_iterator("in", lambda index, count: iter(rows), schema={"n": int, "city": str}, splits=1).sink(
+        "out", sink(str(tmp_path / "out"), partition_by=["city"])
+    )
+    with pytest.raises(JobFailed, match=r"'city' with the value 'ü+'… has a name of 305 bytes, and 255 are allowed"):
+        flow.run_local(parallelism=1, checkpoints=str(tmp_path / "checkpoints"))
+
+
+DELTA_VALUES = {
+    "string": (pa.string(), ["a", "a/b=c%20d", "é", "a.", None, "", "x y", "__HIVE_DEFAULT_PARTITION__"]),
+    "long": (pa.int64(), [-(2**63), 2**63 - 1, 0, None]),
+    "boolean": (pa.bool_(), [True, False, None]),
+    "date": (pa.date32(), [datetime.date.min, datetime.date.max, None]),
+}
+
+
+# Source: our own trial
+@pytest.mark.parametrize("kind", DELTA_VALUES)
+def test_a_partitioned_delta_table_has_folders_that_every_reader_reads(tmp_path: Path, kind: str) -> None:
+    import polars
+    from deltalake import DeltaTable
+
+    column, values = pa.array(DELTA_VALUES[kind][1], DELTA_VALUES[kind][0]), DELTA_VALUES[kind][1]
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"n": range(len(values)), "k": column}), tmp_path / "in" / "a.parquet")
+    flow, url = Dataflow("delta"), str(tmp_path / "table")
+    flow.read_parquet("in", str(tmp_path / "in")).sink("out", DeltaSink(url, partition_by="k"))
+    flow.run_local(parallelism=1)
+    want = {n: value or (None if kind == "string" else value) for n, value in enumerate(values)}
+    assert all(path.parent.name.startswith("k=") for path in (tmp_path / "table").rglob("part-*"))
+    assert {row["n"]: row["k"] for row in read(DeltaSource(url))} == want
+    assert {row["n"]: row["k"] for row in DeltaTable(url).to_pyarrow_table().to_pylist()} == want
+    seen = dict(polars.scan_delta(url).select("n", "k").collect().iter_rows())
+    want = {n: None if value == "__HIVE_DEFAULT_PARTITION__" else value for n, value in want.items()}  # by its folder
+    assert seen == want
+
+
+# Source: our own trial
+def test_an_empty_partition_text_of_a_change_feed_is_null(tmp_path: Path) -> None:
+    from deltalake import DeltaTable, write_deltalake
+
+    rows = pa.table({"id": [1, 2, 3], "k": ["a", "", None], "v": [0, 0, 0]})
+    feed = {"delta.enableChangeDataFeed": "true"}
+    write_deltalake(str(tmp_path), rows, partition_by=["k"], configuration=feed)
+    seen: dict[int, tuple[str | None, int]] = {}
+
+    def keep(row: dict[str, Any]) -> bool:
+        seen[row["id"]] = row["k"], row["v"]
+        if row["v"] == 0 and len(seen) == 3:
+            DeltaTable(str(tmp_path)).update({"v": "1"})
+        return True
+
+    flow = Dataflow("feed")
+    changes = flow.source("in", DeltaSource(str(tmp_path), key=["id"], every=datetime.timedelta(milliseconds=50)))
+    changes.filter(keep).take(6)
+    assert seen == {1: ("a", 1), 2: (None, 1), 3: (None, 1)}
+
+
+# Source: our own trial
+def test_a_sink_in_the_folder_that_its_source_watches_is_refused(tmp_path: Path) -> None:
+    folder, link = tmp_path / "my data", tmp_path / "link"
+    write_int96(folder / "a.parquet", FAR)
+    link.symlink_to(folder)
+    every, pattern = datetime.timedelta(seconds=1), f"{link}/**/*.parquet"
+    for path, out in ((folder, folder), (link, folder / "out"), (folder, link), (pattern, folder / "out")):
+        flow = Dataflow("circle")
+        flow.source("in", ParquetSource(str(path), watch=every)).sink("out", ParquetSink(str(out)))
+        with pytest.raises(InvalidJob, match="come in again for ever: write to another place"):
+            flow.explain()
+
+
+# Source: our own trial
+def test_a_sink_beside_the_files_of_its_source_is_no_circle(tmp_path: Path) -> None:
+    write_int96(tmp_path / "in" / "a.parquet", FAR)
+    every = datetime.timedelta(seconds=1)
+    for path, out in (("in", "out"), ("in/*.parquet", "in/out"), ("in/a*.parquet", "in")):
+        flow = Dataflow("line")
+        flow.read_parquet("in", str(tmp_path / path), watch=every).sink("out", ParquetSink(str(tmp_path / out)))
+        flow.explain()
+    flow = Dataflow("twice")
+    flow.read_parquet("in", str(tmp_path / "in")).sink("out", ParquetSink(str(tmp_path / "in")))
+    with pytest.warns(UserWarning, match="a new start of the flow reads its rows too"):
+        flow.explain()
+
+
+# Source: our own trial
+def test_percent_signs_of_a_file_url_are_decoded(tmp_path: Path) -> None:
+    write_int96(tmp_path / "my data" / "a.parquet", FAR)
+    assert len(read(ParquetSource(f"file://{tmp_path}/my%20data"))) == len(FAR)
+    assert len(read(ParquetSource(f"file://{tmp_path}/my%20data/*.parquet"))) == len(FAR)

@@ -33,7 +33,14 @@ from barrier_runtime.connectors.sink_bases.file_committable import (
     origin_of_name,
 )
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
-from barrier_runtime.connectors.sink_bases.staging import StagingKind, check_staging, make_staging, names_of
+from barrier_runtime.connectors.sink_bases.staging import (
+    StagingKind,
+    check_folder,
+    check_staging,
+    example_of,
+    make_staging,
+    names_of,
+)
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.schemas import column_names, milliseconds
 from barrier_runtime.data.values.json_columns import is_binary, wire_type
@@ -115,6 +122,9 @@ class FileSink(TwoPhaseCommitSink):
 
     def target(self) -> str:
         return f"folder {last_part(self.url)}"
+
+    def places(self) -> Sequence[str]:
+        return [example_of(self.url, self.suffix, self.partition_by)]
 
     def open(self, context: SinkContext) -> None:
         self._context = context
@@ -255,6 +265,8 @@ class FileSink(TwoPhaseCommitSink):
                 f"{self._where}: partition_by {', '.join(self.partition_by)} makes {len(found)} folders of the rows of "
                 f"one checkpoint, {_MOST_FOLDERS} are allowed: partition by columns of fewer values"
             )
+        for folder in found:
+            check_folder(folder, self._store, self._names, self._where)
         return found
 
     def _staged(self, rows: Iterable[tuple[str, pa.Table]], earliest: int) -> Iterator[StagedFile]:
@@ -327,6 +339,9 @@ class ParquetSink(FileSink):
     kind = "parquet"
     suffix = "parquet"
     default_bytes_in_memory = 128 << 20
+
+    def holds(self, kind: pa.DataType) -> bool:
+        return encoders.is_in_parquet(kind)
 
     def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
         return encoders.parquet(batches)

@@ -9,7 +9,7 @@ import pyarrow as pa
 from barrier_runtime.connectors.files.hive import check_guessed, guess_columns, values_of
 from barrier_runtime.connectors.files.paths.folders import PassedOver
 from barrier_runtime.connectors.files.source import comparing
-from barrier_runtime.connectors.files.source.listing import FoundFile, find_arrivals, find_files
+from barrier_runtime.connectors.files.source.listing import FoundFile, find_arrivals, find_files, would_find
 from barrier_runtime.connectors.files.source.reader import FileReader, position_of
 from barrier_runtime.connectors.files.source.text import is_compressed
 from barrier_runtime.connectors.source import Remaining, Split, SplitReader
@@ -28,6 +28,7 @@ class Files:
     """
 
     exactly_once = True
+    endless = False
     in_folders = True  # folders above a file, `day=2026-01-01/`, give columns
     may_grow = False  # a file that became longer can be read on
     kind: str
@@ -113,6 +114,9 @@ class Files:
         raise NotImplementedError
 
     # ------------------------------------------------------------ Source
+
+    def reads_from(self, place: str) -> bool:
+        return would_find(self.paths, self.suffixes, self.where, place)
 
     def splits(self, parallelism: int) -> Sequence[Split]:
         self.check()

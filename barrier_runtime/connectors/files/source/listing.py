@@ -107,7 +107,7 @@ def find_arrivals(
     found = [
         file for path in listed for file in _files_of(path, suffixes, where, passed, passed_over, len(listed) == 1)
     ]
-    complete = [file for file in _distinct(found, where) if not is_hidden_file(file.id)]
+    complete = [file for file in _distinct(found, where) if not is_hidden_file(file.id.removeprefix("./"))]
     return sorted(complete, key=lambda file: (file.modified_ns, file.id))
 
 
@@ -196,6 +196,37 @@ def _in_store(path: str, suffixes: tuple[str, ...], where: str, passed: PassedOv
             folders = folders_of(file.place if alone or pattern is not None else name)
             files.append(FoundFile(name, url.of(file.place), file.size, file.modified_ns, folders, file.place))
     return sorted(files, key=lambda file: file.id)
+
+
+def would_find(paths: str | Sequence[str], suffixes: tuple[str, ...], where: str, place: str) -> bool:
+    """Whether a file at `place`, a URL or an absolute path, would be among those of `paths`."""
+    return any(_would_find(path, suffixes, where, place) for path in _listed(paths, where))
+
+
+def _would_find(path: str, suffixes: tuple[str, ...], where: str, place: str) -> bool:
+    if is_remote(path) != is_remote(place):
+        return False
+    if is_remote(path):
+        url, file = remote_url(path, where), remote_url(place, where)
+        if (url.scheme, url.query) != (file.scheme, file.query):
+            return False
+        wanted, found = url.place, file.place
+    else:
+        wanted, found = local_place(path), os.path.realpath(place)
+    below = _below_real(wanted, found, is_remote(path))
+    if below:
+        return takes(below, None, suffixes, PassedOver())
+    if not has_magic(wanted):
+        return wanted == found
+    pattern = PathPattern.of(wanted)
+    below = _below_real(pattern.base, found, is_remote(path))
+    return bool(below) and takes(below, pattern, suffixes, PassedOver())
+
+
+def _below_real(folder: str, file: str, remote: bool) -> str:
+    """Path of `file` below the folder, through its links; empty when it is elsewhere."""
+    root = f"{folder if remote else os.path.realpath(folder)}/"
+    return file.removeprefix(root) if file.startswith(root) else ""
 
 
 def open_listed(file: FoundFile) -> Any:

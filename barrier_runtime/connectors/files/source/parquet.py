@@ -194,11 +194,10 @@ def check_columns(found: pa.Schema, wanted: pa.Schema, where: str) -> None:
 
 
 def _widens(kind: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a cast keeps every value, or refuses it."""
     types = pa.types
-    kind = plain_rows.plain_schema(pa.schema([("value", kind)])).field(0).type
-    if kind.equals(wanted):
-        return True
-    if types.is_null(kind):
+    kind, wanted = (_plain_type(each) for each in (kind, wanted))
+    if kind.equals(wanted) or types.is_null(kind):
         return True
     if types.is_integer(kind):
         return bool(types.is_integer(wanted) or types.is_floating(wanted))
@@ -206,9 +205,16 @@ def _widens(kind: pa.DataType, wanted: pa.DataType) -> bool:
         return bool(types.is_floating(wanted) and wanted.bit_width >= kind.bit_width)
     if types.is_timestamp(kind):
         return bool(types.is_timestamp(wanted) and (wanted.tz is None) == (kind.tz is None))
+    if types.is_date32(kind):
+        return bool(types.is_date(wanted))
     text = (types.is_string, types.is_large_string)
     raw = (types.is_binary, types.is_large_binary)
-    return any(any(f(kind) for f in family) and any(f(wanted) for f in family) for family in (text, raw))
+    families = (text, raw, (types.is_time,), (types.is_duration,), (types.is_decimal,))
+    return any(any(f(kind) for f in family) and any(f(wanted) for f in family) for family in families)
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    return plain_rows.plain_schema(pa.schema([("value", kind)])).field(0).type
 
 
 def corrupt(where: str, error: Exception) -> Exception:

@@ -36,6 +36,7 @@ class WatchedFiles:
 
     exactly_once = True
     finds_again = True
+    endless = True
 
     def __init__(self, inner: Files, period_s: float) -> None:
         self._inner = inner
@@ -58,6 +59,9 @@ class WatchedFiles:
 
     def reading(self, columns: Collection[str]) -> "WatchedFiles":
         return WatchedFiles(self._inner.reading(columns), self._period_s)
+
+    def reads_from(self, place: str) -> bool:
+        return self._inner.reads_from(place)
 
     def splits(self, parallelism: int) -> Sequence[Split]:
         return self._inner.splits(parallelism)
