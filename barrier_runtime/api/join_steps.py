@@ -9,12 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from barrier_runtime.api.steps import KeyedInput
+from barrier_runtime.api.steps import KeyedInput, warn_of_updates
 from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.keys import check_key_type
 from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.data.schemas import milliseconds, require_columns
 from barrier_runtime.graph.logical import Input, StepNode
+from barrier_runtime.graph.updates import every_update_joins
 from barrier_runtime.operators.joins.as_of import AS_OF_KINDS, AsOfJoinOperator, AsOfKind, as_of_definition
 from barrier_runtime.operators.joins.base import LATE_LEFT, LATE_RIGHT
 from barrier_runtime.operators.joins.columns import JoinColumns, Side, join_keys_said
@@ -51,6 +52,9 @@ class JoinStep:
     node: StepNode
     schema: pa.Schema
     sides: Mapping[str, pa.Schema] = field(default_factory=dict)  # late rows by tag, if they are wanted
+
+
+_EVERY_ROW_JOINS = ("join", "window_join")  # of which each row of a side meets each of the other
 
 
 def interval_join(
@@ -199,10 +203,14 @@ def _step(
     late = {}
     if options.late and left.schema is not None and right.schema is not None:
         late = {LATE_LEFT: left.schema, LATE_RIGHT: right.schema}
+    told = ""
+    if kind in _EVERY_ROW_JOINS:
+        for side in (left, right):
+            told = warn_of_updates(side, f"{kind} {name!r}", partial(every_update_joins, keys=side.keys)) or told
     inputs = tuple(Input(side.node, "hash", side.keys, side.tag) for side in (left, right))
     node = StepNode(
         name, kind, inputs, make, schema, stateful=True, describe=definition, definition=definition, detail="late",
-        side_outputs=late, event_times=event_times,
+        side_outputs=late, event_times=event_times, counts_updates=told,
         keys=join_keys_said(left.schema, left.keys, right.schema, right.keys),
     )  # fmt: skip
     return JoinStep(node, schema, late)

@@ -11,6 +11,7 @@ from barrier_runtime.api.steps import KeyedSteps, S
 from barrier_runtime.api.windowed import WindowedStream
 from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.schemas import SchemaLike, as_schema, check_free, milliseconds, require_columns
+from barrier_runtime.graph.updates import RUNNING, counted_updates
 from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.operators.aggregation.described import described_aggregates
 from barrier_runtime.operators.aggregation.own import AnyAggregate
@@ -121,7 +122,17 @@ class StatefulSteps(KeyedSteps[S]):
             output = running_schema(schema, aggregates, where)
         make = partial(RunningAggregateOperator, keys=rows.keys, aggregates=aggregates, schema=schema)
         said, described = aggregates_said(aggregates), described_aggregates(aggregates)
-        stream: S = self._stateful(name, "running aggregate", make, output, said, timeless=True, states=described)
+        stream: S = self._stateful(
+            name,
+            RUNNING,
+            make,
+            output,
+            said,
+            timeless=True,
+            states=described,
+            updates=aggregates,
+            counts=partial(counted_updates, aggregates=aggregates),
+        )
         return stream
 
     @overload

@@ -9,7 +9,7 @@ them. So no file needs the other's class.
 import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.graph.logical import Input, Plan, StepNode, Within
+from barrier_runtime.graph.updates import Updates, updates_of
 from barrier_runtime.operators.keyed.progress import keys_said
 from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.operators.windows.assigners import WindowAssigner
@@ -54,10 +55,13 @@ class UnkeyedSteps(Steps[S]):
         describe: str,
         reads: frozenset[str] | None = None,
         renames: Mapping[str, str] | None = None,
+        made_of: Mapping[str, frozenset[str] | None] | None = None,
     ) -> S:
-        """The stream of a step without state that has one output. `reads`, `renames`: see `StepNode`."""
-        inputs = (self._as_input(),)
-        node = StepNode(name, kind, inputs, make, schema, describe=describe, reads=reads, renames=renames)
+        """The stream of a step without state that has one output. `reads`, `renames`, `made_of`: see `StepNode`."""
+        node = StepNode(
+            name, kind, (self._as_input(),), make, schema,
+            describe=describe, reads=reads, renames=renames, made_of=made_of,
+        )  # fmt: skip
         return self._added(node)[0]
 
     def _step_and_sides(
@@ -130,11 +134,14 @@ class KeyedSteps(Steps[S]):
         side_outputs: Mapping[str, pa.Schema | None] | None = None,
         by_wall_clock: str = "",
         states: Mapping[str, KeyedState | StateDescription] | None = None,
+        updates: Collection[str] = (),
+        counts: Callable[[Updates], str] | None = None,
     ) -> Any:
         """The stream of a step with state, or a tuple of it and its side outputs. `states`: of the user's function, or
         whatever is compared with a checkpoint before a run begins. `within`: see `StepNode`, of results of windows of
-        event time."""
+        event time. `updates`: see `StepNode`. `counts`: what it does with every update that comes to it, to warn of."""
         rows = self._keyed_input()
+        told = warn_of_updates(rows, f"{kind} {name!r}", counts)
         node = StepNode(
             name,
             kind,
@@ -150,12 +157,22 @@ class KeyedSteps(Steps[S]):
             within=within or frozenset(),
             side_outputs=side_outputs or {},
             by_wall_clock=by_wall_clock,
+            updates=frozenset(updates),
+            counts_updates=told,
             keys=keys_said(rows.schema, rows.keys),
             states={
                 state: its.declared() if isinstance(its, KeyedState) else its for state, its in (states or {}).items()
             },
         )
         return one_or_all(self._added(node))
+
+
+def warn_of_updates(rows: KeyedInput, where: str, counts: Callable[[Updates], str] | None) -> str:
+    """Warns of a step that counts every update of a step before it; returns what it does. `counts` says so."""
+    if counts is None or rows.tag or not (found := counts(updates_of(rows.plan, rows.node))):
+        return ""
+    warnings.warn(f"{where}: {found}", stacklevel=users_line())
+    return found
 
 
 def one_or_all(streams: tuple[S, ...]) -> Any:

@@ -268,7 +268,7 @@ def _operator(node: StepNode) -> OperatorSpec:
         node.is_sink,
         node.guarantee,
         node.global_committer,
-        node.describe,
+        f"{node.describe}; {node.counts_updates}" if node.counts_updates else node.describe,
         node.definition,
         tuple(node.side_outputs),
         node.keys,

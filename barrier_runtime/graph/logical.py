@@ -76,6 +76,9 @@ class StepNode:
     places: tuple[str, ...] = ()  # of a sink: what it writes, see `TwoPhaseCommitSink.places`
     batch_call: BatchCall | None = None  # a function that the program calls for what this sink has decided
     reads: frozenset[str] | None = None  # columns of its input that it needs itself; None: all
+    updates: frozenset[str] = frozenset()  # columns that go out anew with every row, see `updates`
+    made_of: Mapping[str, frozenset[str] | None] | None = None  # a select's: new name -> columns; None: not known
+    counts_updates: str = ""  # what it does with every update of a step before it, for `explain`; empty: nothing
     renames: Mapping[str, str] | None = None  # its rows are those of its input, with these columns: new name -> column
 
 

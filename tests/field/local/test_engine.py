@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from barrier_runtime import CallableSink, CollectSink, Dataflow, Tumbling, count
+from barrier_runtime import CallableSink, CollectSink, Dataflow, Tumbling, count, sum_
 from barrier_runtime.coordinator.option_table import OPTIONS
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.kv.rocksdb import SlotMemory
@@ -57,3 +57,24 @@ def test_an_at_least_once_sink_writes_no_row_twice_after_a_graceful_stop(tmp_pat
     if drain:  # docs/windows.md: a job that goes on with a drained one may emit a window once more, of its own rows
         rows = [row for row in rows if row[0] != "window"]
     assert [row for row, times in Counter(rows).items() if times > 1] == []
+
+
+# Source: our own trial
+def test_an_aggregate_of_a_running_aggregate_counts_every_update_and_says_so() -> None:
+    def per_city(first: bool) -> list[int]:
+        rows = [{"user": user, "at": datetime(2026, 1, 1)} for user in ("ada", "ada", "ada", "bob")]
+        flow, out = Dataflow("cities"), CollectSink()
+        read = flow.from_iterator("rows", lambda i, of: iter(rows), schema={"user": str, "at": datetime}, splits=1)
+        users = read.with_watermarks("at").key_by("user")
+        counted = (
+            users.aggregate("per_user", n=count())
+            if first
+            else users.window("per_user", Tumbling(timedelta(days=1)), event_time="at").aggregate(n=count())
+        )
+        counted.select({"all": "1", "n": "n"}).key_by("all").aggregate("total", total=sum_("n")).sink("out", out)
+        flow.run_local(parallelism=1)
+        return [row["total"] for row in out.rows()]
+
+    with pytest.warns(UserWarning, match="total=sum.n. counts every update of running aggregate 'per_user'"):
+        assert per_city(first=True)[-1] == 1 + 2 + 3 + 1
+    assert per_city(first=False)[-1] == 4
