@@ -266,8 +266,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
             keyed._keyed_input().need_watermarks(where, f"within={within} is measured by the watermark")
         make = partial(DeduplicateOperator, keys=columns, within_ms=within_ms, schema=self.schema)
         horizon = "for ever" if within is None else f"within {within}"
-        counts = partial(first_update_passes, columns=columns)
-        said = f"{', '.join(columns)} {horizon}"
+        said, counts = f"{', '.join(columns)} {horizon}", partial(first_update_passes, columns=columns)
         stream: Stream = keyed._stateful(name, "deduplicate", make, self.schema, said, counts=counts)
         return stream
 
