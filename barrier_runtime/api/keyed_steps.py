@@ -11,7 +11,7 @@ from barrier_runtime.api.steps import KeyedSteps, S
 from barrier_runtime.api.windowed import WindowedStream
 from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.schemas import SchemaLike, as_schema, check_free, milliseconds, require_columns
-from barrier_runtime.graph.updates import RUNNING, counted_updates
+from barrier_runtime.graph.updates import RUNNING, UpdatesOfStep, counted_updates
 from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.operators.aggregation.described import described_aggregates
 from barrier_runtime.operators.aggregation.own import AnyAggregate
@@ -130,8 +130,7 @@ class StatefulSteps(KeyedSteps[S]):
             said,
             timeless=True,
             states=described,
-            updates=aggregates,
-            counts=partial(counted_updates, aggregates=aggregates),
+            updates=UpdatesOfStep(partial(counted_updates, aggregates=aggregates), gives=aggregates),
         )
         return stream
 

@@ -9,7 +9,7 @@ them. So no file needs the other's class.
 import sys
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.graph.logical import Input, Plan, StepNode, Within
-from barrier_runtime.graph.updates import Updates, updates_of
+from barrier_runtime.graph.updates import Updates, UpdatesOfStep, updates_of
 from barrier_runtime.operators.keyed.progress import keys_said
 from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.operators.windows.assigners import WindowAssigner
@@ -134,14 +134,13 @@ class KeyedSteps(Steps[S]):
         side_outputs: Mapping[str, pa.Schema | None] | None = None,
         by_wall_clock: str = "",
         states: Mapping[str, KeyedState | StateDescription] | None = None,
-        updates: Collection[str] = (),
-        counts: Callable[[Updates], str] | None = None,
+        updates: UpdatesOfStep | None = None,
     ) -> Any:
         """The stream of a step with state, or a tuple of it and its side outputs. `states`: of the user's function, or
         whatever is compared with a checkpoint before a run begins. `within`: see `StepNode`, of results of windows of
-        event time. `updates`: see `StepNode`. `counts`: what it does with every update that comes to it, to warn of."""
+        event time."""
         rows = self._keyed_input()
-        told = warn_of_updates(rows, f"{kind} {name!r}", counts)
+        told = "" if updates is None else warn_of_updates(rows, f"{kind} {name!r}", updates.counts)
         node = StepNode(
             name,
             kind,
@@ -157,7 +156,7 @@ class KeyedSteps(Steps[S]):
             within=within or frozenset(),
             side_outputs=side_outputs or {},
             by_wall_clock=by_wall_clock,
-            updates=frozenset(updates),
+            updates=frozenset(updates.gives if updates is not None else ()),
             counts_updates=told,
             keys=keys_said(rows.schema, rows.keys),
             states={
@@ -167,9 +166,9 @@ class KeyedSteps(Steps[S]):
         return one_or_all(self._added(node))
 
 
-def warn_of_updates(rows: KeyedInput, where: str, counts: Callable[[Updates], str] | None) -> str:
+def warn_of_updates(rows: KeyedInput, where: str, counts: Callable[[Updates], str]) -> str:
     """Warns of a step that counts every update of a step before it; returns what it does. `counts` says so."""
-    if counts is None or rows.tag or not (found := counts(updates_of(rows.plan, rows.node))):
+    if rows.tag or not (found := counts(updates_of(rows.plan, rows.node))):
         return ""
     warnings.warn(f"{where}: {found}", stacklevel=users_line())
     return found

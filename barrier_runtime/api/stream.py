@@ -32,7 +32,7 @@ from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.data.schemas import SchemaLike, as_schema, described, milliseconds, require_columns
 from barrier_runtime.graph.drawing import drawn, told
 from barrier_runtime.graph.logical import Input, Plan, SourceNode, StepNode
-from barrier_runtime.graph.updates import first_update_passes
+from barrier_runtime.graph.updates import UpdatesOfStep, first_update_passes
 from barrier_runtime.launch.display.shown_rows import Rows, rich_table
 from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
@@ -266,8 +266,8 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
             keyed._keyed_input().need_watermarks(where, f"within={within} is measured by the watermark")
         make = partial(DeduplicateOperator, keys=columns, within_ms=within_ms, schema=self.schema)
         horizon = "for ever" if within is None else f"within {within}"
-        said, counts = f"{', '.join(columns)} {horizon}", partial(first_update_passes, columns=columns)
-        stream: Stream = keyed._stateful(name, "deduplicate", make, self.schema, said, counts=counts)
+        said, updates = f"{', '.join(columns)} {horizon}", UpdatesOfStep(partial(first_update_passes, columns=columns))
+        stream: Stream = keyed._stateful(name, "deduplicate", make, self.schema, said, updates=updates)
         return stream
 
     # ------------------------------------------------------------ the end

@@ -14,7 +14,7 @@ from barrier_runtime.api.steps import KeyedSteps, S, one_or_all
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.data.schemas import SchemaLike, as_schema, check_free, require_columns
 from barrier_runtime.graph.logical import Within
-from barrier_runtime.graph.updates import counted_updates, ranked_updates
+from barrier_runtime.graph.updates import UpdatesOfStep, counted_updates, ranked_updates
 from barrier_runtime.launch.plain_errors import plain_errors
 from barrier_runtime.operators.aggregation.described import described_aggregates
 from barrier_runtime.operators.aggregation.own import AnyAggregate, require_merge
@@ -183,8 +183,9 @@ class WindowedStream(Generic[S]):
             side_outputs={LATE: schema} if late else {},
             by_wall_clock=why,
             states=described_aggregates(aggregates),
-            updates=aggregates if early is not None else (),
-            counts=partial(counted_updates, aggregates=aggregates),
+            updates=UpdatesOfStep(
+                partial(counted_updates, aggregates=aggregates), gives=aggregates if early is not None else ()
+            ),
         )
         return self._shown(streams)
 
@@ -359,7 +360,7 @@ class WindowedStream(Generic[S]):
             within=self._results_within(by_row=True),
             by_wall_clock=_OF_WALL_CLOCK if self._of_wall_clock else "",
             side_outputs={LATE: rows} if late else {},
-            counts=partial(ranked_updates, columns=(by,)),
+            updates=UpdatesOfStep(partial(ranked_updates, columns=(by,))),
         )
         return self._shown(streams)
 

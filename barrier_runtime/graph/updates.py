@@ -5,7 +5,7 @@ ones. Where SQL, or Flink with retractions, has one value per key for the next s
 Followed through the flow by the names of columns; `map` and the like may have renamed them.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from barrier_runtime.graph.logical import Input, Node, Plan, SourceNode, StepNode
@@ -47,6 +47,15 @@ class Updates:
 
 
 NONE = Updates()
+
+
+@dataclass(frozen=True)
+class UpdatesOfStep:
+    """`counts`: what a step does with every update that comes to it, to warn of; empty: nothing. `gives`: columns of
+    its own that are updates."""
+
+    counts: Callable[[Updates], str]
+    gives: Collection[str] = ()
 
 
 def updates_of(plan: Plan, number: int) -> Updates:

@@ -35,7 +35,7 @@ WIDE_CALLS = {
     "barrier_runtime/api/readers.py:read_kafka": (21, _USERS),
     "barrier_runtime/api/readers.py:read_postgres_changes": (13, _USERS),
     "barrier_runtime/api/readers.py:read_rabbitmq": (14, _USERS),
-    "barrier_runtime/api/steps.py:_stateful": (12, "the parts of one node of the plan"),
+    "barrier_runtime/api/steps.py:_stateful": (13, "the parts of one node of the plan"),
     "barrier_runtime/connectors/kafka/sink/sink.py:__init__": (11, _USERS),
     "barrier_runtime/launch/local.py:_slot": (12, "the parts of one slot, as its process has them"),
     "barrier_runtime/operators/lookups/arguments.py:lookup_settings": (15, "the arguments of `lookup`, checked"),
