@@ -114,6 +114,8 @@ def column_for(kind: pa.DataType) -> str:
         fits = 0 <= kind.scale <= kind.precision <= _MOST_DIGITS
         return f"Decimal({kind.precision}, {kind.scale})" if fits else ""
     if is_.is_timestamp(kind):
-        return "DateTime" if kind.unit == "s" else f"DateTime64({_DIGITS.get(kind.unit, 6)})"
+        if kind.unit not in _DIGITS:
+            return ""
+        return "DateTime" if kind.unit == "s" else f"DateTime64({_DIGITS[kind.unit]})"
     names = [*_BITS, "Float64", "String", "Date"]
     return next((name for name in names if takes(name, kind)), "")

@@ -97,10 +97,11 @@ class ClickHouseSink(UpsertSink):
             if field.name == self.version:
                 raise InvalidJob(f"{self._where}: column {field.name!r} is for versions: rename it with select()")
             if not takes(column, field.type):
+                fitting = column_for(field.type)
                 raise InvalidJob(
                     f"{self._where}: column {field.name!r} is {field.type}, and table {self.table!r} has {column} "
-                    f"there, which does not hold every value: cast it with select(), or make the column "
-                    f"{column_for(field.type) or 'another type'}"
+                    "there, which does not hold every value: cast it with select()"
+                    + (f", or make the column {fitting}" if fitting else "")
                 )
         for name in self.key:
             if name not in schema.names:

@@ -37,8 +37,10 @@ def record_columns(value: str, schema: pa.Schema | None, metadata: Sequence[str]
     """Checks names and types. Raises `InvalidJob`."""
     if value not in ("bytes", "string", "json"):
         raise InvalidJob(f'{where}: value={value!r}: use "bytes", "string" or "json"')
-    if (value == "json") != (schema is not None):
-        raise InvalidJob(f'{where}: schema= goes with value="json", and value="json" needs it: the columns of the JSON')
+    if value == "json" and schema is None:
+        raise InvalidJob(f'{where}: pass schema=, as value="json" needs it: the columns of the JSON')
+    if value != "json" and schema is not None:
+        raise InvalidJob(f'{where}: schema= goes with value="json": pass that, or leave schema= out')
     names = (metadata,) if isinstance(metadata, str) else tuple(dict.fromkeys(metadata))
     for name in names:
         if name not in METADATA:

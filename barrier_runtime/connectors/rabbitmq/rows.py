@@ -58,8 +58,10 @@ def columns_of(
     """Raises `InvalidJob` for a choice that makes no rows."""
     if value not in ("bytes", "json"):
         raise InvalidJob(f'{where}: value={value!r}: use "bytes" or "json"')
-    if (value == "json") != (json is not None):
-        raise InvalidJob(f'{where}: value="json" and schema= go together: pass both, or none for a column {BODY!r}')
+    if value == "json" and json is None:
+        raise InvalidJob(f'{where}: pass schema=, as value="json" needs it: the columns of the JSON')
+    if value != "json" and json is not None:
+        raise InvalidJob(f'{where}: schema= goes with value="json": pass that, or leave schema= out')
     if message_id != MESSAGE_ID and (not message_id.startswith(HEADER_PREFIX) or message_id == HEADER_PREFIX):
         raise InvalidJob(f'{where}: message_id={message_id!r}: use "message_id" (the property) or "headers.<name>"')
     for name in metadata:

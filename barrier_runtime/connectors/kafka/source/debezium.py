@@ -126,6 +126,11 @@ class DebeziumRows:
         if self._form == "changes":
             return (event.op, at, source.get("lsn"), _whole(source.get("txId")), before, after, unchanged)
         now = before if event.op == "d" else after
+        if event.op == "t":
+            raise ValueError(
+                "no upsert can say op 't' (the table was truncated): use debezium='changes', or set the connector's "
+                "skipped.operations=t"
+            )
         if now is None:
             raise ValueError(
                 f"no upsert can say op {event.op!r} without the row's key: use debezium='changes', or give the table a "

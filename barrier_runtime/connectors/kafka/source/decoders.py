@@ -54,11 +54,11 @@ def format_of(
 ) -> PayloadFormat:
     """Checks what can be seen without data. Raises `InvalidJob`."""
     if debezium is not None:
-        if schema is None or not (format_name == "json" or callable(format_name)):
-            raise InvalidJob(
-                f'{where}: debezium={debezium!r} takes value="json" or a deserialiser, and schema= with the columns of '
-                "the table"
-            )
+        needed = [] if format_name == "json" or callable(format_name) else ['value="json" or a deserialiser']
+        if schema is None:
+            needed.append("schema= with the columns of the table")
+        if schema is None or needed:
+            raise InvalidJob(f"{where}: debezium={debezium!r} needs {' and '.join(needed)}")
         _check_placeholder(placeholder, where)
         rows = debezium_schema(debezium, schema, absent, where)
         return PayloadFormat(part, format_name, rows, debezium, schema, absent, placeholder)

@@ -47,6 +47,7 @@ _MOST_BYTES = 16 << 20  # in the buffer
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _TELL_S = 10.0  # between two words to the server, which ends a session that says nothing for a minute
 _LOOK_S = 1.0
+_NAME = 63
 _ENDED_BY_SUCCESSOR = "57P01"
 _LOST_LOG = ("55000", "58P01")
 _EPOCH_US = 946_684_800_000_000
@@ -76,7 +77,7 @@ class ChangeFeed:
         self.at = at  # behind what is in the buffer
         self._tell = wake
         self.where = where
-        self._name = f"barrier-runtime {staging.slot}"
+        self._name = f"barrier-runtime {staging.slot}"[:_NAME]  # the server cuts a longer one, and it is compared
         self.ids: dict[int, str] = {}  # the server's, of our tables
         self.tables = {table.name: at for at, table in enumerate(layout.tables)}
         self._items: deque[Item] = deque()
