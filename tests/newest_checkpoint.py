@@ -9,6 +9,6 @@ from barrier_runtime.state.store.paths import Paths
 
 
 def newest_manifest(store: ObjectStore, job: str) -> Manifest:
-    view = read_log(store, Paths(job).log_record)
+    view = read_log(store, Paths(job))
     key = complete_of(view.completes[0]).manifest
     return decode_manifest(key, store.get(key))

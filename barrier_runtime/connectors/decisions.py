@@ -39,6 +39,6 @@ def log_id(context: SinkContext) -> str:
 def decided_checkpoints(context: SinkContext, after: int) -> list[int]:
     """The decided checkpoints above `after` of the sink's lineage, rising; empty where the store has no log. Reads one
     object per decision. Blocking; raises what the store raises."""
-    log = read_log(context.job_store, Paths(context.job).log_record, restore=after)
+    log = read_log(context.job_store, Paths(context.job), restore=after)
     completes = (complete_of(entry) for entry in log.completes)
     return sorted(each.checkpoint for each in completes if each.lineage == context.lineage and each.checkpoint > after)

@@ -110,7 +110,7 @@ def read_pending(store: ObjectStore, job: str) -> PendingJob:
 
 
 def _read_log(store: ObjectStore, paths: Paths) -> LogView:
-    return LogReader(store, paths.log_record).read()
+    return LogReader(store, paths).read()
 
 
 def _sinks(operators: Sequence[OperatorSnapshot], job: str) -> Iterator[PendingSink]:

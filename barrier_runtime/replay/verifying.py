@@ -207,7 +207,7 @@ class _Verifying:
             raise ended.trouble
         if ended.status.outcome not in ("cancelled", "finished"):
             raise InvalidJob(f"the replay ended ({ended.status.outcome}): {ended.status.error or ended.status.reason}")
-        view = read_log(store, Paths(graph.name).log_record)
+        view = read_log(store, Paths(graph.name))
         record = complete_of(view.completes[0])
         manifest = verified_manifest(record.manifest, store.get(record.manifest), record.sha256)
         self._store = store

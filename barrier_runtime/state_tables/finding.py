@@ -61,7 +61,7 @@ def pinned_checkpoint(
 
 
 def _completed(store: ObjectStore, url: str, job: str, checkpoint: int | None) -> Complete:
-    view = read_log(store, Paths(check_job_id(job)).log_record, restore=checkpoint)
+    view = read_log(store, Paths(check_job_id(job)), restore=checkpoint)
     found = [complete_of(entry) for entry in view.completes]
     record = next((each for each in found if checkpoint in (None, each.checkpoint)), None)
     if record is None:

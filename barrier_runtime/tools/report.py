@@ -49,7 +49,7 @@ def write(to: Path, data: bytes) -> None:
 def _from_store(job: str, url: str) -> bytes:
     store, paths = open_store(url), Paths(job)
     try:
-        view = read_log(store, paths.log_record)
+        view = read_log(store, paths)
         known = get_or_none(store, paths.history)
     except OSError as error:
         raise Unavailable(f"the past of job {job} cannot be read from {shown(url)}: {error}: try again") from error

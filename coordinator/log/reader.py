@@ -1,7 +1,8 @@
 """Reading a job's log: find the head, then only the records that the facts are derived from.
 
-Positions are contiguous and immutable, so the head is found by galloping and bisecting over `get` (about 2·log2(n)
-reads); LIST is never asked. Back links lead to everything else. Blocking; no clock, no retry: trouble is raised.
+Positions are contiguous and immutable, so the head is found by galloping and bisecting over `get`: from a position
+that is known, from the hint beside the log (`hint`), or from the beginning (about 2·log2(n) reads). LIST is never
+asked. Back links lead to everything else. Blocking; no clock, no retry: trouble is raised.
 
 Who lost a race for the head reads again at once, while the winner goes on appending: a `LogReader` then asks only for
 what is new. If it began anew each time, a leader with short checkpoint intervals could never be taken over.
@@ -11,15 +12,29 @@ from collections.abc import Callable
 
 from barrier_runtime.coordinator.log.decision_log import LogEntry, LogView
 from barrier_runtime.coordinator.log.hashing import sha256_hex
+from barrier_runtime.coordinator.log.hint import READ_AHEAD, HeadHint
 from barrier_runtime.coordinator.log.records import FIRST_POSITION, NO_RECORD, Complete, Fence, Finish, decode_record
 from barrier_runtime.state.errors import Corrupt
-from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
+from barrier_runtime.state.snapshots.transfer import in_parallel
+from barrier_runtime.state.store.object_store import ObjectStore, get_or_none, side_by_side
+from barrier_runtime.state.store.paths import Paths
 
 MAX_RUNS_BACK = 64  # a run that was taken over longer ago than this counts as unknown
 
 
-def find_head(exists: Callable[[int], bool], known: int = NO_RECORD) -> int:
-    """The highest existing position of a contiguous log, or `NO_RECORD`. `known`: a position that exists for sure."""
+def find_head(
+    exists: Callable[[int], bool], known: int = NO_RECORD, hint: int = NO_RECORD, at_once: int = READ_AHEAD
+) -> int:
+    """The highest existing position of a contiguous log, or `NO_RECORD`.
+
+    `known`: a position that exists for sure. `hint`: a position that may exist; from there on positions are asked for
+    side by side, `at_once` of them at a time, so that a fresh hint costs one wait."""
+    if hint > known:
+        found = in_parallel(exists, range(hint, hint + READ_AHEAD), at_once)
+        if found[0]:
+            known = hint + (found.index(False) if False in found else READ_AHEAD) - 1
+            if False in found:
+                return known
     if known == NO_RECORD and not exists(FIRST_POSITION):
         return NO_RECORD
     low, step = max(known, FIRST_POSITION), 1
@@ -37,37 +52,40 @@ def find_head(exists: Callable[[int], bool], known: int = NO_RECORD) -> int:
 
 def read_log(
     store: ObjectStore,
-    key_of: Callable[[int], str],
+    paths: Paths,
     *,
     completes: int = 1,
     restore: int | None = None,
     run_id: str = "",
 ) -> LogView:
     """One reading of the log; see `LogReader.read`."""
-    return LogReader(store, key_of).read(completes=completes, restore=restore, run_id=run_id)
+    return LogReader(store, paths).read(completes=completes, restore=restore, run_id=run_id)
 
 
 class LogReader:
     """Reads one job's log, again and again if need be. Not for several threads at a time."""
 
-    def __init__(self, store: ObjectStore, key_of: Callable[[int], str]) -> None:
+    def __init__(self, store: ObjectStore, paths: Paths) -> None:
         self._store = store
-        self._key_of = key_of
+        self._paths = paths
+        self._hint = HeadHint(store, paths.log_hint)
         self._known: dict[int, LogEntry] = {}  # what the last reading was made of
 
     def read(self, *, completes: int = 1, restore: int | None = None, run_id: str = "") -> LogView:
         """The facts of the log: `completes` newest decisions (and back to checkpoint `restore` if it is asked for), and
         the earlier runs' fences back to `run_id`. Raises `Corrupt` for an unreadable or inconsistent log."""
-        reading = _Reading(self._store, self._key_of, self._known)
+        reading = _Reading(self._store, self._paths.log_record, self._known)
+        known = max(self._known, default=NO_RECORD)
         self._known = {}  # a reading that fails is no ground for the next one
-        view = _facts(reading, max(reading.known, default=NO_RECORD), completes, restore, run_id)
+        hint = self._hint.read() if known == NO_RECORD else NO_RECORD
+        head_position = find_head(reading.exists, known, hint, side_by_side(self._store, READ_AHEAD))
+        view = _facts(reading, head_position, completes, restore, run_id)
         self._known = reading.used
         return view
 
 
-def _facts(reader: "_Reading", known: int, completes: int, restore: int | None, run_id: str) -> LogView:
+def _facts(reader: "_Reading", head_position: int, completes: int, restore: int | None, run_id: str) -> LogView:
     key_of = reader.key_of
-    head_position = find_head(reader.exists, known)
     if head_position == NO_RECORD:
         return LogView()
     head = reader.entry(head_position)

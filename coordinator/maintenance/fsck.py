@@ -397,8 +397,8 @@ def recognised(paths: Paths, key: str) -> str:
     """What an object of a job is that is neither manifest nor snapshot file; "" if it is none of ours."""
     if paths.log_position(key) is not None:
         return "a log record"
-    if key in (paths.lease, paths.history):
-        return "lease or history: written again and again"
+    if key in (paths.lease, paths.history, paths.log_hint):
+        return "lease, history or hint of the log's end: written again and again"
     if key.startswith(paths.pins_prefix):
         return "a pin of a reader: it expires by itself"
     if key.startswith(f"{paths.probe_prefix}/"):

@@ -141,7 +141,7 @@ def _has_begun(spec: JobSpec, owner: Claim, view: LogView) -> bool:
 
 
 def _log_of(store: ObjectStore, spec: JobSpec, savepoint_id: str) -> LogView:
-    return read_log(store, Paths(spec.job).log_record, run_id=import_run_id(savepoint_id))
+    return read_log(store, Paths(spec.job), run_id=import_run_id(savepoint_id))
 
 
 def import_savepoint(

@@ -1,5 +1,5 @@
-"""Writes a job's history (counters, past checkpoints, slots) to its store; the job neither waits for it nor
-fails by it.
+"""Writes a job's history (counters, past checkpoints, slots) to its store, and the hint where its log ends; the job
+neither waits for that nor fails by it.
 
 Written by the leader, one put at a time; what happens while one is under way goes with the next. Figures may be half a
 second old: ten checkpoints a second would cost as many puts, which disk and threads of the decisions have to do. Slots
@@ -16,6 +16,7 @@ from barrier_runtime.coordinator.backoff import backoff_s
 from barrier_runtime.coordinator.job.effects import JobEnded
 from barrier_runtime.coordinator.job.events import HistoryTrouble
 from barrier_runtime.coordinator.job.protocol import JobProtocol
+from barrier_runtime.coordinator.log.hint import HeadHint
 from barrier_runtime.coordinator.server.store_effects import StoreThreads
 from barrier_runtime.coordinator.status.history import KnownSlot, RunOutcome, encode_history
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
@@ -45,6 +46,7 @@ class HistoryWriter:
         self._protocol = protocol
         self._store = store
         self._paths = Paths(protocol.spec.job)
+        self._hint = HeadHint(store, self._paths.log_hint)
         self._threads = threads
         self._leads = leads
         self._tell = tell
@@ -141,5 +143,6 @@ class HistoryWriter:
         def put() -> None:
             if ours or get_or_none(self._store, self._paths.log_record(following)) is None:
                 self._store.put(self._paths.history, data)
+                self._hint.follow(following - 1)
 
         await self._threads.run(put)

@@ -182,9 +182,7 @@ class JobDirectory:
     async def _stored(self, job: str, run_id: str) -> tuple[LogView, History | None]:
         paths = Paths(job)
         try:
-            view = await asyncio.to_thread(
-                read_log, self._store, paths.log_record, completes=1, restore=None, run_id=run_id
-            )
+            view = await asyncio.to_thread(read_log, self._store, paths, completes=1, restore=None, run_id=run_id)
             history = await asyncio.to_thread(self._history, paths)
         except OSError as error:
             raise Unavailable(f"the past of job {job} can't be read from {self._store.url}: {error}") from error
@@ -222,9 +220,7 @@ class JobDirectory:
         lease = held(found)
         if lease is not None and lease.run_id == run_id:
             raise LedElsewhere(lease)
-        view = await asyncio.to_thread(
-            read_log, self._store, Paths(job).log_record, completes=1, restore=None, run_id=run_id
-        )
+        view = await asyncio.to_thread(read_log, self._store, Paths(job), completes=1, restore=None, run_id=run_id)
         if view.head is None or view.fence is None or not isinstance(view.fence.record, Fence):
             return NotHere(f"job {job} is not known here: its driver has to submit it", fenced=False)
         fence = view.fence.record

@@ -59,7 +59,7 @@ _AGAIN = "the log's head moved on each time"
 
 def _attempt(store: ObjectStore, spec: JobSpec, identity: Identity, led_at: int, reason: str, wall_ms: int) -> str:
     paths = Paths(spec.job)
-    view = read_log(store, paths.log_record, run_id=spec.run_id)
+    view = read_log(store, paths, run_id=spec.run_id)
     other = _other_leader(store, paths, view, identity, led_at)
     if other:
         return other

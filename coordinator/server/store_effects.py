@@ -109,7 +109,7 @@ class StoreEffects:
         self._store = store
         self._paths = Paths(job)
         self._held_back = PinnedDeletions(store, self._paths, clock)
-        self._log_reader = LogReader(store, self._paths.log_record)
+        self._log_reader = LogReader(store, self._paths)
         self._threads = threads
         self._read_history = read_history
         self._tell = tell

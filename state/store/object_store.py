@@ -106,6 +106,11 @@ def folders_in(store: ObjectStore, prefix: str) -> list[str]:
     return sorted({key.split("/", 1)[0] for key in below if "/" in key})
 
 
+def side_by_side(store: ObjectStore, most: int) -> int:
+    """How many requests to `store` may be under way at a time: `most`, or fewer where the store says so."""
+    return min(most, getattr(store, "requests_at_once", most))
+
+
 def sha256_of(chunks: Iterable[bytes]) -> str:
     digest = hashlib.sha256()
     for chunk in chunks:

@@ -13,6 +13,7 @@ Layout of one job below the store's root:
     <job>/pins/<checkpoint>-<seconds>-<id>           a reader needs that checkpoint, or a later one, for so long
     <job>/pins/used                                  there were pins: only then are they listed before a deletion
     <job>/lease.json                                 which daemon is expected to lead; written again and again
+    <job>/log-hint.json                              a recent position of the log; written again and again
     <job>/history.json                               counters and past checkpoints; written again and again
     <job>/probe/<id>-...                             of the probe of the store at a start, which deletes them
 """
@@ -124,6 +125,10 @@ class Paths:
         """The position behind a key of this job's log; None for any other key."""
         match = _LOG_RECORD.fullmatch(key.removeprefix(self.log_prefix)) if key.startswith(self.log_prefix) else None
         return int(match.group(1)) if match else None
+
+    @property
+    def log_hint(self) -> str:
+        return check_key(f"{self.job}/log-hint.json")
 
     # ---- checkpoints
 

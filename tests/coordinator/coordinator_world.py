@@ -384,7 +384,7 @@ class Coordinator:
             return LogRead(
                 read_log(
                     store,
-                    self.paths.log_record,
+                    self.paths,
                     completes=effect.completes,
                     restore=effect.restore,
                     run_id=effect.run_id,

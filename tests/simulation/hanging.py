@@ -4,8 +4,7 @@ condition names who hangs, once the job has waited for as long as its user wants
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sinks import TogetherJsonlSink
-
+from barrier_runtime.connectors.files.sink.sink import JsonlSink
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.testing.simulation.loop import SimProcess, Simulation
@@ -81,7 +80,7 @@ class HangingOpens:
         self._note("a hanging open was waited for, and told")
 
 
-class HangingJsonlSink(TogetherJsonlSink):
+class HangingJsonlSink(JsonlSink):
     def __init__(self, url: str, opening: Callable[[str], None]) -> None:
         super().__init__(url)
         self._opening = opening

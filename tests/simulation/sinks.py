@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime.connectors.files.sink.sink import JsonlSink
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.state.errors import ProtocolViolation, Unavailable
 
@@ -118,9 +117,3 @@ class LedgerSink(TwoPhaseCommitSink):
         effect()
         if fate == "fail after":
             raise Unavailable(f"the ledger's answer was lost ({what}): try again")
-
-
-class TogetherJsonlSink(JsonlSink):
-    """Shows its files one after the other: a simulated process has no threads."""
-
-    shown_at_once = 1

@@ -36,7 +36,7 @@ from redis_server import RedisServer
 from rule_checkers import RulesAgree, RulesSwitchAtBarriers
 from schedule import START_NS, Action, Schedule
 from servers import Doorway
-from sinks import Ledger, LedgerSink, TogetherJsonlSink
+from sinks import Ledger, LedgerSink
 from stalls import StallsAtMoves
 from starts import START_CHECKERS, NewSlotsStart
 from token_target import TokenSink, TokenTarget
@@ -45,6 +45,7 @@ from workload import ROW, RULED, Row, Workload
 from zombie_checkers import ZOMBIE_CHECKERS
 
 from barrier_runtime.connectors.files.sink.commit_log import CommitRecord
+from barrier_runtime.connectors.files.sink.sink import JsonlSink
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.coordinator.checkpoints.retention import Retention
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
@@ -245,8 +246,8 @@ class World(SimCluster):
         if self.hanging is not None:
             return HangingJsonlSink("sim://target", self.hanging.opening)
         if self.schedule.rolls and self.schedule.events is None:
-            return TogetherJsonlSink("sim://target", roll_bytes=4_000, roll_age=timedelta(seconds=2))
-        return TogetherJsonlSink("sim://target")
+            return JsonlSink("sim://target", roll_bytes=4_000, roll_age=timedelta(seconds=2))
+        return JsonlSink("sim://target")
 
     # ------------------------------------------------------------ the run
 

@@ -51,7 +51,7 @@ def restore_preview(spec: JobSpec, options: JobOptions, sources: Sequence[Source
             taken, folder = begins.savepoint.taken, open_existing_store(options.restore)
             return _page(RestoreDiff(spec, taken, begins.what), begins.what, taken, folder, sources)
     wanted = int(options.restore) if options.restore.isdigit() else None
-    view = read_log(store, paths.log_record, restore=wanted, run_id=spec.run_id)
+    view = read_log(store, paths, restore=wanted, run_id=spec.run_id)
     start = start_run(spec, view)
     entry = start.entry
     if entry is None:

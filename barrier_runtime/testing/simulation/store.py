@@ -73,6 +73,8 @@ class SimStore:
     """`ObjectStore` of one process. `memory` and `faults` are shared by all processes; while an effect happens,
     `memory.actor` is the name of the process that asked for it."""
 
+    requests_at_once = 1  # a simulated process has no threads
+
     def __init__(
         self,
         simulation: Simulation,

@@ -118,7 +118,7 @@ def to_nowhere(source: Any) -> Dataflow:
 
 
 def manifest_bytes(job: TcpJob) -> bytes:
-    view = read_log(job.store, job.paths.log_record)
+    view = read_log(job.store, job.paths)
     return job.store.get(complete_of(view.completes[0]).manifest)
 
 
@@ -335,7 +335,7 @@ async def test_an_ack_that_is_too_large_declines_its_checkpoint_and_names_operat
         assert failed is not None
         for part in ("more than 1,000", "of operator 'src'", "raise the parallelism"):
             assert part in status.error
-        view = read_log(job.store, job.paths.log_record)
+        view = read_log(job.store, job.paths)
         assert [c for c in map(complete_of, view.completes) if c.checkpoint >= int(failed[1])] == []  # of fewer splits
         assert isinstance(view.head and view.head.record, Finish)
 

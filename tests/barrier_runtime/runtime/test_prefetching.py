@@ -34,7 +34,7 @@ def order(tmp_path: Path) -> Prefetch:
     rows.key_by("key").aggregate("lists", values=collect_list("value", limit=1_000)).sink("out", CollectSink())
     flow.run_local(checkpoints=str(tmp_path / "store"), parallelism=2, max_parallelism=MAX_PARALLELISM)
     store, paths = open_store(str(tmp_path / "store")), Paths("job")
-    view = read_log(store, paths.log_record)
+    view = read_log(store, paths)
     record = complete_of(view.completes[0])
     return Prefetch(record.checkpoint, ManifestRef(record.manifest, record.sha256), 3, MAX_PARALLELISM)
 

@@ -164,7 +164,7 @@ def test_nothing_is_listed_of_a_job_that_has_finished_though_its_last_manifest_l
     flow.rate("numbers", 1_000_000, 1_000).sink("out", JsonlSink(str(tmp_path / "out")))
     flow.run_local(checkpoints=str(tmp_path / "checkpoints"))
     store = open_existing_store(str(tmp_path / "checkpoints"))
-    log = LogReader(store, Paths("ended").log_record).read()
+    log = LogReader(store, Paths("ended")).read()
     key = complete_of(log.completes[0]).manifest
     stored = [each.values.get(PENDING_VALUE) for each in decode_manifest(key, store.get(key)).operators]
     assert any(decode_pending(value, "out") for value in stored if value is not None)
@@ -193,7 +193,7 @@ def test_a_pending_set_too_large_for_the_manifest_is_listed_and_committed(tmp_pa
     with running(job, rate=100, records=25):
         pass
     store = open_existing_store(job.url)
-    log = LogReader(store, Paths("stuck").log_record).read()
+    log = LogReader(store, Paths("stuck")).read()
     key = complete_of(log.completes[0]).manifest
     (stored,) = [each for each in decode_manifest(key, store.get(key)).operators if each.operator == "out"]
     assert stored.objects[PENDING_VALUE].size > 4_096

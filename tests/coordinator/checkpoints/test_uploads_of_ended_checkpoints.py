@@ -347,7 +347,7 @@ class Story:
         if writes == self.checked:
             return
         self.checked = writes
-        view = read_log(self.store, PATHS.log_record, completes=self.job.checkpoints.retained)
+        view = read_log(self.store, PATHS, completes=self.job.checkpoints.retained)
         there = set(keys_of(self.store))
         for entry in view.completes[: self.job.checkpoints.retained]:
             record = complete_of(entry)

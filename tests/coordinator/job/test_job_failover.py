@@ -453,7 +453,7 @@ def test_an_unreadable_head_is_an_end_not_a_fresh_start(store):
 def test_a_transient_read_error_is_the_edges_to_retry_and_decides_nothing(store):
     """F11 (FLINK-22502)."""
     started(store)
-    store.inject(Fault.FAIL_BEFORE, "get")
+    store.inject(Fault.FAIL_BEFORE, "get", "log/")
     new = Coordinator(store, spec(run_id="run-2")).begin()
     with pytest.raises(Unavailable):
         new.answer(new.todo[0])

@@ -295,7 +295,7 @@ def test_a_checkpoint_that_fails_while_the_job_stops_is_followed_by_another() ->
 def test_who_looks_after_the_end_finds_the_savepoint_without_a_history() -> None:
     store, asked = MemoryStore(), wish()
     coordinator, _, _ = died("the end is written", store, asked, "checkpoint")
-    view = read_log(store, coordinator.paths.log_record, run_id="run-1")
+    view = read_log(store, coordinator.paths, run_id="run-1")
     status = past_status(view, None, "run-1")
     assert status is not None
     assert [(each.id, each.state, each.url) for each in status.savepoints] == [(asked.id, "done", asked.url)]

@@ -74,7 +74,7 @@ def finish(log, discarded=False):
 
 
 def view(store, completes=1, restore=None, run_id="run-1"):
-    return read_log(store, PATHS.log_record, completes=completes, restore=restore, run_id=run_id)
+    return read_log(store, PATHS, completes=completes, restore=restore, run_id=run_id)
 
 
 def opened(store, **arguments):
@@ -248,7 +248,7 @@ def test_who_reads_again_asks_only_for_what_is_new(store):
     for run in range(20):
         put(store, log, fence(log, f"f{run}", run=f"run-{run}"))
         put(store, log, complete(log, run + 1))
-    reader = LogReader(store, PATHS.log_record)
+    reader = LogReader(store, PATHS)
     asked = {"completes": 2, "restore": None, "run_id": "another"}
     assert reader.read(**asked) == view(store, **asked)
     for checkpoint in range(100, 103):
@@ -261,7 +261,7 @@ def test_who_reads_again_asks_only_for_what_is_new(store):
 
 def test_a_reading_that_failed_is_no_ground_for_the_next_one(store):
     log = fenced(store)
-    reader = LogReader(store, PATHS.log_record)
+    reader = LogReader(store, PATHS)
     asked = {"completes": 1, "restore": None, "run_id": "run-1"}
     reader.read(**asked)
     put(store, log, complete(log, 1))

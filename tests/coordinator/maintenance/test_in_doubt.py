@@ -20,7 +20,7 @@ PATHS = Paths("flights")
 
 
 def view_of(store, run_id=""):
-    return read_log(store, PATHS.log_record, completes=2, run_id=run_id)
+    return read_log(store, PATHS, completes=2, run_id=run_id)
 
 
 def resolution(store, view=None, sleep=lambda seconds: None):

@@ -74,7 +74,7 @@ def begin(store: MemoryStore, url: str, job: JobSpec | None = None, mode: str = 
 
 def newest(store: MemoryStore) -> str:
     """What the newest checkpoint of the job holds."""
-    view = read_log(store, Paths(JOB).log_record)
+    view = read_log(store, Paths(JOB))
     return content_of(store, complete_of(view.completes[0]).manifest) if view.completes else ""
 
 
@@ -84,7 +84,7 @@ def content_of(store: MemoryStore, key: str) -> str:
 
 def run(store: MemoryStore, job: JobSpec, checkpoints: int = 1) -> str:
     """A run as its records say it: FENCE, checkpoints, FINISH. Returns what it restored."""
-    view = read_log(store, Paths(JOB).log_record, restore=int(job.restore) if job.restore.isdigit() else None)
+    view = read_log(store, Paths(JOB), restore=int(job.restore) if job.restore.isdigit() else None)
     choice = start_run(job, view)
     log, records = DecisionLog(JOB, view), RecordBuilder(job, Identity(uuid.uuid4().hex, "host"))
     log.choose_restore(choice.entry)
@@ -149,7 +149,7 @@ def expected(job: Job, move: str) -> Job | None:
 
 
 def first_number(store: MemoryStore) -> str:
-    view = read_log(store, Paths(JOB).log_record, completes=1_000)
+    view = read_log(store, Paths(JOB), completes=1_000)
     return str(complete_of(view.completes[-1]).checkpoint) if view.completes else "1"
 
 

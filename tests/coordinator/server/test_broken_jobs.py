@@ -22,7 +22,7 @@ PATHS = Paths(JOB.job)
 
 
 def head(store):
-    return read_log(store, PATHS.log_record).head
+    return read_log(store, PATHS).head
 
 
 def broken_at_second_ack(runner):
@@ -92,9 +92,7 @@ def one_checkpoint_decided(store):
         await runner.quiet()
 
     asyncio.run(main())
-    return next(
-        entry.position for entry in [read_log(store, PATHS.log_record).fence] if isinstance(entry.record, Fence)
-    )
+    return next(entry.position for entry in [read_log(store, PATHS).fence] if isinstance(entry.record, Fence))
 
 
 def end(store, led_at, leader="a"):

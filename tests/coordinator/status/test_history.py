@@ -32,7 +32,7 @@ def stored(store):
 
 
 def view(store):
-    return read_log(store, PATHS.log_record, completes=5, run_id="run-1")
+    return read_log(store, PATHS, completes=5, run_id="run-1")
 
 
 # ---------------------------------------------------------------- counters

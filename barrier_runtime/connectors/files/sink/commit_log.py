@@ -31,10 +31,11 @@ from barrier_runtime.connectors.files.sink.commit_record import (
 )
 from barrier_runtime.connectors.files.sink.commit_record import CommitRecord as CommitRecord
 from barrier_runtime.connectors.files.sink.commit_record import CommittedFile as CommittedFile
+from barrier_runtime.coordinator.log.hint import READ_AHEAD, HeadHint
 from barrier_runtime.coordinator.log.reader import find_head
 from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.snapshots.transfer import in_parallel
-from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, folders_in, get_or_none
+from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, folders_in, get_or_none, side_by_side
 from barrier_runtime.state.store.open import open_existing_store
 
 _ONE_BY_ONE = 16  # records read back before many are asked for at a time
@@ -83,6 +84,7 @@ class CommitLog:
         self._job = job
         self._sink = sink
         self._summaries = Summaries(store, commits_prefix(job, sink), job, sink, self.record)
+        self._hint = HeadHint(store, f"{commits_prefix(job, sink)}hint.json")
         self._head: int | None = None  # highest record seen; None: not looked for yet
         self._kept = 0  # records up to this one are known to survive a power cut
         self._highest = (0, 0)  # checkpoint and token, of the head and all before it
@@ -125,6 +127,7 @@ class CommitLog:
             record = CommitRecord(PLAIN_VERSION, self._job, self._sink, checkpoint, token, *highest, new)
             if self._put(self._head + 1, record):  # behind a head that is the newest record: no other names `new`
                 self._saw(record)
+                self._hint.follow(self._head)
             else:
                 self._catch_up()
         self._keep()
@@ -194,7 +197,10 @@ class CommitLog:
         self._head = head
 
     def _find_head(self) -> int:
-        return max(0, find_head(lambda sequence: self.record(sequence) is not None))
+        at_once = side_by_side(self._store, READ_AHEAD)
+        return max(
+            0, find_head(lambda sequence: self.record(sequence) is not None, hint=self._hint.read(), at_once=at_once)
+        )
 
     def _newest_first(self, head: int, lowest: Mapping[str, tuple[int, int]]) -> Iterator[CommitRecord]:
         """Records, as far back as any may name a file of one of these decision logs that is not older than its lowest

@@ -46,7 +46,7 @@ from barrier_runtime.data.schemas import column_names, milliseconds
 from barrier_runtime.data.values.json_columns import is_binary, wire_type
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.snapshots.transfer import in_parallel
-from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.store.object_store import ObjectStore, side_by_side
 from barrier_runtime.state.store.open import open_existing_store
 from barrier_runtime.state.store.urls import last_part, shown, without_credentials
 
@@ -55,6 +55,7 @@ _Files: TypeAlias = tuple[StagedFile, ...]  # of one part of a transaction: one 
 _ROLL_BYTES = 128 << 20
 _ROLL_AGE_MS = 600_000
 _KEEP = Rolling(1 << 62, 1 << 62, 1 << 62)
+_SHOWN_AT_ONCE = 16  # files of a commit
 _MOST_FOLDERS = 10_000  # of the rows of one part of one transaction
 
 
@@ -84,7 +85,6 @@ class FileSink(TwoPhaseCommitSink):
     suffix: ClassVar[str]
     remedy: ClassVar[str] = "select() other columns"  # for types that the format does not hold
     default_bytes_in_memory: ClassVar[int] = 32 << 20
-    shown_at_once: ClassVar[int] = 16  # files that a commit shows side by side, each by a request to the store
 
     def __init__(
         self,
@@ -295,7 +295,7 @@ class FileSink(TwoPhaseCommitSink):
 
     def commit_together(self, committables: Sequence[bytes]) -> None:
         files = [file for each in committables for file in self._files_of(each)]
-        in_parallel(self._show, files, self.shown_at_once)
+        in_parallel(self._show, files, side_by_side(self._store, _SHOWN_AT_ONCE))
 
     def _show(self, file: StagedFile) -> None:
         try:
