@@ -293,14 +293,19 @@ class CsvReader(LinesReader):
         return data
 
     def _is_whole(self, data: bytes) -> bool:
-        """Whether each line of `data` is a row, so that its last row is whole. Keeps the rows."""
+        """Whether each line of `data` is a row, and its last row is whole. Keeps the rows.
+
+        With as many rows as lines no line end but the last is in quotes, so only the last line is looked at.
+        """
         assert self._parse is not None
         try:
             rows = self._parse(data)
         except LineError:
             return False
         self._parsed = data, rows
-        return bool(rows.num_rows == count_of_lines(data))
+        last_line = data[data.rfind(b"\n", 0, -1) + 1 :]
+        is_whole = quoted(last_line, self._form.delimiter).open_at is None
+        return is_whole and bool(rows.num_rows == count_of_lines(data))
 
     def parsed(self, data: bytes) -> pa.RecordBatch:
         kept, self._parsed = self._parsed, None
