@@ -263,13 +263,10 @@ def _column(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType) -> pa
         return pa.StructArray.from_arrays(members, fields=list(kind), mask=_missing(values))
     if is_list(kind):
         _expect(values, rows, list, kind)
+        if types.is_fixed_size_list(kind):
+            _expect_size(values, rows, kind.list_size)
         flat, of_rows, lengths = _flat(values, rows)
-        try:
-            return list_array(_column(flat, of_rows, kind.value_type), lengths, _missing(values), kind)
-        except _Unkept:
-            raise
-        except ValueError as error:
-            raise _Unkept(rows[0], f"{error}: correct the file, or schema=") from None
+        return list_array(_column(flat, of_rows, kind.value_type), lengths, _missing(values), kind)
     if types.is_map(kind):
         return _map(values, rows, kind)
     return _scalars(values, rows, kind)
@@ -330,6 +327,12 @@ def _expect(values: Sequence[Any], rows: Sequence[int], python: type, kind: pa.D
     for value, row in zip(values, rows, strict=True):
         if value is not None and (not isinstance(value, python) or (python is str and isinstance(value, JsonNumber))):
             raise _Unkept(row, f"{_named(value)} is not kept as {kind}: correct the file, or schema=")
+
+
+def _expect_size(values: Sequence[Any], rows: Sequence[int], size: int) -> None:
+    for value, row in zip(values, rows, strict=True):
+        if value is not None and len(value) != size:
+            raise _Unkept(row, f"an array has {len(value)} values in place of {size}: correct the file, or schema=")
 
 
 def _scalars(values: Sequence[Any], rows: Sequence[int], kind: pa.DataType) -> pa.Array:

@@ -49,8 +49,9 @@ class TextMisfit(ValueError):
         self.why = why
 
 
-def column_of_texts(texts: pa.Array, kind: pa.DataType, nulls: Collection[str] = ()) -> pa.Array:
-    """A column of `kind`. `nulls`: texts that mean null, for other columns than text. Raises `TextMisfit`.
+def column_of_texts(texts: pa.Array, kind: pa.DataType, nulls: Collection[str] = (), *, trims: bool = True) -> pa.Array:
+    """A column of `kind`. `nulls`: texts that mean null, for other columns than text. `trims`: blanks around numbers
+    and times do not count. Raises `TextMisfit`.
 
     >>> column_of_texts(pa.array(["12:00:00.5000000"]), pa.time32("ms")).to_pylist()
     [datetime.time(12, 0, 0, 500000)]
@@ -59,7 +60,7 @@ def column_of_texts(texts: pa.Array, kind: pa.DataType, nulls: Collection[str] =
         return texts if texts.type.equals(kind) else texts.cast(kind)
     if nulls:
         texts = pc.if_else(pc.is_in(texts, pa.array(list(nulls), texts.type)), pa.scalar(None, texts.type), texts)
-    trimmed = pc.ascii_trim_whitespace(texts)
+    trimmed = pc.ascii_trim_whitespace(texts) if trims else texts
     try:
         column = _cast(trimmed, kind)
     except UNFIT as error:

@@ -1,8 +1,16 @@
 """CSV files of the real world."""
 
 from pathlib import Path
+from typing import Any
 
-from barrier_runtime import CollectSink, Dataflow
+import pyarrow as pa
+import pytest
+
+from barrier_runtime import CollectSink, CsvSink, CsvSource, Dataflow, InvalidJob, JobFailed, committed_files
+from barrier_runtime.connectors.source import SourceDescription
+
+REFUSED = (InvalidJob, JobFailed)
+BLOCK = 300_000  # more bytes than are read at once
 
 
 def read(path: Path, **options: object) -> list[dict[str, object]]:
@@ -13,7 +21,182 @@ def read(path: Path, **options: object) -> list[dict[str, object]]:
     return list(out.rows())
 
 
+def read_alone(source: SourceDescription) -> list[dict[str, Any]]:
+    """All rows of a source of one file, read without a job."""
+    made = source.named("in")
+    (split,) = made.splits(1)
+    reader, rows = made.reader(split), []
+    while not reader.finished:
+        polled = reader.poll(100_000, 0)
+        rows += [] if polled is None else polled.rows.to_pylist()
+    reader.close()
+    return rows
+
+
+def written(folder: Path, rows: list[dict[str, Any]], schema: Any) -> Path:
+    """The one file that a job with a CsvSink writes."""
+    flow = Dataflow("written")
+    flow.from_iterator("in", lambda index, count: iter(rows), schema=schema, splits=1).sink("out", CsvSink(str(folder)))
+    flow.run_local(parallelism=1)
+    (url,) = committed_files(str(folder))
+    return Path(url.removeprefix("file://"))
+
+
 # Source: our own trial
 def test_a_quoted_comma_is_part_of_the_text(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text('a,b\n"1,2",x\n')
     assert read(tmp_path / "in.csv") == [{"a": "1,2", "b": "x"}]
+
+
+# Source: our own trial
+@pytest.mark.parametrize("schema", [None, {"code": str, "name": str}])
+def test_namibia_keeps_its_country_code(tmp_path: Path, schema: Any) -> None:
+    (tmp_path / "in.csv").write_text('code,name\nNA,Namibia\nDE,null\n,\n"",NaN\n')
+    assert read(tmp_path / "in.csv", schema=schema) == [
+        {"code": "NA", "name": "Namibia"},
+        {"code": "DE", "name": "null"},
+        {"code": None, "name": None},
+        {"code": "", "name": "NaN"},
+    ]
+
+
+# Source: our own trial
+def test_spellings_of_null_are_null_in_declared_columns_of_numbers(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("n,x\n1,0.5\nNA,NA\nnull,N/A\n,NaN\n")
+    rows = read(tmp_path / "in.csv", schema={"n": int, "x": float})
+    assert [row["n"] for row in rows] == [1, None, None, None]
+    assert [str(row["x"]) for row in rows] == ["0.5", "None", "None", "nan"]
+    (tmp_path / "in.csv").write_text("n\nNaN\n")
+    with pytest.raises(REFUSED, match="line 2: column 'n' is int64, and 'NaN' is not kept as int64"):
+        read(tmp_path / "in.csv", schema={"n": int})
+
+
+# Source: our own trial
+def test_a_written_nan_is_read_as_nan_and_a_null_as_null(tmp_path: Path) -> None:
+    path = written(tmp_path, [{"x": float("nan")}, {"x": None}, {"x": float("-inf")}], {"x": float})
+    assert [str(row["x"]) for row in read(path, schema={"x": float})] == ["nan", "None", "-inf"]
+
+
+# Source: our own trial
+@pytest.mark.parametrize("schema", [None, {"n": int, "text": str}])
+def test_quoted_line_breaks_are_kept_in_large_files(tmp_path: Path, schema: Any) -> None:
+    texts = [f"x{number},1\n{number},y" for number in range(20_000)]
+    (tmp_path / "in.csv").write_text("n,text\n" + "".join(f'{n},"{text}"\n' for n, text in enumerate(texts)))
+    rows = read(tmp_path / "in.csv", schema=schema)
+    assert [row["text"] for row in rows] == texts
+    assert [row["n"] for row in rows] == list(range(len(texts)))
+
+
+# Source: our own trial
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["12345678901234567890", "12345678901234567891"],
+        ["+49301234567", "+49301234568"],
+        ["1.10", "1.1"],
+        ["12e3", "12e4"],
+        ["0x1F", "0x20"],
+        ["007", "7"],
+        [" 5", "5"],
+        ["1,000", "2,000"],
+        ["1_000", "2"],
+        ["TRUE", "FALSE"],
+        ["NA", "1"],
+        ["nan", "inf"],
+        ["-0", "-00"],
+        ["0.1234567890123456789", "0.5"],
+        ["12:30", "9:45"],
+        ["2024-01-01T00:00:00Z", "2024-01-01T00:00:00"],
+        ["2024-02-30", "2024-02-29"],
+        ["1e400", "1"],
+        ["\u0661", "\u0662"],
+    ],
+)
+def test_a_guess_keeps_what_is_written(tmp_path: Path, values: list[str]) -> None:
+    (tmp_path / "in.csv").write_text("n|v\n" + "".join(f"{n}|{value}\n" for n, value in enumerate(values)))
+    assert [row["v"] for row in read_alone(CsvSource(str(tmp_path / "in.csv"), delimiter="|"))] == values
+
+
+# Source: our own trial
+@pytest.mark.parametrize(
+    ("first", "later", "kind"),
+    [
+        ("1", "007", "int64"),
+        ("1", "0x1F", "int64"),
+        ("1", " 5", "int64"),
+        ("1", "+5", "int64"),
+        ("1", "-0", "int64"),
+        ("1", "NA", "int64"),
+        ("1", "12345678901234567890", "int64"),
+        ("0.5", "1.10", "double"),
+        ("0.5", "12e3", "double"),
+        ("0.5", "+1.5", "double"),
+        ("0.5", "00.5", "double"),
+        ("0.5", "1.", "double"),
+        ("0.5", ".5", "double"),
+        ("0.5", "12345678901234567890", "double"),
+        ("0.5", "0.1234567890123456789", "double"),
+        ("0.5", "1e400", "double"),
+        ("true", "True", "bool"),
+        ("2024-01-01", "2024-1-2", "date32"),
+        ("2024-01-01 00:00:00", "2024-01-01 00:00:00.5", "timestamp"),
+    ],
+)
+def test_a_later_value_that_its_guess_does_not_keep_ends_the_job(
+    tmp_path: Path, first: str, later: str, kind: str
+) -> None:
+    lines = BLOCK // (len(first) + 1)
+    (tmp_path / "in.csv").write_text("v\n" + f"{first}\n" * lines + f"{later}\n")
+    with pytest.raises(InvalidJob, match=rf"in.csv, line {lines + 2}: column 'v' is {kind}.*, and '.*: "):
+        read_alone(CsvSource(str(tmp_path / "in.csv")))
+
+
+# Source: our own trial
+def test_nulls_of_a_single_column_are_read_back(tmp_path: Path) -> None:
+    path = written(tmp_path, [{"n": 1}, {"n": None}, {"n": 3}, {"n": None}], {"n": int})
+    assert [row["n"] for row in read(path)] == [1, None, 3, None]
+    (tmp_path / "texts.csv").write_text('t\n\n""\nx\n\n')
+    assert [row["t"] for row in read(tmp_path / "texts.csv")] == [None, "", "x", None]
+
+
+# Source: our own trial
+def test_numbers_that_their_type_cannot_hold_are_refused_with_their_line(tmp_path: Path) -> None:
+    for text, kind in (("1e300", pa.float32()), ("1e400", pa.float64()), ("9007199254740993", pa.float64())):
+        (tmp_path / "in.csv").write_text(f"x\n1\n{text}\n")
+        with pytest.raises(InvalidJob, match=rf"line 3: column 'x' is {kind}, and '{text}' would .*: declare"):
+            read_alone(CsvSource(str(tmp_path / "in.csv"), schema={"x": kind}))
+
+
+# Source: our own trial
+def test_digits_of_a_second_are_kept_or_refused(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("at\n2024-02-29T23:59:59.9999990Z\n")
+    (row,) = read(tmp_path / "in.csv", schema={"at": "timestamp[us, tz=UTC]"})
+    assert str(row["at"]) == "2024-02-29 23:59:59.999999+00:00"
+    (tmp_path / "in.csv").write_text("at\n2024-02-29T23:59:59.9999999Z\n")
+    with pytest.raises(REFUSED, match=r'line 2: .* more digits .* declare the column as "timestamp\[ns, tz=UTC\]"'):
+        read(tmp_path / "in.csv", schema={"at": "timestamp[us, tz=UTC]"})
+
+
+# Source: our own trial
+def test_old_local_times_keep_the_seconds_of_their_zone(tmp_path: Path) -> None:
+    schema = pa.schema([("at", pa.timestamp("s", "Europe/Amsterdam"))])  # 19 minutes and 32 seconds before 1937
+    path = written(tmp_path, [{"at": -1_500_000_000}], schema)
+    assert path.read_text() == '"at"\n1922-06-20 21:20:00Z\n'
+    (row,) = read(path, schema=schema)
+    assert row["at"].timestamp() == -1_500_000_000  # type: ignore[attr-defined]
+
+
+# Source: our own trial
+@pytest.mark.parametrize("kind", ["binary", "large_binary", "fixed_size_binary[4]", "list<int64>"])
+def test_a_column_that_csv_does_not_hold_is_refused_when_the_flow_is_written(tmp_path: Path, kind: str) -> None:
+    stream = Dataflow("binary").from_iterator("in", lambda index, count: iter(()), schema={"raw": kind}, splits=1)
+    with pytest.raises(InvalidJob, match=r"sink 'out': column 'raw' is .*: select\(\) plain columns, make text of it"):
+        stream.sink("out", CsvSink(str(tmp_path)))
+
+
+# Source: our own trial
+def test_bytes_that_are_not_of_the_encoding_are_named_with_their_line(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_bytes(b"n,t\n" + b"1,x\n" * (BLOCK // 4) + b"2,\x81\n")
+    for encoding, said in (("utf-8", "is not UTF-8"), ("cp1252", "is not cp1252")):
+        with pytest.raises(InvalidJob, match=rf"line {BLOCK // 4 + 2}: 0x81 .*{said}"):
+            read_alone(CsvSource(str(tmp_path / "in.csv"), encoding=encoding))

@@ -7,7 +7,9 @@ fraction and the zone's offset are a matter of form: the moment is kept.
 """
 
 import re
+from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +25,7 @@ _NO_NUMBERS = frozenset(("nan", "inf", "-inf"))
 _CLOCK = re.compile(r"\d\d:\d\d:\d\d")
 _LONG = 18  # characters: a shorter number has at most 17 digits, which a float keeps
 _MANY = 64
-_0, _9, _MINUS = b"09-"
+_0, _9, _MINUS, _E = b"09-e"
 
 
 def guessed_type(texts: pa.Array, decimal_point: str) -> pa.DataType | None:
@@ -68,11 +70,20 @@ def is_checked(kind: pa.DataType) -> bool:
 
 
 def refuse_unwritable(texts: pa.Array, kind: pa.DataType, decimal_point: str) -> None:
-    """Raise `TextMisfit` for a text that a number of `kind` does not write back."""
-    rows = _unequal(texts, _suspects(texts, types.is_int64(kind), decimal_point))
+    """Raise `TextMisfit` for a text that a number or boolean of `kind` does not write back."""
+    is_written: Callable[[str], bool]
+    if types.is_boolean(kind):
+        rows, is_written = list(range(len(texts))), _BOOLEANS.__contains__
+    elif types.is_int64(kind):
+        rows, is_written = _suspects(texts, True, decimal_point), lambda text: _WHOLE.fullmatch(text) is not None
+    elif types.is_float64(kind):
+        rows = _unequal(texts, _suspects(texts, False, decimal_point))
+        is_written = partial(is_float, decimal_point=decimal_point)
+    else:
+        return
     for row in rows:
         text = texts[row].as_py()
-        if text is not None and not (_WHOLE.fullmatch(text) if types.is_int64(kind) else is_float(text, decimal_point)):
+        if text is not None and not is_written(text):
             raise TextMisfit(
                 row,
                 text,
@@ -94,37 +105,50 @@ def _unequal(texts: pa.Array, rows: list[int]) -> list[int]:
 
 
 def _suspects(texts: pa.Array, whole: bool, decimal_point: str) -> list[int]:
-    """Rows whose text may be written otherwise than its number: found by its first and last characters and length."""
+    """Rows whose text may be written otherwise than its number: found by its first and last characters and length. What
+    is no number at all is refused later."""
     valid = texts.drop_null() if texts.null_count else texts
     if not len(valid):
         return []
     offsets = np.frombuffer(valid.buffers()[1], np.int32)[valid.offset : valid.offset + len(valid) + 1]
     text = np.frombuffer(valid.buffers()[2], np.uint8)
-    begins, lengths = offsets[:-1], np.diff(offsets)
+    lengths = np.diff(offsets)
     if not lengths.all():
         return list(range(len(texts)))  # an empty text in quotes
-    last = offsets[1:] - 1
-    odd: npt.NDArray[np.bool_] = (text[begins] <= _0) & (lengths > 1) | (text[last] - _0 > 9)
-    if odd.any():  # a sign before another digit than zero, or a zero before the point
-        at = np.flatnonzero(odd)
-        second, third = (text[np.minimum(begins[at] + place, last[at])] for place in (1, 2))
-        negative = text[begins[at]] == _MINUS
-        fine = negative & (second > _0) & (second <= _9)
-        if not whole:
-            zero = np.where(negative, second, text[begins[at]]) == _0
-            fine |= zero & (np.where(negative, third, second) == ord(decimal_point))
-        odd[at] = ~fine | (text[last[at]] - _0 > 9)
+    first = text[offsets[:-1]]
+    odd = first <= _0
     if not whole:
+        last = text[offsets[1:] - 1]
+        usual = (last > _0) & (last <= _9) & (lengths <= _LONG)
+        if usual.all() and not odd.any() and text[offsets[0] : offsets[-1]].max() <= _9:
+            return []
+    if odd.any():
+        at = np.flatnonzero(odd)
+        odd[at] = ~_is_usual(text, offsets[at], offsets[at + 1], whole, ord(decimal_point))
+    if not whole:
+        odd |= ~usual & (last != _0)
         odd |= lengths > _LONG
-        ends = np.flatnonzero(text[last] == _0)
+        ends = np.flatnonzero(last == _0)
         if len(ends):
             with_point = pc.match_substring(valid.take(pa.array(ends)), decimal_point).to_numpy(zero_copy_only=False)
             odd[ends[with_point]] = True
-        used = text[offsets[0] : offsets[-1]]
-        if ((used | 32) == ord("e")).any():
+        if ((text[offsets[0] : offsets[-1]] | 32) == _E).any():
             odd |= pc.match_substring(valid, "e", ignore_case=True).to_numpy(zero_copy_only=False)
     rows = np.flatnonzero(odd)
     if texts.null_count and len(rows):
         rows = np.flatnonzero(texts.is_valid().to_numpy(zero_copy_only=False))[rows]
     found: list[int] = rows.tolist()
     return found
+
+
+def _is_usual(
+    text: npt.NDArray[np.uint8], begins: npt.NDArray[np.int32], ends: npt.NDArray[np.int32], whole: bool, point: int
+) -> npt.NDArray[np.bool_]:
+    """Whether texts that begin with a sign or a zero are `0`, `-` before another digit, or a zero before the point."""
+    first = text[begins]
+    second, third = (text[np.minimum(begins + place, ends - 1)] for place in (1, 2))
+    negative = first == _MINUS
+    usual: npt.NDArray[np.bool_] = (negative & (second > _0) & (second <= _9)) | ((first == _0) & (ends - begins == 1))
+    if not whole:
+        usual |= (np.where(negative, second, first) == _0) & (np.where(negative, third, second) == point)
+    return usual

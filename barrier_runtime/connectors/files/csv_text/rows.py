@@ -191,11 +191,11 @@ class CsvRows:
 
     def _converted(self, data: bytes, field: pa.Field, texts: pa.Array) -> pa.Array:
         try:
-            if self._guessed and is_checked(field.type):
+            if self._guessed:
                 refuse_unwritable(texts, field.type, self._form.decimal_point)
             if self._form.decimal_point != "." and (types.is_floating(field.type) or types.is_decimal(field.type)):
                 texts = pc.replace_substring(texts, self._form.decimal_point, ".")
-            return column_of_texts(texts, field.type, () if self._guessed else NULLS)
+            return column_of_texts(texts, field.type, () if self._guessed else NULLS, trims=not self._guessed)
         except TextMisfit as misfit:
             at = self._begins(data)[misfit.row]
             raise LineError(at, f"column {field.name!r} is {field.type}, and {misfit.why}") from misfit
