@@ -57,7 +57,7 @@ _STORIES: dict[str, str] = {  # mutant -> the kind of job that has to find it
     "older-version-of-a-deleted-key-comes-back": "joins",
 }
 
-_CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broken rule, story, file, old, new
+_CHANGES: tuple[tuple[str, str, str | None, str, str, str], ...] = (  # name, the broken rule, story, file, old, new
     (
         "timers-fire-though-deleted",
         "a timer that was deleted fires at its time",
@@ -269,6 +269,14 @@ _CHANGES: tuple[tuple[str, str, str, str, str, str], ...] = (  # name, the broke
         "barrier_runtime/runtime/slot.py",
         "        graph = replace(self._graph, parallelism=len(message.peers) or self._graph.parallelism)\n",
         "        graph = replace(self._graph, parallelism=self._graph.parallelism)\n",
+    ),
+    (
+        "any-earlier-import-is-taken",
+        "a job that once began with a savepoint goes on as it is, though it was put on another one since",
+        None,
+        "coordinator/log/savepoint_choice.py",
+        "    begun = grew_from(view, savepoint.id)\n",
+        "    begun = any(fence.spec.run_id == import_run_id(savepoint.id) for fence in _fences(view))\n",
     ),
     (
         "savepoint-with-transactions",

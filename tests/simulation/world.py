@@ -33,6 +33,7 @@ from open_checkpoints import HearsInSteps
 from postgres_server import PostgresServer
 from rabbit_broker import RabbitQueue, stream_of
 from redis_server import RedisServer
+from restores import restored_in_turn
 from rule_checkers import RulesAgree, RulesSwitchAtBarriers
 from schedule import START_NS, Action, Schedule
 from servers import Doorway
@@ -84,6 +85,7 @@ from barrier_runtime.state.columns import column_table, entries_by_last
 from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.store import open as open_module
+from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import PutOutcome
 from barrier_runtime.testing.simulation.cluster import (
     POLL_US,
@@ -308,6 +310,7 @@ class World(SimCluster):
             self._expect_messages()
             for world in self._both:
                 world._expect_the_end()
+            self._expect_restores()
 
     @property
     def _both(self) -> tuple["World", ...]:
@@ -874,6 +877,20 @@ class World(SimCluster):
 
         if not self._until(all_over, HEALED_WITHIN_S):
             self._wrong("Liveness", f"savepoints do not come to an end: {runner.status().savepoints}")
+
+    def _expect_restores(self) -> None:
+        """In a copy of the store, once the job has ended: it goes on from whichever savepoint it is put on."""
+        found = [(wish.url, savepoint_files.find_savepoint(wish.url)) for wish in self._wishes]
+        whole = {each.taken.checkpoint: url for url, each in found if each is not None}
+        if self.violations or len(whole) < 2:
+            return
+        copy = MemoryStore("restored", self.now_ms)
+        for info in self.store.list(""):
+            copy.put(info.key, self.store.get(info.key))
+        wrong = restored_in_turn(copy, self._current().spec, (whole[min(whole)], whole[max(whole)]))
+        self.near_misses["jobs put on one savepoint, on another, and on the first again"] += 1
+        if wrong:
+            self._wrong("RestoredInTurn", wrong)
 
     # ------------------------------------------------------------ rescales
 
