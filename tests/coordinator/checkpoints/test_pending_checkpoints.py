@@ -243,6 +243,16 @@ def test_a_refused_trigger_uses_up_no_id():
     assert checkpoints.trigger(10_000).id == 2
 
 
+def test_a_requested_checkpoint_is_due_though_periodic_ones_wait():
+    """While sinks are too far behind, a stop or a savepoint still has its checkpoint."""
+    checkpoints = pending(max_concurrent=2)
+    checkpoints.trigger(1_000)
+    expiry = checkpoints.next_deadline(with_trigger=False)
+    checkpoints.request()
+    assert checkpoints.next_deadline(with_trigger=False) == 1_000 < expiry
+    assert checkpoints.next_deadline(held=True) == expiry
+
+
 def test_the_next_deadline_is_the_first_of_trigger_and_expiry():
     checkpoints = pending(timeout_ms=300, max_concurrent=2)
     assert checkpoints.next_deadline() == 1_000
