@@ -19,8 +19,9 @@ from barrier_runtime.data.event_time import Detail
 from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph, OperatorSpec, SourceSpec
 from barrier_runtime.graph.logical import Input, Node, Plan, SourceNode, StepNode
-from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.keys.key_groups import MAX_PARALLELISM_LIMIT
+from barrier_runtime.state.outside_errors import told
 
 _INTERVAL_MS = 10  # of watermarks that nothing waits for
 _MODES = ("exactly_once", "at_least_once")
@@ -239,7 +240,7 @@ def _follows_time(node: Node) -> bool:
 
 
 def _source(node: SourceNode, list_splits: _List, detail: Detail, interval_ms: int) -> SourceSpec:
-    splits = tuple(list_splits(node.source))
+    splits = tuple(_listed(node, list_splits))
     if not splits and not isinstance(node.source, DiscoveringSource):
         raise InvalidJob(f"source {node.name!r} has no splits: there is nothing to read")
     if len({split.id for split in splits}) != len(splits):
@@ -256,6 +257,21 @@ def _source(node: SourceNode, list_splits: _List, detail: Detail, interval_ms: i
         detail=detail if node.event_time is not None else "none",
         watermark_interval_ms=interval_ms,
     )
+
+
+def _listed(node: SourceNode, list_splits: _List) -> Sequence[Split]:
+    """Splits of a source. What the library of one of our connectors raises names the source; a user's own source is
+    shown as it raises."""
+    try:
+        return list_splits(node.source)
+    except BarrierRuntimeError:
+        raise
+    except Exception as error:
+        kind = type(node.source)
+        if not kind.__module__.startswith("barrier_runtime."):
+            raise
+        where = f"source {node.name!r} ({kind.__name__}): what there is to read cannot be listed"
+        raise told(error, where, "Correct the source's arguments, or what is there") from error
 
 
 def _operator(node: StepNode) -> OperatorSpec:

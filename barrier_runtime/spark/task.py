@@ -85,9 +85,11 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
     if not faulthandler.is_enabled():  # where Spark has it on, its reports name the fault
         faulthandler.enable()
     logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s slot {slot} %(name)s: %(message)s")
-    if settings.log_format == "json":
-        for handler in logging.getLogger().handlers:
+    for handler in logging.getLogger().handlers:
+        if settings.log_format == "json":
             handler.setFormatter(Masked(JsonLines({"job": settings.job, "slot": slot})))
+        elif not isinstance(handler.formatter, Masked):  # Spark may use a process again
+            handler.setFormatter(Masked(handler.formatter or logging.Formatter()))
     if not settings.verbose:
         for handler in logging.getLogger().handlers:
             handler.addFilter(without_expected_stacks)
