@@ -1,18 +1,28 @@
 """What checkpoints that ended undecided had uploaded goes, also while their generation lives, and nothing else does."""
 
 import random
+from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
 from coordinator_world import SINK, SOURCE, Coordinator, keys_of, options, spec, started
 
+from barrier_runtime.coordinator.checkpoints.failures import FailureCounter
 from barrier_runtime.coordinator.checkpoints.retention import MIN_AGE_MS, Kept, Retention, SweepPlan, UnderWay
 from barrier_runtime.coordinator.job import status_view
+from barrier_runtime.coordinator.job.checkpoint_ends import under_way
 from barrier_runtime.coordinator.job.events import Tick
+from barrier_runtime.coordinator.job.generation import Generation
 from barrier_runtime.coordinator.job.phases import running as phase_running
 from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.hashing import sha256_hex
-from barrier_runtime.coordinator.log.manifest import decode_manifest, own_files, verified_manifest
+from barrier_runtime.coordinator.log.manifest import (
+    DecidedManifest,
+    Manifest,
+    decode_manifest,
+    own_files,
+    verified_manifest,
+)
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.wire.messages import (
     AbortCheckpoint,
@@ -184,6 +194,19 @@ def test_what_an_ack_of_an_open_checkpoint_names_stays_whoever_else_named_it_and
     assert Retention(1, kept).sweep(PATHS, objects, 5, 20 * MIN_AGE_MS) == SweepPlan(), "who does not lead"
 
 
+def test_the_manifest_that_is_being_decided_is_spared_whatever_the_clock_of_the_store_says():
+    """S4"""
+    manifest = Manifest(
+        job="flights", lineage="l", checkpoint=4, token=5, created_wall_ms=0, parallelism=1, max_parallelism=128,
+        operators=(), parent_position=1, parent_sha256="",
+    )  # fmt: skip
+    written = DecidedManifest(PATHS.manifest(4, 5), "00", manifest)
+    deciding = under_way(Generation(FailureCounter(0), written=written, appended=deque([(PATHS.manifest(3, 5), 3)])))
+    objects = [ObjectInfo(written.key, 1, 0), ObjectInfo(PATHS.manifest(3, 5), 1, 10 * MIN_AGE_MS)]
+    kept = [Kept(3, PATHS.manifest(3, 5), frozenset())]
+    assert Retention(1, kept).sweep(PATHS, objects, 5, 20 * MIN_AGE_MS, deciding) == SweepPlan()
+
+
 def test_uploads_older_than_the_newest_decision_before_the_open_checkpoints_are_swept():
     """S4: a long run has many decisions, and what came between two of them is nobody's, too."""
     first, second = PATHS.manifest(1, 5), PATHS.manifest(2, 5)
@@ -191,8 +214,8 @@ def test_uploads_older_than_the_newest_decision_before_the_open_checkpoints_are_
     ages = {first: 10, between: 20, second: 30, after: 40}
     objects = [ObjectInfo(key, 1, age * MIN_AGE_MS) for key, age in ages.items()]
     retention = Retention(2, [Kept(1, first, frozenset()), Kept(2, second, frozenset())])
-    under_way = UnderWay(frozenset(), frozenset({first, second}))
-    assert retention.sweep(PATHS, objects, 5, 50 * MIN_AGE_MS, under_way).files == (between,)
+    nothing_open = UnderWay(frozenset(), frozenset({first, second}))
+    assert retention.sweep(PATHS, objects, 5, 50 * MIN_AGE_MS, nothing_open).files == (between,)
 
 
 # ---------------------------------------------------------------- whatever the order
