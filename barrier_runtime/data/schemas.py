@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from barrier_runtime.data.declared_types import ddl_columns, declared_type, fields_of_class
+from barrier_runtime.data.values.casts import kept_cast
+from barrier_runtime.data.values.doors import UNFIT
 from barrier_runtime.state.errors import InvalidJob
 
 SchemaLike: TypeAlias = pa.Schema | Mapping[str, Any] | str | type
@@ -133,7 +135,7 @@ def _reads(read: Callable[[pa.Schema], object], kind: pa.DataType) -> bool:
 
 
 def fit(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """`batch` with the columns and types of `schema`; widening only."""
+    """`batch` with the columns and types of `schema`, where each value is kept."""
     if batch.schema.equals(schema):
         return batch
     arrays = []
@@ -141,8 +143,8 @@ def fit(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
         column = batch.column(field.name)
         if not column.type.equals(field.type):
             try:
-                column = column.cast(field.type)
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                column = kept_cast(column, field.type)
+            except UNFIT as error:
                 raise InvalidJob(
                     f"{where}: column {field.name!r} is {column.type}, wanted is {field.type}, and a value "
                     f"does not fit ({error}): correct schema= or the file"

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from barrier_runtime.data.values.casts import kept_cast
 from barrier_runtime.spark.session import forwarded_environment
 from barrier_runtime.state.errors import InvalidJob, missing_extra
 from barrier_runtime.state.store.open import open_store
@@ -109,10 +110,7 @@ def _chained(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[
 
 def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Spark gives timestamps in the session's time zone, and strings as large ones if it is told to."""
-    columns = [
-        column if column.type.equals(field.type) else column.cast(field.type)
-        for column, field in zip(batch.columns, schema, strict=True)
-    ]
+    columns = [kept_cast(column, field.type) for column, field in zip(batch.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from barrier_runtime.data.values.into_columns import column_of as to_column
 from barrier_runtime.operators.state.migration import without_version
 from barrier_runtime.state.errors import UNREADABLE, Corrupt
 from barrier_runtime.state.snapshots.value_types import ValueType
@@ -53,7 +54,7 @@ class ValueColumn:
     of: Callable[[Any], Any]
 
     def array(self, values: list[Any]) -> pa.Array:
-        return pa.array(values if self.of is same else [self.of(value) for value in values], self.type)
+        return to_column(values if self.of is same else [self.of(value) for value in values], self.type)
 
 
 def same(value: Any) -> Any:

@@ -19,7 +19,7 @@ from barrier_runtime.coordinator.checkpoints.agreement import disagreement
 from barrier_runtime.coordinator.status.latency import merged
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import event_times_ms
-from barrier_runtime.data.rows import Row
+from barrier_runtime.data.rows import Row, RowWriter
 from barrier_runtime.data.schemas import SchemaLike, as_schema
 from barrier_runtime.operators.base import Emit, OperatorContext
 from barrier_runtime.operators.functions.process import ProcessOperator
@@ -219,19 +219,14 @@ class FunctionHarness:
         if not isinstance(row, Mapping):
             raise InvalidJob(f"{self._where}: the row {row!r} is not a dict: push() takes rows, one after the other")
         if self._rows is None:
-            self._rows = pa.RecordBatch.from_pylist([row]).schema
+            self._rows = RowWriter(self._where, None).batch([row]).schema
         unknown = row.keys() - set(self._rows.names)
         if unknown:
             raise InvalidJob(
                 f"{self._where}: the row {row!r} has {', '.join(sorted(map(repr, unknown)))}, which earlier rows (or "
                 "rows=) do not have: give all columns in rows="
             )
-        try:
-            return pa.RecordBatch.from_pylist([row], schema=self._rows)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-            raise InvalidJob(
-                f"{self._where}: the row {row!r} does not fit the types of the rows ({error}): correct it, or rows="
-            ) from error
+        return RowWriter(self._where, self._rows, "correct the row, or rows=").batch([row])
 
     def _reached_by(self, batch: pa.RecordBatch) -> None:
         times = None if self._event_time is None else batch.column(self._event_time)

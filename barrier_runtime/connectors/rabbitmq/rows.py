@@ -4,7 +4,7 @@ Columns beside the body's: `message_id` (string), `timestamp` (ms, UTC; AMQP has
 `redelivered` (true: the broker gave it to somebody before) and `headers` (JSON text). Null where a message lacks it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,8 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from barrier_runtime.connectors.rabbitmq.consumer import ReceivedMessage
-from barrier_runtime.data.json_lines import json_parser
-from barrier_runtime.data.values.text_columns import LineError
+from barrier_runtime.connectors.source_bases.payloads import JsonPayloads, decoded, json_row
 from barrier_runtime.state.errors import InvalidJob
 
 Value = Literal["bytes", "json"]
@@ -62,6 +61,8 @@ def columns_of(
         raise InvalidJob(f'{where}: pass schema=, as value="json" needs it: the columns of the JSON')
     if value != "json" and json is not None:
         raise InvalidJob(f'{where}: schema= goes with value="json": pass that, or leave schema= out')
+    if json is not None:
+        json_row(json, where)  # it refuses types that JSON is not read as
     if message_id != MESSAGE_ID and (not message_id.startswith(HEADER_PREFIX) or message_id == HEADER_PREFIX):
         raise InvalidJob(f'{where}: message_id={message_id!r}: use "message_id" (the property) or "headers.<name>"')
     for name in metadata:
@@ -81,9 +82,7 @@ class MessageRows:
     def __init__(self, columns: Columns, where: str) -> None:
         self._columns = columns
         self._schema = columns.schema
-        self._parse: Callable[[bytes], pa.RecordBatch] | None = None
-        if columns.json is not None:
-            self._parse = json_parser(where, columns.json)
+        self._decoder = None if columns.json is None else JsonPayloads(columns.json, where)
 
     def batch(self, messages: Sequence[ReceivedMessage]) -> tuple[pa.RecordBatch, list[tuple[ReceivedMessage, str]]]:
         """Rows of the good messages, in their order, and the bad ones, each with what is wrong."""
@@ -98,9 +97,12 @@ class MessageRows:
             else:
                 good.append(message)
                 ids.append(id)
-        body = self._bodies(good)
-        if body is None:
-            good, ids, body = self._one_by_one(good, ids, bad)
+        body, undecoded = self._bodies(good)
+        if undecoded:
+            bad += [(good[index], reason) for index, reason in undecoded.items()]
+            kept = [index for index in range(len(good)) if index not in undecoded]
+            body = [column.take(pa.array(kept, pa.int64())) for column in body]
+            good, ids = [good[index] for index in kept], [ids[index] for index in kept]
         arrays = [*body, *[self._column(name, good, ids) for name in self._columns.metadata]]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema), bad
 
@@ -112,32 +114,16 @@ class MessageRows:
             return f"its timestamp {timestamp} is not in seconds since 1970"
         return ""
 
-    def _bodies(self, messages: Sequence[ReceivedMessage]) -> list[pa.Array] | None:
-        """The columns of the bodies; None if one of them is not what it should be."""
-        if self._parse is None:
-            return [pa.array([message.body for message in messages], pa.binary())]
-        try:
-            # On one line each, none empty: as many rows as messages then means one object in each.
-            lines = [msgspec.json.format(message.body, indent=-1) for message in messages]
-            batch = self._parse(b"\n".join(lines))
-        except (LineError, msgspec.MsgspecError, UnicodeDecodeError):
-            return None
-        return list(batch.columns) if batch.num_rows == len(messages) else None
-
-    def _one_by_one(
-        self, messages: Sequence[ReceivedMessage], ids: Sequence[str | None], bad: list[tuple[ReceivedMessage, str]]
-    ) -> tuple[list[ReceivedMessage], list[str | None], list[pa.Array]]:
-        good = []
-        for message, id in zip(messages, ids, strict=True):
-            if self._bodies([message]) is None:
-                bad.append(
-                    (message, f"its body ({len(message.body)} bytes) is not a JSON object of the declared columns")
-                )
-            else:
-                good.append((message, id))
-        body = self._bodies([message for message, _ in good])
-        assert body is not None
-        return [message for message, _ in good], [id for _, id in good], body
+    def _bodies(self, messages: Sequence[ReceivedMessage]) -> tuple[list[pa.Array], dict[int, str]]:
+        """The columns of the bodies, and by index what is wrong with a body."""
+        bodies = [message.body for message in messages]
+        if self._decoder is None:
+            return [pa.array(bodies, pa.binary())], {}
+        arrays, wrong = decoded(self._decoder, bodies, messages)
+        return arrays, {
+            index: f"its body ({len(bodies[index])} bytes) is not a JSON object of the declared columns: {reason}"
+            for index, reason in wrong.items()
+        }
 
     def _column(self, name: str, messages: Sequence[ReceivedMessage], ids: Sequence[str | None]) -> pa.Array:
         values: Sequence[Any]

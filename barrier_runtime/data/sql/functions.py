@@ -7,7 +7,7 @@ them. Whatever has no row here is refused by name.
 import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from functools import partial
+from functools import partial, reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -185,6 +185,15 @@ def _extreme(function: Callable[..., Made]) -> Callable[..., Made]:
     return made
 
 
+def _greatest(*values: Argument) -> Made:
+    """NaN is the greatest number, as in Spark; Arrow leaves NaN out."""
+    made = _extreme(pc.max_element_wise)(*values)
+    if not any(pa.types.is_floating(value.type) for value in values):
+        return made
+    any_is_nan = reduce(pc.or_kleene, [pc.coalesce(pc.is_nan(value), False) for value in known(values)])
+    return pc.if_else(any_is_nan, pc.scalar(float("nan")), made)
+
+
 def known(values: Sequence[Argument]) -> list[Made]:
     """Those that are not NULL as a word."""
     return beside_each_other([value for value in values if not pa.types.is_null(value.type)] or values[:1])
@@ -268,7 +277,7 @@ FUNCTIONS: dict[type[exp.Expr], tuple[tuple[str, ...], Callable[..., Made]]] = {
     exp.Exp: (("this",), _double(pc.exp)),
     exp.Ln: (("this",), _double(_ln)),
     exp.Pow: (("this", "expression"), _double(pc.power)),
-    exp.Greatest: (("this", "expressions*"), _extreme(pc.max_element_wise)),
+    exp.Greatest: (("this", "expressions*"), _greatest),
     exp.Least: (("this", "expressions*"), _extreme(pc.min_element_wise)),
     exp.Nullif: (("this", "expression"), _nullif),
     exp.Upper: (("this",), lambda text: pc.utf8_upper(text_of(text))),

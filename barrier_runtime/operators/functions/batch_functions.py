@@ -1,5 +1,6 @@
 """`select` by names, `map_batches` and `union`: a batch at a time, no Python per row."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -100,7 +101,7 @@ class MapBatchesOperator(Operator):
                 "return a pyarrow.RecordBatch, a pyarrow.Table or None"
             )
         if self._schema is None:
-            self._schema = result.schema
+            self._schema = self._checked(result.schema)
         elif not result.schema.equals(self._schema):
             raise InvalidJob(
                 f"{function_name(self._function)} of operator {self._name!r} returned ({described(result.schema)}), "
@@ -108,6 +109,16 @@ class MapBatchesOperator(Operator):
             )
         if result.num_rows:
             emit(Batch(result, batch.emit_ns))
+
+    def _checked(self, schema: pa.Schema) -> pa.Schema:
+        """`schema`, of the first batch."""
+        repeated = [name for name, count in Counter(schema.names).items() if count > 1]
+        if repeated:
+            raise InvalidJob(
+                f"{function_name(self._function)} of operator {self._name!r} returned two columns {repeated[0]!r}: "
+                "rename one of them"
+            )
+        return schema
 
 
 class UnionOperator(Operator):

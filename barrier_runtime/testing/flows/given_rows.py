@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from barrier_runtime.connectors.source import Polled, Split
+from barrier_runtime.data.rows import RowWriter
+from barrier_runtime.data.schemas import described, no_rows
 from barrier_runtime.state.errors import InvalidJob
 
 # What a user gives for a source: rows, rows by split, or a table (one split).
@@ -86,10 +88,5 @@ def _batch(source: str, rows: Any, schema: pa.Schema) -> pa.RecordBatch:
             f"check: rows given for source {source!r} have columns that it lacks: {', '.join(sorted(unknown))}; "
             f"it has {', '.join(schema.names)}"
         )
-    try:
-        return pa.RecordBatch.from_pylist(list(rows), schema=schema)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-        raise InvalidJob(
-            f"check: rows given for source {source!r} do not fit its schema ({error}): give values of the types of "
-            + ", ".join(f"{column.name} {column.type}" for column in schema)
-        ) from error
+    where, remedy = f"check: rows given for source {source!r}", "give values of the types of " + described(schema)
+    return RowWriter(where, schema, remedy).batch(list(rows)) if rows else no_rows(schema)

@@ -345,7 +345,7 @@ def test_rows_are_compared_as_often_as_they_are_and_with_their_types() -> None:
         ({"inputs": {}}, "no rows for source 'payments': add them to inputs"),
         ({"inputs": {"payments": ROWS, "orders": []}}, "inputs for 'orders': it has only 'payments'"),
         ({"inputs": {"payments": [{"crad": "a"}]}}, "columns that it lacks: crad; it has card, amount, at"),
-        ({"inputs": {"payments": [{"card": 1}]}}, "do not fit its schema"),
+        ({"inputs": {"payments": [{"card": 1}]}}, "column 'card' is string, but a row has 1"),
         ({"sinks": {"in": table}}, "sinks for 'in': it has only 'out'"),
         ({"crashes": "often"}, "crashes='often': use 'every phase'"),
         ({"parallelism": ()}, "give numbers from 1 to 16"),

@@ -120,7 +120,7 @@ def test_what_is_wrong_is_told_as_in_a_job() -> None:
             world.push({"user": "ann", "v": 1, "page": "a", "at": None})
         with pytest.raises(InvalidJob, match=r"has 'x', which earlier rows .* give all columns in rows="):
             world.push({**row("ann", 1, 1), "x": 1})
-        with pytest.raises(InvalidJob, match="does not fit the types of the rows"):
+        with pytest.raises(InvalidJob, match="column 'v' is int64, but a row has 'text'"):
             world.push(row("ann", "text", 1))  # type: ignore[arg-type]
     with harness() as world, pytest.raises(InvalidJob, match=r"no row came yet.* give rows="):
         world.state("ann")

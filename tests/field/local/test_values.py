@@ -1,11 +1,14 @@
 """Values that functions give: each is in its column as it was given, or the job ends and says which value it is."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from barrier_runtime import CollectSink, Dataflow, JobFailed
+from barrier_runtime.connectors.files.source.small_table import small_table
 
 
 def _mapped(values: list[Any], schema: Any = None) -> list[Any]:
@@ -89,3 +92,29 @@ def test_a_lookup_may_give_a_kept_row_for_several_keys() -> None:
     rows.lookup("names", lambda keys: [unknown] * len(keys), key="n", schema={"name": str}).sink("out", out)
     flow.run_local(parallelism=1)
     assert [row["name"] for row in out.rows()] == ["unknown", "unknown"]
+
+
+# Source: our own trial
+def test_a_batch_with_two_columns_of_one_name_is_refused() -> None:
+    flow, out = Dataflow("field"), CollectSink()
+    rows = flow.from_iterator("in", lambda split, splits: iter([{"n": 1}]), schema={"n": int}, splits=1)
+    twice = rows.map_batches(lambda batch: pa.RecordBatch.from_arrays([batch.column(0)] * 2, ["x", "x"]))
+    twice.sink("out", out)
+    with pytest.raises(JobFailed, match="returned two columns 'x': rename"):
+        flow.run_local(parallelism=1)
+
+
+# Source: our own trial
+def test_nan_is_the_greatest_number() -> None:
+    flow, out = Dataflow("field"), CollectSink()
+    rows = flow.from_iterator("in", lambda split, splits: iter([{"x": math.nan}]), schema={"x": float}, splits=1)
+    rows.select({"most": "greatest(x, 1.0)", "least": "least(x, 1.0)"}).sink("out", out)
+    flow.run_local(parallelism=1)
+    (row,) = out.rows()
+    assert (math.isnan(row["most"]), row["least"]) == (True, 1.0)
+
+
+# Source: our own trial
+def test_a_small_table_keeps_columns_that_its_first_row_lacks() -> None:
+    table = small_table([{"a": 1}, {"a": 2, "b": "x"}], "join")
+    assert table.to_pylist() == [{"a": 1, "b": None}, {"a": 2, "b": "x"}]

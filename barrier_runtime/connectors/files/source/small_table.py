@@ -10,6 +10,7 @@ from barrier_runtime.connectors.files.source.csv import CsvFiles, CsvSource
 from barrier_runtime.connectors.files.source.jsonl import JsonlFiles, JsonlSource
 from barrier_runtime.connectors.files.source.parquet import ParquetSource
 from barrier_runtime.connectors.source import Source, SourceDescription
+from barrier_runtime.data.rows import RowWriter
 from barrier_runtime.state.errors import InvalidJob
 
 _MAX_BYTES = 256 << 20  # it travels to every slot
@@ -40,7 +41,9 @@ def small_table(table: Any, where: str) -> pa.Table:
                 f"{where}: the small table is not a table: pass an Arrow table, a pandas or Polars frame, a list of "
                 "dicts or a path"
             )
-        table = pa.Table.from_pylist([dict(row) for row in rows])
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        writer = RowWriter(where, None)
+        table = pa.Table.from_batches([writer.batch([{name: row.get(name) for name in names} for row in rows])])
     if table.nbytes > _MAX_BYTES:
         raise InvalidJob(
             f"{where}: the small table has {table.nbytes >> 20} MiB and would be sent to every slot: "

@@ -1,0 +1,45 @@
+"""Columns of one type as columns of another one: every value is kept, or the cast is refused."""
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from barrier_runtime.data.values.doors import UNFIT, RefusedValue
+
+
+def kept_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """`column` as `kind`. Raises `ValueError` for a value that would change: Arrow's own cast makes infinite numbers of
+    large ones, rounds to decimals, cuts times of day and leaves fields of structs out. Floats become narrower ones, as
+    the declaration says, and times without a zone are UTC.
+
+    >>> kept_cast(pa.array([1, None]), pa.float64()).to_pylist()
+    [1.0, None]
+    """
+    if column.type.equals(kind):
+        return column
+    made = column.cast(kind)
+    if pa.types.is_floating(kind) and pa.types.is_floating(column.type):
+        lost = pc.and_(pc.is_inf(made), pc.invert(pc.is_inf(column)))
+    elif pa.types.is_null(column.type) or _is_text(column.type) != _is_text(kind):
+        return made  # Arrow reads text exactly, or refuses it
+    else:
+        lost = _changed(column, made)
+    row = lost.index(True).as_py()
+    if row >= 0:
+        raise RefusedValue(column[row].as_py(), kind, "it would change")
+    return made
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view())
+
+
+def _changed(column: pa.Array, made: pa.Array) -> pa.Array:
+    """Which values are others when they are cast back."""
+    try:
+        back = made.cast(column.type)
+    except UNFIT:
+        return pa.array([True] * len(column), pa.bool_())
+    if back.equals(column):
+        return pa.array([False] * len(column), pa.bool_())
+    pairs = zip(map(repr, back.to_pylist()), map(repr, column.to_pylist()), strict=True)  # of NaN, too
+    return pa.array([one != other for one, other in pairs], pa.bool_())
