@@ -27,9 +27,8 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.decisions import log_id
 from barrier_runtime.connectors.declared_kinds import kinds_checked
-from barrier_runtime.connectors.redis.text import check_key, json_of, keys_of, text_of
+from barrier_runtime.connectors.redis.text import check_key, exact_rows, json_of, keys_of, text_of
 from barrier_runtime.connectors.sink import SinkContext
-from barrier_runtime.connectors.sink_bases.json_values import json_rows
 from barrier_runtime.connectors.sink_bases.upsert import UpsertSink
 from barrier_runtime.data.schemas import column_names, no_column
 from barrier_runtime.state.errors import Fenced, InvalidJob, ProtocolViolation, Unavailable, missing_extra
@@ -147,7 +146,7 @@ class RedisUpsertSink(UpsertSink):
     def upsert(self, rows: pa.RecordBatch) -> None:
         for start in range(0, rows.num_rows, _ROWS_AT_ONCE):
             chunk = rows.slice(start, _ROWS_AT_ONCE)
-            keyed = zip(keys_of(chunk, self.key), json_rows(chunk), strict=True)
+            keyed = zip(keys_of(chunk, self.key), exact_rows(chunk), strict=True)
             flat = [part for key, row in keyed for part in self._written(self.prefix.encode() + key, row)]
             self._write_number += 1
             last = self._run(_WRITE, self._write_number, *flat)

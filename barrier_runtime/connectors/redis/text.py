@@ -5,8 +5,9 @@ a backslash gets one more. In a key of several columns backslashes and colons of
 since colons stand between the columns. A column has one type, so a number meets no text that looks like it.
 """
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -14,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.connectors.sink_bases.json_values import json_values
-from barrier_runtime.data.rows import rows_of
+from barrier_runtime.connectors.sink_bases.key_values import below_microseconds
+from barrier_runtime.data.rows import each_row, rows_of, values_of
 from barrier_runtime.state.errors import InvalidJob
 
 _NULL = b"\\N"
@@ -33,6 +35,27 @@ def keys_of(rows: pa.RecordBatch, names: Sequence[str]) -> list[bytes]:
     if len(columns) == 1:
         return [_alone(text) for text in columns[0]]
     return [b":".join(map(_beside_others, texts)) for texts in zip(*columns, strict=True)]
+
+
+def exact_rows(rows: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """Rows whose times have all of their digits, and all of their years."""
+    if not any(_has_nanoseconds(field.type) for field in rows.schema):
+        with contextlib.suppress(InvalidJob):  # for a time of a year that Python's have not, before any row is given
+            return each_row(rows)
+    names = rows.schema.names
+    columns = [_exact_values(column) for column in rows.columns]
+    return (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
+
+
+def _exact_values(column: pa.Array) -> list[Any]:
+    if _has_nanoseconds(column.type):
+        if pa.types.is_nested(column.type) or pc.any(below_microseconds(column)).as_py():
+            return json_values(column)
+        column = _whole_microseconds(column)
+    try:
+        return values_of(column)
+    except InvalidJob:
+        return json_values(column)
 
 
 def text_of(value: Any) -> bytes:
