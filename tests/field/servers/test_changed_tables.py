@@ -116,3 +116,13 @@ def test_changes_without_the_whole_old_row_any_more_end_the_job(tables: ChangedT
         assert [r["v"] for r in rows_from(reader, 2)] == ["a", "b"]
     with reading(changes) as reader, pytest.raises(InvalidJob, match="`before` had all columns"):
         rows_from(reader, 2)
+
+
+# Source: our own trial
+def test_a_key_of_all_columns_identifies_rows(tables: ChangedTables) -> None:
+    table = tables.table("a int, b int, primary key (a, b)")
+    source = tables.source(table, form="upsert")
+    tables.execute(f"insert into {table} values (1, 2)", f"update {table} set b = 3", f"delete from {table}")
+    with reading(source) as reader:
+        found = [(row["a"], row["b"], row["deleted"]) for row in rows_from(reader, 4)]
+    assert found == [(1, 2, False), (1, 2, True), (1, 3, False), (1, 3, True)]

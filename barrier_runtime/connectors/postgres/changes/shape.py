@@ -160,11 +160,6 @@ def _check_order(table: ChangedTable, places: Mapping[str, int], shown: str) -> 
 
 def _check_identity(table: ChangedTable, relation: Relation, now: CatalogTable, form: Form, shown: str) -> None:
     full = relation.identity == "f"
-    if not full and not table.has_key:
-        raise InvalidJob(
-            f"{shown}: its REPLICA IDENTITY was FULL, and rows are told apart by all of their columns; in the log it "
-            f"has another one: ALTER TABLE {table.name} REPLICA IDENTITY FULL, and {_ANEW}"
-        )
     identifying = {column.name for column in relation.columns if column.identifies}
     lost = [column.name for column in table.columns if column.key and column.name not in identifying]
     if lost and not full:
