@@ -90,6 +90,15 @@ class Positioned(Protocol):
 
 
 @runtime_checkable
+class Choosing(Protocol):
+    """A source whose settings choose what it reads. A job does not go on with splits that they no longer choose."""
+
+    def not_chosen(self, split_id: str) -> str:
+        """Why the settings do not choose a split that a snapshot knows, with the remedy; "" if they do."""
+        ...
+
+
+@runtime_checkable
 class Projecting(Protocol):
     """A source that can leave out columns, and need not read them."""
 

@@ -7,7 +7,7 @@ read: those are watermarks of the main output alone, and a chain has one for all
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
@@ -19,6 +19,7 @@ from barrier_runtime.data.event_time import Detail
 from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph, OperatorSpec, SourceSpec
 from barrier_runtime.graph.logical import Input, Node, Plan, SourceNode, StepNode
+from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.keys.key_groups import MAX_PARALLELISM_LIMIT
 from barrier_runtime.state.outside_errors import told
@@ -291,4 +292,13 @@ def _operator(node: StepNode) -> OperatorSpec:
         node.states,
         node.sink_kind,
         node.target,
+        _columns(node, node.name),
     )
+
+
+def _columns(node: StepNode, name: str) -> Mapping[str, str]:
+    """Columns that the state of a keyed step depends on, with their types, as far as the flow tells them."""
+    if not node.stateful or node.is_sink:
+        return {}
+    made = node.make(name)
+    return made.column_types if isinstance(made, KeyedOperator) else {}

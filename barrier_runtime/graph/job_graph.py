@@ -38,6 +38,7 @@ class OperatorSpec:
     states: Mapping[str, StateDescription] = field(default_factory=dict)  # that the user declared
     sink_kind: str = ""  # sinks only: name of the kind of sink, "" of a user's own
     target: str = ""  # sinks only: what it writes to
+    columns: Mapping[str, str] = field(default_factory=dict)  # that its state depends on, with their types where known
 
     @property
     def state_kind(self) -> str:
@@ -138,6 +139,7 @@ class JobGraph:
                 states={op.name: dict(op.states) for op in chain.operators if op.states},
                 kinds=chain.state_kinds,
                 targets=chain.targets,
+                columns={op.name: dict(op.columns) for op in chain.operators if op.columns},
                 inputs=tuple(dict.fromkeys(edge.source_chain for edge in self.inputs(chain.id))),
             )
             for chain in self.chains

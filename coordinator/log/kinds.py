@@ -22,7 +22,16 @@ from dataclasses import dataclass
 import msgspec
 
 from barrier_runtime.coordinator.wire.messages import ChainSpec
-from barrier_runtime.state.snapshots.snapshot import KIND, OWN, PENDING, SHARED, TARGET, OperatorSnapshot
+from barrier_runtime.state.snapshots.snapshot import (
+    COLUMN_TYPES,
+    KEYS,
+    KIND,
+    OWN,
+    PENDING,
+    SHARED,
+    TARGET,
+    OperatorSnapshot,
+)
 
 SOURCE, SINK = "source", "sink"
 _JOINS = frozenset(("join", "window_join", "asof_join", "table_join"))
@@ -43,12 +52,14 @@ _SINK_VALUES = ("sink", PENDING)
 
 
 def with_kinds(chains: Sequence[ChainSpec], snapshots: Iterable[OperatorSnapshot]) -> Iterator[OperatorSnapshot]:
-    """The snapshots of a job of these chains with the kinds and targets of their steps. Snapshots without state, and
-    those of rows in flight alone, stay as they are."""
+    """The snapshots of a job of these chains with the kinds and targets of their steps, and the types of columns that
+    state depends on. Snapshots without state, and those of rows in flight alone, stay as they are."""
     said = {name: {KIND: kind.encode()} for chain in chains for name, kind in chain.kinds.items()}
     for chain in chains:
         for name, target in chain.targets.items():
             said.setdefault(name, {})[TARGET] = target.encode()
+        for name, columns in chain.columns.items():
+            said.setdefault(name, {})[COLUMN_TYPES] = msgspec.json.encode(columns)
     for snapshot in snapshots:
         more = said.get(snapshot.operator) if _has_state(snapshot) else None
         yield msgspec.structs.replace(snapshot, values={**snapshot.values, **more}) if more else snapshot
@@ -114,6 +125,17 @@ def _changed_target(chains: Sequence[ChainSpec], snapshot: OperatorSnapshot, set
     return ChangedKind(f"a sink of {before}", f"a sink of {now}", pending=True)
 
 
+def changed_column(chains: Sequence[ChainSpec], snapshot: OperatorSnapshot) -> tuple[str, str, str] | None:
+    """A column that the state depends on, with its type before and now, where both are known and differ. State that is
+    still without rows, and so without keys, depends on none."""
+    before = snapshot.values.get(COLUMN_TYPES)
+    if before is None or KEYS not in snapshot.values:
+        return None
+    known = _COLUMNS.decode(before)
+    now = next((chain.columns[snapshot.operator] for chain in chains if snapshot.operator in chain.columns), {})
+    return next(((name, known[name], now[name]) for name in now if known.get(name, now[name]) != now[name]), None)
+
+
 def _told(snapshot: OperatorSnapshot) -> frozenset[str]:
     """Kinds of step that may have written it; none where nothing tells."""
     kind = snapshot.values.get(KIND)
@@ -147,6 +169,7 @@ class _Pending(msgspec.Struct):
 
 
 _SINK_VALUE = msgspec.json.Decoder(_SinkValue)
+_COLUMNS = msgspec.json.Decoder(dict[str, str])
 _PENDING = msgspec.json.Decoder(_Pending)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from barrier_runtime.coordinator.log.decision_log import DecisionLog, LogEntry, LogView, complete_of
-from barrier_runtime.coordinator.log.kinds import changed_kind
+from barrier_runtime.coordinator.log.kinds import changed_column, changed_kind
 from barrier_runtime.coordinator.log.manifest import Manifest, check_files
 from barrier_runtime.coordinator.log.records import Complete, Fence, Finish
 from barrier_runtime.coordinator.wire.messages import JobSpec
@@ -192,6 +192,14 @@ def _check_states(spec: JobSpec, what: str, restored: tuple[OperatorSnapshot, ..
                 f"{where}: its state is kept by the key ({before}), but its rows have ({now}) now: make the columns "
                 "what they were, or give the operator a new name to start without state, and set allow_non_restored "
                 "to drop what the old name had"
+            )
+        column = changed_column(spec.chains, snapshot)
+        if column is not None:
+            name, before, now = column
+            raise InvalidJob(
+                f"{where}: its state was made of column {name!r} as {before}, but its rows have it as {now} now: keep "
+                "the type, as with CAST in a select() before, or give the operator a new name to start without state, "
+                "and set allow_non_restored to drop what the old name had"
             )
         if snapshot.keyed is not None:
             known = {*snapshot.keyed.states, *snapshot.keyed.described}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from barrier_runtime.coordinator.log.kinds import changed_kind
+from barrier_runtime.coordinator.log.kinds import changed_column, changed_kind
 from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.log.restore_choice import changed_definition, changed_key, check_fits
 from barrier_runtime.coordinator.wire.messages import JobSpec
@@ -59,6 +59,9 @@ def _changed(spec: JobSpec, stored: list[OperatorSnapshot], settled: bool) -> st
         return f"kind changed: {another.before} -> {another.now}"
     if any(changed_key(spec, snapshot) for snapshot in stored):
         return "key changed"
+    column = next(filter(None, (changed_column(spec.chains, snapshot) for snapshot in stored)), None)
+    if column is not None:
+        return f"column {column[0]} changed from {column[1]} to {column[2]}"
     return "definition changed" if any(changed_definition(spec, snapshot) for snapshot in stored) else ""
 
 

@@ -39,6 +39,7 @@ class ChainSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inputs: tuple[int, ...] = ()  # chains that send rows to this one; for people
     kinds: dict[str, str] = {}  # operator -> kind of step, see `state.snapshots.snapshot.KIND`
     targets: dict[str, str] = {}  # sink -> what it writes to, where it says so
+    columns: dict[str, dict[str, str]] = {}  # operator -> columns that its state depends on, where known -> type
 
 
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -17,6 +17,7 @@ DEFINITION = "definition"  # what its state is a state of
 KIND = "kind"  # the kind of step whose state it is, such as "process" or "source: Kafka"
 TARGET = "target"  # what a sink writes to, by its name there
 PENDING = "pending"  # of a sink: the transactions that are not known to be visible
+COLUMN_TYPES = "column-types"  # of the columns that the state depends on, keys included: JSON, name -> type
 KEYS = "keys"  # the columns of its keys, with their types
 JOIN_KEYS = "join-keys"  # the same of both sides of a join, whose tables have keys of their own
 SHARED = "shared-"  # names of values begin so that every subtask is given at a restore, whoever has written them

@@ -102,6 +102,12 @@ class KeyedOperator(KeyedLife):
         return self._key_columns
 
     @property
+    def column_types(self) -> dict[str, str]:
+        """Types of the columns that the state depends on, by name, as far as the flow tells them before rows come."""
+        known = pa.schema([]) if self._declared is None else plain_schema(self._declared)
+        return {column: str(known.field(column).type) for column in self._columns if column in known.names}
+
+    @property
     def key_schema(self) -> pa.Schema:
         """The same with their types, once they are known."""
         assert self._bound is not None, "no row came, and the flow does not tell the columns"

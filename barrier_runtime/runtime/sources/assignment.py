@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from barrier_runtime.connectors.name_set import UNKNOWN_SIZE, UNMARKED, NameSet
 from barrier_runtime.connectors.source import (
+    Choosing,
     DiscoveringSource,
     Discovery,
     GrowingSource,
@@ -138,6 +139,7 @@ def assign_discovered(
     """A split belongs to `source.owner`. Begins the discovery of more, if the source does that. One that grows is read
     as far as it was when it was begun; its discovery finds the rest, as it does of those at their end."""
     _require_complete(restored, where)
+    _check_chosen(source, restored, where)
 
     by_id = {split.id: split for split in listed}
     known: dict[str, Split] = {}
@@ -176,6 +178,7 @@ def check_none_lost(source: Source, listed: Sequence[Split], restored: RestoredS
     if isinstance(source, StagedSource):  # what is listed before the rows are staged says nothing
         return
     listed = under_known_ids(listed, restored, where)
+    _check_chosen(source, restored, where)
     discovers, all_ids = isinstance(source, DiscoveringSource), {split.id for split in listed}
     for id, reached in restored.splits.items():
         if id not in all_ids and not reached.at_end and not (discovers and reached.payload):
@@ -183,6 +186,16 @@ def check_none_lost(source: Source, listed: Sequence[Split], restored: RestoredS
     for split in () if discovers else listed:
         has_finished(split, restored.finished, where)
     _check_shares(listed, restored, where)
+
+
+def _check_chosen(source: Source, restored: RestoredSource, where: str) -> None:
+    """Splits that were being read, and that the settings of the source do not choose any more, would be read on."""
+    if not isinstance(source, Choosing):
+        return
+    for id in restored.splits:
+        why = source.not_chosen(id)
+        if why:
+            raise InvalidJob(f"{where}: {why}")
 
 
 def _check_shares(listed: Sequence[Split], restored: RestoredSource, where: str) -> None:

@@ -297,6 +297,17 @@ def numbered(rows: Stream) -> Any:
     return rows.select({"k": "v"}).key_by("k")
 
 
+def texts(rows: Stream) -> Any:
+    """With another type of a column that is aggregated."""
+    return rows.select({"k": "k", "v": "CAST(v AS VARCHAR)"}).key_by("k")
+
+
+def later(rows: Stream) -> Any:
+    """With another type of event times."""
+    schema = {"k": str, "v": int, "at": "timestamp[ms]"}
+    return windowed(rows.map(lambda row: row, schema=schema), Tumbling(HOUR))
+
+
 def totals(**aggregates: Any) -> Callable[[Stream, Stream], Any]:
     return lambda rows, more: keyed(rows).aggregate(STEP, **aggregates)
 
@@ -331,6 +342,9 @@ CHANGED: list[tuple[str, Callable[[Stream, Stream], Any], str]] = [
     ("aggregate", totals(n=sum_("v")), r"values of aggregate count\(\*\)"),
     ("greatest", totals(n=max_("at")), r"values of aggregate max\(v\)"),
     ("greatest", totals(n=min_("v")), r"values of aggregate max\(v\)"),
+    ("greatest", lambda rows, more: texts(rows).aggregate(STEP, n=max_("v")), "column 'v' as int64, .* as string now"),
+    ("tumbling", lambda rows, more: later(rows).aggregate(n=count()), r"column 'at' as int64, .* timestamp\[ms\] now"),
+    ("top", lambda rows, more: later(rows).top(2, by="v"), "column 'at' as int64, but its rows have it as timestamp"),
     ("deduplicate", lambda rows, more: rows.deduplicate(STEP, "v", within=None), r"the key \(k: string\)"),
     ("process_groups", columns("float64"), "columns .<i8. in the checkpoint and is columns .<f8. now"),
     ("process_groups", columns("int32"), "columns .<i8. in the checkpoint and is columns .<i4. now"),

@@ -54,6 +54,11 @@ class Topics:
     names: tuple[str, ...] = ()
     pattern: str | None = None
 
+    def chooses(self, topic: str) -> bool:
+        if self.pattern is None:
+            return topic in self.names
+        return re.fullmatch(self.pattern, topic) is not None
+
     def __str__(self) -> str:
         return f"topics like {self.pattern!r}" if self.pattern is not None else f"topics {', '.join(self.names)}"
 
@@ -220,6 +225,16 @@ class KafkaTopics:
             KafkaSplit(topic, number, begins[topic, number], ends.get((topic, number)), ids.get(topic, "")).split()
             for topic, number in partitions
         ]
+
+    def not_chosen(self, split_id: str) -> str:
+        topic = split_id.rpartition("-")[0]
+        if self._topics.chooses(topic):
+            return ""
+        return (
+            f"the checkpoint has an offset in topic {topic!r}, which is not among its {self._topics}: choose that "
+            "topic as well, or give the source another name, which begins anew (start='group' goes on with the offsets "
+            "that were committed to its group), and set allow_non_restored to drop the offsets of the old name"
+        )
 
     def _begins(self, cluster: Cluster, partitions: Sequence[Partition]) -> dict[Partition, int]:
         if self._start == "latest":

@@ -11,14 +11,17 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Uuid
 
-from barrier_runtime import Dataflow
+from barrier_runtime import Dataflow, KafkaSource
 from barrier_runtime.connectors.kafka.source.client import KafkaClient, known_id
 from barrier_runtime.connectors.kafka.source.fetcher import Fetcher
 from barrier_runtime.connectors.kafka.source.partition_queue import Fetched, PartitionQueue
 from barrier_runtime.connectors.kafka.source.position import KafkaPosition, KafkaSplit, owner, resumed, split_id
 from barrier_runtime.connectors.kafka.source.retention import lost, outlook
 from barrier_runtime.connectors.kafka.source.stall_detector import StallTimeouts
+from barrier_runtime.runtime.sources.assignment import assign_discovered, check_none_lost
+from barrier_runtime.runtime.sources.progress import SPLITS_VALUE, RestoredSource, SourceProgress, SplitProgress
 from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.time_slice import SLICE_NS
 from tests.state.test_time_slice import attributes, needs_short_slices
 
@@ -215,3 +218,24 @@ def test_the_thread_that_reads_and_those_of_its_client_have_short_slices_before_
     while not fetcher.failed and time.monotonic() < deadline_s:
         time.sleep(0.001)
     assert seen == [SLICE_NS, SLICE_NS]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "left_out"),
+    [({"topics": "orders"}, "others"), ({"topics": ["others", "more"]}, "orders"), ({"pattern": "o.d.*"}, "others")],
+)
+def test_an_offset_in_a_topic_that_is_not_chosen_any_more_is_not_gone_on_with(
+    chosen: dict[str, Any], left_out: str
+) -> None:
+    """The job would go on reading the old topic beside the new one."""
+    splits = {f"{topic}-{number}": SplitProgress(3, 0, False) for topic in ("orders", "others") for number in (0, 1)}
+    values = {SPLITS_VALUE: msgspec.json.encode(SourceProgress(splits, version=2))}
+    restored = RestoredSource((OperatorSnapshot("in", 0, 1, values),), 0, 1, "source 'in'")
+    source = KafkaSource("broker:9092", group="g", **chosen).named("in")
+    said = f"source 'in': the checkpoint has an offset in topic '{left_out}', which is not among its topics"
+    with pytest.raises(InvalidJob, match=said):
+        check_none_lost(source, (), restored, "source 'in'")
+    with pytest.raises(InvalidJob, match=said):
+        assign_discovered(source, (), restored, 0, 1, "source 'in'")
+    whole = KafkaSource("broker:9092", group="g", pattern="orders|others|new").named("in")
+    assert [whole.not_chosen(id) for id in splits] == [""] * 4
