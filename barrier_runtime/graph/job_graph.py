@@ -10,7 +10,7 @@ from typing import Literal
 import pyarrow as pa
 
 from barrier_runtime.connectors.read_range import ReadRange
-from barrier_runtime.connectors.source import Source, Split
+from barrier_runtime.connectors.source import Positioned, Source, Split
 from barrier_runtime.coordinator.wire.messages import ChainSpec
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.operators.base import Operator
@@ -62,7 +62,7 @@ class SourceSpec:
     @property
     def state_kind(self) -> str:
         """The kind of its positions, as snapshots have it. Sources of users do not say more."""
-        positions_in = getattr(self.source, "positions_in", "")
+        positions_in = self.source.positions_in if isinstance(self.source, Positioned) else ""
         return f"source: {positions_in}" if positions_in else "source"
 
 

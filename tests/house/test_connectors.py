@@ -8,10 +8,11 @@ import pytest
 
 import barrier_runtime
 from barrier_runtime.connectors.registry import CONNECTORS, Connector, PublicClass
+from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from tests.connectors_table import PAGE, with_tables
 from tests.house.test_layers import SHARED
 from tests.library_errors import LIBRARY_ERRORS
-from tests.parsed import statements
+from tests.parsed import nodes, statements
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "barrier_runtime" / "connectors"
@@ -56,6 +57,27 @@ def test_the_extra_installs_the_library_and_dev_has_it(row: Connector) -> None:
     assert names == [row.library.module]
     (own,) = [each for each in extras()["dev"] if each.startswith("barrier-runtime[")]
     assert row.library.extra in own.removeprefix("barrier-runtime[").removesuffix("]").split(",")
+
+
+def test_every_source_says_what_its_positions_are_positions_in() -> None:
+    """A job does not go on with positions in something else under an old name."""
+    silent = []
+    for path in sorted(FOLDER.rglob("*.py")):
+        for each in nodes(path.relative_to(ROOT).as_posix()):
+            if isinstance(each, ast.ClassDef) and "Protocol" not in {
+                base.id for base in each.bases if isinstance(base, ast.Name)
+            }:
+                names = {of.name for of in each.body if isinstance(of, ast.FunctionDef)}
+                text = ast.unparse(each)
+                if {"splits", "reader"} <= names and "positions_in" not in text:
+                    silent.append(f"{path.name}: {each.name}")
+    assert silent == []
+
+
+def test_every_sink_that_is_made_again_names_its_target() -> None:
+    """Pending transactions are not restored into a sink of another target."""
+    kinds = [getattr(barrier_runtime, public.name) for public in SINKS if public.kind]
+    assert [each.__name__ for each in kinds if each.target is TwoPhaseCommitSink.target] == []
 
 
 @with_library

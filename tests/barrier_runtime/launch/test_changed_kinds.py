@@ -15,6 +15,7 @@ then offered to every other kind. Nothing is begun at zero without a word, and n
 """
 
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -64,8 +65,11 @@ from barrier_runtime.coordinator.log.restore_diff import RestoreDiff
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.launch.prepare import PreparedJob
+from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.snapshots.snapshot import KIND, PENDING, TARGET, OperatorSnapshot
+from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state_tables.finding import find_checkpoint
+from tests.barrier_runtime.running_job import RunningJob
 
 JOB, STEP = "kinds", "step"
 SCHEMA = {"k": str, "v": int, "at": int}
@@ -531,3 +535,31 @@ def test_a_sink_of_an_earlier_release_is_told_by_its_description(tmp_path: Path)
     same = spec_of(reading(SOURCES["iterator"], tmp_path, JsonlSink(str(tmp_path / "others"))))
     assert refusal(same, earlier) == "", "it did not say where"
     assert "as a sink of folder out" in refusal(same, manifest)
+
+
+class Held(JsonlSink):
+    """Its target does not answer."""
+
+    def commit(self, committable: bytes) -> None:
+        raise Unavailable("the target does not answer: wait")
+
+
+async def test_decided_transactions_are_committed_before_a_sink_of_another_kind_takes_over(tmp_path: Path) -> None:
+    """A whole job: refused while they are pending, under the old name; committed first under a new name."""
+    (tmp_path / "in.jsonl").write_text("".join(f'{{"v": {n}}}\n' for n in range(5)))
+    source, folder, old = SOURCES["watched"], tmp_path / "jobs", str(tmp_path / "old")
+    job = RunningJob(reading(source, tmp_path, Held(old)), folder, parallelism=1)
+    await job.until(lambda status: status.checkpoints.completed >= 2)
+    job.runner.stop("now")
+    await job.task
+    before = sorted(folder.rglob("log/*"))
+    for sink in (CsvSink(str(tmp_path / "new")), JsonlSink(str(tmp_path / "new"))):
+        status = await RunningJob(reading(source, tmp_path, sink), folder, parallelism=1).task
+        assert "has transactions of 'out' as a" in status.error, status
+        assert "allow_non_restored: then they are committed first" in status.error
+    assert sorted(folder.rglob("log/*")) == before, "no FENCE was written"
+    flow = Dataflow(JOB)
+    source(flow, tmp_path).sink("others", CsvSink(str(tmp_path / "new")))
+    options: dict[str, Any] = {"checkpoints": str(folder), "parallelism": 1, "allow_non_restored": True}
+    PreparedJob(flow.plan, JobOptions.from_keywords(options)).resolve_in_doubt(open_store(str(folder)))
+    assert [json.loads(row)["v"] for file in Path(old).glob("[!.]*.jsonl") for row in file.open()] == [0, 1, 2, 3, 4]

@@ -235,6 +235,19 @@ def test_a_log_of_an_earlier_release_tells_its_savepoint_by_the_run_that_importe
         begin(store, URLS["S"])
 
 
+def test_a_fork_under_another_name_has_a_line_of_its_own():
+    """In one store, with one savepoint: neither goes on with what the other has reached."""
+    store, fork = MemoryStore(), spec(job="fork", run_id="fork-1")
+    begin(store, URLS["S"])
+    run(store, of())
+    assert "it is checkpoint 7 of job fork now" in begin(store, URLS["S"], fork)
+    assert "job fork began with this savepoint and has reached checkpoint 7" in begin(store, URLS["S"], fork)
+    assert "job flights began with this savepoint and has reached checkpoint 8" in begin(store, URLS["S"])
+    url = in_a_folder(taken_of("S"))
+    begin(store, url, fork, mode="claim")
+    assert "job flights began with the savepoint" in begin(store, url, mode="claim"), "who claimed it plays no part"
+
+
 # ---------------------------------------------------------------- claims
 
 
