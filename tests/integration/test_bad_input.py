@@ -92,20 +92,20 @@ def test_a_line_that_is_no_json_is_located_and_the_corrected_file_gives_every_ro
     flow = job(lambda flow: flow.read_jsonl("in", str(file), schema={"n": int}, pace=200_000), JsonlSink(str(out)))
     with pytest.raises(BAD) as error:
         flow.run_local(**options)
-    says(error, "source 'in'", str(file), "a line does not fit", "Correct the file")
+    says(error, "source 'in'", str(file), "line 50000: it is not one JSON object", "correct the file")
     file.write_text("\n".join(good) + "\n")
     flow.run_local(**options)
     rows = [json.loads(line)["n"] for file in visible_files(out) for line in file.read_text().splitlines()]
     assert sorted(rows) == list(range(50_000))
 
 
-@pytest.mark.parametrize(("line", "said"), [("5", "Expected 2 columns, got 1"), ("3,x", "invalid value 'x'")])
+@pytest.mark.parametrize(("line", "said"), [("5", "it has 1 values"), ("3,x", "'x' is not kept as int64")])
 def test_a_csv_line_that_does_not_fit_is_shown(tmp_path, line, said):
     file = tmp_path / "a.csv"
     file.write_text(f"a,b\n1,2\n{line}\n")
     with pytest.raises(JobFailed) as error:
         job(lambda flow: flow.read_csv("in", str(file), schema={"a": int, "b": int})).run_local()
-    says(error, "source 'in'", str(file), said, "Correct the file, or schema=")
+    says(error, "source 'in'", f"{file}, line 3", said, "correct the file")
 
 
 def test_a_missing_file_an_empty_folder_and_a_file_that_vanished_are_named(folder):

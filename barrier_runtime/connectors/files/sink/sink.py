@@ -83,7 +83,8 @@ class FileSink(TwoPhaseCommitSink):
     commits_together = True
     keeps_rows = True
     suffix: ClassVar[str]
-    remedy: ClassVar[str] = "select() other columns"  # for types that the format does not hold
+    format: ClassVar[str]  # its name …
+    remedy: ClassVar[str]  # … and what to do about a type that the format does not hold
     default_bytes_in_memory: ClassVar[int] = 32 << 20
 
     def __init__(
@@ -156,8 +157,7 @@ class FileSink(TwoPhaseCommitSink):
         for field in schema:
             if field.name not in self.partition_by and not self.holds(field.type):
                 raise InvalidJob(
-                    f"{where}: column {field.name!r} is {field.type}, which {type(self).__name__} does not write so "
-                    f"that it can be read back: {self.remedy}"
+                    f"{where}: column {field.name!r} is {field.type}, which {self.format} cannot hold: {self.remedy}"
                 )
 
     def holds(self, kind: pa.DataType) -> bool:
@@ -338,6 +338,8 @@ class ParquetSink(FileSink):
 
     kind = "parquet"
     suffix = "parquet"
+    format = "Parquet"
+    remedy = "select() other columns"
     default_bytes_in_memory = 128 << 20
 
     def holds(self, kind: pa.DataType) -> bool:
@@ -359,6 +361,7 @@ class JsonlSink(FileSink):
 
     kind = "jsonl"
     suffix = "jsonl"
+    format = "JSON"
     remedy = "select() other columns, or use ParquetSink"
 
     def holds(self, kind: pa.DataType) -> bool:
@@ -374,7 +377,8 @@ class CsvSink(FileSink):
 
     kind = "csv"
     suffix = "csv"
-    remedy = "select() plain columns, make text of it (of binary: base64 in map()), or use ParquetSink or JsonlSink"
+    format = "CSV"
+    remedy = "select() plain columns, or use ParquetSink or JsonlSink"
 
     def holds(self, kind: pa.DataType) -> bool:
         if pa.types.is_dictionary(kind):
