@@ -26,6 +26,11 @@ def read_parquet(source: Any, schema: pa.Schema) -> pa.Table:
     return pq.read_table(source, schema=schema, coerce_int96_timestamp_unit=INT96_UNIT)
 
 
+def read_schema(source: Any) -> pa.Schema:
+    """The columns of a file."""
+    return open_parquet(source, pre_buffer=False).schema_arrow
+
+
 def read_options() -> Any:
     """Options of a `pyarrow.dataset` for the same."""
     import pyarrow.dataset as ds

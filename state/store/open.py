@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectStore
-from barrier_runtime.state.store.urls import local_path, shown, without_credentials
+from barrier_runtime.state.store.urls import local_path, shown, split_settings, without_credentials
 
 _memory_stores: dict[str, MemoryStore] = {}
 _memory_lock = threading.Lock()
@@ -47,9 +47,9 @@ def within(url: str, key: str) -> str:
     """URL of an object below `url`, before its settings; of a local folder the absolute path."""
     if "://" not in url or url.startswith("file://"):
         return os.path.join(os.path.abspath(os.path.expanduser(local_path(url))), key)
-    place, mark, settings = url.partition("?")
+    place, settings = split_settings(url)
     scheme, _, rest = place.partition("://")
-    return f"{'s3' if scheme == 's3a' else scheme}://{rest.rstrip('/')}/{key}{mark}{settings}"
+    return f"{'s3' if scheme == 's3a' else scheme}://{rest.rstrip('/')}/{key}{'?' if settings else ''}{settings}"
 
 
 def _opened(url: str, open_folder: Callable[[Path], ObjectStore]) -> ObjectStore:
@@ -73,7 +73,7 @@ def _opened(url: str, open_folder: Callable[[Path], ObjectStore]) -> ObjectStore
             raise InvalidJob(
                 f"storage URL {shown(url)!r} names a host: a folder is file:///absolute/path, three slashes"
             )
-        return open_folder(Path(unquote(parts.path)))
+        return open_folder(Path(local_path(url)))
     if parts.scheme in ("s3", "s3a"):
         return _open_s3(url)
     if parts.scheme in ("gs", "abfss"):
@@ -116,7 +116,7 @@ def _open_s3(url: str) -> ObjectStore:
     parts = urlsplit(url)
     if not parts.netloc:
         raise InvalidJob(f"storage URL {shown(url)!r} names no bucket: use s3://bucket/prefix")
-    return S3Store(parts.netloc, unquote(parts.path), _endpoint_of(url))
+    return S3Store(parts.netloc, _prefix_of(url), _endpoint_of(url))
 
 
 def _open_cloud(url: str) -> ObjectStore:
@@ -127,7 +127,7 @@ def _open_cloud(url: str) -> ObjectStore:
     if parts.scheme == "gs":
         if not parts.netloc:
             raise InvalidJob(f"storage URL {shown(url)!r} names no bucket: use gs://bucket/prefix")
-        return CloudStore("gs", parts.netloc, unquote(parts.path), endpoint=endpoint)
+        return CloudStore("gs", parts.netloc, _prefix_of(url), endpoint=endpoint)
     container, _, host = parts.netloc.partition("@")
     account = host.removesuffix(".dfs.core.windows.net").removesuffix(".blob.core.windows.net")
     if not container or not account or "." in account:
@@ -135,7 +135,7 @@ def _open_cloud(url: str) -> ObjectStore:
             f"storage URL {url.partition('?')[0]!r} is not understood: use "
             "abfss://container@account.dfs.core.windows.net/prefix"
         )
-    return CloudStore("abfss", container, unquote(parts.path), account, endpoint)
+    return CloudStore("abfss", container, _prefix_of(url), account, endpoint)
 
 
 def _open_webhdfs(url: str) -> ObjectStore:
@@ -148,12 +148,26 @@ def _open_webhdfs(url: str) -> ObjectStore:
             f"storage URL {shown(url)!r} is not understood: use webhdfs://namenode:9870/folder, or "
             "webhdfs://one:9870,other:9870/folder where the name node has a standby"
         )
-    return WebHdfsStore(parts.netloc, unquote(parts.path))
+    return WebHdfsStore(parts.netloc, _prefix_of(url))
+
+
+def _prefix_of(url: str) -> str:
+    """What stands behind bucket or host, as it is. Releases before this one decoded percent signs, so that a prefix
+    with `%20` was another one: it is refused, and not looked for in a place where nothing is."""
+    bare = split_settings(url)[0]
+    prefix = bare.partition("://")[2].partition("/")[2]
+    if "?" in prefix:
+        raise InvalidJob(f"storage URL {shown(url)!r} has a question mark in its path: only ?endpoint= may follow it")
+    if unquote(prefix) != prefix:
+        raise InvalidJob(
+            f"storage URL {shown(url)!r} has percent-encoded characters, and keys are not encoded: write the path as "
+            f"it is, {unquote(prefix)!r}"
+        )
+    return prefix
 
 
 def _endpoint_of(url: str) -> str | None:
-    parts = urlsplit(url)
-    query = parse_qs(parts.query, keep_blank_values=True)
+    query = parse_qs(split_settings(url)[1], keep_blank_values=True)
     unknown = sorted(set(query) - {"endpoint"})
     if unknown:
         raise InvalidJob(f"storage URL {shown(url)!r} has unknown settings {unknown}: only endpoint= is known")

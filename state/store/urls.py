@@ -4,10 +4,12 @@ So a URL that carries some is refused where it is given, by a message that does 
 of a URL than `shown` leaves of it.
 """
 
+import re
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from barrier_runtime.state.errors import InvalidJob
 
+_SETTINGS = re.compile(r"(?<!\[)\?[A-Za-z][A-Za-z0-9_.-]*=")  # [?] of a pattern is a question mark
 _REMEDY = "remove them and give them to the cloud's default chain (environment, files of its tools, or a role)"
 
 
@@ -29,6 +31,13 @@ def shown(url: str) -> str:
     return f"{scheme}://{place.rpartition('@')[2] if '@' in place else place}"
 
 
+def split_settings(url: str) -> tuple[str, str]:
+    """`url` without its settings, and those, such as `endpoint=http://host`. What stands before them is a name, which
+    may have a question mark, a hash or a percent sign."""
+    found = _SETTINGS.search(url)
+    return (url, "") if found is None else (url[: found.start()], url[found.start() + 1 :])
+
+
 def local_path(path: str) -> str:
     """A path of this machine, given as one or as a `file://` URL, whose percent signs are decoded."""
     if not path.startswith("file://"):
@@ -41,7 +50,7 @@ def _carries_credentials(url: str) -> bool:
         return False
     try:
         parts = urlsplit(url)
-        endpoints = parse_qs(parts.query).get("endpoint", [])
+        endpoints = parse_qs(split_settings(url)[1]).get("endpoint", [])
     except ValueError:  # no URL at all; who opens it says so
         return "@" in url
     if parts.scheme == "abfss":  # container@account

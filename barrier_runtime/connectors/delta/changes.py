@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.connectors.delta.history import ANEW, ChangeFile, DeltaHistory, paths_of
-from barrier_runtime.connectors.parquet_format import read_parquet
+from barrier_runtime.connectors.parquet_format import read_parquet, read_schema
+from barrier_runtime.connectors.source_bases.kept_columns import check_kept
 from barrier_runtime.connectors.source_bases.upserts import Part, Upserts
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
@@ -59,6 +60,7 @@ class DeltaChanges(DeltaHistory):
                 f"keep what a vacuum removes for longer than the longest outage. {ANEW[0].upper()}{ANEW[1:]}"
             ) from error
         stored = pa.schema([field for field in schema if field.name not in file.partitionValues] + [_KIND])
+        check_kept(read_schema(data), stored, f"the table {self._store.url}", self._where)
         changes = read_parquet(data, stored)  # these types: files may have views of text
         rows = changes.filter(pc.is_in(changes[_KIND.name], _BEFORE if before else _AFTER)).combine_chunks()
         columns = [

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.delta.table import brief, load_deltalake, storage_options, trouble
 from barrier_runtime.connectors.parquet_format import read_options
+from barrier_runtime.connectors.source_bases.kept_columns import check_kept
 from barrier_runtime.data.schemas import fit
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
@@ -71,7 +72,14 @@ class DeltaHistory:
         self.refresh()
 
     def schema(self) -> pa.Schema:
-        schema = self._dataset(self._version).schema
+        table = self._at(self._version)
+        schema = self._dataset(self._version, table).schema
+        for name in table.metadata().partition_columns:
+            if pa.types.is_binary(_plain(schema.field(name).type)):
+                raise InvalidJob(
+                    f"{self._where}: the table {self._store.url} is partitioned by {name!r}, which is binary: its "
+                    "values are not read as they were written; partition the table by another column"
+                )
         return pa.schema([(field.name, _plain(field.type)) for field in schema])
 
     def refresh(self) -> None:
@@ -92,12 +100,7 @@ class DeltaHistory:
         return self._chosen(version, None if whole else self._added(version))
 
     def rows(self, file: Any, schema: pa.Schema) -> list[pa.RecordBatch]:
-        missing = [name for name in schema.names if name not in self._listed_schema.names]
-        if missing:
-            raise InvalidJob(
-                f"{self._where}: the table {self._store.url} has lost column {missing[0]!r}: start the program again, "
-                "which looks at its columns"
-            )
+        check_kept(self._listed_schema, schema, f"the table {self._store.url}", self._where)
         try:
             batches = list(file.to_batches(schema=self._listed_schema, columns=schema.names, use_threads=False))
         except FileNotFoundError as error:

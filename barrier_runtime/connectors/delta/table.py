@@ -26,6 +26,7 @@ from barrier_runtime.connectors.delta.schema import DeltaType, check_fits, has_z
 from barrier_runtime.state.errors import PERMANENT, BarrierRuntimeError, Corrupt, InvalidJob, Unavailable, missing_extra
 from barrier_runtime.state.outside_errors import must_be_mended, says_refused
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, PutOutcome
+from barrier_runtime.state.store.urls import split_settings
 
 _ATTEMPTS = 6
 _UNSYNCED = 200  # commits that a predecessor may have left unsynced: more than lie between two of the log's checkpoints
@@ -381,7 +382,7 @@ def storage_options(url: str) -> dict[str, str] | None:
     conditional puts, whatever the environment allows."""
     if not url.startswith(("s3://", "s3a://")):
         return None
-    query = parse_qs(urlsplit(url).query)
+    query = parse_qs(split_settings(url)[1])
     endpoint = query["endpoint"][-1] if "endpoint" in query else None
     endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     options = {

@@ -14,12 +14,14 @@ import pyarrow as pa
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import ArrowScan
-from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
+from pyiceberg.manifest import FileFormat, ManifestContent, ManifestEntryStatus
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from barrier_runtime.connectors.iceberg.columns import table_schema
 from barrier_runtime.connectors.iceberg.table import opened_catalog, trouble
+from barrier_runtime.connectors.parquet_format import refuse_far_int96
+from barrier_runtime.connectors.source_bases.kept_columns import check_kept
 from barrier_runtime.data.schemas import fit
 from barrier_runtime.state.errors import InvalidJob
 
@@ -34,6 +36,7 @@ class IcebergHistory:
         self._where = where
         self._catalog = opened_catalog(catalog, properties, where, "IcebergSource")
         self._table = self._loaded()
+        self._ids = {field.name: field.field_id for field in self._table.schema().fields}
 
     def schema(self) -> pa.Schema:
         return table_schema(self._table.schema().as_arrow(), self._name, self._where)
@@ -136,10 +139,28 @@ class IcebergHistory:
                 f"{self._where}: the table {self._name} has lost a column ({error}): start the program again, which "
                 "looks at its columns"
             ) from error
+        others = [name for name in schema.names if projected.find_field(name).field_id != self._ids.get(name)]
+        if others:
+            raise InvalidJob(
+                f"{self._where}: column {others[0]!r} of the table {self._name} is another one than when the program "
+                "started, as after a rename: start the program again, which looks at its columns"
+            )
+        now = table_schema(projected.as_arrow(), self._name, self._where)
+        check_kept(now, schema, f"the table {self._name}", self._where)
+        self._refuse_far_times(task, schema)
         scan = ArrowScan(self._table.metadata, self._table.io, projected, AlwaysTrue())
         with _translated(f"{self._where}: the file {task.file.file_path} cannot be read"):
             batches = list(scan.to_record_batches([task]))
         return [fit(batch.select(schema.names), schema, self._where) for batch in batches]
+
+    def _refuse_far_times(self, task: FileScanTask, schema: pa.Schema) -> None:
+        """The library reads INT96 times, which files that others made may have, as nanoseconds."""
+        has_times = any("timestamp" in str(field.type) for field in schema)
+        if not has_times or task.file.file_format != FileFormat.PARQUET:
+            return
+        where = f"{self._where}, file {task.file.file_path}"
+        with _translated(f"{where}: it cannot be read"), self._table.io.new_input(task.file.file_path).open() as file:
+            refuse_far_int96(file, schema.names, where)
 
     def _loaded(self) -> Table:
         try:

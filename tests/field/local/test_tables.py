@@ -13,6 +13,8 @@ from barrier_runtime import (
     Dataflow,
     DeltaSink,
     DeltaSource,
+    IcebergSink,
+    IcebergSource,
     InvalidJob,
     JobFailed,
     ParquetSink,
@@ -205,3 +207,144 @@ def test_percent_signs_of_a_file_url_are_decoded(tmp_path: Path) -> None:
     write_int96(tmp_path / "my data" / "a.parquet", FAR)
     assert len(read(ParquetSource(f"file://{tmp_path}/my%20data"))) == len(FAR)
     assert len(read(ParquetSource(f"file://{tmp_path}/my%20data/*.parquet"))) == len(FAR)
+
+
+# Source: our own trial
+def test_a_delta_column_of_another_type_ends_the_job_that_follows_it(tmp_path: Path) -> None:
+    from deltalake import write_deltalake
+
+    def write(values: list[Any], **options: Any) -> None:
+        write_deltalake(str(tmp_path), pa.table({"id": list(range(len(values))), "v": values}), **options)
+
+    write(["1", "2"])
+    seen: list[Any] = []
+
+    def keep(row: dict[str, Any]) -> bool:
+        seen.append(row["v"])
+        if len(seen) == 2:
+            write([7, 8], mode="overwrite", schema_mode="overwrite")
+        return True
+
+    flow = Dataflow("types")
+    changes = flow.source("in", DeltaSource(str(tmp_path), key=["id"], every=datetime.timedelta(milliseconds=50)))
+    with pytest.raises(
+        InvalidJob, match=r"column 'v' of the table .* was string when the program started and is int64"
+    ):
+        changes.filter(keep).take(4)
+    assert seen == ["1", "2"]
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> dict[str, str]:
+    """Properties of an Iceberg catalog with the namespace `db`."""
+    from pyiceberg.catalog import load_catalog
+
+    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}"}
+    load_catalog("default", **properties).create_namespace("db")
+    return properties
+
+
+def iceberg_table(catalog: dict[str, str], schema: pa.Schema) -> Any:
+    from pyiceberg.catalog import load_catalog
+
+    return load_catalog("default", **catalog).create_table("db.t", schema)
+
+
+def append(catalog: dict[str, str], rows: pa.Table, folder: Path) -> None:
+    """A whole job that appends the rows to `db.t`."""
+    folder.mkdir()
+    pq.write_table(rows, folder / "a.parquet")
+    flow = Dataflow("iceberg")
+    flow.read_parquet("in", str(folder)).sink("out", IcebergSink("db.t", properties=catalog))
+    flow.run_local(parallelism=1)
+
+
+# Source: our own trial
+@pytest.mark.parametrize(
+    ("of_time", "of_text"),
+    [
+        ("day", "bucket[4]"),
+        pytest.param("year", "truncate[3]", marks=pytest.mark.slow),
+        pytest.param("month", "identity", marks=pytest.mark.slow),
+        pytest.param("hour", "void", marks=pytest.mark.slow),
+    ],
+)
+def test_an_iceberg_table_takes_rows_by_every_partition(
+    tmp_path: Path, catalog: dict[str, str], of_time: str, of_text: str
+) -> None:
+    from pyiceberg.transforms import parse_transform
+
+    rows = pa.table(
+        {
+            "at": pa.array([datetime.datetime(1960, 1, 1), FAR[2], FAR[3], None], pa.timestamp("us")),
+            "text": ["abcdef", "äöüäöü", "", None],
+        }
+    )
+    table = iceberg_table(catalog, rows.schema)
+    with table.update_spec() as spec:
+        spec.add_field("at", parse_transform(of_time), "time_part")
+        spec.add_field("text", parse_transform(of_text), "text_part")
+    append(catalog, rows, tmp_path / "in")
+    found = read(IcebergSource("db.t", properties=catalog))
+    assert sorted(found, key=str) == sorted(rows.to_pylist(), key=str)
+
+
+# Source: our own trial
+def test_an_iceberg_table_by_days_is_refused_at_the_start_without_the_library(
+    catalog: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = pa.table({"at": pa.array(FAR, pa.timestamp("us"))})
+    with iceberg_table(catalog, rows.schema).update_spec() as spec:
+        spec.add_field("at", "day", "day")
+    monkeypatch.setattr("barrier_runtime.connectors.iceberg.library.find_spec", lambda name: None)
+    with pytest.raises(JobFailed, match=r"is partitioned by day, .* pip install 'barrier-runtime\[iceberg\]'"):
+        append(catalog, rows, tmp_path / "in")
+
+
+# Source: our own trial
+def test_uuids_of_an_iceberg_table_are_appended_and_read(tmp_path: Path, catalog: dict[str, str]) -> None:
+    import uuid
+
+    ids = [uuid.UUID(int=number) for number in (0, 1, 2**128 - 1)]
+    rows = pa.table({"id": pa.array([each.bytes for each in ids], pa.uuid())})
+    iceberg_table(catalog, rows.schema)
+    append(catalog, rows, tmp_path / "uuids")
+    append(catalog, pa.table({"id": rows["id"].cast(pa.binary(16))}), tmp_path / "bytes")
+    assert sorted(row["id"] for row in read(IcebergSource("db.t", properties=catalog))) == sorted(ids * 2)
+
+
+# Source: our own trial
+def test_an_iceberg_column_that_was_renamed_away_ends_the_job_that_follows_it(catalog: dict[str, str]) -> None:
+    rows = pa.table({"n": [1, 2], "v": ["a", "b"]})
+    table = iceberg_table(catalog, rows.schema)
+    table.append(rows)
+    seen: list[Any] = []
+
+    def keep(row: dict[str, Any]) -> bool:
+        seen.append(row["v"])
+        if len(seen) == 2:
+            with table.update_schema() as change:
+                change.rename_column("v", "w")
+            with table.update_schema() as change:
+                change.add_column("v", StringType())
+            table.append(pa.table({"n": [3], "w": ["c"], "v": ["other"]}))
+        return True
+
+    from pyiceberg.types import StringType
+
+    flow = Dataflow("renamed")
+    every = datetime.timedelta(milliseconds=50)
+    changes = flow.source("in", IcebergSource("db.t", properties=catalog, every=every))
+    with pytest.raises(JobFailed, match=r"column 'v' of the table db\.t is another one than when the program started"):
+        changes.filter(keep).take(3)
+    assert seen == ["a", "b"]
+
+
+# Source: our own trial
+def test_a_parquet_file_with_another_nested_field_is_refused_with_its_column(tmp_path: Path) -> None:
+    for name, kind in (("a", pa.struct([("x", pa.int64())])), ("b", pa.struct([("y", pa.int64())]))):
+        pq.write_table(pa.table({"s": pa.array([None], kind)}), tmp_path / f"{name}.parquet")
+    flow = Dataflow("nested")
+    flow.read_parquet("in", str(tmp_path)).sink("out", CollectSink())
+    with pytest.raises(InvalidJob, match=r"b\.parquet: column 's' is struct<y: int64>, wanted is struct<x: int64>"):
+        flow.explain()

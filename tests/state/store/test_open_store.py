@@ -31,6 +31,7 @@ def test_an_s3_url_opens_s3_below_its_prefix(s3_endpoint: str) -> None:
     store = open_store(f"s3://bucket/some/prefix/?endpoint={s3_endpoint}")
     assert isinstance(store, S3Store)
     assert store.url == "s3://bucket/some/prefix"
+    assert open_store(f"s3://bucket/a#b 100% +ü?endpoint={s3_endpoint}").url == "s3://bucket/a#b 100% +ü"
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,10 @@ def test_an_s3_url_opens_s3_below_its_prefix(s3_endpoint: str) -> None:
         ("s3://bucket/../x", "segment"),
         ("s3://bucket/x?endpoint=localhost", "http://"),
         ("s3://bucket/x?access_key=1", "only endpoint="),
+        ("s3://bucket/x?", "has a question mark in its path"),
+        ("s3://bucket/my%20data", "keys are not encoded: write the path as it is, 'my data'"),
+        ("gs://bucket/a%2Fb", "write the path as it is, 'a/b'"),
+        ("webhdfs://node:9870/a%20b", "write the path as it is, 'a b'"),
     ],
 )
 def test_a_url_that_opens_nothing_is_refused_with_the_remedy(url: str, remedy: str) -> None:

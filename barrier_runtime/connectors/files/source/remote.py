@@ -7,7 +7,6 @@ are as they are, nothing in them is unquoted.
 
 import io
 import os
-import re
 import threading
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -20,11 +19,10 @@ import pyarrow.fs as pafs
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 from barrier_runtime.state.store.open import open_store
-from barrier_runtime.state.store.urls import shown
+from barrier_runtime.state.store.urls import shown, split_settings
 
 _SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "abfss": "abfss", "hdfs": "hdfs", "webhdfs": "webhdfs"}
 _WITH_ENDPOINT = ("s3", "s3a", "gs", "abfss")
-_SETTINGS = re.compile(r"(?<!\[)\?[A-Za-z_]+=")  # a question mark alone is a part of a name, or a wildcard
 _AHEAD_BYTES = 1 << 20  # read at least, of a file that is read from its beginning to its end
 
 
@@ -57,22 +55,22 @@ def is_remote(url: str) -> bool:
 
 def remote_url(url: str, where: str) -> RemoteUrl:
     """Raises `InvalidJob` for what is no URL of files."""
-    scheme, _, rest = url.partition("://")
-    settings_at = _SETTINGS.search(rest)
-    place, query = (rest, "") if settings_at is None else (rest[: settings_at.start()], rest[settings_at.start() :])
+    bare, settings = split_settings(url)
+    scheme, _, place = bare.partition("://")
+    query = f"?{settings}" if settings else ""
     if scheme not in _SCHEMES:
         raise InvalidJob(
             f"{where}: cannot read files from {shown(url)}: use a path, s3://bucket/key, gs://bucket/key, "
             "abfss://container@account.dfs.core.windows.net/key, webhdfs://namenode:9870/path or hdfs://host:port/path"
         )
-    settings = parse_qs(query.removeprefix("?"))
-    unknown = sorted(set(settings) - ({"endpoint"} if scheme in _WITH_ENDPOINT else set()))
+    given = parse_qs(settings)
+    unknown = sorted(set(given) - ({"endpoint"} if scheme in _WITH_ENDPOINT else set()))
     if unknown:
         known = "only endpoint= is known" if scheme in _WITH_ENDPOINT else "none is known"
         raise InvalidJob(
             f"{where}: {shown(url)} has unknown settings {unknown}: {known}; write [?] for a question mark of a name"
         )
-    if not settings.get("endpoint", ["http://"])[0].startswith(("http://", "https://")):
+    if not given.get("endpoint", ["http://"])[0].startswith(("http://", "https://")):
         raise InvalidJob(f"{where}: the endpoint of {shown(url)} must start with http:// or https://")
     return RemoteUrl(_SCHEMES[scheme], place.rstrip("/"), query)
 

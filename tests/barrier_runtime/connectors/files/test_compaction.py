@@ -162,6 +162,33 @@ def test_large_files_and_other_columns_are_left_apart() -> None:
     assert seen(store) == [0, 1, 2, 3]
 
 
+def test_small_files_around_a_large_one_stay_in_the_order_of_their_rows() -> None:
+    store, subtask = target(lambda: Jsonl("memory://target"), 2)
+    rows = pa.record_batch({"n": pa.array(range(100, 300), pa.int64()), "half": [0] * 200})
+    subtask.operator.process(Batch(rows, 0), lambda batch: None)
+    subtask.barrier(3)()
+    subtask.complete(3)
+    for number in (2, 3):
+        written(subtask, number + 2, number)
+    before = seen(store)
+    assert before == [0, 1, *range(100, 300), 2, 3]
+    assert run(store, 0, target_bytes=2_000) == Compacted(merged=4, made=2)
+    assert seen(store) == before
+
+
+def test_a_csv_header_of_several_lines_is_in_the_large_file_once() -> None:
+    store = MemoryStore()
+    subtask = Subtask(lambda: Csv("memory://target"), store)
+    for number in range(2):
+        rows = pa.record_batch({"n": pa.array([number], pa.int64()), 'a\n"b"': ["x\ny"]})
+        subtask.operator.process(Batch(rows, 0), lambda batch: None)
+        subtask.barrier(number + 1)()
+        subtask.complete(number + 1)
+    assert run(store, 0) == Compacted(merged=2, made=1)
+    (file,) = live_files(read_commit_log(store, "job", "out"))
+    assert store.get(file.name) == b'"n","a\n""b"""\n0,"x\ny"\n1,"x\ny"\n'
+
+
 def test_a_damaged_file_is_not_compacted_and_one_that_is_gone_is_told() -> None:
     store, _ = target(lambda: Jsonl("memory://target"), 3)
     name = live_files(read_commit_log(store, "job", "out"))[1].name
