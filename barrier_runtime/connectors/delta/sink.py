@@ -48,7 +48,7 @@ Transaction: TypeAlias = RowBuffer[tuple[DeltaFile, ...]]
 class DeltaSink(TwoPhaseCommitSink):
     """`url`: the table's folder, a local one, `file://…` or `s3://bucket/prefix`. The table is created with the columns
     of the first rows when there is none; an existing one must have them with the same types. Times are kept to the
-    microsecond.
+    microsecond, and one with nanoseconds ends the job.
 
     `partition_by`: columns of text, whole numbers, booleans or dates; default: as the table has it, or none. Empty text
     there is read back as null, as the format has it.

@@ -35,7 +35,8 @@ _SECRET = ("token", "credential", "secret", "password", "access-key")
 @kinds_checked
 class IcebergSink(BatchingSink):
     """`table`: "namespace.table", made with the columns of the first rows when there is none; an existing one, also a
-    partitioned one, must have them with the same types. Times are kept to the microsecond.
+    partitioned one, must have them with the same types. Times are kept to the microsecond, and one with
+    nanoseconds ends the job.
 
     `catalog`: its name; `properties`: what pyiceberg is to know of it (`type`, `uri`, `warehouse`), over what it finds
     under that name in the environment (`PYICEBERG_CATALOG__<NAME>__…`), where secrets belong.

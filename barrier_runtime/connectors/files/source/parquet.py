@@ -31,7 +31,7 @@ _LOOKED_AT = 8  # row groups, for how wide rows are
 @kinds_checked
 @dataclass(frozen=True)
 class ParquetSource(FileSource):
-    """Parquet files: paths, folders (read recursively) or globs, local or in a cloud
+    """Parquet files: paths, folders (read recursively) or patterns (docs/files.md), local or in a cloud
     (`s3://`, `gs://`, `abfss://`, `webhdfs://`); one split per file.
 
     `schema` names the columns to read (default: all of the first file). `pace`: rows per second over all files;
