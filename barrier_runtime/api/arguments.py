@@ -5,6 +5,8 @@ from typing import Any
 
 from barrier_runtime.api.handlers import refuse_coroutines
 from barrier_runtime.connectors.source import Source, SourceDescription
+from barrier_runtime.graph.event_time import interleaved
+from barrier_runtime.graph.logical import Plan
 from barrier_runtime.operators.aggregation.own import AnyAggregate, OwnAggregate
 from barrier_runtime.operators.functions.retried_calls import RetriedCall
 from barrier_runtime.operators.outputs.failures import OnError
@@ -37,6 +39,21 @@ def retried(
 
 def with_errors(function: str, on_error: OnError | Retry, what: str = "rows") -> str:
     return f"{function}, skips {what} for which it raises" if on_error == "skip" else function
+
+
+def check_deterministic(plan: Plan, node: int, where: str) -> None:
+    """Raises `InvalidJob` for a step up to `node` of which a replay may make other rows, before a sink that relies on
+    equal rows."""
+    for step, why in plan.by_wall_clock(node):
+        raise InvalidJob(
+            f"{where} is declared deterministic=True, but in step {step!r} before it {why}, so a replay may make other "
+            "rows: take event time (clock='event', ctx.timers), or a sink that is exactly once by itself"
+        )
+    for step, why in interleaved(plan.nodes, node):
+        raise InvalidJob(
+            f"{where} is declared deterministic=True, but in step {step!r} before it {why}, so a replay may make other "
+            "rows: use windows in place of what follows event time there, or a sink that is exactly once by itself"
+        )
 
 
 def check_callable(function: Any, where: str) -> None:

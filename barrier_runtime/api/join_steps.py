@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from barrier_runtime.api.steps import KeyedInput, warn_of_updates
-from barrier_runtime.data.event_time import check_event_time_type
+from barrier_runtime.api.steps import WINDOW_END, KeyedInput, warn_of_updates
+from barrier_runtime.data.event_time import Detail, check_event_time_type
 from barrier_runtime.data.keys import check_key_type
 from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.data.schemas import milliseconds, require_columns
@@ -114,12 +114,15 @@ def window_join(
         )
     _check_how(how, JOIN_KINDS, where)
     sides = _sides(left, right, options, where, window)
-    schema = window_columns(*sides, how, options.suffix, where).schema
+    columns = window_columns(*sides, how, options.suffix, where)
     make = partial(
         WindowJoinOperator, left=sides[0], right=sides[1], window=window, how=how, suffix=options.suffix,
         late=options.late,
     )  # fmt: skip
-    return _step(name, "window_join", left, right, make, window_definition(*sides, window, how), schema, options)
+    times = {"window_start", WINDOW_END, columns.left_name(sides[0].event_time)}
+    times |= {columns.right_name(sides[1].event_time)} if how not in ("semi", "anti") else set()
+    definition = window_definition(*sides, window, how)
+    return _step(name, "window_join", left, right, make, definition, columns.schema, options, frozenset(times))
 
 
 def as_of_join(
@@ -167,13 +170,14 @@ def table_join(
     }  # fmt: skip
     if not newest:
         make = partial(VersionedTableJoinOperator, late=options.late, **settings)
-        return _step(name, "table_join", left, right, make, definition, columns.schema, options)
+        times = frozenset([columns.left_name(sides[0].event_time)])
+        return _step(name, "table_join", left, right, make, definition, columns.schema, options, times)
     step = _step(
         name, "table_join", left, right, partial(NewestTableJoinOperator, **settings), definition, columns.schema,
         options,
     )  # fmt: skip
     why = "a row gets what the table has when it comes"
-    return replace(step, node=replace(step.node, detail="none", timeless=True, by_wall_clock=why))
+    return replace(step, node=replace(step.node, detail="none", whole_batches=True, timeless=True, by_wall_clock=why))
 
 
 def _check_deleted(deleted: str | None, table: Side, where: str) -> None:
@@ -208,8 +212,12 @@ def _step(
         for side in (left, right):
             told = warn_of_updates(side, f"{kind} {name!r}", partial(every_update_joins, keys=side.keys)) or told
     inputs = tuple(Input(side.node, "hash", side.keys, side.tag) for side in (left, right))
+    given = options.event_time
+    columns = (given, given) if isinstance(given, str) else given or (None, None)
+    looks_at = [side.detail_of_late(column) for side, column in zip((left, right), columns, strict=True)]
+    detail: Detail = "every" if "every" in looks_at else "late"
     node = StepNode(
-        name, kind, inputs, make, schema, stateful=True, describe=definition, definition=definition, detail="late",
+        name, kind, inputs, make, schema, stateful=True, describe=definition, definition=definition, detail=detail,
         side_outputs=late, event_times=event_times, counts_updates=told,
         keys=join_keys_said(left.schema, left.keys, right.schema, right.keys),
     )  # fmt: skip

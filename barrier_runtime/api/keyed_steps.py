@@ -172,7 +172,8 @@ class StatefulSteps(KeyedSteps[S]):
         dtype of a number or (dtype, initial value), or a plain function of these with its columns in `state=`. `batch`
         is a `pyarrow.RecordBatch` of any number of rows of any keys; `keys` is a `BatchKeys`, whose `of_row` has the
         number of each row's key; `state` has an array per column with an element per key, to be changed in place. It
-        returns a RecordBatch, a Table, a dict of columns, or None. `on_error` as in `map`: where the function raises,
+        returns a RecordBatch, a Table, a dict of columns, or None. If a step behind follows event time row by row, a
+        batch has rows of one event time only (docs/time.md). `on_error` as in `map`: where the function raises,
         nothing of its state is kept, and it is called again with halves of the batch, until the rows for which it
         raises are alone.
 
@@ -196,6 +197,7 @@ class StatefulSteps(KeyedSteps[S]):
             output=output,
             schema=rows.schema,
             on_error=on_error,
+            event_times=rows.event_times_of_batches,
         )
         streams: S | tuple[S, S] = self._stateful(
             name,

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from barrier_runtime.api.arguments import check_callable, retried, with_errors
 from barrier_runtime.api.expressions import literal_or, names_a_column, read_by, ready
-from barrier_runtime.api.steps import S, UnkeyedSteps, one_or_all
+from barrier_runtime.api.steps import S, UnkeyedSteps, event_times_of_batches, one_or_all
 from barrier_runtime.connectors.files.source.small_table import small_table
 from barrier_runtime.data.rows import Row
 from barrier_runtime.data.schemas import SchemaLike, as_schema, column_names, require_columns
@@ -222,6 +222,7 @@ class RowSteps(UnkeyedSteps[S]):
         *,
         schema: SchemaLike | None = None,
         name: str | None = None,
+        one_to_one: bool = False,
         on_error: Literal["fail", "skip"] | Retry = "fail",
     ) -> S: ...
 
@@ -232,6 +233,7 @@ class RowSteps(UnkeyedSteps[S]):
         *,
         schema: SchemaLike | None = None,
         name: str | None = None,
+        one_to_one: bool = False,
         on_error: Literal["side"],
     ) -> tuple[S, S]: ...
 
@@ -241,20 +243,38 @@ class RowSteps(UnkeyedSteps[S]):
         *,
         schema: SchemaLike | None = None,
         name: str | None = None,
+        one_to_one: bool = False,
         on_error: OnError | Retry = "fail",
     ) -> S | tuple[S, S]:
         """A whole `pyarrow.RecordBatch` in, one (or a Table, or None) out. Batches have any number of rows from 1
         on. `on_error` as in `map`: where the function raises it is called again with halves of the batch, until the
-        rows for which it raises are alone."""
+        rows for which it raises are alone.
+
+        If a step behind follows event time row by row (timers, late rows), a batch has rows of one event time only, so
+        that the function cannot mix up event times. With `one_to_one` it gets whole batches there, too: then it gives
+        exactly one row for each row, in their order (docs/time.md).
+
+        >>> scored = events.map_batches(add_score, schema=SCORED, one_to_one=True)
+        """
         where = f"map_batches {name or ''}".strip()
         check_callable(function, where)
+        if not isinstance(one_to_one, bool):
+            raise InvalidJob(f"{where}: one_to_one={one_to_one!r}: use True or False")
         output = as_schema(schema, where) if schema is not None else None
         function, on_error = retried(function, on_error, False, where, "batch")
         sides = side_schemas(None, on_error, where)
-        make = partial(MapBatchesOperator, function=function, schema=output, on_error=on_error)
-        describe = with_errors(function_name(function), on_error)
+        of = self._as_input()
+        make = partial(
+            MapBatchesOperator,
+            function=function,
+            schema=output,
+            on_error=on_error,
+            one_to_one=one_to_one,
+            event_times=event_times_of_batches(self._plan, of.node, of.tag),
+        )
+        describe = with_errors(function_name(function), on_error) + (", a row for each row" if one_to_one else "")
         streams: S | tuple[S, S]
-        streams = one_or_all(self._step_and_sides("map_batches", name, make, output, describe, sides))
+        streams = one_or_all(self._step_and_sides("map_batches", name, make, output, describe, sides, one_to_one))
         return streams
 
     def select(self, columns: Mapping[str, Any] | Sequence[str], *, name: str | None = None) -> S:

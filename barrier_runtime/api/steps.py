@@ -41,6 +41,7 @@ class UnkeyedSteps(Steps[S]):
     """A stream without a key: rows go to the next step where they are, or are spread evenly."""
 
     schema: pa.Schema | None
+    _plan: Plan
 
     @abstractmethod
     def _as_input(self) -> Input:
@@ -72,9 +73,14 @@ class UnkeyedSteps(Steps[S]):
         schema: pa.Schema | None,
         describe: str,
         sides: Mapping[str, pa.Schema | None],
+        whole_batches: bool = False,
     ) -> tuple[S, ...]:
         inputs = (self._as_input(),)
-        return self._added(StepNode(name, kind, inputs, make, schema, describe=describe, side_outputs=sides))
+        return self._added(
+            StepNode(
+                name, kind, inputs, make, schema, describe=describe, side_outputs=sides, whole_batches=whole_batches
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,16 @@ class KeyedInput:
                 "before it",
                 stacklevel=users_line(),
             )
+
+    def detail_of_late(self, column: str | None) -> Detail:
+        """How closely a step follows event time that looks for late rows by `column`. If the watermark is not known to
+        be of that column, rows that a function made may be late where no row of the source is."""
+        return "late" if column in self.event_times_of_batches else "every"
+
+    @property
+    def event_times_of_batches(self) -> frozenset[str]:
+        """Columns that the watermark is of, if functions of batches before have kept them."""
+        return event_times_of_batches(self.plan, self.node, self.tag)
 
     def _is_over_before(self, window: WindowAssigner | None, column: str) -> bool:
         """Whether the rows are results of windows that each lie in whatever `window` their times in `column` are in."""
@@ -188,6 +204,10 @@ def need_watermarks(plan: Plan, node: int, where: str, why: str) -> None:
             f"{'has' if len(missing) == 1 else 'have'} none: pass event_time= where the source is read, or call "
             "with_watermarks(column) on the stream before"
         )
+
+
+def event_times_of_batches(plan: Plan, node: int, tag: str) -> frozenset[str]:
+    return frozenset() if tag else plan.event_times_of_batches(node) or frozenset()
 
 
 def users_line() -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast, overload
 
 import pyarrow as pa
 
-from barrier_runtime.api.arguments import check_callable, check_generator, with_errors
+from barrier_runtime.api.arguments import check_callable, check_deterministic, check_generator, with_errors
 from barrier_runtime.api.handlers import check_row_function
 from barrier_runtime.api.joins import JoiningStream
 from barrier_runtime.api.keyed_steps import StatefulSteps
@@ -26,7 +26,7 @@ from barrier_runtime.connectors.batch_function.caller import BatchCall, BatchChe
 from barrier_runtime.connectors.batch_function.sink import BatchFunctionSink
 from barrier_runtime.connectors.memory.callable import CallableSink, print_rows
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink, check_methods, sink_facts
-from barrier_runtime.data.event_time import check_event_time_type
+from barrier_runtime.data.event_time import Detail, check_event_time_type
 from barrier_runtime.data.keys import check_key_type
 from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.data.schemas import SchemaLike, as_schema, described, milliseconds, require_columns
@@ -267,7 +267,8 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         make = partial(DeduplicateOperator, keys=columns, within_ms=within_ms, schema=self.schema)
         horizon = "for ever" if within is None else f"within {within}"
         said, updates = f"{', '.join(columns)} {horizon}", UpdatesOfStep(partial(first_update_passes, columns=columns))
-        stream: Stream = keyed._stateful(name, "deduplicate", make, self.schema, said, updates=updates)
+        detail: Detail = "none" if within is None else "every"
+        stream: Stream = keyed._stateful(name, "deduplicate", make, self.schema, said, detail=detail, updates=updates)
         return stream
 
     # ------------------------------------------------------------ the end
@@ -298,12 +299,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
                 "of one with an attribute `guarantee`"
             )
         if getattr(sink, "deterministic", False) is True:
-            for step, why in self._plan.by_wall_clock(self._node):
-                raise InvalidJob(
-                    f"{where} is declared deterministic=True, but in step {step!r} before it {why}, so a replay may "
-                    "make other rows: take event time (clock='event', ctx.timers), or a sink that is exactly once by "
-                    "itself"
-                )
+            check_deterministic(self._plan, self._node, where)
         self._add_sink(name, sink, make_sink, None)
 
     def for_each_batch(

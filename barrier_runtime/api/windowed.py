@@ -207,10 +207,11 @@ class WindowedStream(Generic[S]):
         return wall_clock_definition(definition) if self._of_wall_clock else definition
 
     def _detail(self, by_wall_clock: bool) -> Detail:
-        if self._of_wall_clock:
+        if self._of_wall_clock or (self._event_time is None and self._early is None):
             return "none"
-        every = self._early is not None and self._early.rows is None and not by_wall_clock
-        return "every" if every else "late"
+        if self._early is not None and not by_wall_clock and not (self._event_time is None and self._early.rows):
+            return "every"
+        return "late" if self._event_time is None else self._keyed._keyed_input().detail_of_late(self._event_time)
 
     @overload
     def apply(
@@ -304,7 +305,7 @@ class WindowedStream(Generic[S]):
             make,
             as_schema(schema, where),
             f"{window.definition}: {with_errors(function_name(function), on_error, 'windows')}",
-            detail="none" if self._of_wall_clock else "late",
+            detail=self._detail(False),
             definition=definition,
             timeless=self._of_wall_clock,
             by_wall_clock=_OF_WALL_CLOCK if self._of_wall_clock else "",
@@ -354,7 +355,7 @@ class WindowedStream(Generic[S]):
             make,
             output,
             definition,
-            detail="none" if self._of_wall_clock else "late",
+            detail=self._detail(False),
             definition=definition,
             timeless=self._of_wall_clock,
             within=self._results_within(by_row=True),

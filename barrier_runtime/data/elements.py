@@ -3,6 +3,8 @@
 Elements are values. Nothing here knows of sockets, operators or threads.
 """
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -93,6 +95,21 @@ class Batch:
         if self.reached is None:
             return Batch(rows, self.emit_ns)
         return Batch(rows, self.emit_ns, self.reached[start : start + rows.num_rows])
+
+    def moments(self) -> Iterator["Batch"]:
+        """Its parts of which all rows have one event time reached; itself where that is not told row by row."""
+        if self.reached is None or not self.count or self.reached[0] == self.reached[-1]:
+            yield self
+            return
+        moved = np.flatnonzero(self.reached[1:] != self.reached[:-1]) + 1
+        starts = [0, *moved.tolist(), self.count]
+        for start, end in itertools.pairwise(starts):
+            yield self.slice(start, end - start)
+
+    def made(self, rows: pa.RecordBatch) -> "Batch":
+        """Other rows that were made of its own, whose event time reached is one (see `moments`)."""
+        reached = None if self.reached is None else np.full(rows.num_rows, self.reached[0])
+        return Batch(rows, self.emit_ns, reached)
 
     def only(self, rows: pa.RecordBatch | FewRows, which: Any) -> "Batch":
         """`rows` are those of this batch that `which` says: a mask or positions, of numpy or a mask of Arrow."""

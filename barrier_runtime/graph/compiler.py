@@ -17,8 +17,10 @@ import pyarrow as pa
 from barrier_runtime.connectors.source import DiscoveringSource, Projecting, Rereading, Source, Split
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.data.plain_rows import plain_schema
+from barrier_runtime.graph.event_time import StepBehind, divides, followers_of, said_of
 from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph, OperatorSpec, SourceSpec
 from barrier_runtime.graph.logical import Input, Node, Plan, SourceNode, StepNode
+from barrier_runtime.operators.base import Operator
 from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.keys.key_groups import MAX_PARALLELISM_LIMIT
@@ -183,10 +185,10 @@ def _chained(
                 continue
         chain_of[number] = len(members)
         members.append([number])
-    detail = _detail(nodes)
+    followers = followers_of(nodes)
     interval_ms = 0 if any(map(_follows_time, nodes)) else _INTERVAL_MS
     chains = tuple(
-        _chain(id, [nodes[number] for number in numbers], list_splits, detail, interval_ms)
+        _chain(id, {number: nodes[number] for number in numbers}, followers, list_splits, interval_ms)
         for id, numbers in enumerate(members)
     )
     edges: list[Edge] = []
@@ -224,15 +226,15 @@ def _schema(node: Node, tag: str) -> pa.Schema | None:
     return None if schema is None else plain_schema(schema)
 
 
-def _chain(id: int, nodes: list[Node], list_splits: _List, detail: Detail, interval_ms: int) -> Chain:
-    source = _source(nodes[0], list_splits, detail, interval_ms) if isinstance(nodes[0], SourceNode) else None
-    return Chain(id, tuple(_operator(node) for node in nodes if isinstance(node, StepNode)), source)
-
-
-def _detail(nodes: list[Node]) -> Detail:
-    """How closely the steps of the flow follow event time, at most."""
-    wanted = {node.detail for node in nodes if isinstance(node, StepNode)}
-    return "every" if "every" in wanted else "late" if "late" in wanted else "none"
+def _chain(
+    id: int, nodes: dict[int, Node], followers: Sequence[StepBehind], list_splits: _List, interval_ms: int
+) -> Chain:
+    (first, source), *_ = nodes.items()
+    spec = None
+    if isinstance(source, SourceNode):
+        spec = _source(source, list_splits, followers[first].detail, interval_ms)
+    operators = [_operator(node, followers[at]) for at, node in nodes.items() if isinstance(node, StepNode)]
+    return Chain(id, tuple(operators), spec)
 
 
 def _follows_time(node: Node) -> bool:
@@ -275,17 +277,20 @@ def _listed(node: SourceNode, list_splits: _List) -> Sequence[Split]:
         raise told(error, where, "Correct the source's arguments, or what is there") from error
 
 
-def _operator(node: StepNode) -> OperatorSpec:
+def _operator(node: StepNode, behind: StepBehind) -> OperatorSpec:
     assert node.name is not None
+    make: Callable[[], Operator] = partial(node.make, node.name)
+    if (is_followed := divides(node, behind)) is not None:
+        make = partial(_dividing, make, is_followed)
     return OperatorSpec(
         node.name,
         node.kind,
-        partial(node.make, node.name),
+        make,
         node.stateful,
         node.is_sink,
         node.guarantee,
         node.global_committer,
-        f"{node.describe}; {node.counts_updates}" if node.counts_updates else node.describe,
+        (f"{node.describe}; {node.counts_updates}" if node.counts_updates else node.describe) + said_of(node, behind),
         node.definition,
         tuple(node.side_outputs),
         node.keys,
@@ -302,3 +307,9 @@ def _columns(node: StepNode, name: str) -> Mapping[str, str]:
         return {}
     made = node.make(name)
     return made.column_types if isinstance(made, KeyedOperator) else {}
+
+
+def _dividing(make: Callable[[], Operator], is_followed: bool) -> Operator:
+    operator = make()
+    operator.is_followed = is_followed
+    return operator

@@ -64,6 +64,7 @@ class StepNode:
     makes_watermarks: bool = False  # whatever its input has
     begins_chain: bool = False  # it has rows to give without any input, for which the first of a chain is asked
     detail: Detail = "none"  # how closely it follows event time
+    whole_batches: bool = False  # it never takes a batch in parts of one event time: see `graph/event_time`
     event_times: frozenset[str] | None = None  # columns of its rows that the watermark behind it is of; None: not known
     within: frozenset[Within] = frozenset()  # columns whose times lie within the window that a row is a result of
     timeless: bool = False  # has state, and no watermark changes what comes of it
@@ -87,7 +88,10 @@ Node: TypeAlias = SourceNode | StepNode
 T = TypeVar("T")
 _Of: TypeAlias = Callable[[Node], frozenset[T] | None]
 _Renamed: TypeAlias = Callable[[frozenset[T], Mapping[str, str]], Iterator[T]]  # by new name -> column
-_SAME_ROWS = frozenset({"filter", "union", "broadcast_join", "one key"})  # kinds of steps that keep rows and columns
+_SAME_ROWS = frozenset(  # kinds of steps that keep rows and columns
+    {"filter", "union", "broadcast_join", "one key", "deduplicate", "running aggregate", "lookup", "dead letters"}
+)
+_BATCHES = frozenset({"map_batches", "process_groups"})  # whose functions nearly always keep the time of a row
 
 
 def _event_times(node: Node) -> frozenset[str] | None:
@@ -150,21 +154,27 @@ class Plan:
         """Columns of the rows of node `number` that its watermark is of; None: not known."""
         return self._of_rows(number, _event_times, _renamed)
 
+    def event_times_of_batches(self, number: int) -> frozenset[str] | None:
+        """The same if functions of batches keep these columns, which they check while they run."""
+        return self._of_rows(number, _event_times, _renamed, _SAME_ROWS | _BATCHES)
+
     def within(self, number: int) -> frozenset[Within]:
         """See `StepNode`."""
         return self._of_rows(number, _within, _renamed_within) or frozenset()
 
-    def _of_rows(self, number: int, of: _Of[T], renamed: _Renamed[T]) -> frozenset[T] | None:
+    def _of_rows(
+        self, number: int, of: _Of[T], renamed: _Renamed[T], same: frozenset[str] = _SAME_ROWS
+    ) -> frozenset[T] | None:
         """What holds for all rows of node `number`, given what each node says `of` the rows that it makes."""
         found: list[frozenset[T] | None] = []  # by node: inputs come before what takes them
         for node in self.nodes[: number + 1]:
-            if isinstance(node, SourceNode) or not (node.kind in _SAME_ROWS or node.renames is not None):
+            if isinstance(node, SourceNode) or not (node.kind in same or node.renames is not None):
                 found.append(of(node))
                 continue
             before = [None if input.tag else found[input.node] for input in node.inputs]
             known = [each for each in before if each is not None]
-            same = frozenset.intersection(*known) if len(known) == len(before) else None
-            found.append(same if same is None or node.renames is None else frozenset(renamed(same, node.renames)))
+            both = frozenset.intersection(*known) if len(known) == len(before) else None
+            found.append(both if both is None or node.renames is None else frozenset(renamed(both, node.renames)))
         return found[number]
 
     def by_wall_clock(self, number: int) -> list[tuple[str, str]]:

@@ -176,6 +176,7 @@ class Operator:
     holds_watermarks: bool = False  # True: `on_watermark` hears of them; what follows, of `own_watermark` alone
     takes_rows_before_barriers: bool = False  # True: also without room, and has them in its snapshot; first of a chain
 
+    is_followed: bool = True  # a step behind follows event time row by row: see `graph/event_time`
     output_delay_ms: int = 0  # event times of its rows may be that much behind the watermark: so is what is forwarded
 
     @property

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from barrier_runtime.coordinator.wire.messages import SubtaskId
 from barrier_runtime.data.elements import (
+    WATERMARK_MAX,
     Barrier,
     Batch,
     CancelBarrier,
@@ -310,7 +311,8 @@ class Subtask:
 
     def _on_merged(self, said: Watermark | Idle | None) -> None:
         if isinstance(said, Watermark):
-            self.chain.advance(said.ms)
+            if said.ms != WATERMARK_MAX:  # else `_end` advances, after the wall-clock work that comes before it
+                self.chain.advance(said.ms)
         elif said is not None:
             self.chain.idle()
 

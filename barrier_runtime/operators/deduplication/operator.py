@@ -1,8 +1,9 @@
 """`deduplicate`: the first row of each id passes, later ones are dropped until the id is forgotten.
 
 Keyed state holds every id with the watermark at which it was seen. An id is forgotten once the watermark has advanced
-by `within` since then. The row's own event time plays no part: a late row is new or it is found, never "too late".
-Ids that came before the first watermark count as seen at that watermark.
+by `within` since then: at each row it is where the watermark would be before that row, wherever batches end. The row's
+own event time plays no part: a late row is new or it is found, never "too late". Ids that came before the first
+watermark count as seen at that watermark.
 
 Bloom filters in front of the state make a look-up unnecessary for nearly every id that is new. They are in memory
 only, one set per `within / 4` of watermark, dropped whole, and made anew from the state after a restore. They take half
@@ -95,8 +96,10 @@ class DeduplicateOperator(KeyedOperator):
         looked_up = self._filters.may_have(ids) | _repeated(ids.hashes)
         passes = ~looked_up
         put, get = self._table.put, self._table.get
-        watermarks = self._row_floors(rows)
+        watermarks = self._row_watermarks(batch)
         at = [self._watermark_ms] * rows.num_rows if watermarks is None else watermarks.tolist()
+        if self._first_ms == WATERMARK_MIN and watermarks is not None:
+            self._first(next((each for each in at if each > WATERMARK_MIN), WATERMARK_MIN))
         for row in np.flatnonzero(looked_up).tolist():
             seen = get(keys[row])
             if seen is None or self._forgotten(seen, at[row]):
@@ -104,12 +107,15 @@ class DeduplicateOperator(KeyedOperator):
                 put(keys[row], at[row])
         for row in np.flatnonzero(passes & ~looked_up).tolist():
             put(keys[row], at[row])
-        self._filters.add(self._bucket(self._watermark_ms if watermarks is None else max(at)), ids.take(passes))
+        if rows.num_rows:  # under the latest time of them: a filter that is dropped too late costs look-ups alone
+            self._filters.add(self._bucket(max(at)), ids.take(passes))
         self._count(rows.num_rows, looked_up, passes)
         if passes.all():
             emit(batch)
         elif passes.any():
             emit(batch.only(rows.filter(pa.array(passes)), passes))
+        if batch.reached is not None and rows.num_rows:
+            self.on_watermark(int(batch.reached[-1]), emit)
         self._sweep_some(_SWEPT_AT_LEAST + _SWEPT_PER_ROW * rows.num_rows)
 
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
@@ -117,8 +123,7 @@ class DeduplicateOperator(KeyedOperator):
             return  # the end of the input forgets nothing: the job may go on with more
         self._watermark_ms = watermark_ms
         if self._first_ms == WATERMARK_MIN:
-            self._first_ms = self._swept_ms = watermark_ms
-            self._filters.move(self._bucket(WATERMARK_MIN, WATERMARK_MIN), self._bucket(watermark_ms))
+            self._first(watermark_ms)
         if self._within_ms is None or self._bound is None:
             return
         # What is in buckets before that of this moment was seen so long ago that it is forgotten.
@@ -136,6 +141,13 @@ class DeduplicateOperator(KeyedOperator):
     def close(self) -> None:
         self._sweep = None  # it reads the database that is about to be closed
         super().close()
+
+    def _first(self, watermark_ms: int) -> None:
+        """Event time is known from `watermark_ms` on: ids that were seen before it count as seen then."""
+        if watermark_ms == WATERMARK_MIN:
+            return
+        self._first_ms = self._swept_ms = watermark_ms
+        self._filters.move(self._bucket(WATERMARK_MIN, WATERMARK_MIN), self._bucket(watermark_ms))
 
     def _forgotten(self, seen_ms: int, now_ms: int | None = None) -> bool:
         now_ms = self._watermark_ms if now_ms is None else now_ms

@@ -10,6 +10,7 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.schemas import described, no_column
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
+from barrier_runtime.operators.functions.kept_times import KeptTimes
 from barrier_runtime.operators.outputs.failures import Failures, OnError, in_parts
 from barrier_runtime.operators.user_code import function_name, user_error
 from barrier_runtime.state.errors import InvalidJob
@@ -55,7 +56,12 @@ class MapBatchesOperator(Operator):
         function: Callable[[pa.RecordBatch], pa.RecordBatch],
         schema: pa.Schema | None = None,
         on_error: OnError = "fail",
+        one_to_one: bool = False,
+        event_times: frozenset[str] = frozenset(),
     ) -> None:
+        """`one_to_one`: it gives a row for each row it gets, in their order. `event_times`: see `KeptTimes`."""
+        self._one_to_one = one_to_one
+        self._times = KeptTimes(event_times, f"{function_name(function)} of map_batches {name!r}")
         self._name = name
         self._function = function
         self._schema = schema
@@ -68,6 +74,15 @@ class MapBatchesOperator(Operator):
             self._failures.opened(context)
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        if not self.is_followed:
+            self._call(batch.reaching(None), emit)
+        elif self._one_to_one or batch.reached is None:
+            self._call(batch, emit)
+        else:
+            for moment in batch.moments():
+                self._call(moment, emit)
+
+    def _call(self, batch: Batch, emit: Emit) -> None:
         failures = self._failures
         if failures is not None:
             for part, result in in_parts(batch, lambda part: self._function(part.rows), failures, self._failed):
@@ -94,6 +109,8 @@ class MapBatchesOperator(Operator):
             result = result.combine_chunks()
             result = result.to_batches()[0] if result.num_rows else None
         if result is None:
+            if self._one_to_one:
+                raise self._not_one_to_one(0, batch)
             return
         if not isinstance(result, pa.RecordBatch):
             raise InvalidJob(
@@ -107,8 +124,20 @@ class MapBatchesOperator(Operator):
                 f"{function_name(self._function)} of operator {self._name!r} returned ({described(result.schema)}), "
                 f"but its schema is ({described(self._schema)}): return one schema always, or correct schema="
             )
-        if result.num_rows:
-            emit(Batch(result, batch.emit_ns))
+        if self.is_followed:
+            self._times.check(batch, result)
+        if self._one_to_one:
+            if result.num_rows != batch.count:
+                raise self._not_one_to_one(result.num_rows, batch)
+            emit(batch.having(result))
+        elif result.num_rows:
+            emit(batch.made(result))
+
+    def _not_one_to_one(self, rows: int, batch: Batch) -> InvalidJob:
+        return InvalidJob(
+            f"{function_name(self._function)} of operator {self._name!r} returned {rows} rows for {batch.count}, and "
+            "one_to_one=True says that each row becomes one row: leave one_to_one out"
+        )
 
     def _checked(self, schema: pa.Schema) -> pa.Schema:
         """`schema`, of the first batch."""

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
-from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.elements import WATERMARK_MAX, Batch
 from barrier_runtime.data.keys import KeyCodec
 from barrier_runtime.data.rows import Row, each_row_of, input_row
 from barrier_runtime.data.schemas import described
@@ -160,12 +160,19 @@ class ConnectedOperator(ProcessOperator):
                 super().on_watermark(int(part.reached[-1]), emit)
 
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
-        self.switch(emit)
+        self._before(watermark_ms, emit)
         super().on_watermark(watermark_ms, emit)
 
     def toward(self, watermark_ms: int, emit: Emit) -> bool:
-        self.switch(emit)
+        self._before(watermark_ms, emit)
         return super().toward(watermark_ms, emit)
+
+    def _before(self, watermark_ms: int, emit: Emit) -> None:
+        """Make rows valid that are valid before event time reaches `watermark_ms`. The end of event time comes from all
+        inputs before their end of input: no barrier follows it that the waiting rows could wait for."""
+        if watermark_ms == WATERMARK_MAX:
+            self._waiting.ended()
+        self.switch(emit)
 
     def on_wall_clock(self, emit: Emit, last: bool = False) -> bool:
         if last:

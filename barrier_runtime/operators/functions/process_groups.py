@@ -18,6 +18,7 @@ from barrier_runtime.data.grouping import group_rows
 from barrier_runtime.data.schemas import described
 from barrier_runtime.operators.aggregation.own import columns_of_numbers
 from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.functions.kept_times import KeptTimes
 from barrier_runtime.operators.functions.retried_calls import RetriedCall
 from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.operators.outputs.failures import Failures, OnError, in_parts
@@ -133,9 +134,12 @@ class ProcessGroupsOperator(KeyedOperator):
         output: pa.Schema | None = None,
         schema: pa.Schema | None = None,
         on_error: OnError | Retry = "fail",
+        event_times: frozenset[str] = frozenset(),
     ) -> None:
-        """`function`: a class (or object) with `process_groups(self, keys, batch, state)`, or a function of these."""
+        """`function`: a class (or object) with `process_groups(self, keys, batch, state)`, or a function of these.
+        `event_times`: see `KeptTimes`."""
         super().__init__(name, keys, keys, schema)
+        self._times = KeptTimes(event_times, f"{function_name(function)} of {self.where}")
         self._function = function
         self._declared_columns = declared_columns(function, state, self.where)
         self._output = output
@@ -157,8 +161,15 @@ class ProcessGroupsOperator(KeyedOperator):
             self.backend.describe(name, what)
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        self._check(batch.schema)
+        if not self.is_followed:
+            self._process(batch.reaching(None), emit)
+            return
+        for moment in batch.moments():
+            self._process(moment, emit)
+
+    def _process(self, batch: Batch, emit: Emit) -> None:
         rows = batch.rows
-        self._check(rows.schema)
         if not rows.num_rows:
             return
         failures = self._failures
@@ -190,7 +201,9 @@ class ProcessGroupsOperator(KeyedOperator):
         if len(forgotten):
             self._table.remove(forgotten)
         if made is not None and made.num_rows:
-            emit(Batch(made, batch.emit_ns))
+            if self.is_followed:
+                self._times.check(batch, made)
+            emit(batch.made(made))
 
     def _grouped(self, rows: pa.RecordBatch) -> tuple[Ints, Ints]:
         """The number of each row's key, and the row ids of the keys."""

@@ -101,7 +101,7 @@ class WaitingRows:
             capture.blocking = partial(_with_rows, capture.blocking, waiting)
 
     def ended(self) -> None:
-        """No barrier will come behind any row."""
+        """Make the waiting rows due: no barrier will come behind them."""
         self.due += self._waiting
         self._waiting = []
 

@@ -52,7 +52,7 @@ class AsOfJoinOperator(JoinOperator):
         self._exact = exact
         self._outer = outer
 
-    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+    def take(self, batch: Batch, emit: Emit, port: int) -> None:
         taken = self._in_time(batch, port, emit)
         if taken is None:
             return

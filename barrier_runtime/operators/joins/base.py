@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.coordinator.metric_table import LATE_LEFT_ROWS, LATE_RIGHT_ROWS
-from barrier_runtime.data.elements import WATERMARK_MAX, Batch
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import event_times_ms
 from barrier_runtime.data.keys import KeyCodec
 from barrier_runtime.operators.base import Capture, Emit, OperatorContext
@@ -42,6 +42,8 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 class JoinOperator(KeyedLife):
     """`definition`: what the rows held mean; a restore with another one is refused."""
 
+    is_followed = False  # unless the flow says so: it costs a pass per event time
+
     def __init__(
         self, kind: str, name: str, left: Side, right: Side, columns: JoinColumns, definition: str, late: bool
     ) -> None:
@@ -63,6 +65,8 @@ class JoinOperator(KeyedLife):
         self._numbers = KeyNumbers(len(left.keys))
         self._buffers = (JoinBuffer(self._numbers), JoinBuffer(self._numbers))
         self._store = RunStore()
+        self._by_row = False  # event time is told row by row
+        self._before_ms = WATERMARK_MIN  # event time before what is sent now
 
     # ---- life
 
@@ -86,10 +90,28 @@ class JoinOperator(KeyedLife):
 
     # ---- for the kinds of joins
 
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        """Takes rows of one event time at a time where a step behind follows event time row by row: then results of
+        event time come between the same rows, wherever batches end."""
+        if not self.is_followed or batch.reached is None:
+            self._before_ms = self._watermark_ms
+            self.take(batch, emit, port)
+            return
+        self._by_row = True
+        for moment in batch.moments():
+            assert moment.reached is not None
+            self.on_watermark(int(moment.reached[0]), emit)
+            self._before_ms = self._watermark_ms
+            self.take(moment, emit, port)
+
+    def take(self, batch: Batch, emit: Emit, port: int) -> None:
+        """Rows of input `port` come."""
+        raise NotImplementedError
+
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
         if watermark_ms <= self._watermark_ms:
             return
-        self._watermark_ms = watermark_ms
+        self._before_ms, self._watermark_ms = self._watermark_ms, watermark_ms
         self.advance(emit)
         for buffer in self._buffers:
             buffer.sweep()
@@ -158,6 +180,9 @@ class JoinOperator(KeyedLife):
 
     def _give_late(self, batch: Batch, late: Bools, port: int, emit: Emit) -> None:
         if self._late:
+            if batch.reached is not None and self.output_delay_ms:  # behind the join event time is that much behind
+                least_ms = WATERMARK_MIN + self.output_delay_ms
+                batch = batch.reaching(np.maximum(batch.reached, least_ms) - self.output_delay_ms)
             emit.to(_TAGS[port], batch.only(batch.rows.filter(pa.array(late)), late))
         else:
             rows = float(np.count_nonzero(late))
@@ -167,16 +192,18 @@ class JoinOperator(KeyedLife):
                 self.metrics.count(LATE_RIGHT_ROWS, rows)
 
     def _in_time(self, batch: Batch, port: int, emit: Emit) -> tuple[pa.RecordBatch, Ints] | None:
-        """Rows that are not late, with their times; None: there are none."""
+        """Rows that are not late, with their times; None: there are none. Raises `InvalidJob` for a time that the join
+        cannot count, also of a late row, as windows do."""
         batch = self._without_tombstones(batch, port)
         rows, times_ms = self._rows_of(batch, port)
+        if not len(rows):
+            return None
+        times = self._clock.times(rows.column(self._sides[port].event_time), times_ms, self.where)
         late = times_ms <= self._watermarks(batch, port)
         if late.any():
             self._give_late(batch, late, port, emit)
-            rows, times_ms = rows.filter(pa.array(~late)), times_ms[~late]
-        if not len(rows):
-            return None
-        return rows, self._clock.times(rows.column(self._sides[port].event_time), times_ms, self.where)
+            rows, times = rows.filter(pa.array(~late)), times[~late]
+        return (rows, times) if len(rows) else None
 
     def _with_keys(
         self, rows: pa.RecordBatch, times: Ints, port: int
@@ -202,7 +229,10 @@ class JoinOperator(KeyedLife):
         self._disk.relieve([buffer.runs for buffer in self._buffers])
 
     def _send(self, rows: pa.RecordBatch, emit: Emit) -> None:
-        emit(Batch(rows, self._emit_ns))
+        reached = None
+        if self._by_row:
+            reached = np.full(len(rows), max(WATERMARK_MIN, self._before_ms - self.output_delay_ms))
+        emit(Batch(rows, self._emit_ns, reached))
 
     # ---- inside
 

@@ -86,7 +86,7 @@ class MatchingJoin(JoinOperator):
 
     def _send_pairs(self, met: "_Pairs", port: int, emit: Emit) -> None:
         if met.rows:
-            taken = met.take()
+            taken = met.take(in_order=self._by_row)
             left, right = taken if port == _LEFT else taken[::-1]
             self._send(self._columns.rows(left, right), emit)
 
@@ -102,6 +102,8 @@ class MatchingJoin(JoinOperator):
     def _hold(self, run: RowRun, port: int, emit: Emit) -> None:
         if self._one_sided and port == _LEFT and run.matched.any():
             found = np.flatnonzero(run.matched[run.at])
+            if self._by_row:
+                found = found[np.argsort(run.at[found])]  # as they came
             if self._semi:
                 self._send(self._columns.rows(run.take(found), None), emit)
             run.matched[:] = False
@@ -148,12 +150,18 @@ class _Pairs:
         self._own.append(own)
         self._others.append((other, its))
 
-    def take(self) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """Those of `run` and the others, row by row; it is empty then."""
+    def take(self, in_order: bool) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """Those of `run` and the others, row by row; it is empty then. `in_order`: as the rows of `run` came, with the
+        others by time, which is the same order however rows are in runs."""
         taken = [other.take(its) for other, its in self._others]
-        own = self.run.take(self._own[0] if len(self._own) == 1 else np.concatenate(self._own))
+        others = taken[0] if len(taken) == 1 else pa.concat_batches(taken)
+        own = self._own[0] if len(self._own) == 1 else np.concatenate(self._own)
+        if in_order and len(own) > 1:
+            times = np.concatenate([other.times[its] for other, its in self._others])
+            order = np.lexsort((times, self.run.at[own]))
+            own, others = own[order], others.take(pa.array(order))
         self.rows, self._own, self._others = 0, [], []
-        return own, taken[0] if len(taken) == 1 else pa.concat_batches(taken)
+        return self.run.take(own), others
 
 
 class IntervalJoinOperator(MatchingJoin):
@@ -173,7 +181,7 @@ class IntervalJoinOperator(MatchingJoin):
         self._lower, self._upper = self._clock.ceil(between[0]), self._clock.floor(between[1])
         self.output_delay_ms = output_delay_ms(between)
 
-    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+    def take(self, batch: Batch, emit: Emit, port: int) -> None:
         taken = self._in_time(batch, port, emit)
         if taken is not None:
             self._match(*taken, port, emit)

@@ -46,7 +46,7 @@ class WindowJoinOperator(MatchingJoin):
         self._window = window
         self.output_delay_ms = window.size_ms - 1
 
-    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+    def take(self, batch: Batch, emit: Emit, port: int) -> None:
         batch = self._without_tombstones(batch, port)
         rows, times_ms = self._rows_of(batch, port)
         if not len(rows):

@@ -170,7 +170,9 @@ class Book:
         elif len(self._sections) == 1:
             self.reached = max(self.reached, watermark_ms)
         else:  # no row came since the last one
-            self._sections[-2].watermark = watermark_ms
+            before = self._sections[-2]
+            assert before.watermark is not None
+            before.watermark = max(before.watermark, watermark_ms)
 
     def replied(self, request: int, results: Sequence[Any], now_s: float) -> None:
         """`results`: one for each key of the request; an exception fails that key alone."""

@@ -5,12 +5,14 @@ Rows stay in the batches that they came in. A batch is dropped when its last row
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from barrier_runtime.data.elements import WATERMARK_MIN, Batch
 from barrier_runtime.operators.stored_streams import batches_of
 from barrier_runtime.state.snapshots.snapshot import value_format
 from barrier_runtime.state.versioned import VersionedDecoder
@@ -19,19 +21,32 @@ HELD_VALUE = "lookup-rows"  # name of the snapshot value
 
 
 class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`streams`: each with its rows, as an Arrow IPC stream, and their earliest emission time (ns)."""
+    """`streams`: each with its rows, as an Arrow IPC stream, and their earliest emission time (ns). `reached`: for each
+    stream the event time (ms) reached at its rows, as int64 in little-endian order; empty if it is not known."""
 
     streams: tuple[tuple[int, bytes], ...] = ()
     version: int = 1
+    reached: tuple[bytes, ...] = ()
 
 
 _STORED = VersionedDecoder(value_format("{}: its rows in flight"), msgspec.msgpack.Decoder(_Stored))
 
 
-class _Block:
-    __slots__ = ("emit_ns", "first", "gone", "left", "rows")
+class Held(NamedTuple):
+    """Rows of one batch that are held: those of `rows` that `kept` says, all if it is None. `reached_ms`: event time
+    reached at all of them; None: that of the last watermark."""
 
-    def __init__(self, first: int, rows: pa.RecordBatch, emit_ns: int) -> None:
+    emit_ns: int
+    rows: pa.RecordBatch
+    kept: npt.NDArray[np.bool_] | None = None
+    reached_ms: int | None = None
+
+
+class _Block:
+    __slots__ = ("emit_ns", "first", "gone", "left", "reached_ms", "rows")
+
+    def __init__(self, first: int, rows: pa.RecordBatch, emit_ns: int, reached_ms: int | None) -> None:
+        self.reached_ms = reached_ms
         self.first = first
         self.rows: pa.RecordBatch | None = rows
         self.emit_ns = emit_ns
@@ -45,9 +60,9 @@ class HeldRows:
         self._firsts: list[int] = []  # of `_blocks`
         self._next = 0
 
-    def add(self, rows: pa.RecordBatch, emit_ns: int) -> None:
+    def add(self, rows: pa.RecordBatch, emit_ns: int, reached_ms: int | None = None) -> None:
         """The next rows; at least one."""
-        self._blocks.append(_Block(self._next, rows, emit_ns))
+        self._blocks.append(_Block(self._next, rows, emit_ns, reached_ms))
         self._firsts.append(self._next)
         self._next += rows.num_rows
 
@@ -68,10 +83,10 @@ class HeldRows:
         self._drop_empty()
         return _one(parts), emit_ns
 
-    def remaining(self) -> list[tuple[int, pa.RecordBatch, npt.NDArray[np.bool_] | None]]:
+    def remaining(self) -> list[Held]:
         """What is held at this moment, in order, as `encode_held` takes it; cheap."""
         return [
-            (block.emit_ns, block.rows, None if block.gone is None else ~block.gone)
+            Held(block.emit_ns, block.rows, None if block.gone is None else ~block.gone, block.reached_ms)
             for block in self._blocks
             if block.rows is not None
         ]
@@ -87,32 +102,42 @@ class HeldRows:
             del self._firsts[:empty]
 
 
-def encode_held(remaining: Iterable[tuple[int, pa.RecordBatch, npt.NDArray[np.bool_] | None]]) -> bytes:
-    """Batches of one schema become one stream."""
+def encode_held(remaining: Iterable[tuple[Any, ...]]) -> bytes:
+    """`remaining`: as `Held`. Batches of one schema become one stream."""
     streams: list[tuple[int, bytes]] = []
-    together: list[pa.RecordBatch] = []
-    earliest_ns = 0
-    for emit_ns, rows, kept in remaining:
-        part = rows if kept is None else rows.filter(pa.array(kept))
-        if together and not together[0].schema.equals(part.schema):
-            streams.append((earliest_ns, _as_stream(together)))
+    reached: list[bytes] = []
+    together: list[Held] = []
+    for each in (Held(*fields) for fields in remaining):
+        part = each if each.kept is None else each._replace(rows=each.rows.filter(pa.array(each.kept)))
+        if together and not together[0].rows.schema.equals(part.rows.schema):
+            streams.append(_as_stream(together))
+            reached.append(_reached(together))
             together = []
-        earliest_ns = min(earliest_ns, emit_ns) if together else emit_ns
         together.append(part)
     if together:
-        streams.append((earliest_ns, _as_stream(together)))
-    return msgspec.msgpack.encode(_Stored(tuple(streams)))
+        streams.append(_as_stream(together))
+        reached.append(_reached(together))
+    return msgspec.msgpack.encode(_Stored(tuple(streams), reached=tuple(reached) if any(reached) else ()))
 
 
 def decode_held(data: bytes, where: str) -> list[tuple[int, pa.RecordBatch]]:
     """What `encode_held` made, in that order."""
+    return [(batch.emit_ns, batch.rows) for batch in decode_batches(data, where)]
+
+
+def decode_batches(data: bytes, where: str) -> list[Batch]:
+    """The same with the event time reached at each row."""
     stored = _STORED.decode(data, where)
-    return [
-        (emit_ns, rows)
-        for emit_ns, stream in stored.streams
-        for rows in batches_of(stream, _STORED.format, where)
-        if rows.num_rows
-    ]
+    batches: list[Batch] = []
+    for number, (emit_ns, stream) in enumerate(stored.streams):
+        reached = np.frombuffer(stored.reached[number], "<i8") if stored.reached else np.zeros(0, np.int64)
+        first = 0
+        for rows in batches_of(stream, _STORED.format, where):
+            if rows.num_rows:
+                part = reached[first : first + rows.num_rows]
+                batches.append(Batch(rows, emit_ns, part.astype(np.int64) if len(part) else None))
+                first += rows.num_rows
+    return batches
 
 
 def _taken(block: _Block, numbers: Sequence[int]) -> pa.RecordBatch:
@@ -142,8 +167,16 @@ def _one(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
 
 
-def _as_stream(batches: list[pa.RecordBatch]) -> bytes:
+def _as_stream(together: Sequence[Held]) -> tuple[int, bytes]:
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
-        writer.write_batch(_one(batches))
-    return bytes(sink.getvalue())
+    rows = _one([each.rows for each in together])
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows)
+    return min(each.emit_ns for each in together), bytes(sink.getvalue())
+
+
+def _reached(together: Sequence[Held]) -> bytes:
+    if all(each.reached_ms is None for each in together):
+        return b""
+    times = [WATERMARK_MIN if each.reached_ms is None else each.reached_ms for each in together]
+    return np.repeat(times, [each.rows.num_rows for each in together]).astype("<i8").tobytes()

@@ -38,7 +38,7 @@ from barrier_runtime.operators.base import Capture, Emit, Operator, OperatorCont
 from barrier_runtime.operators.joins.broadcast import enriched_schema
 from barrier_runtime.operators.lookups.book import Book, BookSettings, Counts, Effects, Failed
 from barrier_runtime.operators.lookups.calls import Calls, CoroutineCalls, ThreadCalls, is_coroutine_function
-from barrier_runtime.operators.lookups.held_rows import HELD_VALUE, HeldRows, decode_held, encode_held
+from barrier_runtime.operators.lookups.held_rows import HELD_VALUE, HeldRows, decode_batches, encode_held
 from barrier_runtime.operators.lookups.replies import ReplyReader, keys_of
 from barrier_runtime.operators.outputs.failures import Failures, OnError
 from barrier_runtime.operators.outputs.side_outputs import send
@@ -81,6 +81,7 @@ class LookupOperator(Operator):
         self._woken = False
         self._timers: list[float] = []  # heap: when the slot will be woken
         self._input: pa.Schema | None = None
+        self._by_row = False  # event time is told row by row
         self._failures = None if settings.on_error == "fail" else Failures(settings.on_error, name, self._said)
 
     # ------------------------------------------------------------ life
@@ -92,11 +93,16 @@ class LookupOperator(Operator):
         self._writer = RowWriter(f"{self._said} of {self._where}", self._settings.schema, "correct it, or schema=")
         self._nothing = dict.fromkeys(self._settings.schema.names)
         self._calls = self._connect()
-        for snapshot in sorted(context.restored, key=lambda each: each.subtask):
-            if snapshot.subtask % context.parallelism == context.subtask and HELD_VALUE in snapshot.values:
-                where = f"{self._where}, state of subtask {snapshot.subtask}"
-                for emit_ns, rows in decode_held(snapshot.values[HELD_VALUE], where):
-                    self._take(rows, emit_ns)
+        own = [
+            snapshot
+            for snapshot in sorted(context.restored, key=lambda each: each.subtask)
+            if snapshot.subtask % context.parallelism == context.subtask and HELD_VALUE in snapshot.values
+        ]
+        for snapshot in own:
+            where = f"{self._where}, state of subtask {snapshot.subtask}"
+            for batch in decode_batches(snapshot.values[HELD_VALUE], where):
+                # Event time of one subtask says nothing of the rows that another one held.
+                self._take_in_time(batch if len(own) == 1 and self.is_followed else batch.reaching(None))
 
     def _connect(self) -> Calls:
         target = self._function
@@ -142,7 +148,7 @@ class LookupOperator(Operator):
         return None if reached == WATERMARK_MIN else reached
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
-        self._take(batch.rows, batch.emit_ns)
+        self._take_in_time(batch if self.is_followed else batch.reaching(None))
         self._advance(emit)
 
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
@@ -171,10 +177,19 @@ class LookupOperator(Operator):
         remaining = self._held.remaining()
         return Capture(blocking=lambda: {HELD_VALUE: encode_held(remaining)})
 
-    def _take(self, rows: pa.RecordBatch, emit_ns: int) -> None:
+    def _take_in_time(self, batch: Batch) -> None:
+        """Event time goes on between the rows where the batch tells it row by row."""
+        for moment in batch.moments():
+            reached_ms = None if moment.reached is None else int(moment.reached[0])
+            if reached_ms is not None:
+                self._by_row = True
+                self._book.watermark(reached_ms)
+            self._take(moment.rows, moment.emit_ns, reached_ms)
+
+    def _take(self, rows: pa.RecordBatch, emit_ns: int, reached_ms: int | None) -> None:
         if self._input is None or (rows.schema is not self._input and not rows.schema.equals(self._input)):
             self._bind(rows.schema)
-        self._held.add(rows, emit_ns)
+        self._held.add(rows, emit_ns, reached_ms)
         self._book.add(keys_of(rows, self._settings.on, values_of))
 
     def _bind(self, schema: pa.Schema) -> None:
@@ -226,7 +241,7 @@ class LookupOperator(Operator):
     # ------------------------------------------------------------ results
 
     def _emit(self, effects: Effects, emit: Emit) -> None:
-        told_ms = None if not effects.finished else effects.finished[0][0]
+        told_ms = None if not effects.finished or self._by_row else effects.finished[0][0]
         for reached_ms, finished in effects.finished:
             finished.sort(key=_number)
             rows, emit_ns = self._held.take([number for number, _ in finished])

@@ -90,9 +90,21 @@ def _size_ms(size: datetime.timedelta, what: str) -> int:
     return size_ms
 
 
+def _offset(offset: datetime.timedelta, step: datetime.timedelta, kind: str, of: str) -> datetime.timedelta:
+    """Returns the offset from 0 up to `step` that gives the same windows as `offset`, which may be negative."""
+    what = f"the offset of a {kind} window"
+    milliseconds(abs(offset) if isinstance(offset, datetime.timedelta) else offset, what)
+    if abs(offset) >= step:
+        raise InvalidJob(
+            f"{what} is {offset / datetime.timedelta(seconds=1):g} s: use less than its {of} {step}, forward or back"
+        )
+    return offset % step
+
+
 @dataclass(frozen=True)
 class Tumbling(WindowAssigner):
     """Windows of equal `size` that touch and never overlap: [start, start + size). Starts are `offset` + n * `size`.
+    `offset` may be negative: days of UTC+8 are `Tumbling(timedelta(days=1), offset=timedelta(hours=-8))`.
 
     >>> Tumbling(datetime.timedelta(hours=1)).starts(np.array([0, 3_599_999, 3_600_000])).tolist()
     [0, 0, 3600000]
@@ -102,9 +114,8 @@ class Tumbling(WindowAssigner):
     offset: datetime.timedelta = datetime.timedelta()
 
     def __post_init__(self) -> None:
-        size_ms = _size_ms(self.size, "the size of a Tumbling window")
-        if milliseconds(self.offset, "the offset of a Tumbling window") >= size_ms:
-            raise InvalidJob(f"the offset {self.offset} of a Tumbling window must be less than its size {self.size}")
+        _size_ms(self.size, "the size of a Tumbling window")
+        object.__setattr__(self, "offset", _offset(self.offset, self.size, "Tumbling", "size"))
 
     @cached_property
     def size_ms(self) -> int:
@@ -133,7 +144,8 @@ class Tumbling(WindowAssigner):
 @dataclass(frozen=True)
 class Sliding(WindowAssigner):
     """Windows of equal `size` that begin every `slide`, at `offset` + n * `slide`. They overlap when `slide` is less
-    than `size`: a row is in each of the size / slide windows around it. `size` is a multiple of `slide`.
+    than `size`: a row is in each of the size / slide windows around it. `size` is a multiple of `slide`; `offset` may
+    be negative.
 
     >>> rows, starts = Sliding(datetime.timedelta(hours=2), datetime.timedelta(hours=1)).assign(np.array([3_600_000]))
     >>> rows.tolist(), starts.tolist()
@@ -149,8 +161,7 @@ class Sliding(WindowAssigner):
         slide_ms = _size_ms(self.slide, "the slide of a Sliding window")
         if size_ms % slide_ms:
             raise InvalidJob(f"the size {self.size} of a Sliding window must be a multiple of its slide {self.slide}")
-        if milliseconds(self.offset, "the offset of a Sliding window") >= slide_ms:
-            raise InvalidJob(f"the offset {self.offset} of a Sliding window must be less than its slide {self.slide}")
+        object.__setattr__(self, "offset", _offset(self.offset, self.slide, "Sliding", "slide"))
 
     @cached_property
     def size_ms(self) -> int:

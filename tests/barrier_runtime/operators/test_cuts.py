@@ -1,7 +1,8 @@
 """However the same rows are cut into batches, a job gives the same rows: with timers, late rows, windows, and steps
-before and after them."""
+before and after them; and each public step alone and behind every other (`cut_steps`)."""
 
 import datetime
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,9 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from cut_bench import STEPS, Bench, CutSource, Step
+from cut_functions import MS, SCHEMA
+from cut_steps import pairs
 from hypothesis import given
 from hypothesis import strategies as st
-from operator_harness import Driven
+from inline_job import run_inline
+from operator_harness import Driven, World
 
 from barrier_runtime import (
     TTL,
@@ -28,7 +33,6 @@ from barrier_runtime import (
     mean,
 )
 from barrier_runtime.api.dataflow import Stream
-from barrier_runtime.connectors.source import Polled, Split
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import EventClock
 from barrier_runtime.data.partitioning import hash_partition
@@ -36,51 +40,6 @@ from barrier_runtime.data.rows import Row
 from barrier_runtime.operators.functions.process import ProcessOperator
 from barrier_runtime.runtime.network.frames import FrameReader, FrameWriter
 from tests.drawn import examples
-
-SCHEMA = pa.schema([("k", pa.string()), ("t", pa.int64()), ("n", pa.int64())])
-MS = datetime.timedelta(milliseconds=1)
-
-
-class CutReader:
-    def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:
-        self._batches, self._at = batches, 0
-
-    @property
-    def finished(self) -> bool:
-        return self._at == len(self._batches)
-
-    def poll(self, max_rows: int, now_ns: int) -> Polled | None:
-        self._at += 1
-        return Polled(self._batches[self._at - 1], now_ns)
-
-    def next_due_ns(self) -> int | None:
-        return None
-
-    def position(self) -> bytes:
-        return str(self._at).encode()
-
-    def seek(self, position: bytes) -> None:
-        self._at = int(position)
-
-    def close(self) -> None: ...
-
-
-class CutSource:
-    """The same rows in batches of these sizes."""
-
-    schema = SCHEMA
-    exactly_once = True
-
-    def __init__(self, rows: Sequence[Row], sizes: Sequence[int]) -> None:
-        whole = pa.RecordBatch.from_pylist(list(rows), schema=SCHEMA)
-        starts = np.cumsum([0, *sizes])
-        self._batches = [whole.slice(start, size) for start, size in zip(starts.tolist(), sizes, strict=False)]
-
-    def splits(self, parallelism: int) -> Sequence[Split]:
-        return [Split("all")]
-
-    def reader(self, split: Split) -> CutReader:
-        return CutReader(self._batches)
 
 
 class Sessions:
@@ -305,6 +264,76 @@ def test_late_rows_inside_one_batch_are_late(options: dict[str, Any]) -> None:
     assert [(row["window_start"].microsecond // 1000, row["rows"]) for row in given] == [(0, 1), (20, 2), (40, 1)]
 
 
+# ------------------------------------------------------------ each step alone and behind every other
+
+ROWS = 10
+_WORLD = World()
+
+
+def drawn_rows(rng: random.Random, in_order: bool) -> list[Row]:
+    """Times go forth and back (`in_order`: never back); a key returns often."""
+    at, rows = 1_000, []
+    for n in range(ROWS):
+        at = max(900, at + rng.randint(0 if in_order else -25, 32))
+        rows.append({"k": rng.choice("aab" if n < ROWS / 2 else "abc"), "t": at, "n": n})
+    return rows
+
+
+def drawn_cuts(rng: random.Random) -> list[int]:
+    sizes: list[int] = []
+    while (left := ROWS - sum(sizes)) > 0:
+        sizes.append(rng.randint(1, left))
+    return sizes
+
+
+def collected(rows: Sequence[Row], sizes: Sequence[int], steps: Sequence[Step], disorder_ms: int) -> Any:
+    """By sink what came, late rows and other side outputs too. In order, where the steps promise an order."""
+    bench = Bench(rows, sizes, disorder_ms)
+    stream = bench.source
+    for name, step in zip(("first", "second"), steps, strict=False):
+        stream = step.make(bench, stream, name)
+    stream.sink("out", CollectSink())
+    ordered = all(step.in_order for step in steps)
+    return {name: rows if ordered else sorted(map(str, rows)) for name, rows in run_inline(bench.flow, _WORLD).items()}
+
+
+def differences(steps: Sequence[Step], seed: str) -> list[str]:
+    """Of cuts whose rows are not those that come one at a time."""
+    rng = random.Random(seed)
+    rows = drawn_rows(rng, any(step.merges for step in steps))
+    disorder_ms = rng.choice([0, 0, 6])
+    expected = collected(rows, [1] * ROWS, steps, disorder_ms)
+    cuts = [[ROWS], drawn_cuts(rng)] if len(steps) == 1 or rng.random() < 0.3 else [[ROWS]]
+    return [
+        f"{' → '.join(step.name for step in steps)}, cut into {sizes}: {name} differs"
+        for sizes in cuts
+        for name, found in collected(rows, sizes, steps, disorder_ms).items()
+        if found != expected[name]
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # the event time of some pairs is another than the watermark's
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_a_step_gives_the_same_rows_however_they_are_cut(step: Step) -> None:
+    assert [found for seed in range(3) for found in differences([step], f"{step.name} {seed}")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("first", STEPS.values(), ids=STEPS)
+def test_two_steps_give_the_same_rows_however_they_are_cut(first: Step) -> None:
+    found = [differences([first, second], f"{first.name} {second.name}") for second in pairs(first.name)]
+    assert [each for one in found for each in one] == []
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("first", ["map_batches_to_more", "process_groups", "lookup", "join", "tumbling"])
+@pytest.mark.parametrize("second", ["process_with_timers", "deduplicate_within"])
+def test_readers_of_event_time_behind_some_steps(first: str, second: str) -> None:
+    """A sample of the pairs, for `make check`."""
+    assert differences([STEPS[first], STEPS[second]], f"{first} {second}") == []
+
+
 # ------------------------------------------------------------ its parts
 
 
@@ -359,7 +388,7 @@ def test_a_row_of_the_far_future_is_counted_and_told_once_with_source_split_and_
     rows = [{"k": "a", "t": t, "n": 1} for t in (5, 6, year_9999, 7, year_9999 + 1)]
     source = CutSource(rows, [2, 3])
     source.schema = pa.schema([SCHEMA.field("k"), pa.field("t", kind), SCHEMA.field("n")])
-    source._batches = [
+    source.batches = [
         pa.RecordBatch.from_arrays(
             [
                 batch["k"],
@@ -368,7 +397,7 @@ def test_a_row_of_the_far_future_is_counted_and_told_once_with_source_split_and_
             ],
             schema=source.schema,
         )
-        for batch in source._batches
+        for batch in source.batches
     ]
     flow, out = Dataflow("far"), CollectSink()
     flow.source("s", source, event_time="t").sink("out", out)
