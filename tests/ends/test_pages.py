@@ -136,7 +136,7 @@ def test_mysql(mariadb: MariaServer, tmp_path: Path) -> None:
     orders = [{"shop": "a", "price": 1.5}, {"shop": "b", "price": 2.0}, {"shop": "a", "price": 2.5}]
     (tmp_path / "orders.jsonl").write_text("".join(json.dumps(order) + "\n" for order in orders), encoding="utf-8")
     with contextlib.closing(mariadb.connect()) as connection, connection.cursor() as cursor:
-        cursor.execute(f"create table {table} (shop varchar(20) primary key, turnover double)")
+        cursor.execute(f"create table {table} (shop varchar(20) collate utf8mb4_bin primary key, turnover double)")
         names = run_page(
             "mysql.md",
             {
