@@ -27,7 +27,7 @@ def restored_in_turn(store: MemoryStore, spec: JobSpec, urls: tuple[str, str]) -
 
 
 def _newest(store: MemoryStore, paths: Paths) -> Manifest:
-    key = complete_of(read_log(store, paths.log_record).completes[0]).manifest
+    key = complete_of(read_log(store, paths).completes[0]).manifest
     return decode_manifest(key, store.get(key))
 
 
