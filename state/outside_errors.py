@@ -7,6 +7,7 @@ at once; the rest may pass, as an outage does, and is tried again.
 
 import errno
 import re
+import socket
 import ssl
 import struct
 
@@ -39,6 +40,8 @@ def must_be_mended(error: BaseException) -> bool:
         return isinstance(error, PERMANENT)
     if isinstance(error, ImportError | ssl.SSLCertVerificationError):
         return True
+    if isinstance(error, ssl.SSLError | socket.herror | socket.gaierror):  # with numbers of their own
+        return says_refused(error.strerror or str(error))
     if isinstance(error, OSError):
         return says_refused(str(error)) if error.errno is None else error.errno in _MENDED
     return isinstance(error, _COMES_AGAIN) and not isinstance(error, _MAY_PASS)

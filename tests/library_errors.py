@@ -6,6 +6,8 @@ doorway, or None where its library's errors reach the engine as they are.
 
 import errno
 import io
+import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -316,6 +318,7 @@ RAW_MENDED: tuple[Exception, ...] = (
     *(pa.ArrowNotImplementedError("no kernel"), pa.ArrowIndexError("x"), pa.ArrowSerializationError("x")),
     *(
         pa.ArrowCapacityError("array too large"),
+        ssl.SSLCertVerificationError(1, "certificate verify failed"),
         ModuleNotFoundError("No module named 'snappy'"),
         ImportError("libx.so"),
     ),
@@ -333,4 +336,8 @@ RAW_PASSING: tuple[Exception, ...] = (
     *map(_os, (errno.ENOSPC, errno.EIO, errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EMFILE)),
     *(TimeoutError(), ConnectionResetError(), EOFError(), MemoryError(), pa.ArrowMemoryError("x"), RuntimeError("x")),
     io.UnsupportedOperation("x"),
+    ssl.SSLError(1, "record layer failure"),
+    ssl.SSLEOFError(8, "EOF in violation"),
+    socket.gaierror(socket.EAI_AGAIN, "try again"),
+    socket.herror(1, "unknown host"),
 )

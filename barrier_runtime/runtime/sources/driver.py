@@ -523,6 +523,8 @@ class SourceDriver:
         except Unavailable:
             self._context.metrics.count(DISCOVERY_FAILURES)
             return
+        except Exception as error:
+            raise_named(error, self._spec, self._context.subtask)
         for split in found:
             owner = self._discovering.owner(split.id, self._context.parallelism)
             if owner != self._context.subtask or not (self._range is None or self._range.knows(split.id)):
@@ -561,7 +563,7 @@ class SourceDriver:
             if reader is not None:
                 reader.close()
             if not isinstance(error, Unavailable):
-                raise error
+                raise_named(error, self._spec, self._context.subtask, split.id)
             self._context.metrics.count(DISCOVERY_FAILURES)
             self._context.call_later(_REOPEN_S, lambda: self._open_found(split))
 

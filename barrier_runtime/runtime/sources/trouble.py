@@ -12,7 +12,7 @@ from barrier_runtime.state.outside_errors import must_be_mended, told
 _REMEDY = "Correct what is read there, or the source's arguments (schema=, format, credentials)"
 
 
-def of_source(error: Exception, spec: SourceSpec, subtask: int, split: str = "", rows: int = 0) -> Exception:
+def of_source(error: BaseException, spec: SourceSpec, subtask: int, split: str = "", rows: int = 0) -> BaseException:
     """What the job hears of `error`, raised after `rows` rows of `split`; what is tried again comes back as it is. A
     source that a user has written is shown with the user's own frames."""
     if isinstance(error, UserCodeError) or not must_be_mended(error):
@@ -25,7 +25,7 @@ def of_source(error: Exception, spec: SourceSpec, subtask: int, split: str = "",
     return UserCodeError(str(found), user_traceback(error))
 
 
-def raise_named(error: Exception, spec: SourceSpec, subtask: int, split: str = "", rows: int = 0) -> NoReturn:
+def raise_named(error: BaseException, spec: SourceSpec, subtask: int, split: str = "", rows: int = 0) -> NoReturn:
     """Raise what `of_source` makes of `error`."""
     found = of_source(error, spec, subtask, split, rows)
     if found is error:
