@@ -47,6 +47,7 @@ LEGS = pa.schema(
     ]
 )
 COUNTED = pa.schema([*LEGS, *[(name, pa.int64()) for name in ("n", "balance", "opened", "peak")]])
+AFTER_ALL_MS = 4_102_444_800_000  # 2100-01-01: a timer that fires at the end of input alone
 NOT_KNOWN = -1  # what `opened` and `peak` are without aggregates
 AUDITED = pa.schema([*COUNTED, ("m", pa.int64())])
 RULED_LEGS = pa.schema([*COUNTED, ("rules", pa.int64()), ("digest", pa.int64())])
@@ -213,10 +214,21 @@ class Ruled(Balance):
 
     rules = BroadcastState(int, int)
     following = BroadcastState(int, int)  # split -> its next rule; -1: some other rule came
+    last = ValueState(dict)
+
+    def __init__(self, all_rules: int) -> None:
+        self._all_rules = all_rules  # that come before the end of input; -1: nobody knows
 
     def on_legs(self, key: Any, row: dict[str, Any], ctx: Any) -> Any:
+        ctx.timers.register(AFTER_ALL_MS)
         for counted in self.process(key, row, ctx):
-            yield {**counted, "rules": len(self.rules), "digest": self._digest()}
+            self.last.value = {**counted, "rules": len(self.rules), "digest": self._digest()}
+            yield self.last.value
+
+    def on_timer(self, key: Any, timestamp_ms: int, ctx: Any) -> Any:
+        """At the end of input all rules are valid. If not, a leg goes out again, with what was valid."""
+        if self._all_rules not in (-1, len(self.rules)):
+            yield {**self.last.value, "rules": len(self.rules), "digest": NOT_KNOWN}
 
     def on_rules(self, row: dict[str, Any], ctx: Any) -> None:
         number, before = len(self.rules) + 1, self.rules.get(len(self.rules), 0)
@@ -337,7 +349,9 @@ class Workload:
         if self.legs_from is not None:
             streams = [self.legs_from(flow)]
         else:
-            streams = [flow.source(name, self.source(name)).map_batches(legs, schema=LEGS) for name in self.sources]
+            event_time = "seq" if self.graph == RULED else None
+            transfers = [flow.source(name, self.source(name), event_time=event_time) for name in self.sources]
+            streams = [each.map_batches(legs, schema=LEGS) for each in transfers]
         if self.completed is not None:
             streams[0] = self.completed(streams[0])
         if self.graph == "two-inputs":  # one input is a shuffle further away than the other
@@ -349,9 +363,9 @@ class Workload:
             stream = streams[0]
         accounts = stream.key_by("account")
         if self.graph == RULED:
-            rules = flow.source(RULES, self.source(RULES))
+            rules = flow.source(RULES, self.source(RULES), event_time="seq")
             counted = connect(legs=accounts, rules=rules.broadcast(self.switch)).process(
-                "balance", Ruled, schema=RULED_LEGS
+                "balance", Ruled(self.splits * self.count if self.bounded else -1), schema=RULED_LEGS
             )
         elif self.aggregated:
             sums = {"n": count(), "balance": sum_("delta")}
