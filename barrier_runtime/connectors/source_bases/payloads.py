@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from barrier_runtime.data.few_rows import values_as_stored
-from barrier_runtime.data.values.into_columns import UnkeptValue, column_of
+from barrier_runtime.data.values.into_columns import UnkeptValue, column_of_records
 from barrier_runtime.data.values.json_doors import SPECIAL_FLOATS, column_of_json
 from barrier_runtime.data.values.stored_times import is_time_kind, numbers_of_texts, times_of_texts
 from barrier_runtime.state.errors import InvalidJob
@@ -83,7 +83,8 @@ def _nullable(decoder: Decoder, rows: list[Any], bad: dict[int, str]) -> list[pa
 def columns_of(columns: Sequence[Sequence[Any]], schema: pa.Schema) -> list[pa.Array]:
     """One array for each field of `schema`. Raises `UnkeptValue` for a value that its column does not keep."""
     return [
-        column_of(values, field.type, field.name, field.nullable) for values, field in zip(columns, schema, strict=True)
+        column_of_records(values, field.type, field.name, field.nullable)
+        for values, field in zip(columns, schema, strict=True)
     ]
 
 

@@ -87,7 +87,7 @@ _NESTED: tuple[tuple[Callable[[pa.DataType], bool], type[nested_doors.NestedDoor
 class Doors:
     """The door of each type. `others`: doors that replace the usual ones."""
 
-    def __init__(self, others: Mapping[type[Door], type[Door]] | None = None) -> None:
+    def __init__(self, others: Mapping[Any, Any] | None = None) -> None:
         self._others = others or {}
         self._known: dict[pa.DataType, Door] = {}
 
@@ -113,9 +113,11 @@ class Doors:
     def _made(self, kind: pa.DataType) -> Door:
         for fits, nested in _NESTED:
             if fits(kind):
-                return nested(kind, self.of)
+                made: Door = self._others.get(nested, nested)(kind, self.of)
+                return made
         usual = next((door for fits, door in _SCALARS if fits(kind)), doors.OtherDoor)
-        return self._others.get(usual, usual)(kind)
+        door: Door = self._others.get(usual, usual)(kind)
+        return door
 
     def _unkept(self, values: Sequence[Any], kind: pa.DataType, column: str, error: Exception) -> UnkeptValue:
         door = self.of(kind)
@@ -133,6 +135,7 @@ class Doors:
 
 
 _PYTHON = Doors()
+_RECORDS = Doors({nested_doors.StructDoor: nested_doors.OpenStructDoor})
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType, column: str = "", nullable: bool = True) -> pa.Array:
@@ -142,6 +145,11 @@ def column_of(values: Sequence[Any], kind: pa.DataType, column: str = "", nullab
     [1, 2, None]
     """
     return _PYTHON.column(values, kind, column, nullable)
+
+
+def column_of_records(values: Sequence[Any], kind: pa.DataType, column: str = "", nullable: bool = True) -> pa.Array:
+    """As `column_of`, of values that a deserialiser gave: fields that a struct lacks are left out."""
+    return _RECORDS.column(values, kind, column, nullable)
 
 
 def keeps(values: Sequence[Any], kind: pa.DataType) -> bool:

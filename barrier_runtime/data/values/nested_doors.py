@@ -58,7 +58,9 @@ class ListDoor(NestedDoor):
 
 
 class StructDoor(NestedDoor):
-    """Dicts of the fields of a struct."""
+    """Dicts of the fields of a struct. `closed`: other keys are refused."""
+
+    closed = True
 
     def __init__(self, kind: pa.DataType, door_of: Callable[[pa.DataType], Door]) -> None:
         super().__init__(kind, door_of)
@@ -72,7 +74,7 @@ class StructDoor(NestedDoor):
             rows = [None if is_null(value) else self._row(value) for value in values]
             absent = None in rows
         present = [row for row in rows if row is not None] if absent else rows
-        for row in present:
+        for row in present if self.closed else ():
             if not row.keys() <= self._known:
                 unknown = next(name for name in row if name not in self._known)
                 raise self.refused(
@@ -105,6 +107,12 @@ class StructDoor(NestedDoor):
             if len(row) == len(value):
                 return row
         raise self.refused(value, remedy="give a dict")
+
+
+class OpenStructDoor(StructDoor):
+    """Records of another system: fields that the struct lacks are left out, as columns that a schema lacks are."""
+
+    closed = False
 
 
 class MapDoor(NestedDoor):

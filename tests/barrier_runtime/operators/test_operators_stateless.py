@@ -125,6 +125,14 @@ def test_a_fraction_is_not_cut_off_where_a_whole_number_is_declared(
         driven.feed([{"n": 0}])
 
 
+def test_a_key_that_the_first_dicts_did_not_have_asks_for_a_schema_at_every_level() -> None:
+    values = iter([{"a": [{"b": 1}]}, {"a": [{"b": 2}, {"c": 3}]}])
+    driven = Driven(MapOperator("m", lambda row: {"v": next(values)}))
+    driven.feed([{"n": 0}])
+    with pytest.raises(InvalidJob, match=r"has no key 'c'; declare 'c' in schema="):
+        driven.feed([{"n": 0}])
+
+
 def test_a_fraction_behind_whole_numbers_asks_for_a_schema() -> None:
     values = iter([1, 2, 1.5])
     driven = Driven(MapOperator("m", lambda row: {"v": next(values)}))

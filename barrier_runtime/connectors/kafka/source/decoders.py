@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.connectors.kafka.source.debezium import Absent, Debezium, DebeziumRows, debezium_schema
@@ -206,6 +207,8 @@ def _plain(value: Any, field: Any, kind: pa.DataType) -> Any:
     if pa.types.is_struct(kind):
         return {part.name: _of_message(value, part.name, part.type) for part in kind}
     if field.message_type.full_name == "google.protobuf.Timestamp":
+        if value.nanos % 1_000:  # Python's times end at microseconds
+            return np.datetime64(value.ToNanoseconds(), "ns")
         return value.ToDatetime(tzinfo=datetime.timezone.utc)
     if field.message_type.full_name.endswith("Value") and field.message_type.file.package == "google.protobuf":
         return value.value  # the wrappers: Int64Value and so on

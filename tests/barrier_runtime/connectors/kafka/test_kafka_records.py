@@ -237,6 +237,29 @@ def test_what_a_deserialiser_gives_becomes_the_columns_of_the_schema() -> None:
     assert decode(deserialiser({b"a": 5}), schema_of(n=pa.int64()), b"a", None) == ([(5,), (None,)], {})
 
 
+def test_nested_fields_beyond_the_schema_are_left_out_as_others_are() -> None:
+    nested = schema_of(x=pa.list_(pa.struct([("a", pa.int64())])))
+    assert decode(deserialiser({b"a": {"x": [{"a": 1, "b": 2}]}}), nested, b"a") == ([([{"a": 1}],)], {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "why"),
+    [
+        (pa.int64(), 19.99, "its fraction would be cut"),
+        (pa.list_(pa.int64()), [1.5], "its fraction would be cut"),
+        (pa.float32(), 1e300, "would become infinite"),
+        (pa.date32(), datetime.datetime(2024, 1, 1, 12), "its time of day would be cut"),
+        (pa.timestamp("ms"), datetime.datetime(2024, 1, 1, 0, 0, 0, 5), "declare the column as timestamp[us]"),
+    ],
+)
+def test_a_value_of_a_deserialiser_that_would_change_makes_its_record_bad(
+    kind: pa.DataType, value: Any, why: str
+) -> None:
+    rows, bad = decode(deserialiser({b"a": {"x": value}, b"b": {"x": None}}), schema_of(x=kind), b"b", b"a")
+    assert rows == [(None,), (None,)]
+    assert why in bad[1]
+
+
 @pytest.mark.parametrize("reason", [SerializationError("magic"), EOFError(), SchemaRegistryError(404, 40403, "no")])
 def test_what_is_wrong_with_a_record_makes_it_bad(reason: Exception) -> None:
     rows, bad = decode(deserialiser({b"a": 1, b"b": reason}), schema_of(n=pa.int64()), b"a", b"b")
@@ -297,6 +320,11 @@ def test_protobuf_messages_become_columns() -> None:
     assert rows == [(7, "LARGE", [{"sku": "a"}], at, 2.5, [1, 2]), (0, "SMALL", [], None, None, [])]
     _, bad = decode(make, schema_of(nonsense=pa.int64()), b"full")
     assert "shop.Order has no field 'nonsense'" in bad[0]
+    message.at.FromJsonString("2024-01-01T00:00:00.123456789Z")
+    _, bad = decode(make, schema_of(at=pa.timestamp("us", "UTC")), b"full")
+    assert "declare the column as timestamp[ns, tz=UTC]" in bad[0]
+    rows, bad = decode(make, schema_of(at=pa.timestamp("ns", "UTC")), b"full")
+    assert (bad, rows[0][0].value) == ({}, 1_704_067_200_123_456_789)
 
 
 # ---------------------------------------------------------------- options
