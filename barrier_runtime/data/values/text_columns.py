@@ -104,16 +104,11 @@ def refuse_inexact(texts: pa.Array, column: pa.Array) -> None:
             continue
         if np.isinf(number):
             if not text.lstrip("+-").lower().startswith("inf"):
-                wider = "float64, or as text" if bits < 64 else "decimal(38, 0), or as text"
-                raise TextMisfit(
-                    row, text, f"{_shown(text)} would become infinite as {column.type}: declare it as {wider}"
-                )
+                remedy = "declare the column as float64" if bits < 64 else "correct the file, or schema="
+                raise TextMisfit(row, text, f"{_shown(text)} would become infinite as {column.type}: {remedy}")
         elif _WHOLE.fullmatch(text) and int(text) != int(number) and Decimal(text) != Decimal(str(number)):
-            raise TextMisfit(
-                row,
-                text,
-                f"{_shown(text)} would lose digits as {column.type}: declare the column as decimal(38, 0), or as text",
-            )
+            remedy = "declare the column as decimal(38, 0)"
+            raise TextMisfit(row, text, f"{_shown(text)} would lose digits as {column.type}: {remedy}")
 
 
 def _cast(texts: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -218,8 +213,6 @@ def why_not(text: str, kind: pa.DataType) -> str:
         return (
             f"{shown} is no number, or has more digits than {kind}: declare more digits in schema=, or correct the file"
         )
-    if types.is_integer(kind):
-        return f"{shown} is not kept as {kind}: correct the file, or declare the column as another type, such as str"
     return f"{shown} is not kept as {kind}: correct the file, or schema="
 
 

@@ -144,7 +144,7 @@ def test_not_a_number_and_infinities_are_texts_in_columns_of_floats_alone(tmp_pa
 @pytest.mark.parametrize(
     ("kind", "text", "said"),
     [
-        (pa.float32(), "1e300", "would become infinite as float: declare it as float64"),
+        (pa.float32(), "1e300", "would become infinite as float: declare the column as float64"),
         (pa.float64(), "9007199254740993", "would lose digits as double: declare"),
         (pa.float32(), "16777217", "would lose digits as float: declare"),
         (pa.int8(), "300", "is not kept as int8"),

@@ -202,15 +202,7 @@ class CsvRows:
 
     def _options_of(self, as_text: set[str]) -> pacsv.ConvertOptions:
         fields = [field.with_type(pa.string()) if field.name in as_text else field for field in self._schema]
-        return pacsv.ConvertOptions(
-            column_types=pa.schema(fields),
-            include_columns=self._schema.names,
-            null_values=[""],
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
-            true_values=["true"] if self._guessed else ["true", "True", "TRUE", "1"],
-            false_values=["false"] if self._guessed else ["false", "False", "FALSE", "0"],
-        )
+        return _convert_options(pa.schema(fields), guessed=self._guessed)
 
     def _as_utf8(self, raw: bytes) -> bytes:
         try:
@@ -329,12 +321,24 @@ class CsvReader(LinesReader):
 
 def _reads(kind: pa.DataType) -> bool:
     """Whether Arrow reads that type from CSV."""
-    options = pacsv.ConvertOptions(column_types={"value": kind}, null_values=[""], strings_can_be_null=True)
     try:
-        _parse(b"\n", ["value"], CsvForm(), options)
+        _parse(b"\n", ["value"], CsvForm(), _convert_options(pa.schema([("value", kind)]), guessed=False))
     except pa.ArrowNotImplementedError:
         return False
     return True
+
+
+def _convert_options(schema: pa.Schema, *, guessed: bool) -> pacsv.ConvertOptions:
+    """Which texts are null, true and false: nothing that Arrow takes for such a value by default."""
+    return pacsv.ConvertOptions(
+        column_types=schema,
+        include_columns=schema.names,
+        null_values=[""],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+        true_values=["true"] if guessed else ["true", "True", "TRUE", "1"],
+        false_values=["false"] if guessed else ["false", "False", "FALSE", "0"],
+    )
 
 
 def _parse(data: bytes, names: list[str], form: CsvForm, options: pacsv.ConvertOptions) -> pa.Table:
