@@ -158,7 +158,7 @@ def _wrongly_told(kind: pa.DataType, told: ConnectType | None) -> str:
     time = _TIMES.get(told.name or "")
     if is_time_kind(kind):
         if time is not None:
-            return "" if str(kind).startswith(time[0]) else f"{shown}, which is a {time[0]}: declare it so in schema="
+            return "" if _is_of(kind, time[0]) else f"{shown}, which is a {time[0]}: declare it so in schema="
         if told.type == "string" and told.name is None:
             return ""
         return f"{shown}, which is no {kind}: declare its own type in schema="
@@ -176,6 +176,12 @@ def _wrongly_told(kind: pa.DataType, told: ConnectType | None) -> str:
             "connector, or declare it as str in schema="
         )
     return ""
+
+
+def _is_of(kind: pa.DataType, time: str) -> bool:
+    is_ = pa.types
+    families = {"date": is_.is_date, "time": is_.is_time, "timestamp": is_.is_timestamp, "duration": is_.is_duration}
+    return bool(families[time](kind))
 
 
 def _refusal(wrong: str) -> Convert:

@@ -130,7 +130,7 @@ def from_text(texts: pa.Array, column: ChangedColumn, where: str) -> pa.Array:
         shown = f"{value.group(1)!r}" if value else f"a value ({error})"
         raise InvalidJob(
             f"{where}: column {column.name!r} has {shown}, which the type {kind} does not have: read the column as "
-            f"PostgreSQL writes it, with as_text=[{column.name!r}]"
+            f"PostgreSQL writes it, with as_text=[{column.name!r}], or start the program again if its type was altered"
         ) from error
 
 
