@@ -15,6 +15,7 @@ Blocking; for the driver.
 import logging
 import shlex
 import sys
+import time
 from dataclasses import replace
 
 from barrier_runtime.connectors.batch_function.caller import MakeFrame
@@ -33,7 +34,7 @@ from barrier_runtime.launch.steering.restore_preview import check_splits, restor
 from barrier_runtime.launch.steering.savepoints import is_savepoint_url
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.paths import Paths
-from barrier_runtime.state.store.probe import probe_conditional_put
+from barrier_runtime.state.store.probe import prove_once
 from barrier_runtime.state.store.urls import shown
 
 log = logging.getLogger("barrier_runtime.launch")
@@ -50,7 +51,7 @@ class PreparedJob:
         self.spec: JobSpec = job_spec(self.graph, options)
 
     def prove(self, store: ObjectStore) -> None:
-        probe_conditional_put(store, Paths(self.spec.job).probe_prefix)
+        prove_once(store, Paths(self.spec.job).probe_prefix, time.time_ns() // 1_000_000)
 
     def resolve_in_doubt(self, store: ObjectStore) -> None:
         commit_removed_sinks(self.graph, store, self._options)

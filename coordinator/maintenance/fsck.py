@@ -402,7 +402,7 @@ def recognised(paths: Paths, key: str) -> str:
     if key.startswith(paths.pins_prefix):
         return "a pin of a reader: it expires by itself"
     if key.startswith(f"{paths.probe_prefix}/"):
-        return "left by a probe of the store that was interrupted: harmless"
+        return "of the probe of the store: its note, or left by a probe that was interrupted; harmless"
     if paths.staged_rows_origin(key) is not None or paths.delivery_of(key) is not None:
         return "rows of a write-ahead sink, or its note of what was delivered: the sink deletes them"
     if paths.asked_of(key) is not None:

@@ -124,10 +124,10 @@ async def _run(settings: Settings) -> None:
     store = open_store(settings.storage)
     probe = None
     if not settings.store_already_proven:
-        from barrier_runtime.state.store.probe import probe_conditional_put
+        from barrier_runtime.state.store.probe import prove_once
 
         def probe() -> None:
-            probe_conditional_put(store, "_probe")
+            prove_once(store, "_probe", now_ms())
 
     directory = JobDirectory(
         store,

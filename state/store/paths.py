@@ -16,6 +16,7 @@ Layout of one job below the store's root:
     <job>/log-hint.json                              a recent position of the log; written again and again
     <job>/history.json                               counters and past checkpoints; written again and again
     <job>/probe/<id>-...                             of the probe of the store at a start, which deletes them
+    <job>/probe/proven.json                          the store has passed the probe: later starts do not ask again
 """
 
 import re

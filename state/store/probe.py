@@ -1,6 +1,8 @@
-"""Does this store keep its promise? Asked once at start-up, because some S3-compatibles ignore `If-None-Match` (O9).
+"""Does this store keep its promise? Asked at a start, because some S3-compatibles ignore `If-None-Match` (O9).
 
-Exactly-once rests on the conditional create; a store that fails here is refused with the reason.
+Exactly-once rests on the conditional create; a store that fails here is refused with the reason. A store that passes is
+remembered by a note in the store, so that the next start reads one object instead of making a dozen requests. The note
+names the place that was probed, which a copy of the store elsewhere does not share, and counts for 30 days.
 """
 
 import contextlib
@@ -8,11 +10,43 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
+
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
-from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome
+from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none
 
 _WRITERS = 8
 _ATTEMPTS = 5
+_COUNTS_FOR_MS = 30 * 24 * 3_600_000
+_THIS_PROBE = 1  # a probe that asks more is another one, and asks every store again
+
+
+class _Proven(msgspec.Struct):
+    probe: int
+    place: str
+    at_ms: int
+
+
+_DECODER = msgspec.json.Decoder(_Proven)
+
+
+def prove_once(store: ObjectStore, prefix: str, now_ms: int) -> None:
+    """As `probe_conditional_put`, unless a note below `prefix` says that the store has passed. `now_ms`: wall clock."""
+    key, place = f"{prefix}/proven.json", str(getattr(store, "place", store.url))
+    if _is_proven(store, key, place, now_ms):
+        return
+    probe_conditional_put(store, prefix)
+    store.put(key, msgspec.json.encode(_Proven(_THIS_PROBE, place, now_ms)))
+
+
+def _is_proven(store: ObjectStore, key: str, place: str, now_ms: int) -> bool:
+    data = get_or_none(store, key)
+    try:
+        note = None if data is None else _DECODER.decode(data)
+    except msgspec.MsgspecError:
+        note = None
+    known = note is not None and (note.probe, note.place) == (_THIS_PROBE, place)
+    return known and note is not None and 0 <= now_ms - note.at_ms < _COUNTS_FOR_MS
 
 
 def probe_conditional_put(

@@ -76,6 +76,11 @@ class S3Store:
     def key_prefix(self) -> str:
         return self._prefix
 
+    @property
+    def place(self) -> str:
+        """The bucket with its endpoint: two services may have buckets of one name."""
+        return f"{self._endpoint}/{self._bucket}"
+
     # ---- the contract
 
     def put(self, key: str, data: bytes) -> None:
