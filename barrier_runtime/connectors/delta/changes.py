@@ -18,6 +18,7 @@ from barrier_runtime.connectors.delta.history import ANEW, ChangeFile, DeltaHist
 from barrier_runtime.connectors.parquet_format import read_parquet, read_schema
 from barrier_runtime.connectors.source_bases.kept_columns import check_kept
 from barrier_runtime.connectors.source_bases.upserts import Part, Upserts
+from barrier_runtime.data.values.text_columns import UNFIT, column_of_texts
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 
@@ -80,8 +81,8 @@ def partition_column(text: str | None, field: pa.Field, count: int, where: str) 
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         text = f"{text.removesuffix('Z')}Z"
     try:
-        return pa.repeat(pa.scalar(text, pa.string()).cast(kind), count)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        return pa.repeat(column_of_texts(pa.array([text]), kind, trims=False)[0], count)
+    except UNFIT as error:
         raise InvalidJob(
             f"{where}: partition column {field.name!r} is {kind}, and the log has the value {text!r} ({error}): read "
             "the table without key="

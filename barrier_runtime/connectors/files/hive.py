@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.connectors.sink_bases.folder_names import NULL, folder_name, say_empty
+from barrier_runtime.data.values.text_columns import UNFIT, TextMisfit, column_of_texts
 from barrier_runtime.state.errors import InvalidJob
 
 _PART = re.compile(r"([^/=]+)=([^/]*)")
@@ -204,10 +205,14 @@ def _repeated(text: str | None, field: pa.Field, count: int, where: str) -> pa.A
     if text is None:
         return pa.nulls(count, field.type)
     try:
-        value = pc.cast(pa.scalar(text), field.type)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        value = column_of_texts(pa.array([text]), field.type, trims=False)[0]
+    except UNFIT as error:
         raise InvalidJob(
-            f"{where}: its folder says {field.name}={text}, which is no {field.type}: give that column another type "
-            "in schema="
+            f"{where}: its folder says {field.name}={text}, which is no {field.type}{_why(error)}: give that column "
+            "another type in schema="
         ) from error
     return pa.repeat(value, count)
+
+
+def _why(error: Exception) -> str:
+    return f" ({error.why})" if isinstance(error, TextMisfit) else ""

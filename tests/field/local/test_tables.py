@@ -346,3 +346,34 @@ def test_a_parquet_file_with_another_nested_field_is_refused_with_its_column(tmp
     flow.read_parquet("in", str(tmp_path)).sink("out", CollectSink())
     with pytest.raises(InvalidJob, match=r"b\.parquet: column 's' is struct<y: int64>, wanted is struct<x: int64>"):
         flow.explain()
+
+
+# Source: our own trial
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [("1e300", "float32"), ("1.505", "decimal128(5, 2)"), ("2024-01-01 00%3A00%3A00.1234567", "timestamp[us]")],
+)
+def test_a_folder_whose_value_a_type_would_change_is_refused(tmp_path: Path, text: str, kind: str) -> None:
+    (tmp_path / f"k={text}").mkdir()
+    pq.write_table(pa.table({"n": [1]}), tmp_path / f"k={text}" / "a.parquet")
+    with pytest.raises(JobFailed, match=r"a\.parquet: its folder says k=.*: give that column another type in schema="):
+        read(ParquetSource(str(tmp_path), schema={"n": int, "k": kind}))
+
+
+# Source: our own trial
+def test_folder_types_are_guessed_only_where_they_write_the_name_back(tmp_path: Path) -> None:
+    whole, text, day = pa.int64(), pa.string(), pa.date32()
+    guessed = (
+        (whole, ["1", "-20", "0"]),
+        (whole, ["01", "12"]),
+        (day, ["2024-02-29"]),
+        *(
+            (text, names)
+            for names in (["1", "01"], ["007"], ["+1"], ["-0"], ["1" * 20], ["2023-02-29"], ["1.0"], ["true"])
+        ),
+    )
+    for number, (kind, names) in enumerate(guessed):
+        for name in names:
+            (tmp_path / str(number) / f"k={name}").mkdir(parents=True)
+            pq.write_table(pa.table({"n": [1]}), tmp_path / str(number) / f"k={name}" / f"{name}.parquet")
+        assert ParquetSource(str(tmp_path / str(number))).named("in").schema.field("k").type == kind, names

@@ -15,6 +15,8 @@ from barrier_runtime.connectors.files.paths.patterns import (
 )
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
+HIDDEN, OTHER_ENDINGS, LINKS = "hidden names", "other endings", "links to folders"
+
 
 class PassedOver:
     """Counts of what was found and is not read, by kind, each with an example."""
@@ -27,6 +29,11 @@ class PassedOver:
         self._counts[kind] = self._counts.get(kind, 0) + 1
         self._examples.setdefault(kind, path)
 
+    @property
+    def unexpected(self) -> bool:
+        """Whether there are others than hidden names, which most folders have."""
+        return bool(self._counts.keys() - {HIDDEN})
+
     def __bool__(self) -> bool:
         return bool(self._counts)
 
@@ -34,9 +41,6 @@ class PassedOver:
         """Empty when nothing was."""
         told = [f"{kind}: {count} (such as {self._examples[kind]})" for kind, count in self._counts.items()]
         return f" (passed over: {', '.join(told)})" if told else ""
-
-
-HIDDEN, OTHER_ENDINGS, LINKS = "hidden names", "other endings", "links to folders"
 
 
 def takes(name: str, pattern: PathPattern | None, suffixes: tuple[str, ...], passed: PassedOver) -> bool:

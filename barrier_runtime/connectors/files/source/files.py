@@ -57,7 +57,8 @@ class Files:
         self._passed = PassedOver()
         self.files = self._watched() if watched else find_files(paths, self.suffixes, self.where, self._passed)
         if self._passed:
-            log.warning("%s: not everything there is read%s", self.where, self._passed)
+            level = logging.WARNING if self._passed.unexpected else logging.INFO
+            log.log(level, "%s: not everything there is read%s", self.where, self._passed)
         if self.grows:
             self._check_growing()
         self._guesses = schema is None
