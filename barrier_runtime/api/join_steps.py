@@ -215,7 +215,7 @@ def _step(
     given = options.event_time
     columns = (given, given) if isinstance(given, str) else given or (None, None)
     looks_at = [side.detail_of_late(column) for side, column in zip((left, right), columns, strict=True)]
-    detail: Detail = "every" if "every" in looks_at else "late"
+    detail: Detail = "rows" if "rows" in looks_at else "late"
     node = StepNode(
         name, kind, inputs, make, schema, stateful=True, describe=definition, definition=definition, detail=detail,
         side_outputs=late, event_times=event_times, counts_updates=told,

@@ -112,7 +112,7 @@ class KeyedInput:
     def detail_of_late(self, column: str | None) -> Detail:
         """How closely a step follows event time that looks for late rows by `column`. If the watermark is not known to
         be of that column, rows that a function made may be late where no row of the source is."""
-        return "late" if column in self.event_times_of_batches else "every"
+        return "late" if column in self.event_times_of_batches else "rows"
 
     @property
     def event_times_of_batches(self) -> frozenset[str]:

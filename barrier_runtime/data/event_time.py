@@ -12,7 +12,7 @@ from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.state.errors import InvalidJob
 
-Detail = Literal["none", "late", "every"]
+Detail = Literal["none", "late", "rows", "every"]
 
 _DAY_MS = 86_400_000
 _SCALE = {"s": (1_000, 1), "ms": (1, 1), "us": (1, 1_000), "ns": (1, 1_000_000)}  # multiply, then divide
@@ -68,7 +68,8 @@ class EventClock:
     """Event time as the rows of one stream (a split) make it: the greatest time seen, less what rows may be late.
 
     `detail`: of which batches `reached` tells it row by row. "late": where a row is behind it, since only there does it
-    matter to windows how rows are cut into batches. "every": wherever it moves, for timers. "none": never.
+    matter to windows how rows are cut into batches. "rows" and "every": wherever it moves, for windows of other times
+    and for timers. "none": never.
     """
 
     max_out_of_orderness_ms: int

@@ -1,7 +1,8 @@
 """Which steps follow event time row by row, and what that asks of the steps before them.
 
 A step with timers, a TTL or early results in event time, or `deduplicate(within=…)`, follows "every" move of event
-time; windows and joins look at event time where a row may be late. Steps before them keep the event time that was
+time; windows and joins look at event time where a row may be late: where a row of the source is ("late"), or, for times
+that a step has changed, at all ("rows"). Steps before them keep the event time that was
 reached at each row (`Batch.reached`). A step that takes a whole batch at once takes it in parts of one event time then.
 A step with several inputs cannot keep it: event time behind it is that of the slower input, and how the rows of inputs
 interleave differs from run to run.
@@ -16,9 +17,9 @@ from barrier_runtime.graph.logical import Node, StepNode
 # Kinds of steps that take a batch in parts of one event time, and for steps behind that follow event time how closely.
 _DIVIDES_FOR: dict[str, Detail] = {
     **dict.fromkeys(("map_batches", "process_groups", "lookup"), "late"),
-    **dict.fromkeys(("join", "window_join", "asof_join", "table_join"), "every"),
+    **dict.fromkeys(("join", "window_join", "asof_join", "table_join"), "rows"),
 }
-_CLOSENESS: dict[Detail, int] = {"none": 0, "late": 1, "every": 2}
+_CLOSENESS: dict[Detail, int] = {"none": 0, "late": 1, "rows": 2, "every": 3}
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,21 @@ SCHEMA = pa.schema([("id", pa.string()), ("part", pa.int32()), ("n", pa.int64())
 KEYS = ("id", "part")
 
 
+@pytest.mark.parametrize("sizes", [(6,), (1, 1, 1, 1, 1, 1), (2, 3, 1)])
+def test_an_id_is_forgotten_at_the_row_where_event_time_has_come_far_enough(sizes: tuple[int, ...]) -> None:
+    """As if a watermark came before each row; event time is in a snapshot that is taken between two batches."""
+    reached = np.array([WATERMARK_MIN, 1_000, 1_050, 1_099, 1_100, 1_250])
+    rows = [{"id": "a", "part": 1, "n": n} for n in range(6)]
+    world, restored, passed, at = World(), tuple[OperatorSnapshot, ...](), list[int](), 0
+    for number, size in enumerate(sizes, 1):
+        driven = Driven(operator(), world, restored)
+        part = slice(at, at := at + size)
+        driven.feed(rows[part], SCHEMA, reached=reached[part])
+        passed += [row["n"] for row in driven.rows]
+        restored = (driven.snapshot(number),)
+    assert passed == [0, 4, 5], "ids that came before all event time count as seen at the first one"
+
+
 def operator(within_ms: int | None = 100, keys: tuple[str, ...] = KEYS) -> DeduplicateOperator:
     return DeduplicateOperator("d", keys, within_ms)
 

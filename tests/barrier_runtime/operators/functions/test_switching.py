@@ -19,6 +19,7 @@ from barrier_runtime import BroadcastState, CollectSink, Dataflow, InvalidJob, c
 from barrier_runtime.coordinator.checkpoints.agreement import disagreement
 from barrier_runtime.data.elements import WATERMARK_MAX, Batch, CancelBarrier, EndOfInput, Watermark
 from barrier_runtime.graph.compiler import compile_plan
+from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.functions.connected import ConnectedInput, ConnectedOperator
 from barrier_runtime.runtime.network.channels import LocalOutput
 from barrier_runtime.runtime.network.wiring import Wiring
@@ -168,10 +169,23 @@ def test_unaligned_barriers_wait_for_the_rows_before_them() -> None:
 
 def test_rules_that_came_behind_the_last_barrier_are_valid_when_all_inputs_have_ended() -> None:
     _, bench = opened()
-    bench.feed((FOR_ALL, rules(1)), (FOR_ALL, EndOfInput()), (BY_KEY, rows(5)))
+    end = (Watermark(WATERMARK_MAX), EndOfInput())  # as chains before this one send it
+    bench.feed((FOR_ALL, rules(1)), *[(FOR_ALL, each) for each in end], (BY_KEY, rows(5)))
     assert told(bench) == [0]
-    bench.feed((BY_KEY, EndOfInput()))
-    assert told(bench) == [-1, -1_001, Watermark(WATERMARK_MAX), EndOfInput()]
+    bench.feed(*[(BY_KEY, each) for each in end])
+    assert told(bench) == [-1, -1_001, *end]
+
+
+def test_an_operator_that_is_told_of_the_end_of_event_time_makes_waiting_rules_valid_first() -> None:
+    inputs = [ConnectedInput("rows", ("k",), ROWS), ConnectedInput("rules", (), RULES, switch="barrier")]
+    world, operator = World(), ConnectedOperator("op", inputs, Timed, OUT)
+    operator.open(world.context("op"))
+    found: list[Batch] = []
+    emit = Emit(found.append)
+    operator.process(rules(1), emit, 1)
+    operator.process(rows(5), emit, 0)
+    operator.on_watermark(WATERMARK_MAX, emit)
+    assert [row["v"] for batch in found for row in batch.rows.to_pylist()] == [0, -1, -1_001]
 
 
 def test_event_time_goes_on_while_rules_wait_and_a_timer_fires_under_those_of_its_moment() -> None:

@@ -294,6 +294,25 @@ def test_event_time_stands_between_rows_of_one_turn_as_it_came() -> None:
     assert driven.operator.own_watermark() == 10
 
 
+def test_event_time_of_each_row_stands_between_its_rows_also_after_a_restore() -> None:
+    def fed() -> Driven:
+        driven = Driven(book=replace(BOOK, most_keys=1))
+        rows = pa.RecordBatch.from_pylist([{"user": user, "v": user} for user in (1, 2, 3)], ROWS)
+        driven.operator.process(Batch(rows, 5, np.array([4, 9, 9])), driven.emit)
+        return driven
+
+    def reached(driven: Driven) -> list[int]:
+        return [ms for batch in driven.batches for ms in np.asarray(batch.reached).tolist()]
+
+    driven = fed()
+    driven.settle()
+    assert (reached(driven), driven.operator.own_watermark()) == ([4, 9, 9], 9)
+    restored = Driven(book=replace(BOOK, most_keys=1), restored=(fed().snapshot(),))
+    assert restored.operator.own_watermark() == 4
+    restored.settle()
+    assert (sorted(restored.rows()), reached(restored)) == (sorted(driven.rows()), [4, 9, 9])
+
+
 def test_the_cache_is_asked_before_the_function() -> None:
     driven = Driven(book=replace(BOOK, cache=Cache(10)))
     driven.feed(1, 3)
