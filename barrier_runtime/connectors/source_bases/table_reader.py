@@ -19,6 +19,7 @@ import pyarrow as pa
 from barrier_runtime.connectors.source import Polled, Split
 from barrier_runtime.data.schemas import milliseconds
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
+from barrier_runtime.state.outside_errors import described
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 log = logging.getLogger("barrier_runtime.tables")
@@ -238,7 +239,10 @@ class TableReader:
             self._failed = error
         except Exception as error:  # a fault of ours, or of the library, must not look like silence
             log.exception("%s: the thread that reads the table broke", self._where)
-            self._failed = InvalidJob(f"{self._where}: the table cannot be read: {type(error).__name__}: {error}")
+            self._failed = InvalidJob(
+                f"{self._where}: the table cannot be read: {described(error)}. Correct the table or the source's "
+                "arguments; if neither is at fault, report this with the log"
+            )
         self._wake()
 
     def _read(self, history: TableHistory, at: TablePosition) -> TablePosition:

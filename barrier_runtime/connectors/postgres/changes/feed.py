@@ -39,6 +39,7 @@ from barrier_runtime.connectors.postgres.changes.shape import CatalogTable
 from barrier_runtime.connectors.postgres.changes.snapshot import SnapshotStaging, read_chunk
 from barrier_runtime.connectors.postgres.session import load_psycopg, shown_server, translated
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
+from barrier_runtime.state.outside_errors import described
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 
 log = logging.getLogger("barrier_runtime.postgres")
@@ -156,7 +157,10 @@ class ChangeFeed:
                     self._closing.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         except BaseException as error:  # a fault of ours must not look like silence
-            self.failed = Corrupt(f"{self.where}: {type(error).__name__}: {error}")
+            self.failed = Corrupt(
+                f"{self.where}: changes cannot be read: {described(error)}. Correct the table or the source's "
+                "arguments; if neither is at fault, report this with the log"
+            )
             log.exception("%s: the thread that reads changes broke", self.where)
             self._tell()
         finally:
