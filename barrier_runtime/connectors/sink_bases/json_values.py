@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as types
@@ -24,6 +25,7 @@ from barrier_runtime.state.errors import InvalidJob
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _DAY = 86_400
 _FIRST_DAY, _LAST_DAY = -12_687_428, 11_248_737  # of the years -32767 and 32767, since 1970
+_NUMPY = {16: np.float16, 32: np.float32, 64: np.float64}
 _NO_NUMBERS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
@@ -41,7 +43,7 @@ def json_rows(batch: pa.RecordBatch) -> Sequence[dict[str, Any]]:
 
 def _values_of(name: str, column: pa.Array) -> list[Any]:
     try:
-        return json_values(column)
+        return json_values(column) if _is_lossy(column) else _or_text(column, True, json_values)
     except InvalidJob as error:
         raise InvalidJob(f"column {name!r}: {error}") from error
 
@@ -65,7 +67,8 @@ def json_values(array: pa.Array) -> list[Any]:
         lengths = pc.list_value_length(array).to_pylist()
         return [None if length is None else [next(values) for _ in range(length)] for length in lengths]
     if types.is_floating(kind):
-        return [_float(value) for value in array.to_pylist()]
+        values = array.to_pylist()
+        return [_float(value) for value in values] if _is_lossy(array) else values
     if types.is_timestamp(kind):
         utc = array if kind.tz is None else array.cast(pa.timestamp(kind.unit, "UTC"))
         return _or_text(utc, kind.unit in ("s", "us"), _moments)
@@ -86,7 +89,10 @@ def _is_lossy(column: pa.Array) -> bool:
     ):
         return True
     if types.is_floating(kind):
-        return not pc.all(pc.is_finite(column)).as_py()
+        if not len(column):
+            return False
+        numbers = np.frombuffer(column.buffers()[1], _NUMPY[kind.bit_width])
+        return not np.isfinite(numbers[column.offset : column.offset + len(column)]).all()
     if types.is_struct(kind):
         return any(_is_lossy(column.field(number)) for number in range(kind.num_fields))
     return types.is_nested(kind) and _is_lossy(column.flatten())
@@ -157,8 +163,7 @@ def refuse_far_times(array: pa.Array, column: str = "") -> None:
 
 def _moments(array: pa.Array) -> list[Any]:
     refuse_far_times(array)
-    zone = "" if array.type.tz is None else "Z"
-    texts = pc.strftime(array, format=f"%Y-%m-%dT%H:%M:%S{zone}")
+    texts = pc.replace_substring(array.cast(pa.string()), " ", "T")
     if array.type.unit == "ms":
         texts = pc.replace_substring(texts, ".000", "")
     moments: list[Any] = texts.to_pylist()
