@@ -1,0 +1,177 @@
+"""Public reports about files and their formats, as small files with the right rows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from barrier_runtime import CollectSink, CsvSink, Dataflow, JsonlSink, ParquetSink
+from tests.field.jobs import REFUSED, read_file, stream_of, utc
+
+
+# Source: pandas-dev/pandas#4793
+def test_a_byte_order_mark_before_a_quoted_header_is_no_part_of_a_name(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b'\xef\xbb\xbf"Name","Team"\nada,x\n')
+    assert read_file("csv", tmp_path / "a.csv") == [{"Name": "ada", "Team": "x"}]
+
+
+# Source: apache/arrow#51368
+def test_a_quoted_line_break_of_two_bytes_stays_whole_wherever_it_stands(tmp_path: Path) -> None:
+    text = "A\r\nB"
+    for at in range((256 << 10) - 12, (256 << 10) + 4):
+        first = "z" * (at - len('id,s\n0,"') - 1)
+        (tmp_path / "a.csv").write_bytes(f'id,s\n0,"{first}{text}"\n1,plain\n'.encode())
+        rows = read_file("csv", tmp_path / "a.csv", schema={"id": int, "s": str})
+        assert [row["s"] for row in rows] == [first + text, "plain"], at
+
+
+# Source: pola-rs/polars#19078, pandas-dev/pandas#59009
+def test_quoted_line_breaks_in_a_large_file_make_no_rows(tmp_path: Path) -> None:
+    lines = [f'{number};"x{number}\ny;{number}"' for number in range(30_000)]
+    (tmp_path / "a.csv").write_text("id;s\n" + "\n".join(lines) + "\n")
+    rows = read_file("csv", tmp_path / "a.csv", delimiter=";", schema={"id": int, "s": str})
+    assert [row["id"] for row in rows] == list(range(30_000))
+    assert all(row["s"] == f"x{row['id']}\ny;{row['id']}" for row in rows)
+
+
+# Source: apache/arrow#2883
+@pytest.mark.parametrize("delimiter", [",", ";"])
+def test_blank_lines_mean_the_same_with_every_delimiter(tmp_path: Path, delimiter: str) -> None:
+    (tmp_path / "a.csv").write_text(f"a{delimiter}b\n\n1{delimiter}2\n\n")
+    rows = read_file("csv", tmp_path / "a.csv", delimiter=delimiter, schema={"a": int, "b": int})
+    assert rows == [{"a": 1, "b": 2}]
+
+
+# Source: duckdb/duckdb#3238
+def test_files_of_one_folder_may_order_their_columns_differently(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": pa.array([1], pa.int32()), "b": ["x"]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"b": ["y"], "a": pa.array([2], pa.int32())}), tmp_path / "2.parquet")
+    rows = read_file("parquet", tmp_path)
+    assert sorted(rows, key=lambda row: row["a"]) == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+
+
+# Source: delta-io/delta-rs#1610
+def test_fields_of_a_struct_are_matched_by_name_and_absent_ones_are_null(tmp_path: Path) -> None:
+    first, second = (
+        pa.struct([("x", pa.int64()), ("y", pa.string())]),
+        pa.struct([("y", pa.string()), ("x", pa.int64())]),
+    )
+    pq.write_table(pa.table({"s": pa.array([{"x": 1, "y": "a"}], first)}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"s": pa.array([{"y": "b", "x": 2}], second)}), tmp_path / "2.parquet")
+    rows = read_file("parquet", tmp_path)
+    assert sorted(row["s"]["x"] for row in rows) == [1, 2]
+    assert {row["s"]["x"]: row["s"]["y"] for row in rows} == {1: "a", 2: "b"}
+
+
+# Source: apache/datafusion#14755
+def test_a_file_of_another_type_is_widened_or_refused_whatever_its_name(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": pa.array([2**40], pa.int64())}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"a": pa.array([7], pa.int32())}), tmp_path / "2.parquet")
+    assert sorted(row["a"] for row in read_file("parquet", tmp_path)) == [7, 2**40]
+    (tmp_path / "2.parquet").rename(tmp_path / "0.parquet")
+    with pytest.raises(REFUSED, match=r"column 'a'"):
+        read_file("parquet", tmp_path)
+
+
+# Source: pandas-dev/pandas#53798, apache/arrow#40124
+def test_dicts_with_other_keys_lose_none_of_them() -> None:
+    rows = [{"d": {"a": 1, "b": 2}}, {"d": {"a": 4, "c": 5}}]
+    flow, out = Dataflow("field"), CollectSink()
+    stream_of(flow, "in", [{"n": 0}, {"n": 1}], {"n": int}).map(lambda row: rows[row["n"]]).sink("out", out)
+    flow.run_local(parallelism=1)
+    assert [{name: value for name, value in row["d"].items() if value is not None} for row in out.rows()] == [
+        {"a": 1, "b": 2},
+        {"a": 4, "c": 5},
+    ]
+
+
+def json_rows(path: Path, *lines: str, **schema: Any) -> list[dict[str, Any]]:
+    (path / "a.jsonl").write_bytes("\n".join(lines).encode("utf-8", "surrogatepass") + b"\n")
+    return read_file("jsonl", path / "a.jsonl", schema=schema)
+
+
+# Source: tidwall/gjson#74, valyala/fastjson#15
+def test_whole_numbers_beyond_53_bits_stay_exact(tmp_path: Path) -> None:
+    assert json_rows(tmp_path, '{"id": 9007199254740993}', id=int) == [{"id": 9007199254740993}]
+    assert read_file("jsonl", tmp_path / "a.jsonl") == [{"id": 9007199254740993}]
+
+
+# Source: google/gson#3113, rust-works/succinctly#2013
+@pytest.mark.parametrize("text", ["\\ud800", "\\udc00", "\\ud800x", "\\ude00\\ud83d"])
+def test_a_lone_surrogate_is_refused_with_its_line(tmp_path: Path, text: str) -> None:
+    with pytest.raises(REFUSED, match=r"a\.jsonl"):
+        json_rows(tmp_path, '{"x": "good"}', '{"x": "' + text + '"}', x=str)
+
+
+# Source: spray/spray-json#167, java-json-tools/json-schema-core#2
+@pytest.mark.parametrize("line", ['{"x": 1} trash', '{"x": 1},', "[1]", '{"x": 1', '{"x": 1}}'])
+def test_a_line_that_is_more_or_less_than_an_object_is_refused(tmp_path: Path, line: str) -> None:
+    with pytest.raises(REFUSED, match=r"a\.jsonl"):
+        json_rows(tmp_path, '{"x": 0}', line, x=int)
+
+
+# Source: apache/arrow-rs#9204
+@pytest.mark.parametrize("line", ['{, "x": 1}', '{"x": 1,}', '{"x": 1,, "y": 2}', '{"y": [1,, 2], "x": 1}'])
+def test_illegal_commas_are_refused(tmp_path: Path, line: str) -> None:
+    with pytest.raises(REFUSED, match=r"a\.jsonl"):
+        json_rows(tmp_path, line, x=int)
+
+
+# Source: duckdb/duckdb#11152, simdjson/simdjson-java#37
+def test_an_object_with_a_name_twice_is_refused_with_the_name(tmp_path: Path) -> None:
+    with pytest.raises(REFUSED, match=r"a\.jsonl"):
+        json_rows(tmp_path, '{"x": 1, "x": 2}', x=int)
+
+
+# Source: delta-io/delta-rs#1591, ClickHouse/ClickHouse#111758
+@pytest.mark.parametrize("sink", [CsvSink, JsonlSink, ParquetSink])
+def test_texts_with_signs_of_paths_are_read_back_from_partitions(tmp_path: Path, sink: Any) -> None:
+    texts = ["a/b", "%", "100%25", "ID$", "R&D", "a b", "a=b", "..", ".", "ü", "x:y", "*", "?", "#", "", None, "null"]
+    flow = Dataflow("field")
+    rows = [{"k": text, "n": number} for number, text in enumerate(texts)]
+    stream_of(flow, "in", rows, {"k": str, "n": int}).sink("out", sink(str(tmp_path / "out"), partition_by=["k"]))
+    flow.run_local(parallelism=1)
+    kind = {CsvSink: "csv", JsonlSink: "jsonl", ParquetSink: "parquet"}[sink]
+    read = read_file(kind, tmp_path / "out", schema={"k": str, "n": int})
+    assert {row["n"]: row["k"] for row in read} == {row["n"]: row["k"] for row in rows}
+
+
+# Source: delta-io/delta-rs#495
+def test_a_partition_column_may_have_signs_of_paths_in_its_name(tmp_path: Path) -> None:
+    name, flow = "x%20/x=", Dataflow("field")
+    sink = ParquetSink(str(tmp_path / "out"), partition_by=[name])
+    stream_of(flow, "in", [{name: 1, "y": 10}, {name: 2, "y": 20}], {name: int, "y": int}).sink("out", sink)
+    flow.run_local(parallelism=1)
+    rows = read_file("parquet", tmp_path / "out", schema={name: int, "y": int})
+    assert sorted((row[name], row["y"]) for row in rows) == [(1, 10), (2, 20)]
+
+
+# Source: msgspec/msgspec#200
+def test_nanoseconds_in_a_text_are_kept_or_refused(tmp_path: Path) -> None:
+    line = '{"at": "2015-01-02T18:10:50.895208559+01:00"}'
+    with pytest.raises(REFUSED, match="at"):
+        json_rows(tmp_path, line, at=pa.timestamp("us", "UTC"))
+    flow = Dataflow("field")
+    read = flow.read_jsonl("in", str(tmp_path / "a.jsonl"), schema={"at": pa.timestamp("ns", "UTC")})
+    read.sink("out", ParquetSink(str(tmp_path / "out")))
+    flow.run_local(parallelism=1)
+    stored = pq.read_table(tmp_path / "out").column("at").cast(pa.int64()).to_pylist()
+    assert stored == [1_420_218_650_895_208_559]
+
+
+# Source: trinodb/trino#9704
+def test_times_of_an_hour_that_comes_twice_stay_apart(tmp_path: Path) -> None:
+    hours = [utc(2021, 10, 31, hour, 30) for hour in range(4)]
+    kind = pa.timestamp("us", "Europe/Warsaw")
+    pq.write_table(pa.table({"at": pa.array(hours, kind)}), tmp_path / "a.parquet")
+    read = read_file("parquet", tmp_path / "a.parquet")
+    assert [row["at"].timestamp() for row in read] == [hour.timestamp() for hour in hours]
+    flow = Dataflow("field")
+    sink = JsonlSink(str(tmp_path / "out"))
+    flow.read_parquet("in", str(tmp_path / "a.parquet")).sink("out", sink)
+    flow.run_local(parallelism=1)
+    lines = "".join(path.read_text() for path in (tmp_path / "out").glob("*.jsonl")).splitlines()
+    assert len({json.loads(line)["at"] for line in lines}) == 4
