@@ -54,7 +54,7 @@ def test_files_of_one_folder_may_order_their_columns_differently(tmp_path: Path)
 
 
 # Source: delta-io/delta-rs#1610
-def test_fields_of_a_struct_are_matched_by_name_and_absent_ones_are_null(tmp_path: Path) -> None:
+def test_fields_of_a_struct_are_matched_by_name(tmp_path: Path) -> None:
     first, second = (
         pa.struct([("x", pa.int64()), ("y", pa.string())]),
         pa.struct([("y", pa.string()), ("x", pa.int64())]),
@@ -64,6 +64,14 @@ def test_fields_of_a_struct_are_matched_by_name_and_absent_ones_are_null(tmp_pat
     rows = read_file("parquet", tmp_path)
     assert sorted(row["s"]["x"] for row in rows) == [1, 2]
     assert {row["s"]["x"]: row["s"]["y"] for row in rows} == {1: "a", 2: "b"}
+
+
+# Source: apache/datafusion#1527
+def test_a_struct_without_one_of_its_fields_is_refused_with_the_file(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"s": [{"x": 1, "y": "a"}]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"s": [{"x": 2}]}), tmp_path / "2.parquet")
+    with pytest.raises(REFUSED, match=r"2\.parquet: column 's'"):
+        read_file("parquet", tmp_path)
 
 
 # Source: apache/datafusion#14755

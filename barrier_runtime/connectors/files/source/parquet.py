@@ -199,6 +199,9 @@ def _widens(kind: pa.DataType, wanted: pa.DataType) -> bool:
     kind, wanted = (_plain_type(each) for each in (kind, wanted))
     if kind.equals(wanted) or types.is_null(kind):
         return True
+    if types.is_struct(kind) and types.is_struct(wanted):
+        found, names = {field.name: field.type for field in kind}, {field.name for field in wanted}
+        return found.keys() == names and all(_widens(found[field.name], field.type) for field in wanted)
     if types.is_integer(kind):
         return bool(types.is_integer(wanted) or types.is_floating(wanted))
     if types.is_floating(kind):
