@@ -68,7 +68,8 @@ def evaluate(
         if unknown is not None:
             raise no_column(unknown.group(1), batch.schema.names, where) from error
         raise InvalidJob(
-            f"{where}: the expression cannot be computed: {error}. The rows have the columns " + described(batch.schema)
+            f"{where}: the expression cannot be computed: {error}. The rows have the columns "
+            f"{described(batch.schema)}: correct the expression, or filter such rows before it"
         ) from error
     return [one_array(column) for column in columns]
 
