@@ -216,3 +216,58 @@ def test_a_watermark_is_the_least_of_all_inputs_and_idle_ones_are_left_out() -> 
     out = CollectSink()
     timed(out, [{"n": 0, "at": 10}], 0.1, threading.Event()).run_local(parallelism=2, checkpoint_interval=0.05)
     assert sorted(row["at"] for row in out.rows() if row["at"] > 0) == list(range(1, 40))
+
+
+class Priced:
+    """Prices wait for a barrier; timers of orders tell the price that is valid then."""
+
+    price = BroadcastState(int, int)
+
+    def on_prices(self, row: Row, ctx: Any) -> None:
+        self.price[1] = row["n"]
+
+    def on_orders(self, key: int, row: Row, ctx: Any) -> None:
+        ctx.timers.register(row["at"] + 1_000)
+
+    def on_timer(self, key: int, at: int, ctx: Any) -> Row:
+        return {"n": self.price.get(1, 0)}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # threads of this process are no part of a flow on Spark
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_rules_that_wait_are_valid_before_the_timers_of_a_drain_and_behind_it(parallelism: int, tmp_path: Path) -> None:
+    """No barrier comes before the sources end early. The next run has another parallelism, and its rule is there."""
+    done, came, all_came = threading.Event(), list[int](), threading.Event()
+
+    def passed(row: Row) -> Row:
+        came.append(row["n"])
+        if len(came) == 4:
+            all_came.set()
+        return row
+
+    def flow(orders: int, out: CollectSink) -> Dataflow:
+        flow, schema = Dataflow("priced"), {"n": int, "at": int}
+
+        def rows(name: str, rows: list[Row]) -> Any:
+            def told(index: int, of: int) -> Iterator[Row]:
+                yield from rows
+                done.wait(60)
+
+            source = flow.from_iterator(name, told, schema=schema, splits=1, event_time="at")
+            return source.map(passed, schema=schema)
+
+        by_key = rows("orders", [{"n": at, "at": at} for at in range(orders)]).key_by("n")
+        inputs = connect(orders=by_key, prices=rows("prices", [{"n": 5, "at": 0}]).broadcast("barrier"))
+        inputs.process("priced", Priced, schema={"n": int}).sink("out", out)
+        return flow
+
+    first, second = CollectSink(), CollectSink()
+    options: dict[str, Any] = {"checkpoints": str(tmp_path / "checkpoints"), "checkpoint_interval": 3_600}
+    job = flow(3, first).start_local(parallelism=parallelism, **options)
+    assert all_came.wait(60)
+    job.stop(drain=True)
+    done.set()
+    job.wait(60)
+    assert [row["n"] for row in first.rows()] == [5, 5, 5]
+    flow(4, second).run_local(parallelism=3 - parallelism, allow_drained=True, **options)
+    assert [row["n"] for row in second.rows()] == [5]
