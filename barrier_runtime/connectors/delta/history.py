@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime.connectors.delta.table import brief, load_deltalake, storage_options, trouble
+from barrier_runtime.connectors.delta.table import brief, library_url, load_deltalake, storage_options, trouble
 from barrier_runtime.connectors.parquet_format import read_options
 from barrier_runtime.connectors.source_bases.kept_columns import check_kept
 from barrier_runtime.data.schemas import fit
@@ -167,7 +167,7 @@ class DeltaHistory:
     def _at(self, version: int | None) -> Any:
         missing = self._library.exceptions.TableNotFoundError
         try:
-            return self._library.DeltaTable(self._store.url, version=version, storage_options=self._options)
+            return self._library.DeltaTable(library_url(self._store), version=version, storage_options=self._options)
         except missing as error:
             raise InvalidJob(f"{self._where}: there is no Delta table at {self._store.url}: correct the url") from error
         except Exception as error:

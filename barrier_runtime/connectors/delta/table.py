@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import msgspec
 
@@ -141,7 +141,7 @@ class DeltaLog:
 
         try:
             if self._table is None:
-                self._table = self._library.DeltaTable(self._store.url, storage_options=self._options)
+                self._table = self._library.DeltaTable(library_url(self._store), storage_options=self._options)
             else:
                 self._table.update_incremental()
         except TableNotFoundError:
@@ -375,6 +375,12 @@ def load_deltalake(where: str, who: str) -> Any:
     except ImportError as error:
         raise missing_extra(f"{where}: {who}", "delta", error) from None
     return deltalake
+
+
+def library_url(store: ObjectStore) -> str:
+    """The table's location for delta-rs, which decodes percent signs; keys of stores have none that are encoded."""
+    scheme, _, place = store.url.partition("://")
+    return store.url if scheme == "file" else f"{scheme}://{quote(place, safe='/:')}"
 
 
 def storage_options(url: str) -> dict[str, str] | None:
