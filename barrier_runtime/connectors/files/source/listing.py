@@ -12,7 +12,7 @@ import pyarrow as pa
 from barrier_runtime.connectors.files.hive import folders_of
 from barrier_runtime.connectors.files.paths.folders import PassedOver, local_files, takes
 from barrier_runtime.connectors.files.paths.patterns import PathPattern, has_magic, is_hidden_file
-from barrier_runtime.connectors.files.source.remote import is_remote, list_remote, open_remote, remote_url
+from barrier_runtime.connectors.files.source.remote import is_known, is_remote, list_remote, open_remote, remote_url
 from barrier_runtime.connectors.source import Split
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.urls import local_path, shown, without_credentials
@@ -204,7 +204,7 @@ def would_find(paths: str | Sequence[str], suffixes: tuple[str, ...], where: str
 
 
 def _would_find(path: str, suffixes: tuple[str, ...], where: str, place: str) -> bool:
-    if is_remote(path) != is_remote(place):
+    if is_remote(path) != is_remote(place) or (is_remote(place) and not is_known(place)):
         return False
     if is_remote(path):
         url, file = remote_url(path, where), remote_url(place, where)

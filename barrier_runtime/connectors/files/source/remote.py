@@ -53,6 +53,11 @@ def is_remote(url: str) -> bool:
     return "://" in url and not url.startswith("file://")
 
 
+def is_known(url: str) -> bool:
+    """Whether files are read from such a place."""
+    return url.partition("://")[0] in _SCHEMES
+
+
 def remote_url(url: str, where: str) -> RemoteUrl:
     """Raises `InvalidJob` for what is no URL of files."""
     bare, settings = split_settings(url)

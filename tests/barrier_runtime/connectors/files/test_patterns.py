@@ -13,7 +13,7 @@ from source_harness import drained, opened, rows_of, snapshot_of, spec_of
 
 from barrier_runtime.connectors.files.paths.patterns import PathPattern
 from barrier_runtime.connectors.files.source.jsonl import JsonlFiles
-from barrier_runtime.connectors.files.source.listing import find_files
+from barrier_runtime.connectors.files.source.listing import find_files, would_find
 from barrier_runtime.graph.job_graph import SourceSpec
 from barrier_runtime.state.errors import InvalidJob
 from tests.drawn import examples
@@ -159,3 +159,24 @@ def test_a_second_file_of_a_name_that_a_checkpoint_knows_is_refused(tmp_path: Pa
     again = JsonlFiles("src", f"{tmp_path}/*/*.jsonl", None, None)
     with pytest.raises(InvalidJob, match="several files of that name in different folders"):
         opened(spec_of(again), world, (snapshot,))
+
+
+@pytest.mark.parametrize(
+    ("paths", "place", "found"),
+    [
+        ("s3://b/in", "s3://b/in/part-1.txt", True),
+        ("s3a://b/in/", "s3://b/in/k=v/part-1.txt", True),
+        ("s3://b/in/**/*.txt?endpoint=http://h", "s3://b/in/x/part-1.txt?endpoint=http://h", True),
+        ("s3://b/in?endpoint=http://h", "s3://b/in/part-1.txt?endpoint=http://other", False),
+        ("s3://b/in", "s3://b/input/part-1.txt", False),
+        ("s3://b/in", "s3://b/in/part-1.csv", False),
+        ("s3://b/in", "s3://b/in/_hidden/part-1.txt", False),
+        ("s3://b/in/*.txt", "s3://b/in/x/part-1.txt", False),
+        ("s3://b/in", "memory://b/in/part-1.txt", False),
+        ("s3://b/in", "delta:s3://b/in/", False),
+        ("/in", "s3://b/in/part-1.txt", False),
+        (["s3://b/x", "gs://b/in"], "gs://b/in/part-1.txt", True),
+    ],
+)
+def test_a_source_knows_whether_it_would_read_a_file(paths: str | list[str], place: str, found: bool) -> None:
+    assert would_find(paths, (".txt",), "test", place) is found
