@@ -27,6 +27,7 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.event_time import event_times_ms
 from barrier_runtime.data.keys import KeyCodec
 from barrier_runtime.data.schemas import no_column
+from barrier_runtime.data.values.casts import kept_cast
 from barrier_runtime.operators.deduplication.hashing import hash_rows
 from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.operators.state.broadcast_copy import KEY_TYPES
@@ -197,6 +198,12 @@ class StateFilling:
             beside.append(column.to_pylist())
         return [(*key, *more) for key, *more in zip(keys, *beside, strict=True)]
 
+    def _floats(self, column: pa.Array) -> pa.Array:
+        try:
+            return kept_cast(column, pa.float64())
+        except ValueError as error:
+            raise InvalidJob(f"{self._where}: column 'value': {error}: cast it to float64 as you want it") from error
+
     def _values(self, rows: pa.RecordBatch) -> list[Any]:
         column = self._beside(rows, "value", f"of a {self._what.kind} state")
         if column.null_count:
@@ -208,7 +215,7 @@ class StateFilling:
             if not _FITS[kind.kind](column.type):
                 raise InvalidJob(f"{self._where}: column 'value' is {column.type}, and the state holds {kind}: cast it")
             if kind.kind == "float":
-                column = column.cast(pa.float64())
+                column = self._floats(column)
         values: list[Any] = column.to_pylist()
         if pa.types.is_nested(column.type):
             values = [_with_dicts(value, column.type) for value in values]

@@ -225,7 +225,7 @@ def _number(value: Any, kind: pa.DataType) -> int | None:
 
 def _moment(value: Any, kind: pa.DataType) -> int | None:
     if isinstance(value, datetime.datetime):
-        since = value.replace(fold=value.fold) - (_EPOCH if value.utcoffset() is None else _EPOCH_UTC)
+        since = value - (_EPOCH if value.utcoffset() is None else _EPOCH_UTC)
         return since // _MICROSECOND * 1_000 + getattr(value, "nanosecond", 0)
     return _of_numpy(value) if isinstance(value, np.datetime64) else _number(value, kind)
 

@@ -294,7 +294,7 @@ class ApplyOperator(HeldWindowOperator):
     def _fitted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         if rows.schema.equals(self._given):
             return rows
-        if set(rows.schema.names) != set(self._given.names):
+        if sorted(rows.schema.names) != sorted(self._given.names):
             raise InvalidJob(
                 f"{self._said} returned ({described(rows.schema)}), but "
                 f"its schema is ({described(self._given)}): return these columns, or correct schema="
