@@ -323,10 +323,10 @@ class RowSteps(UnkeyedSteps[S]):
                 ]
             )
         reads = read_by([expression for expression, _ in computed.values()], self.schema, names.values())
-        renames = None if computed else names
         made_of: dict[str, frozenset[str] | None] = {column: frozenset([source]) for column, source in names.items()}
         made_of.update((column, read_by([each], self.schema)) for column, (each, _) in computed.items())
-        return self._step("select", name, make, output, ", ".join(chosen), reads, renames, made_of)
+        renames = None if computed else names
+        return self._step("select", name, make, output, ", ".join(chosen), reads, renames, made_of, names)
 
     def broadcast_join(
         self,

@@ -57,11 +57,12 @@ class UnkeyedSteps(Steps[S]):
         reads: frozenset[str] | None = None,
         renames: Mapping[str, str] | None = None,
         made_of: Mapping[str, frozenset[str] | None] | None = None,
+        keeps: Mapping[str, str] | None = None,
     ) -> S:
-        """The stream of a step without state that has one output. `reads`, `renames`, `made_of`: see `StepNode`."""
+        """The stream of a step without state that has one output. `reads` to `keeps`: see `StepNode`."""
         node = StepNode(
             name, kind, (self._as_input(),), make, schema,
-            describe=describe, reads=reads, renames=renames, made_of=made_of,
+            describe=describe, reads=reads, renames=renames, made_of=made_of, keeps=keeps,
         )  # fmt: skip
         return self._added(node)[0]
 
@@ -109,10 +110,12 @@ class KeyedInput:
                 stacklevel=users_line(),
             )
 
-    def detail_of_late(self, column: str | None) -> Detail:
+    def detail_of_late(self, column: str | None, window: WindowAssigner | None = None) -> Detail:
         """How closely a step follows event time that looks for late rows by `column`. If the watermark is not known to
-        be of that column, rows that a function made may be late where no row of the source is."""
-        return "late" if column in self.event_times_of_batches else "rows"
+        be of that column, rows that a function made may be late where no row of the source is. `window`: in which the
+        step counts rows."""
+        known = column in self.event_times_of_batches or (column is not None and self._is_over_before(window, column))
+        return "late" if known else "rows"
 
     @property
     def event_times_of_batches(self) -> frozenset[str]:

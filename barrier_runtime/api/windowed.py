@@ -211,7 +211,10 @@ class WindowedStream(Generic[S]):
             return "none"
         if self._early is not None and not by_wall_clock and not (self._event_time is None and self._early.rows):
             return "every"
-        return "late" if self._event_time is None else self._keyed._keyed_input().detail_of_late(self._event_time)
+        if self._event_time is None:
+            return "late"
+        window = self._window if isinstance(self._window, WindowAssigner) else None
+        return self._keyed._keyed_input().detail_of_late(self._event_time, window)
 
     @overload
     def apply(

@@ -81,6 +81,7 @@ class StepNode:
     made_of: Mapping[str, frozenset[str] | None] | None = None  # a select's: new name -> columns; None: not known
     counts_updates: str = ""  # what it does with every update of a step before it, for `explain`; empty: nothing
     renames: Mapping[str, str] | None = None  # its rows are those of its input, with these columns: new name -> column
+    keeps: Mapping[str, str] | None = None  # the same, and it computes other columns beside them
 
 
 Node: TypeAlias = SourceNode | StepNode
@@ -156,25 +157,27 @@ class Plan:
 
     def event_times_of_batches(self, number: int) -> frozenset[str] | None:
         """The same if functions of batches keep these columns, which they check while they run."""
-        return self._of_rows(number, _event_times, _renamed, _SAME_ROWS | _BATCHES)
+        return self._of_rows(number, _event_times, _renamed, batches=True)
 
     def within(self, number: int) -> frozenset[Within]:
         """See `StepNode`."""
         return self._of_rows(number, _within, _renamed_within) or frozenset()
 
-    def _of_rows(
-        self, number: int, of: _Of[T], renamed: _Renamed[T], same: frozenset[str] = _SAME_ROWS
-    ) -> frozenset[T] | None:
+    def _of_rows(self, number: int, of: _Of[T], renamed: _Renamed[T], batches: bool = False) -> frozenset[T] | None:
         """What holds for all rows of node `number`, given what each node says `of` the rows that it makes."""
+        same = _SAME_ROWS | _BATCHES if batches else _SAME_ROWS
         found: list[frozenset[T] | None] = []  # by node: inputs come before what takes them
         for node in self.nodes[: number + 1]:
-            if isinstance(node, SourceNode) or not (node.kind in same or node.renames is not None):
+            names = None
+            if isinstance(node, StepNode):
+                names = node.renames if node.renames is not None or not batches else node.keeps
+            if isinstance(node, SourceNode) or not (node.kind in same or names is not None):
                 found.append(of(node))
                 continue
             before = [None if input.tag else found[input.node] for input in node.inputs]
             known = [each for each in before if each is not None]
             both = frozenset.intersection(*known) if len(known) == len(before) else None
-            found.append(both if both is None or node.renames is None else frozenset(renamed(both, node.renames)))
+            found.append(both if both is None or names is None else frozenset(renamed(both, names)))
         return found[number]
 
     def by_wall_clock(self, number: int) -> list[tuple[str, str]]:

@@ -50,6 +50,7 @@ BEFORE: list[tuple[Any, str]] = [
     (lambda rows: counted(rows.map_batches(same, schema=ROW)), "late"),
     (lambda rows: counted(rows.map(lambda row: row, schema=ROW)), "rows"),
     (lambda rows: counted(rows.select({"k": "k", "t": "t - 5"})), "rows"),
+    (lambda rows: counted(rows.select({"k": "k", "t": "t", "n": "n + 1"})), "late"),
     (lambda rows: counted(rows.map(lambda row: row, schema=ROW).with_watermarks("t")), "none"),
     (lambda rows: timed(rows), "every"),
     (lambda rows: rows.deduplicate("once", "k", within=MS), "every"),
