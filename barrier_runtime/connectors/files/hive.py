@@ -58,7 +58,7 @@ def by_folder(rows: pa.Table, columns: Sequence[str], where: str = "rows") -> di
     codes = np.zeros(rows.num_rows, np.int64)
     names: list[tuple[np.ndarray, list[str]]] = []  # of each column: which of its folders a row is in
     for name in columns:
-        each = _without_empty(rows.column(name).combine_chunks(), name, where).dictionary_encode(null_encoding="encode")
+        each = _encoded(rows.column(name).combine_chunks(), name, where)
         indices = each.indices.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
         names.append((indices, [folder_name(name, text) for text in _texts(each.dictionary, name, where)]))
         codes *= len(each.dictionary)
@@ -82,14 +82,15 @@ def by_folder(rows: pa.Table, columns: Sequence[str], where: str = "rows") -> di
     return found
 
 
-def _without_empty(column: pa.Array, name: str, where: str) -> pa.Array:
-    if not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type):
-        return column
-    empty = pc.equal(column, "")
-    if not pc.any(empty).as_py():
-        return column
+def _encoded(column: pa.Array, name: str, where: str) -> pa.DictionaryArray:
+    """The column with its values as a dictionary, in which empty text is null."""
+    encoded = column.dictionary_encode(null_encoding="encode")
+    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+    if not is_text or encoded.dictionary.index("").as_py() < 0:
+        return encoded
     say_empty(name, where)
-    return pc.if_else(empty, pa.scalar(None, column.type), column)
+    filled = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
+    return filled.dictionary_encode(null_encoding="encode")
 
 
 def _texts(values: pa.Array, column: str, where: str) -> list[str | None]:
