@@ -678,11 +678,11 @@ async def test_a_commit_that_still_runs_in_a_dropped_generation_meets_its_repeti
     bench = Bench(tmp_path, make_operator=sink_operator)
     publish, entered, go_on = bench.output.publish, threading.Event(), threading.Event()
 
-    def held(*arguments):
+    def held(*arguments, **named):
         if not entered.is_set():
             entered.set()
             assert go_on.wait(60)
-        publish(*arguments)
+        publish(*arguments, **named)
 
     bench.output.publish = held
     bench.feed.rows[0] += [1, 2]
@@ -716,11 +716,11 @@ async def test_a_commit_that_never_returns_keeps_its_sink_in_memory_and_nothing_
     bench.operators = NoMemory()
     real, entered, go_on = getattr(bench.output, what), threading.Event(), threading.Event()
 
-    def held(*arguments):
+    def held(*arguments, **named):
         if not entered.is_set():
             entered.set()
             assert go_on.wait(3_600)
-        return real(*arguments)
+        return real(*arguments, **named)
 
     setattr(bench.output, what, held)
     bench.feed.rows[0] += [1, 2]
