@@ -318,7 +318,7 @@ def test_lists_go_to_write_few_unless_a_class_below_has_a_write_of_its_own(
 
 def test_columns_that_a_sink_cannot_take_are_refused_as_lists_too(store: MemoryStore) -> None:
     class Refusing(JsonlSink):
-        def check_schema(self, schema: pa.Schema) -> None:
+        def check_columns(self, schema: pa.Schema, where: str) -> None:
             raise InvalidJob(f"no columns {schema.names}")
 
     subtask = Subtask(lambda: Refusing("memory://target"), store)
