@@ -63,6 +63,8 @@ def _conversions(file: str) -> Iterator[int]:
             kinds = [*node.args[1:2], *(options[each] for each in ("type",) if each in options)]
             if kinds and not _is_written_down(kinds[0]):
                 yield node.lineno
+        elif name == "table" and "schema" in options:
+            yield node.lineno
         elif name in ("from_pylist", "from_pydict"):
             if not (node.args and isinstance(node.args[0], ast.List) and not node.args[0].elts):
                 yield node.lineno

@@ -1,9 +1,13 @@
 """Columns of one type as columns of another one: every value is kept, or the cast is refused."""
 
+from typing import Any
+
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.data.values.doors import UNFIT, RefusedValue
+from barrier_runtime.data.values.into_columns import column_of
 
 
 def kept_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -27,6 +31,15 @@ def kept_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if row >= 0:
         raise RefusedValue(column[row].as_py(), kind, "it would change")
     return made
+
+
+def column_of_any(values: Any, kind: pa.DataType, column: str = "") -> pa.Array:
+    """A column of `kind` from Arrow's or numpy's arrays, or from Python values. Raises `ValueError`."""
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        values = pa.array(values)
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    return kept_cast(values, kind) if isinstance(values, pa.Array) else column_of(list(values), kind, column)
 
 
 def _is_text(kind: pa.DataType) -> bool:

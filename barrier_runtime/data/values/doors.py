@@ -54,7 +54,7 @@ class Door:
         self.kind = kind
 
     def array(self, values: Sequence[Any]) -> pa.Array:
-        if self.exact.issuperset(map(type, values)):
+        if self.exact >= frozenset(map(type, values)):
             try:
                 return self.quick(values)
             except UNFIT:

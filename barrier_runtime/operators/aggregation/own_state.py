@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from barrier_runtime.data.values.casts import kept_cast
-from barrier_runtime.data.values.into_columns import column_of
+from barrier_runtime.data.values.casts import column_of_any
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, Left, RunningOrder
 from barrier_runtime.operators.aggregation.kinds.cells import Cells, Reader
 from barrier_runtime.operators.aggregation.kinds.composite import carried
@@ -54,9 +53,7 @@ class _Calls:
         """What `result` returned, as the column it is declared to be."""
         kind, name = self.aggregate.type, type(self.aggregate).__name__
         try:
-            if isinstance(values, np.ndarray):
-                values = pa.array(values)
-            array = kept_cast(values, kind) if isinstance(values, pa.Array) else column_of(values, kind)
+            array = column_of_any(values, kind)
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise InvalidJob(
                 f"{self.where}: {name}.result() returned what is no {kind}, the type of output {self.output!r}: "

@@ -16,6 +16,7 @@ import pyarrow as pa
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.grouping import group_rows
 from barrier_runtime.data.schemas import described
+from barrier_runtime.data.values.casts import column_of_any
 from barrier_runtime.operators.aggregation.own import columns_of_numbers
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.functions.kept_times import KeptTimes
@@ -245,7 +246,7 @@ class ProcessGroupsOperator(KeyedOperator):
             return None
         try:
             if isinstance(result, Mapping):
-                result = pa.table(dict(result), schema=self._output)
+                result = self._table_of(result, name)
             if isinstance(result, pa.Table):
                 result = result.combine_chunks()
                 result = result.to_batches()[0] if result.num_rows else None
@@ -268,6 +269,26 @@ class ProcessGroupsOperator(KeyedOperator):
                 "one schema always, or correct schema="
             )
         return result
+
+    def _table_of(self, columns: Mapping[str, Any], name: str) -> pa.Table:
+        """Columns by name. Raises `InvalidJob` for others than those of the step's schema."""
+        if self._output is None:
+            return pa.table(dict(columns))
+        if set(columns) != set(self._output.names):
+            raise InvalidJob(
+                f"{name} returned the columns {', '.join(map(str, columns))}, but its schema is "
+                f"({described(self._output)}): return these columns, or correct schema="
+            )
+        arrays = []
+        for field in self._output:
+            try:
+                arrays.append(column_of_any(columns[field.name], field.type, field.name))
+            except ValueError as error:
+                raise InvalidJob(
+                    f"{name} returned a column {field.name!r} that is not kept as {field.type} ({error}): return what "
+                    "schema= declares, or correct schema="
+                ) from error
+        return pa.Table.from_arrays(arrays, schema=self._output)
 
     def _failed_part(self, error: Exception, batch: Batch) -> Exception:
         return self._failed(error, batch.rows)

@@ -123,7 +123,12 @@ def one_more(keys: Any, batch: Any, state: Any) -> None:
         (other_type, r"left state\['n'\] as float64, \(1,\), but it is int64"),
         (one_more, r"put \['m'\] into its state, which are not declared: declare them"),
         (lambda keys, batch, state: [1], r"returned list: return a pyarrow.RecordBatch or Table, a dict of columns"),
-        (lambda keys, batch, state: {"a": [1, 2], "b": [1]}, r"returned columns that are not rows .*of one length"),
+        (
+            lambda keys, batch, state: {"a": [1, 2], "b": [1]},
+            r"returned the columns a, b, but its schema is \(k: int64\)",
+        ),
+        (lambda keys, batch, state: {"k": [1.5]}, r"'k' that is not kept as int64 .*its fraction would be cut"),
+        (lambda keys, batch, state: {"k": np.array([1.5])}, r"'k' that is not kept as int64 .*truncated"),
         (lambda keys, batch, state: batch, r"returned \(k: int64, v: int64\), but its schema is \(k: int64\)"),
         (lambda keys, batch, state: keys.forget([3]), r"keys.forget\(\[3\]\): give a mask .* of the 1 keys"),
     ],
