@@ -71,8 +71,8 @@ MUTANTS = (
         "rows-that-went-out-are-restored",
         "a row that was completed before the barrier is not in the snapshot",
         "barrier_runtime/operators/lookups/held_rows.py",
-        "None if block.gone is None else ~block.gone)",
-        "None)",
+        "None if block.gone is None else ~block.gone\n",
+        "None\n",
         _OPERATOR_TESTS,
     ),
     Mutant(

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
-from barrier_runtime.data.elements import WATERMARK_MAX, Batch
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.keys import KeyCodec
 from barrier_runtime.data.rows import Row, each_row_of, input_row
 from barrier_runtime.data.schemas import described
@@ -167,17 +167,15 @@ class ConnectedOperator(ProcessOperator):
         self._before(watermark_ms, emit)
         return super().toward(watermark_ms, emit)
 
-    def _before(self, watermark_ms: int, emit: Emit) -> None:
+    def _before(self, watermark_ms: int, emit: Emit) -> bool:
         """Make rows valid that are valid before event time reaches `watermark_ms`. The end of event time comes from all
         inputs before their end of input: no barrier follows it that the waiting rows could wait for."""
         if watermark_ms == WATERMARK_MAX:
             self._waiting.ended()
-        self.switch(emit)
+        return self.switch(emit)
 
     def on_wall_clock(self, emit: Emit, last: bool = False) -> bool:
-        if last:
-            self._waiting.ended()
-        switched = self.switch(emit)
+        switched = self._before(WATERMARK_MAX if last else WATERMARK_MIN, emit)
         return super().on_wall_clock(emit, last) or switched
 
     def before_barrier(self, emit: Emit) -> None:

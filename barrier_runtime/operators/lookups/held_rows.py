@@ -86,7 +86,9 @@ class HeldRows:
     def remaining(self) -> list[Held]:
         """What is held at this moment, in order, as `encode_held` takes it; cheap."""
         return [
-            Held(block.emit_ns, block.rows, None if block.gone is None else ~block.gone, block.reached_ms)
+            Held(
+                block.emit_ns, block.rows, reached_ms=block.reached_ms, kept=None if block.gone is None else ~block.gone
+            )
             for block in self._blocks
             if block.rows is not None
         ]
