@@ -4,6 +4,7 @@ from tests.mutants import (
     connected,
     dataplane,
     ends,
+    event_time,
     joins,
     lookups,
     observing,
@@ -26,4 +27,5 @@ MUTANTS = (
     *slots.MUTANTS,
     *observing.MUTANTS,
     *ends.MUTANTS,
+    *event_time.MUTANTS,
 )

@@ -303,7 +303,7 @@ def differences(steps: Sequence[Step], seed: str) -> list[str]:
     rows = drawn_rows(rng, any(step.merges for step in steps))
     disorder_ms = rng.choice([0, 0, 6])
     expected = collected(rows, [1] * ROWS, steps, disorder_ms)
-    cuts = [[ROWS], drawn_cuts(rng)] if len(steps) == 1 or rng.random() < 0.3 else [[ROWS]]
+    cuts = [[ROWS], drawn_cuts(rng)] if len(steps) == 1 or rng.random() < 0.15 else [[ROWS]]
     return [
         f"{' → '.join(step.name for step in steps)}, cut into {sizes}: {name} differs"
         for sizes in cuts
