@@ -993,8 +993,8 @@ MUTANTS = (
     Mutant(
         "fractions-are-cut-off",
         "1.5 in a column of whole numbers is refused, not stored as 1",
-        "barrier_runtime/data/rows.py",
-        "        if column.has_integers and _loses_a_fraction(values, kind):\n",
+        "barrier_runtime/data/values/doors.py",
+        "        if whole != value:\n",
         "        if False:\n",
         ("tests/barrier_runtime/operators/test_operators_stateless.py",),
     ),

@@ -421,7 +421,7 @@ MUTANTS = (
     Mutant(
         "transactions-are-read-again-from-their-beginning",
         "a reader goes on within a transaction",
-        "barrier_runtime/connectors/postgres/changes/feed.py",
+        "barrier_runtime/connectors/postgres/changes/log_session.py",
         "and self._count <= self._given.skip:",
         "and self._count < self._given.skip:",
         ("tests/ends/test_postgres_changes.py::test_a_reader_goes_on_exactly_behind_any_row",),

@@ -448,8 +448,8 @@ MUTANTS = (
         "sources-stay-stopped",
         "sources that stopped for a rescale go on when its checkpoint is aborted",
         "barrier_runtime/runtime/subtask.py",
-        "        if checkpoint >= self._paused:\n            self._paused = 0\n",
-        "        if checkpoint < 0:\n            self._paused = 0\n",
+        "        if checkpoint >= self._stands:\n            self._paused",
+        "        if checkpoint < 0:\n            self._paused",
         ("tests/barrier_runtime/runtime/test_slot.py",),
     ),
 )
