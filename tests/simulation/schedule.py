@@ -592,7 +592,7 @@ def _draw_open_checkpoints(schedule: Schedule) -> Schedule:
     if schedule.events is not None or schedule.queue or schedule.twins or schedule.hang is not None:
         kinds = [STRIKES[0]]
     elif "hears in steps" in kinds:
-        splits = 1 if schedule.target == "upserts" else rng.randint(1, 4)
+        splits = 1 if schedule.target == "upserts" else rng.randint(1, 2)
         schedule = _with_an_ended_source(schedule, splits, rng.randint(2, 4))
     added = [
         Action(rng.randrange(600, 1_500), kind, rng.randrange(1_000), rng.choice((1_000, 3_000)), 0) for kind in kinds
@@ -610,8 +610,8 @@ def _with_an_ended_source(schedule: Schedule, splits: int, parallelism: int) -> 
         bounded=True,
         parallelism=max(parallelism, splits + 1),
         splits=splits,
-        count=25,
-        period_ms=100,
+        count=60,
+        period_ms=40,  # so that state changes between any two checkpoints
         slot_timeout_ms=max(3_000, schedule.slot_timeout_ms),
         actions=later,
     )

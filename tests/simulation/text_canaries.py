@@ -401,6 +401,21 @@ def _copies_differ() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _timers_before_rules() -> Iterator[None]:
+    """Event time ends as soon as its inputs say so, and does not ask for rules that wait."""
+    connected = "barrier_runtime/operators/functions/connected.py"
+    with (
+        planted("barrier_runtime/runtime/subtask.py", "if said.ms != WATERMARK_MAX:", "if said.ms is not None:"),
+        planted(
+            connected,
+            "if watermark_ms == WATERMARK_MAX:\n            self._waiting.ended()\n",
+            "if False:\n            pass\n",
+        ),
+    ):
+        yield
+
+
 def _plant(file: str, old: str, new: str) -> Callable[[], contextlib.AbstractContextManager[None]]:
     return partial(planted, file, old, new)
 
@@ -429,6 +444,12 @@ CANARIES["rules-valid-early-in-one-subtask"] = Canary(
     "rules-valid-early-in-one-subtask",
     "in one subtask rules are valid as soon as they come, not behind the next barrier",
     _early_in_one,
+    "rules",
+)
+CANARIES["timers-before-the-last-rules"] = Canary(
+    "timers-before-the-last-rules",
+    "at the end of input timers of event time fire before the rules that came last are valid",
+    _timers_before_rules,
     "rules",
 )
 CANARIES["broadcast-copy-that-differs"] = Canary(

@@ -15,6 +15,7 @@ from barrier_runtime.coordinator.wire.messages import (
     ManifestRef,
     Shutdown,
     Visible,
+    sink_key,
 )
 from barrier_runtime.state.store.memory import MemoryStore
 
@@ -178,6 +179,16 @@ def test_the_job_is_finished_only_when_all_is_visible(store: MemoryStore) -> Non
     coordinator.settle()
     assert kinds(store)[-1] == "FINISH"
     assert a.last(Shutdown).outcome == "finished"
+
+
+def test_only_the_first_slot_tells_what_the_global_committer_has_done() -> None:
+    """Another slot may have been the first one before a rescale, and knows less, or of another lineage."""
+    tracker = CommitTracker(JOB)
+    told = {sink_key("out", subtask): 7 for subtask in (0, 1, GLOBAL_COMMITTER)}
+    tracker.reconcile(1, told)
+    assert tracker.through == {**dict.fromkeys(told, 0), sink_key("out", 1): 7}
+    tracker.reconcile(0, told)
+    assert tracker.through == told
 
 
 def test_a_sink_that_stays_far_behind_becomes_visible_all_the_same() -> None:

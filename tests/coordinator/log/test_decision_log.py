@@ -220,6 +220,7 @@ def test_discarded_checkpoints_are_out_of_reach_but_their_ids_are_not_used_again
     put(store, log, finish(log, discarded=True))
     again = opened(store)
     assert again.last_complete is None
+    assert (log.prior_complete, again.prior_complete) == (NO_RECORD, NO_RECORD), "no later record links to them"
     put(store, again, fence(again, "next", run="run-2", floor=max(7, again.checkpoint_floor)))
     last = opened(store)
     assert last.last_complete is None
