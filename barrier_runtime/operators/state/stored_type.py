@@ -8,16 +8,19 @@ removed fields and widened types are read back after a change of the program. No
 import dataclasses
 import datetime
 import enum
+import math
 import numbers
 import uuid
 from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from barrier_runtime.operators.state import models
 from barrier_runtime.operators.state.described_types import BUILDING, PICKLED, decoder_of, value_type
 from barrier_runtime.operators.state.evolution import Renamed, check_renamed, fields_of
+from barrier_runtime.operators.state.kept_values import is_kept
 from barrier_runtime.operators.state.migration import Migrate, check_migrate, migrating_decoder, version_encoder
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription
@@ -121,7 +124,8 @@ class StoredType:
         if self._as_read is None:
             self._as_read = decoder_of(self._kind).decode
         try:
-            return self._as_read(msgspec.msgpack.encode(value, enc_hook=models.as_fields))
+            read = self._as_read(msgspec.msgpack.encode(value, enc_hook=models.as_fields))
+            return read if is_kept(value, read) else value
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError):
             return value
 
@@ -144,7 +148,9 @@ class StoredType:
         def checked(value: Any) -> bytes:
             try:
                 data = encode(value)
-                decode(data)
+                read = decode(data)
+                if not is_kept(value, read):
+                    raise ValueError(f"a restored job would read {short(read)}")
             except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
                 raise InvalidJob(
                     f"{where}: the value {short(value)} does not fit its declared type {self._kind!r} ({error}): "
@@ -215,15 +221,27 @@ def _has_other_zones(value: Any) -> bool:
 
 def as_scalar(kind: Any, value: Any, declared: Callable[[], str], given: str) -> Any:
     """`value` as the plain type `kind` it stands for. Raises `InvalidJob` where it stands for none."""
-    if kind is float and isinstance(value, int):
-        return float(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return _as_float(value, declared)
     if isinstance(value, kind) and not isinstance(value, bool):
         return kind(value)  # a subclass, such as an IntEnum
-    if hasattr(value, "item") and type(value.item()) is kind:
-        return value.item()  # a numpy scalar
+    if isinstance(value, np.generic) and type(value.item()) is kind and value.dtype.kind not in "mM":  # times
+        return value.item()
     raise InvalidJob(
         f"{declared()}, but {short(value)} ({type(value).__name__}) {given}: convert it, or correct the declaration"
     )
+
+
+def _as_float(value: int, declared: Callable[[], str]) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if number != value:
+        raise InvalidJob(
+            f"{declared()}, which does not hold all digits of {short(value)}: declare int, or give float(…)"
+        )
+    return number
 
 
 def check_int(name: str, value: int) -> None:

@@ -1,13 +1,19 @@
 """Values that functions give: each is in its column as it was given, or the job ends and says which value it is."""
 
+import datetime
 import math
+import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
+from zoneinfo import ZoneInfo
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from barrier_runtime import CollectSink, Dataflow, JobFailed
+from barrier_runtime import CollectSink, Dataflow, JobFailed, ValueState
 from barrier_runtime.connectors.files.source.small_table import small_table
 
 
@@ -38,16 +44,12 @@ def test_a_number_that_float32_makes_infinite_is_refused() -> None:
 
 # Source: our own trial
 def test_a_decimal_of_very_many_digits_is_refused_rather_than_made_zero() -> None:
-    from decimal import Decimal
-
     with pytest.raises(JobFailed, match="2 digits behind the point"):
         _mapped([Decimal("1.23456789012345678901234567890123456789012")], {"x": "decimal(10, 2)"})
 
 
 # Source: our own trial
 def test_microseconds_are_not_cut_by_a_column_of_seconds() -> None:
-    import datetime
-
     with pytest.raises(JobFailed, match=r"declare the column as timestamp\[us\]"):
         _mapped([datetime.datetime(2024, 1, 1, 0, 0, 0, 5)], {"x": "timestamp[s]"})
 
@@ -118,3 +120,69 @@ def test_nan_is_the_greatest_number() -> None:
 def test_a_small_table_keeps_columns_that_its_first_row_lacks() -> None:
     table = small_table([{"a": 1}, {"a": 2, "b": "x"}], "join")
     assert table.to_pylist() == [{"a": 1, "b": None}, {"a": 2, "b": "x"}]
+
+
+@dataclass
+class Account:
+    amount: float
+    owner: str = ""
+
+
+@dataclass
+class NamedAccount:
+    amount: float
+    name: str
+
+
+# Source: our own trial
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        (float, 2**60 + 1, "does not hold all digits"),
+        (float, True, "convert it"),
+        (int, np.datetime64(1, "ns"), "convert it"),
+        (list[float], [2**60 + 1], "a restored job would read"),
+        (Account, Account(2**60 + 1), "a restored job would read"),
+        (Account, NamedAccount(1.0, "ann"), "a restored job would read"),
+        (Account, {"amount": 1.0, "name": "ann"}, "a restored job would read"),
+        (set[int], [1, 1], "a restored job would read"),
+        (Any, {"price": Decimal("1.50")}, "a restored job would read"),
+        (uuid.UUID, str(uuid.UUID(int=1)), "a restored job would read"),
+    ],
+    ids=str,
+)
+def test_a_state_that_a_restore_would_change_is_refused(kind: Any, value: Any, said: str) -> None:
+    with pytest.raises(JobFailed, match=said):
+        _kept_in_state(kind, value)
+
+
+# Source: our own trial
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (list[float], [math.nan, 1, -0.0]),
+        (list[int], (1, 2)),
+        (dict[str, Decimal], {"a": Decimal("NaN"), "b": Decimal("1E+3")}),
+        (set[tuple[int, int]], {(1, 2)}),
+        (list[datetime.datetime], [datetime.datetime(2024, 10, 27, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Berlin"))]),
+        (Account, Account(math.nan, "ann")),
+    ],
+    ids=str,
+)
+def test_a_state_that_a_restore_keeps_is_taken(kind: Any, value: Any) -> None:
+    _kept_in_state(kind, value)
+
+
+def _kept_in_state(kind: Any, value: Any) -> None:
+    """A whole job that stores `value` in a state of `kind`, and a snapshot at its end."""
+
+    class Kept:
+        state = ValueState(kind)
+
+        def process(self, key: int, row: dict[str, Any], ctx: Any) -> None:
+            self.state.value = value
+
+    flow, out = Dataflow("field"), CollectSink()
+    rows = flow.from_iterator("in", lambda split, splits: iter([{"n": 1}]), schema={"n": int}, splits=1)
+    rows.key_by("n").process("kept", Kept, schema={"n": int}).sink("out", out)
+    flow.run_local(parallelism=1)

@@ -1,0 +1,65 @@
+"""Whether a value of state is the same once it was written and read again.
+
+A reader takes more than its type keeps: it makes a float of a large whole number, leaves out keys and fields that the
+type lacks, and reads a set from a list with an element twice. A running job would keep the value in memory, and a
+restored one would go on with another.
+"""
+
+import dataclasses
+import datetime
+import decimal
+from collections.abc import Sequence, Set
+from typing import Any
+
+import msgspec
+
+from barrier_runtime.operators.state import models
+
+_GROUPS = (list, tuple, set, frozenset)
+
+
+def is_kept(value: Any, read: Any) -> bool:
+    """Whether `read` is `value`. A list may be read for a tuple or a set of the same elements; NaN is kept."""
+    if type(value) is type(read) and not isinstance(value, decimal.Decimal) and value == read:
+        return True
+    if isinstance(value, datetime.datetime) and isinstance(read, datetime.datetime):
+        return _moment(value) == _moment(read)  # times of different zones are unequal in an hour that comes twice
+    if isinstance(value, decimal.Decimal):
+        return isinstance(read, decimal.Decimal) and value.as_tuple() == read.as_tuple()
+    if isinstance(value, dict):
+        return isinstance(read, dict) and _is_kept_dict(value, read)
+    if isinstance(value, _GROUPS):
+        return isinstance(read, _GROUPS) and _is_kept_group(value, read)
+    fields = _fields(value)
+    if fields is not None:
+        return type(value) is type(read) and _is_kept_dict(fields, _fields(read) or {})
+    return bool(value == read or (value != value and read != read))
+
+
+def _is_kept_dict(value: dict[Any, Any], read: dict[Any, Any]) -> bool:
+    return len(value) == len(read) and all(key in read and is_kept(each, read[key]) for key, each in value.items())
+
+
+def _is_kept_group(value: Any, read: Any) -> bool:
+    if len(value) != len(read):
+        return False
+    if isinstance(value, Set) or isinstance(read, Set):
+        elements = list(read)
+        return all(each in elements or any(is_kept(each, other) for other in elements) for each in value)
+    assert isinstance(value, Sequence)
+    return all(map(is_kept, value, read))
+
+
+def _moment(value: datetime.datetime) -> datetime.datetime:
+    return value if value.tzinfo is None else value.astimezone(datetime.timezone.utc)
+
+
+def _fields(value: Any) -> dict[str, Any] | None:
+    """Of a dataclass, a Struct or a model, which need not compare their fields."""
+    if isinstance(value, msgspec.Struct):
+        return {name: getattr(value, name) for name in value.__struct_fields__}
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if models.is_model(type(value)):
+        return {**vars(value), **(getattr(value, "model_extra", None) or {})}
+    return None
