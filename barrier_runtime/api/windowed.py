@@ -183,9 +183,7 @@ class WindowedStream(Generic[S]):
             side_outputs={LATE: schema} if late else {},
             by_wall_clock=why,
             states=described_aggregates(aggregates),
-            updates=UpdatesOfStep(
-                partial(counted_updates, aggregates=aggregates), gives=aggregates if early is not None else ()
-            ),
+            updates=UpdatesOfStep(partial(counted_updates, aggregates=aggregates), gives=aggregates if updates else ()),
         )
         return self._shown(streams)
 

@@ -1,7 +1,7 @@
 """Columns whose values go out anew with every row of a key: a step that adds them up counts every update.
 
-A running aggregate gives its results so far with each row, and a window with early results gives them before the last
-ones. Where SQL, or Flink with retractions, has one value per key for the next step, here each update is a row for it.
+A running aggregate gives its results so far with each row, a window with early results gives them before the last
+ones, and a window with an allowed lateness gives them again for late rows. Where SQL, or Flink with retractions, has one value per key for the next step, here each update is a row for it.
 Followed through the flow by the names of columns; `map` and the like may have renamed them.
 """
 
@@ -10,19 +10,21 @@ from dataclasses import dataclass, field
 
 from barrier_runtime.graph.logical import Input, Node, Plan, SourceNode, StepNode
 
-RUNNING, EARLY = "running aggregate", "window"
+RUNNING, EARLY, LATE = "running aggregate", "window", "window with an allowed lateness"
 _FUNCTIONS = ("map", "flat_map", "map_batches")  # of whose rows only names are known
 _MARKS = frozenset({"update", "early", "retracted"})  # by which a filter keeps the last results of windows
+_PASSING_ON = ("deduplicate", "union", "lookup")  # steps with state that give the rows they take
 _WHEN = {
     RUNNING: "whose result goes out again with each row",
     EARLY: "whose results go out before the window is over, too",
+    LATE: "whose results go out again for late rows",
 }
 _ONE_ROW = ("max", "last", "arg_max")  # of every update the one that counts, if values grow
 
 
 @dataclass(frozen=True)
 class Updated:
-    """`step` is of this `kind`, and gives the column's values once per row. `keys`: whose newest value counts."""
+    """`step` is of this `kind` (`RUNNING`, `EARLY`, `LATE`), and gives the column's values once per row. `keys`: whose newest value counts."""
 
     step: str
     kind: str
@@ -116,6 +118,8 @@ def _counted(what: str, updated: Updated) -> str:
 def _instead(updated: Updated) -> str:
     if updated.kind == EARLY:
         return "Leave early= out there, or keep the last results alone: filter('not early')"
+    if updated.kind == LATE:
+        return "Leave allowed_lateness= out there, or keep the first results alone: filter('update = 0')"
     return (
         "Make the first step a window (key_by(…).window(…).aggregate(…)), which gives one row per key and window; if "
         "every update is meant to count (emit on change), leave its results out with select(), or filter this warning"
@@ -131,7 +135,7 @@ def _behind(node: Node, before: list[Updates], plan: Plan) -> Updates:
     if not isinstance(node, StepNode):
         return NONE
     found = _merged(before)
-    own = {name: Updated(node.name or node.kind, node.kind, node.inputs[0].keys) for name in node.updates}
+    own = {name: Updated(node.name or node.kind, _kind_of(node), node.inputs[0].keys) for name in node.updates}
     if node.kind == RUNNING:
         return Updates({**found.columns, **own}, found.others, found.plain)
     if own or found.any is None or node.is_sink:
@@ -142,13 +146,18 @@ def _behind(node: Node, before: list[Updates], plan: Plan) -> Updates:
         return _selected(node.made_of, found)
     if node.kind in _FUNCTIONS:
         return _of_function(node, found, plan)
-    if node.stateful and node.kind not in ("deduplicate", "union") and "join" not in node.kind:
+    if node.stateful and node.kind not in _PASSING_ON and "join" not in node.kind:
         return NONE  # results of its own
     if node.schema is None:
         return found
     known = frozenset(name for each in node.inputs for name in _names(plan.nodes[each.node]))
     names = {name: each for name in node.schema.names if (each := _of_join(name, found, known)) is not None}
     return Updates(names, found.others, found.plain)
+
+
+def _kind_of(node: StepNode) -> str:
+    late = node.kind == EARLY and node.schema is not None and "early" not in node.schema.names
+    return LATE if late else node.kind
 
 
 def _merged(before: list[Updates]) -> Updates:
