@@ -1,8 +1,9 @@
 """Columns whose values go out anew with every row of a key: a step that adds them up counts every update.
 
 A running aggregate gives its results so far with each row, a window with early results gives them before the last
-ones, and a window with an allowed lateness gives them again for late rows. Where SQL, or Flink with retractions, has one value per key for the next step, here each update is a row for it.
-Followed through the flow by the names of columns; `map` and the like may have renamed them.
+ones, and a window with an allowed lateness gives them again for late rows. Where SQL, or Flink with retractions, has
+one value per key for the next step, here each update is a row for it. Followed through the flow by the names of
+columns; `map` and the like may have renamed them.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -24,7 +25,8 @@ _ONE_ROW = ("max", "last", "arg_max")  # of every update the one that counts, if
 
 @dataclass(frozen=True)
 class Updated:
-    """`step` is of this `kind` (`RUNNING`, `EARLY`, `LATE`), and gives the column's values once per row. `keys`: whose newest value counts."""
+    """`step` is of this `kind` (`RUNNING`, `EARLY`, `LATE`), and gives the column's values once per row. `keys`: whose
+    newest value counts."""
 
     step: str
     kind: str
