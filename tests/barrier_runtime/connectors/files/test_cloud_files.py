@@ -23,8 +23,8 @@ def container(cloud: Cloud) -> str:
 
 
 def within(url: str, key: str) -> str:
-    place, _, query = url.partition("?")
-    return f"{place}/{key}?{query}"
+    place, mark, query = url.partition("?")
+    return f"{place}/{key}{mark}{query}"
 
 
 @pytest.mark.slow
