@@ -16,6 +16,7 @@ Arrow reads a block at once. The lines of a block are read one by one if a colum
 block: that keeps the values, or names the line.
 """
 
+import logging
 import re
 from collections.abc import Callable
 
@@ -24,25 +25,41 @@ import pyarrow.json as pajson
 import pyarrow.types as types
 
 from barrier_runtime.data.schemas import no_rows, one_array
-from barrier_runtime.data.values.json_columns import begins_of_lines, columns_of_lines, from_wire, has, wire_type
-from barrier_runtime.data.values.json_guess import guessed_exactly
-from barrier_runtime.data.values.text_columns import LineError, not_utf8_at
+from barrier_runtime.data.values.json_columns import (
+    begins_of_lines,
+    columns_of_lines,
+    from_wire,
+    has,
+    objects_of_lines,
+    wire_type,
+)
+from barrier_runtime.data.values.json_guess import (
+    guessed_exactly,
+    has_other_zones,
+    refuse_other_zones,
+    unknown_field,
+)
+from barrier_runtime.data.values.text_columns import LineError, column_of_texts, not_utf8_at
 from barrier_runtime.state.errors import InvalidJob
+
+log = logging.getLogger("barrier_runtime.files")
 
 _CHANGED = re.compile(r"Column\(/?(.*?)\) changed from (\w+) to (\w+) in row (\d+)")  # as Arrow says it
 _NO_NUMBER = re.compile(rb'([:\[,]\s*)"(NaN|-?Infinity)"(?=\s*[,}\]])')
+_NULL_ROW = re.compile(rb"\}\s*null")  # Arrow makes a row of it
 
 
-def json_parser(where: str, schema: pa.Schema) -> Callable[[bytes], pa.RecordBatch]:
+def json_parser(where: str, schema: pa.Schema, *, guessed: bool = False) -> Callable[[bytes], pa.RecordBatch]:
     """From whole lines to rows. Fields that `schema` lacks are left out, absent ones are null. The function raises
-    `LineError` for a line that is not a JSON object of such columns."""
+    `LineError` for a line that is not a JSON object of such columns. `guessed`: the types are guesses; times have a
+    zone only if their column has one, and the first field that is left out is logged."""
     for field in schema:
         if wire_type(field.type) is None:
             raise InvalidJob(
                 f"{where}: column {field.name!r} is declared as {field.type}, which is not read from JSON: declare "
                 "another type, or read text and parse that in map()"
             )
-    return _Parser(schema)
+    return _Parser(where, schema, guessed)
 
 
 def _refuse_other_bytes(data: bytes) -> None:
@@ -51,37 +68,67 @@ def _refuse_other_bytes(data: bytes) -> None:
         raise LineError(bad, f"0x{data[bad]:02x} is not UTF-8: convert the file (iconv -f LATIN1 -t UTF-8)")
 
 
+def _begins_with_null(data: bytes) -> bool:
+    """Arrow ends the process with a segmentation fault for such lines."""
+    return data.lstrip()[:4] == b"null"
+
+
 class _Parser:
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, where: str, schema: pa.Schema, guessed: bool) -> None:
+        self._where = where
         self._schema = schema
+        self._guessed = guessed
+        self._unexpected = "error" if guessed else "ignore"  # fields
         self._empty = no_rows(schema)
         self._by_lines = any(has(field.type, types.is_map) for field in schema)
         self._has_times = any(has(field.type, types.is_timestamp) for field in schema)
         self._has_floats = any(has(field.type, types.is_floating) for field in schema)
-        self._options = None if self._by_lines else self._options_of(times_as_text=False)
+        self._times_as_text = guessed and self._has_times  # Arrow takes a time with or without a zone for the same
+        self._options = None if self._by_lines else self._options_of()
 
-    def _options_of(self, *, times_as_text: bool) -> pajson.ParseOptions:
-        fields = [field.with_type(wire_type(field.type, times_as_text=times_as_text)) for field in self._schema]
-        return pajson.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore")
+    def _options_of(self) -> pajson.ParseOptions:
+        fields = [field.with_type(wire_type(field.type, times_as_text=self._times_as_text)) for field in self._schema]
+        return pajson.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior=self._unexpected)
 
     def __call__(self, data: bytes) -> pa.RecordBatch:
         _refuse_other_bytes(data)
         if data[:1].isspace() and not data.strip():
             return self._empty
-        if self._options is None:
-            return columns_of_lines(data, self._schema)
+        if self._options is None or _begins_with_null(data):
+            return self._by_line(data)
         try:
             return self._rows(data, self._options)
         except ValueError:
-            if not self._has_times:
-                return columns_of_lines(data, self._schema)
-        options = self._options_of(times_as_text=True)
+            if self._unexpected == "error" and self._tells_unknown_field(data):
+                self._unexpected, self._options = "ignore", self._options_of()
+                return self(data)
+            if not self._has_times or self._times_as_text:
+                return self._by_line(data)
+        self._times_as_text = True  # zeros below the unit: other blocks have them too
+        options = self._options_of()
         try:
             rows = self._rows(data, options)
         except ValueError:
-            return columns_of_lines(data, self._schema)
-        self._options, self._has_times = options, False  # zeros below the unit: other blocks have them too
+            self._times_as_text = False
+            return self._by_line(data)
+        self._options = options
         return rows
+
+    def _by_line(self, data: bytes) -> pa.RecordBatch:
+        if self._guessed and self._has_times:
+            refuse_other_zones(data, self._schema)
+        return columns_of_lines(data, self._schema)
+
+    def _tells_unknown_field(self, data: bytes) -> bool:
+        found = unknown_field(objects_of_lines(data), self._schema)
+        if found is not None:
+            log.warning(
+                "%s: field %r is not among the first rows, from which columns were guessed, so it is left out, as "
+                "others may be: name it in schema= to read it",
+                self._where,
+                found,
+            )
+        return found is not None
 
     def _rows(self, data: bytes, options: pajson.ParseOptions) -> pa.RecordBatch:
         """Raises `ValueError` (as Arrow does) if a value is not one that Arrow reads and keeps."""
@@ -92,8 +139,19 @@ class _Parser:
             if not count:
                 raise
             table = json_table(changed, options)
-        columns = [from_wire(one_array(table[field.name]), field.type) for field in self._schema]
+        found = [one_array(table[field.name]) for field in self._schema]
+        if all(column.null_count for column in found) and _NULL_ROW.search(data) is not None:
+            raise ValueError("a line may be null")
+        columns = [self._column(column, field.type) for column, field in zip(found, self._schema, strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _column(self, column: pa.Array, kind: pa.DataType) -> pa.Array:
+        if self._guessed and self._has_times:
+            if types.is_timestamp(kind):
+                return column_of_texts(column, kind, trims=False)
+            if has_other_zones(column, kind):
+                raise ValueError("times with and without a zone")
+        return from_wire(column, kind)
 
 
 def json_table(data: bytes, options: pajson.ParseOptions | None = None) -> pa.Table:
@@ -108,6 +166,8 @@ def json_table(data: bytes, options: pajson.ParseOptions | None = None) -> pa.Ta
 def guessed_schema(data: bytes) -> pa.Schema:
     """The types that some lines suggest. Raises `LineError`."""
     _refuse_other_bytes(data)
+    if _begins_with_null(data) or _NULL_ROW.search(data) is not None:
+        columns_of_lines(data, pa.schema([]))
     try:
         schema = json_table(data).schema
     except pa.ArrowInvalid as error:

@@ -126,8 +126,11 @@ def values_of(folders: str) -> dict[str, str | None]:
     """The columns that they name, in order, with their texts; None is null."""
     found: dict[str, str | None] = {}
     for segment in folders.split("/") if folders else ():
-        name, _, text = segment.partition("=")
-        found[_decoded(name)] = None if text == NULL else _decoded(text)
+        encoded, _, text = segment.partition("=")
+        name = _decoded(encoded)
+        if name in found:
+            raise InvalidJob(f"the folders {folders!r} name the column {name!r} twice: rename one of them")
+        found[name] = None if text == NULL else _decoded(text)
     return found
 
 

@@ -11,11 +11,13 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as types
 
 from barrier_runtime.data.values.json_columns import JsonObject, begins_of_lines, has, objects_of_lines
 from barrier_runtime.data.values.text_columns import LineError, type_of_times
 
+_ZONE = r":\d\d.*([zZ]|[+-]\d\d(:?\d\d)?)$"
 _WHOLE = re.compile(r"-?\d+")
 
 
@@ -69,3 +71,68 @@ def _exact(values: Sequence[tuple[int, Any]], kind: pa.DataType) -> pa.DataType:
             if _WHOLE.fullmatch(each) and Decimal(each) != Decimal(repr(float(each))):
                 raise _Lost(row, each)
     return kind
+
+
+def unknown_field(objects: Sequence[Any], kind: pa.Schema | pa.DataType) -> str | None:
+    """The first field of some objects that `kind` lacks, also within others, such as `item.price`."""
+    for each in objects:
+        if isinstance(each, JsonObject):
+            names = {field.name: field.type for field in kind}
+            for name, value in each.items():
+                if name not in names:
+                    return name
+                inner = _unknown_within(value, names[name])
+                if inner is not None:
+                    return f"{name}.{inner}"
+    return None
+
+
+def _unknown_within(value: Any, kind: pa.DataType) -> str | None:
+    if types.is_struct(kind):
+        return unknown_field([value], kind)
+    if types.is_list(kind) and isinstance(value, list):
+        return next((found for each in value if (found := _unknown_within(each, kind.value_type))), None)
+    return None
+
+
+def has_other_zones(texts: pa.Array, kind: pa.DataType) -> bool:
+    """Whether texts of times have a zone where `kind` has none, or none where `kind` has one. `texts`: the values of a
+    column of `kind`, with times as text."""
+    if types.is_struct(kind):
+        return any(has_other_zones(each, field.type) for each, field in zip(texts.flatten(), kind, strict=True))
+    if types.is_list(kind):
+        return has_other_zones(texts.flatten(), kind.value_type)
+    if not types.is_timestamp(kind):
+        return False
+    zoned = pc.match_substring_regex(texts, _ZONE)
+    return bool(pc.any(zoned if kind.tz is None else pc.invert(zoned)).as_py())
+
+
+def refuse_other_zones(data: bytes, schema: pa.Schema) -> None:
+    """Raise `LineError` for a time with a zone in a guessed column without, or the other way round."""
+    for row, each in enumerate(objects_of_lines(data)):
+        for field in schema:
+            text = _other_zone(each.get(field.name), field.type)
+            if text is not None:
+                has, without = ("has no zone", "with") if _has_zone(field.type) else ("has a zone", "without")
+                raise LineError(
+                    begins_of_lines(data)[row],
+                    f"column {field.name!r} is {field.type}, and {text!r} {has}; the type was guessed from the first "
+                    f"rows, whose times are {without} one: declare the column in schema=, as "
+                    '"timestamp[us, tz=UTC]" (without a zone: in UTC) or "string"',
+                )
+
+
+def _has_zone(kind: pa.DataType) -> bool:
+    return has(kind, lambda each: types.is_timestamp(each) and each.tz is not None)
+
+
+def _other_zone(value: Any, kind: pa.DataType) -> str | None:
+    if isinstance(value, JsonObject) and types.is_struct(kind):
+        found = (_other_zone(value.get(field.name), field.type) for field in kind)
+    elif isinstance(value, list) and types.is_list(kind):
+        found = (_other_zone(each, kind.value_type) for each in value)
+    else:
+        is_time = types.is_timestamp(kind) and isinstance(value, str)
+        return value if is_time and (re.search(_ZONE, value) is None) == (kind.tz is not None) else None
+    return next((text for text in found if text is not None), None)

@@ -124,7 +124,16 @@ def _cast(texts: pa.Array, kind: pa.DataType) -> pa.Array:
         return texts.cast(pa.int64()).view(kind)
     if types.is_null(kind):
         return texts.cast(pa.int64()).cast(kind)
-    return texts.cast(kind)
+    column = texts.cast(kind)
+    if types.is_signed_integer(kind) and has_wrapped(texts, column):
+        raise ValueError("a hexadecimal number beyond the largest of its column")
+    return column
+
+
+def has_wrapped(texts: pa.Array, column: pa.Array) -> bool:
+    """Whether a hexadecimal number such as `0xFF` of 8 bits was taken for a negative one, as Arrow does."""
+    negative = pc.less(column, 0)
+    return bool(pc.any(negative).as_py() and pc.any(pc.and_(negative, pc.starts_with(texts, "0"))).as_py())
 
 
 def _far_times(texts: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -203,3 +203,22 @@ def test_bytes_that_are_not_of_the_encoding_are_named_with_their_line(tmp_path: 
     for encoding, said in (("utf-8", "is not UTF-8"), ("cp1252", "is not cp1252")):
         with pytest.raises(InvalidJob, match=rf"line {BLOCK // 4 + 2}: 0x81 .*{said}"):
             read_alone(CsvSource(str(tmp_path / "in.csv"), encoding=encoding))
+
+
+# Source: our own trial
+@pytest.mark.parametrize(("text", "kind"), [("0xFF", "int8"), ("0xFFFFFFFF", "int32"), ("0XFFFFFFFFFFFFFFFF", "int64")])
+def test_a_hexadecimal_number_is_never_a_negative_one(tmp_path: Path, text: str, kind: str) -> None:
+    (tmp_path / "in.csv").write_text(f"n,t\n-1,a\n0x7F,b\n{text},c\n")
+    with pytest.raises(REFUSED, match=f"line 4: column 'n' is {kind}, and '{text}' is not kept as {kind}"):
+        read(tmp_path / "in.csv", schema={"n": kind, "t": str})
+    (tmp_path / "in.csv").write_text("n,t\n-1,a\n0x7F,b\n")
+    assert [row["n"] for row in read(tmp_path / "in.csv", schema={"n": kind, "t": str})] == [-1, 127]
+
+
+# Source: our own trial
+@pytest.mark.parametrize("kind", ["float64", "float32", "decimal(10, 2)"])
+@pytest.mark.parametrize("text", ["1.000", "1.000,5"])
+def test_a_point_between_thousands_is_no_decimal_point(tmp_path: Path, kind: str, text: str) -> None:
+    (tmp_path / "in.csv").write_text(f"n;t\n1,5;a\n{text};b\n")
+    with pytest.raises(REFUSED, match=f"line 3: column 'n' is .*, and '{text}' has a point, and the decimal point is"):
+        read(tmp_path / "in.csv", schema={"n": kind, "t": str}, delimiter=";", decimal_point=",")

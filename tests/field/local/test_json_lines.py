@@ -207,3 +207,45 @@ def test_dates_and_moments_are_guessed_with_their_zone(tmp_path: Path) -> None:
         ]
     )
     assert [row["utc"].hour for row in read(path)] == [3, 1]
+
+
+# Source: our own trial
+@pytest.mark.parametrize("schema", [None, {"x": int}])
+@pytest.mark.parametrize("data", ['null\n{"x": 1}\n', '{"x": 1}\nnull\n', '{"x": 1} null\n'])
+def test_a_line_of_null_is_no_row_and_ends_no_process(tmp_path: Path, data: str, schema: Any) -> None:
+    (tmp_path / "in.jsonl").write_text(data)
+    with pytest.raises(REFUSED, match=r"line \d: it is (null|not one JSON object)"):
+        read(tmp_path / "in.jsonl", schema=schema)
+
+
+# Source: our own trial
+@pytest.mark.parametrize("inside", ["{}", '{{"y": {}}}', "[{}]"])
+@pytest.mark.parametrize(
+    "texts", [("2024-01-01T00:00:00Z", "2024-01-01T00:00:00"), ("2024-01-01T00:00:00", "2024-01-01T00:00:00+02:00")]
+)
+def test_a_guessed_time_has_a_zone_everywhere_or_nowhere(tmp_path: Path, texts: tuple[str, str], inside: str) -> None:
+    first, later = (f'{{"x": {inside.format(chr(34) + text + chr(34))}}}\n' for text in texts)
+    (tmp_path / "in.jsonl").write_text(first * 12_000 + later)
+    with pytest.raises(REFUSED, match=r"line 12001: column 'x' is .*, and '.*' has (a|no) zone; the type was guessed"):
+        read(tmp_path / "in.jsonl")
+
+
+# Source: our own trial
+@pytest.mark.parametrize(
+    ("first", "later", "name"),
+    [
+        ('{"x": 1}', '{"x": 2, "y": 3}', "y"),
+        ('{"x": {"a": 1}}', '{"x": {"a": 2, "b": 3}}', "x.b"),
+        ('{"x": [{"a": 1}]}', '{"x": [{"a": 2, "b": 3}]}', "x.b"),
+        ('{"x": {}}', '{"x": {"b": 3}}', "x.b"),
+    ],
+)
+def test_a_field_that_comes_later_is_not_left_out_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, first: str, later: str, name: str
+) -> None:
+    (tmp_path / "in.jsonl").write_text(f"{first}\n" * 40_000 + f"{later}\n" * 2)
+    assert len(read(tmp_path / "in.jsonl")) == 40_002
+    told = [record.getMessage() for record in caplog.records if "is left out" in record.getMessage()]
+    assert len(told) == 1
+    assert f"field {name!r}" in told[0]
+    assert "in.jsonl" in told[0]

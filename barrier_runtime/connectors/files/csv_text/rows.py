@@ -162,7 +162,11 @@ class CsvRows:
         for place, field in enumerate(self._schema):
             if field.name in self._texts:
                 columns[place] = self._converted(data, field, columns[place])
-            elif types.is_floating(field.type) and len(columns[place]) and may_be_inexact(columns[place]):
+            elif len(columns[place]) and (
+                may_be_inexact(columns[place])
+                if types.is_floating(field.type)
+                else types.is_signed_integer(field.type) and _may_be_wrapped(columns[place], data)
+            ):
                 columns[place] = self._converted(data, field, self._texts_alone(data, field.name))
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
@@ -194,11 +198,25 @@ class CsvRows:
             if self._guessed:
                 refuse_unwritable(texts, field.type, self._form.decimal_point)
             if self._form.decimal_point != "." and (types.is_floating(field.type) or types.is_decimal(field.type)):
-                texts = pc.replace_substring(texts, self._form.decimal_point, ".")
+                texts = self._with_points(texts)
             return column_of_texts(texts, field.type, () if self._guessed else NULLS, trims=not self._guessed)
         except TextMisfit as misfit:
             at = self._begins(data)[misfit.row]
             raise LineError(at, f"column {field.name!r} is {field.type}, and {misfit.why}") from misfit
+
+    def _with_points(self, texts: pa.Array) -> pa.Array:
+        """Numbers with a point for the decimal point. Raises `TextMisfit` for one that has a point already: 1.000 may
+        be a thousand."""
+        row = pc.index(pc.match_substring(texts, "."), True).as_py()
+        if row >= 0:
+            text = texts[row].as_py()
+            raise TextMisfit(
+                row,
+                text,
+                f"{text!r} has a point, and the decimal point is {self._form.decimal_point!r}: correct decimal_point=, "
+                "remove points between thousands from the file, or declare text and convert that in map()",
+            )
+        return pc.replace_substring(texts, self._form.decimal_point, ".")
 
     def _options_of(self, as_text: set[str]) -> pacsv.ConvertOptions:
         fields = [field.with_type(pa.string()) if field.name in as_text else field for field in self._schema]
@@ -317,6 +335,12 @@ class CsvReader(LinesReader):
             return super().skipped(chunk, skip)
         rows = np.flatnonzero(chunk.column(0).is_valid().to_numpy(zero_copy_only=False))
         return (chunk.num_rows, skip - len(rows)) if skip > len(rows) else (int(rows[skip - 1]) + 1, 0)
+
+
+def _may_be_wrapped(column: pa.Array, data: bytes) -> bool:
+    """Whether a negative number of `column` may be a hexadecimal one in `data`, such as 0xFF of 8 bits."""
+    least = pc.min(column).as_py()
+    return least is not None and least < 0 and (b"x" in data or b"X" in data)
 
 
 def _reads(kind: pa.DataType) -> bool:

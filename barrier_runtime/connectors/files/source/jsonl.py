@@ -46,7 +46,7 @@ class JsonlFiles(Files):
         schema = self.schema_in(file)
 
         def parser(header: bytes, where: str) -> Parse:
-            parse = json_parser(where, schema)
+            parse = json_parser(where, schema, guessed=self._guesses)
 
             def rows(data: bytes) -> pa.RecordBatch:
                 refuse_array(data)
