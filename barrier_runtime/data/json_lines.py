@@ -16,7 +16,6 @@ Arrow reads a block at once. The lines of a block are read one by one if a colum
 block: that keeps the values, or names the line.
 """
 
-import logging
 import re
 from collections.abc import Callable
 
@@ -42,24 +41,24 @@ from barrier_runtime.data.values.json_guess import (
 from barrier_runtime.data.values.text_columns import LineError, column_of_texts, not_utf8_at
 from barrier_runtime.state.errors import InvalidJob
 
-log = logging.getLogger("barrier_runtime.files")
-
 _CHANGED = re.compile(r"Column\(/?(.*?)\) changed from (\w+) to (\w+) in row (\d+)")  # as Arrow says it
 _NO_NUMBER = re.compile(rb'([:\[,]\s*)"(NaN|-?Infinity)"(?=\s*[,}\]])')
 _NULL_ROW = re.compile(rb"\}\s*null")  # Arrow makes a row of it
 
 
-def json_parser(where: str, schema: pa.Schema, *, guessed: bool = False) -> Callable[[bytes], pa.RecordBatch]:
+def json_parser(
+    where: str, schema: pa.Schema, left_out: Callable[[str], None] | None = None
+) -> Callable[[bytes], pa.RecordBatch]:
     """From whole lines to rows. Fields that `schema` lacks are left out, absent ones are null. The function raises
-    `LineError` for a line that is not a JSON object of such columns. `guessed`: the types are guesses; times have a
-    zone only if their column has one, and the first field that is left out is logged."""
+    `LineError` for a line that is not a JSON object of such columns. `left_out`: the types are guesses; times have a
+    zone only if their column has one, and the function is called with the first field that is left out."""
     for field in schema:
         if wire_type(field.type) is None:
             raise InvalidJob(
                 f"{where}: column {field.name!r} is declared as {field.type}, which is not read from JSON: declare "
                 "another type, or read text and parse that in map()"
             )
-    return _Parser(where, schema, guessed)
+    return _Parser(schema, left_out)
 
 
 def _refuse_other_bytes(data: bytes) -> None:
@@ -74,16 +73,18 @@ def _begins_with_null(data: bytes) -> bool:
 
 
 class _Parser:
-    def __init__(self, where: str, schema: pa.Schema, guessed: bool) -> None:
-        self._where = where
+    def __init__(self, schema: pa.Schema, left_out: Callable[[str], None] | None) -> None:
         self._schema = schema
-        self._guessed = guessed
-        self._unexpected = "error" if guessed else "ignore"  # fields
+        self._left_out = left_out
+        self._guessed = left_out is not None
+        self._unexpected = "error" if self._guessed else "ignore"  # fields
         self._empty = no_rows(schema)
         self._by_lines = any(has(field.type, types.is_map) for field in schema)
         self._has_times = any(has(field.type, types.is_timestamp) for field in schema)
         self._has_floats = any(has(field.type, types.is_floating) for field in schema)
-        self._times_as_text = guessed and self._has_times  # Arrow takes a time with or without a zone for the same
+        self._times_as_text = (
+            self._guessed and self._has_times
+        )  # Arrow takes a time with or without a zone for the same
         self._options = None if self._by_lines else self._options_of()
 
     def _options_of(self) -> pajson.ParseOptions:
@@ -121,14 +122,10 @@ class _Parser:
 
     def _tells_unknown_field(self, data: bytes) -> bool:
         found = unknown_field(objects_of_lines(data), self._schema)
-        if found is not None:
-            log.warning(
-                "%s: field %r is not among the first rows, from which columns were guessed, so it is left out, as "
-                "others may be: name it in schema= to read it",
-                self._where,
-                found,
-            )
-        return found is not None
+        if found is None or self._left_out is None:
+            return False
+        self._left_out(found)
+        return True
 
     def _rows(self, data: bytes, options: pajson.ParseOptions) -> pa.RecordBatch:
         """Raises `ValueError` (as Arrow does) if a value is not one that Arrow reads and keeps."""

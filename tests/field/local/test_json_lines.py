@@ -247,5 +247,5 @@ def test_a_field_that_comes_later_is_not_left_out_without_a_word(
     assert len(read(tmp_path / "in.jsonl")) == 40_002
     told = [record.getMessage() for record in caplog.records if "is left out" in record.getMessage()]
     assert len(told) == 1
-    assert f"field {name!r}" in told[0]
+    assert f"column {name!r}" in told[0]
     assert "in.jsonl" in told[0]

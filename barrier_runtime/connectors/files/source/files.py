@@ -20,6 +20,15 @@ log = logging.getLogger("barrier_runtime.files")
 OnChange = Literal["fail", "append"]  # of files that were read
 
 
+def say_left_out(where: str, column: str) -> None:
+    log.warning(
+        "%s: column %r is not among the first rows, from which columns were guessed, so it is left out, as others may "
+        "be: name it in schema= to read it",
+        where,
+        column,
+    )
+
+
 class Files:
     """Base. Subclasses know a format: `kind`, `suffixes`, `guess`, `check`, `file_reader`.
 

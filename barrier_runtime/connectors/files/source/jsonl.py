@@ -2,11 +2,12 @@
 
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
-from barrier_runtime.connectors.files.source.files import Files
+from barrier_runtime.connectors.files.source.files import Files, say_left_out
 from barrier_runtime.connectors.files.source.lines import (
     BLOCK_BYTES,
     LinesReader,
@@ -46,7 +47,7 @@ class JsonlFiles(Files):
         schema = self.schema_in(file)
 
         def parser(header: bytes, where: str) -> Parse:
-            parse = json_parser(where, schema, guessed=self._guesses)
+            parse = json_parser(where, schema, partial(say_left_out, where) if self._guesses else None)
 
             def rows(data: bytes) -> pa.RecordBatch:
                 refuse_array(data)
