@@ -72,7 +72,7 @@ class KeyedOperator(KeyedLife):
         self._timers_from_ms = progress.timers_from_ms
         if progress.schema:
             stored = plain_schema(schema_of(progress.schema))  # older releases kept dictionary types
-            self._bind(columns_to_bind(self._columns, self._fixed, stored, self._declared, self.where))
+            self._bind(self._restored_columns(stored))
         if self._declared is not None:
             self._accept(self._declared)
 
@@ -140,6 +140,10 @@ class KeyedOperator(KeyedLife):
         else:
             check_same(columns, self._bound, self.where)
         self.on_input_schema(schema)
+
+    def _restored_columns(self, stored: pa.Schema) -> pa.Schema:
+        """What the state goes on with, where it was written for `stored`."""
+        return columns_to_bind(self._columns, self._fixed, stored, self._declared, self.where)
 
     def _bind(self, columns: pa.Schema) -> None:
         self._bound = columns

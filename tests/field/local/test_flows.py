@@ -1,13 +1,25 @@
 """What operators of a job do with its stored state: put it on savepoints, change its steps."""
 
 import json
+import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from barrier_runtime import CollectSink, CsvSink, Dataflow, InvalidJob, JobFailed, JsonlSink, ValueState, count
+from barrier_runtime import (
+    CollectSink,
+    CsvSink,
+    Dataflow,
+    InvalidJob,
+    JobFailed,
+    JsonlSink,
+    Tumbling,
+    ValueState,
+    count,
+)
 from barrier_runtime.bootstrap import write_savepoint
 
 
@@ -109,3 +121,26 @@ def test_a_job_of_the_same_name_elsewhere_does_not_own_a_claimed_savepoint(tmp_p
     assert run("here", restore=url, restore_mode="claim") == []
     with pytest.raises(InvalidJob, match=r"there is no savepoint in .* any more: job 'counting' claimed it"):
         run("elsewhere", restore=url, restore_mode="claim")
+
+
+# Source: our own trial
+def test_rows_held_by_windows_are_not_read_by_other_columns(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"k": "a", "t": 0, "n": 1, "m": 10}\n')
+    seen, schema = threading.Event(), {"k": str, "t": int, "n": int, "m": int}
+
+    def flow(columns: list[str]) -> Dataflow:
+        flow, minute = Dataflow("held"), timedelta(minutes=1)
+        rows = flow.read_jsonl("in", str(tmp_path / "in"), schema=schema, event_time="t", watch=minute)
+        chosen = rows.filter(lambda row: seen.set() is None).select(columns).key_by("k")
+        chosen.window("top", Tumbling(minute), event_time="t").top(1, by="n").sink("out", CollectSink())
+        return flow
+
+    options: dict[str, Any] = {"checkpoints": str(tmp_path / "jobs"), "parallelism": 1}
+    job = flow(["k", "t", "n", "m"]).start_local(**options)
+    assert seen.wait(60)
+    job.stop()
+    job.wait(60)
+    for columns in (["k", "t", "m", "n"], ["k", "t", "n"]):  # of the same types, or fewer
+        with pytest.raises(JobFailed, match="keep the columns and types, or give the operator a new name"):
+            flow(columns).run_local(**options)

@@ -14,10 +14,12 @@ import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.data.rows import Row, RowWriter
 from barrier_runtime.data.schemas import described, fit
 from barrier_runtime.operators.base import Emit, OperatorContext
 from barrier_runtime.operators.functions.retried_calls import RetriedCall
+from barrier_runtime.operators.keyed.progress import check_same, columns_of
 from barrier_runtime.operators.outputs.failures import NO_KEY, Failures, OnError
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name, user_error
@@ -88,6 +90,12 @@ class HeldWindowOperator(WindowAggregateOperator):
         """`schema`: of the input, all of which is held."""
         super().__init__(name, keys, window, event_time, {}, schema, late)
         self._columns = tuple(schema.names)
+
+    def _restored_columns(self, stored: pa.Schema) -> pa.Schema:
+        """Held rows are bytes without their schema: other columns, or another order, would read other values."""
+        assert self._declared is not None
+        check_same(columns_of(plain_schema(self._declared), self._columns, self.where), stored, self.where)
+        return stored
 
     def bind(self, columns: pa.Schema) -> None:
         super().bind(columns)
