@@ -144,6 +144,9 @@ CHECKPOINTS = (
     _count("retained", 1, 1, 1_000, "", "completed checkpoints that are kept", field="retained"),
     _choice("on_cancel", "retain", Literal["retain", "delete"],
             "what becomes of the checkpoints of a job that is stopped", field="on_cancel"),
+    _count("max_commits_behind", 10, 1, 1_000, "", "completed checkpoints that sinks may have to commit yet; at that "
+           "many no more are taken until sinks come along, but those that are asked for", field="max_commits_behind",
+           stored_default=64),
     _seconds("progress_timeout", None, 0.1, 10 * YEAR_S, "no completed checkpoint, or nothing committed by a sink, for "
              "this long: the status says so", none="60 s, or 10 intervals if that is longer"),
 )

@@ -26,6 +26,7 @@ class CheckpointOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     aligned_timeout_ms: int | None = 0
     retained: int = 1
     on_cancel: Literal["retain", "delete"] = "retain"
+    max_commits_behind: int = 64
 
 
 class RestartOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,6 +89,9 @@ class LocalRunOptions(TypedDict, total=False):
     """completed checkpoints that are kept. 1 to 1,000. Default: 1."""
     on_cancel: Literal["retain", "delete"]
     """what becomes of the checkpoints of a job that is stopped. retain or delete. Default: retain."""
+    max_commits_behind: int
+    """completed checkpoints that sinks may have to commit yet; at that many no more are taken until sinks come along,
+    but those that are asked for. 1 to 1,000. Default: 10."""
     progress_timeout: float | None
     """no completed checkpoint, or nothing committed by a sink, for this long: the status says so. 0.1 s to 10 years.
     Default: 60 s, or 10 intervals if that is longer."""
@@ -191,6 +195,7 @@ class OptionValues:
     aligned_timeout: float | None = 0.0
     retained: int = 1
     on_cancel: Literal["retain", "delete"] = "retain"
+    max_commits_behind: int = 10
     progress_timeout: float | None = None
     restart: Literal["none", "fixed_delay", "exponential_delay", "failure_rate"] = "exponential_delay"
     restart_delay: float | None = None

@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from barrier_runtime.coordinator.status.slow_commits import Uncommitted
 from barrier_runtime.coordinator.wire.carried import MAX_CARRIED_BYTES, encoded_size
 from barrier_runtime.coordinator.wire.messages import (
     GLOBAL_COMMITTER,
@@ -40,9 +41,8 @@ from barrier_runtime.coordinator.wire.messages import (
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, without_own
 
 _DECIDED_KEPT = 16  # decided manifests' lists of committables
-MAX_BEHIND = 64  # completed checkpoints that a sink may be behind before no more are taken: pending sets would outgrow
 NOTE_AGAIN_MS = 10_000
-MAX_PENDING_BYTES = 32 << 20  # the same in bytes: what sinks list as pending is stored with every checkpoint
+MAX_PENDING_BYTES = 32 << 20  # of what sinks list as pending, because that is stored with every checkpoint
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ class _Decided:
 class CommitTracker:
     def __init__(self, spec: JobSpec) -> None:
         self._parallelism = spec.parallelism
+        self._max_behind = spec.checkpoints.max_commits_behind
         self._global_sinks = tuple(sink for chain in spec.chains for sink in chain.global_sinks)
         members = [
             (sink, subtask) for chain in spec.chains for sink in chain.sinks for subtask in range(spec.parallelism)
@@ -82,7 +83,8 @@ class CommitTracker:
         self._through = {sink_key(sink, subtask): 0 for sink, subtask in members}
         self.last_through = ""  # the sink that committed last
         self._failing: dict[str, FailingCommit] = {}
-        self._open: deque[int] = deque()  # completed checkpoints that some sink is not through with, oldest first
+        self._open: deque[tuple[int, int]] = deque()  # completed checkpoints that some sink is not through with, oldest
+        # first, and when each was decided
         self._decided: dict[int, _Decided] = {}  # checkpoint -> what its manifest says of global sinks
         self._due: dict[str, int] = {}  # sink -> the checkpoint that was due last: its global committer may be at it
         self._sinks = frozenset(sink for chain in spec.chains for sink in chain.sinks)
@@ -124,23 +126,43 @@ class CommitTracker:
     def all_through(self, checkpoint: int) -> bool:
         return all(through >= checkpoint for through in self._through.values())
 
-    def completed(self, checkpoint: int) -> None:
+    def completed(self, checkpoint: int, now_ms: int) -> None:
         """`checkpoint` is complete. Remembered until every sink is through."""
-        self._open.append(checkpoint)
+        self._open.append((checkpoint, now_ms))
         self._close()
 
     @property
     def too_far_behind(self) -> str:
         """Why no more checkpoints are taken; "" if they are. A snapshot lists what is not visible yet: while sinks do
         not come along, more checkpoints only add to it."""
-        if len(self._open) >= MAX_BEHIND:
-            return f"{len(self._open)} completed checkpoints are not visible yet, {MAX_BEHIND} are allowed"
+        if len(self._open) >= self._max_behind:
+            return (
+                f"{len(self._open)} completed checkpoints are not visible yet, {self._max_behind} are allowed "
+                "(max_commits_behind)"
+            )
         if self._pending_bytes > MAX_PENDING_BYTES and not self.all_through(self._newest):
             return (
                 f"what sinks have to commit takes {self._pending_bytes:,} bytes of checkpoint {self._newest}, "
                 f"{MAX_PENDING_BYTES:,} are allowed"
             )
         return ""
+
+    def uncommitted(self) -> tuple[Uncommitted, ...]:
+        """By sink, the oldest completed checkpoint that it is not through with. Not of sinks whose commit fails: that
+        is a trouble of its own."""
+        if not self._open:
+            return ()
+        through: dict[str, int] = {}
+        for key, checkpoint in self._through.items():
+            sink = key.rpartition("/")[0]
+            through[sink] = min(checkpoint, through.get(sink, checkpoint))
+        for key in self._failing:
+            through.pop(key.rpartition("/")[0], None)
+        waiting = {
+            sink: next(((number, at_ms) for number, at_ms in self._open if number > done), None)
+            for sink, done in through.items()
+        }
+        return tuple(Uncommitted(sink, *oldest) for sink, oldest in waiting.items() if oldest is not None)
 
     def behind(self, checkpoint: int) -> tuple[str, ...]:
         """Sink subtasks (and global committers) that have not yet made `checkpoint` visible."""
@@ -220,7 +242,7 @@ class CommitTracker:
 
     def _close(self) -> None:
         """Forget the checkpoints which every sink is through."""
-        while self._open and (not self._through or self._open[0] <= min(self._through.values())):
+        while self._open and (not self._through or self._open[0][0] <= min(self._through.values())):
             self._open.popleft()
 
     def _advance(self, sink: str, checkpoint: int) -> None:

@@ -28,7 +28,7 @@ def checkpoint_appended(job: Job, record: Complete, now_ms: int) -> None:
         if checkpoint.all_ended or checkpoint.final:
             generation.final = checkpoint.id
     generation.failures.completed(record.checkpoint)
-    job.commits.completed(record.checkpoint)
+    job.commits.completed(record.checkpoint, now_ms)
     if pending is not None:
         generation.appended.append((record.manifest, pending.next_id - 1))
     job.restarts.checkpoint_completed()

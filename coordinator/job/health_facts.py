@@ -36,6 +36,8 @@ def progress_facts(job: Job, phase: str, outcome: Outcome | None, reason: str) -
         failing=job.commits.troubles,
         behind=_behind(job),
         held_back=job.commits.too_far_behind,
+        uncommitted=job.commits.uncommitted(),
+        interval_ms=job.spec.checkpoints.interval_ms,
         blocked=tuple(
             BlockedSlot(slot.index, slot.blocked, slot.blocked_told_ms) for slot in job.slots.connected if slot.blocked
         ),

@@ -63,7 +63,7 @@ from barrier_runtime.coordinator.log.record_builder import Identity
 from barrier_runtime.coordinator.options import validated_spec
 from barrier_runtime.coordinator.status.health import Condition, ProgressWatch
 from barrier_runtime.coordinator.status.history import History, KnownSlot, RunOutcome
-from barrier_runtime.coordinator.status.status import JobStatus, StandbysWanted
+from barrier_runtime.coordinator.status.status import JobStatus, SlowCommit, StandbysWanted
 from barrier_runtime.coordinator.wire.messages import (
     CommitFailing,
     Committed,
@@ -117,6 +117,11 @@ class JobProtocol:
     def condition(self) -> Condition:
         """As of the last event or `status`."""
         return self._watch.condition
+
+    @property
+    def slow_commits(self) -> tuple[SlowCommit, ...]:
+        """Sinks whose commits have been too slow, until they keep up again; as of the last event."""
+        return self._watch.slow.known
 
     def status(self, now_ms: int) -> JobStatus:
         self._look(now_ms)
@@ -226,6 +231,8 @@ class JobProtocol:
         if isinstance(event, SlotMessage):
             if isinstance(event.message, Heartbeat):
                 return bool(event.message.opening or event.message.blocked)
+            if isinstance(event.message, Committed) and self._watch.slow.known:
+                return True
             heals = {"WAITING_SINK": Committed, "WAITING_SERVER": Restored}.get(self.condition.state)
             return isinstance(event.message, CommitFailing | Waiting) or (
                 heals is not None and isinstance(event.message, heals)

@@ -19,6 +19,7 @@ from barrier_runtime.coordinator.status.status import (
     ProgramWanted,
     SavepointStatus,
     SlotStatus,
+    SlowCommit,
     StandbysWanted,
 )
 
@@ -73,7 +74,7 @@ def job_status(
         records=int(over_slots(RECORDS, figures) or 0),
         latency=latency.merged(each.newest for each in told),
         latency_last_minute=latency.last_minute(told, now_ms),
-        commits=commits_status(job),
+        commits=commits_status(job, condition.slow),
         rescales=job.rescales.statuses,
         standbys=standbys_wanted(job),
         program=job.spec.program,
@@ -93,7 +94,7 @@ def job_status(
     )
 
 
-def commits_status(job: Job) -> CommitsStatus:
+def commits_status(job: Job, slow: tuple[SlowCommit, ...] = ()) -> CommitsStatus:
     return CommitsStatus(
         through=job.commits.through,
         troubles=tuple(
@@ -102,6 +103,7 @@ def commits_status(job: Job) -> CommitsStatus:
             )
             for each in job.commits.troubles
         ),
+        slow=slow,
     )
 
 

@@ -57,7 +57,7 @@ def live(status: JobStatus, now_ms: int) -> dict[str, str]:
     running = sum(slot.state == "running" for slot in status.slots)
     figures = {
         "condition": status.condition or status.phase,
-        "tone": tone(status.condition),
+        "tone": "warn" if status.commits.slow and status.condition == "RUNNING" else tone(status.condition),
         "reason": shortened(status.condition_reason or status.reason, _LONGEST_REASON),
         "since": duration(now_ms - status.condition_since_ms) if status.condition_since_ms else ABSENT,
         "phase": status.phase,

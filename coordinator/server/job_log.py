@@ -5,7 +5,9 @@ from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from barrier_runtime.coordinator.status import slow_commits
 from barrier_runtime.coordinator.status.history import History
+from barrier_runtime.coordinator.status.status import SlowCommit
 
 if TYPE_CHECKING:
     _Adapter = logging.LoggerAdapter[logging.Logger]
@@ -53,3 +55,21 @@ class NewEnds:
                 found[("checkpoint", record.token, record.checkpoint)] = End(text, fields)
         told, self._told = self._told, set(found)
         return [] if told is None else [end for key, end in found.items() if key not in told]
+
+
+class SlowLines:
+    """Sinks that commit more slowly than checkpoints complete: a warning when that begins, a word when it is over."""
+
+    def __init__(self) -> None:
+        self._told: tuple[SlowCommit, ...] = ()
+
+    def look(self, known: tuple[SlowCommit, ...]) -> list[tuple[int, str]]:
+        """(level, text)."""
+        told, self._told = self._told, known
+        if known == told:
+            return []
+        began = [
+            (logging.WARNING, f"slow_commit: {slow_commits.described(each)}") for each in known if each not in told
+        ]
+        over = [(logging.INFO, f"sink {each.sink} keeps up with checkpoints") for each in told if each not in known]
+        return began + over

@@ -44,7 +44,7 @@ from barrier_runtime.coordinator.job.protocol import JobProtocol
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.log.record_builder import Identity, Predecessor
 from barrier_runtime.coordinator.server.history_writer import HistoryWriter
-from barrier_runtime.coordinator.server.job_log import JobLog, NewEnds
+from barrier_runtime.coordinator.server.job_log import JobLog, NewEnds, SlowLines
 from barrier_runtime.coordinator.server.last_word import write_end
 from barrier_runtime.coordinator.server.store_effects import StoreEffect, StoreEffects, StoreThreads
 from barrier_runtime.coordinator.status.health import TROUBLED, Condition
@@ -98,6 +98,7 @@ class JobRunner:
         self._protocol = JobProtocol(spec, self._identity, origin)
         self._log = JobLog(log, spec.job, lambda: self._protocol.token)
         self._ends = NewEnds()
+        self._slow_lines = SlowLines()
         self._ends_of: object = None  # the history's revision that was looked at
         store = with_own_use(store)  # a daemon has one store for all of its jobs
         self._store = store
@@ -340,6 +341,8 @@ class JobRunner:
             self._break(f"job {self.spec.job} was stopped by an internal error: {error}")
 
     def _tell_condition(self, before: Condition) -> None:
+        for level, text in self._slow_lines.look(self._protocol.slow_commits):
+            self._log.log(level, "job %s: %s", self.spec.job, text)
         now = self._protocol.condition
         if now.state != before.state:
             level = logging.WARNING if {now.state, before.state} & TROUBLED else logging.INFO

@@ -66,6 +66,8 @@ OLDEST = Family("barrier_transaction_oldest_seconds", "gauge", "since the oldest
 SPENT = Family("barrier_transaction_timeout_spent_ratio", "gauge", "age of a sink's oldest transaction that is not "
                "visible, as a share of the time for which its target remembers it", ("sink",))
 FAILING = Family("barrier_commit_failed_attempts", "gauge", "attempts of a commit that fails now", ("sink",))
+SLOW_COMMIT = Family("barrier_slow_commit_seconds", "gauge", "for how long a sink has committed more slowly than "
+                     "checkpoints complete; none while it keeps up", ("sink",))
 SLOT_MEMORY = Family("barrier_slot_memory_bytes", "gauge", "memory of the slot's process", ("slot",))
 SLOT_LAG = Family("barrier_slot_loop_lag_seconds", "gauge", "how late the slot's last heartbeat was", ("slot",))
 SLOT_STARVED = Family("barrier_slot_starved_seconds_total", "counter", "time in which the slot's loop was ready to run "
@@ -193,6 +195,8 @@ def _of_sinks(status: JobStatus) -> Iterator[Sample]:
         failing[sink] = max(trouble.attempts, failing.get(sink, 0))
     for sink, attempts in failing.items():
         yield FAILING, (sink,), float(attempts)
+    for slow in status.commits.slow:
+        yield SLOW_COMMIT, (slow.sink,), max(0, status.at_ms - slow.since_ms) / 1000
 
 
 def _of_slots(status: JobStatus) -> Iterator[Sample]:

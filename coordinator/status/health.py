@@ -16,6 +16,9 @@
 | FINISHING          | the last record is being written                                                              |
 | FENCED FINISHED FAILED CANCELLED | how it ended                                                                    |
 
+A sink that commits more slowly than checkpoints complete is named in the reason of RUNNING (`slow_commits`). Once that
+has held checkpoints up, the state is WAITING_SINK until the sink has caught up, also while checkpoints are taken.
+
 Decides nothing about the job: it is for people and their alarms. A trouble whose cause is gone gives way to RUNNING by
 itself. Time without a checkpoint is summed over generations: a job that restarts for ever must not look well.
 """
@@ -24,6 +27,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from barrier_runtime.coordinator.checkpoints.commits import FailingCommit
+from barrier_runtime.coordinator.status import slow_commits
+from barrier_runtime.coordinator.status.slow_commits import REPORT_AFTER_MS, SlowCommits, Uncommitted
+from barrier_runtime.coordinator.status.status import SlowCommit
 
 State: TypeAlias = Literal[
     "STARTING",
@@ -45,7 +51,6 @@ TROUBLED: frozenset[State] = frozenset(
     {"WAITING_STORE", "WAITING_SERVER", "WAITING_RESTORE", "WAITING_SINK", "NO_CHECKPOINT", "BLOCKED"}
 )
 
-REPORT_AFTER_MS = 1_000  # what heals within this time is not worth a word
 HANGING_MS = 5_000  # a store that has not even refused by then is waited for
 BLOCKED_MS = 30_000  # how long it is shown that a slot was blocked
 _NAMED = 8
@@ -64,6 +69,7 @@ class Condition:
     state: State
     reason: str
     since_ms: int
+    slow: tuple[SlowCommit, ...] = ()  # sinks that commit too slowly, whatever the state
 
     def __str__(self) -> str:
         return described(self.state, self.reason)
@@ -145,6 +151,8 @@ class Facts:
     behind: tuple[tuple[str, int], ...] = ()  # sinks that lag behind `completed`, and how far they are
     blocked: tuple[BlockedSlot, ...] = ()
     held_back: str = ""  # why no checkpoint is taken until sinks come along
+    uncommitted: tuple[Uncommitted, ...] = ()
+    interval_ms: int = 0  # between checkpoints
 
 
 class ProgressWatch:
@@ -152,6 +160,8 @@ class ProgressWatch:
 
     def __init__(self) -> None:
         self.condition = Condition("STARTING", "", 0)
+        self.slow = SlowCommits()
+        self._held_up = False  # a slow sink has held checkpoints up for so long that it was told
         self._looked = False
         self.next_ms: int | None = None  # when time alone may change the condition
         self._ran = False
@@ -168,12 +178,13 @@ class ProgressWatch:
         elif self._restoring_since_ms is None:
             self._restoring_since_ms = now_ms
         self._remember(facts, now_ms)
-        self.next_ms = None
+        self.slow.look(facts.uncommitted, facts.interval_ms, now_ms, running=facts.phase == "running")
+        self.next_ms = self.slow.next_ms
         state, reason = self._judge(facts, now_ms)
         same = self._looked and self.condition.state == state
         since_ms = self.condition.since_ms if same else now_ms
         self._looked = True
-        self.condition = Condition(state, reason, since_ms)
+        self.condition = Condition(state, reason, since_ms, self.slow.shown)
         return self.condition
 
     # ------------------------------------------------------------ memory
@@ -233,7 +244,8 @@ class ProgressWatch:
         if facts.expects_checkpoint and self._over(since_ms, facts.timeout_ms, now_ms):
             return "NO_CHECKPOINT", _no_checkpoint(facts, now_ms - since_ms, now_ms)
         blocked = [slot for slot in facts.blocked if not self._over(slot.told_ms, BLOCKED_MS, now_ms)]
-        return ("BLOCKED", _blocked(blocked)) if blocked else ("RUNNING", "")
+        slow = [slow_commits.described(each) for each in self.slow.shown]
+        return ("BLOCKED", _blocked(blocked)) if blocked else ("RUNNING", some_of(slow, "; "))
 
     def _store_trouble(self, facts: Facts, now_ms: int) -> str:
         after_ms = min(REPORT_AFTER_MS, facts.timeout_ms)
@@ -281,7 +293,11 @@ class ProgressWatch:
         if facts.held_back:
             since_ms = self._since[("held back", "", 0)]
             if self._over(since_ms, min(REPORT_AFTER_MS, facts.timeout_ms), now_ms):
+                self._held_up = True
                 lasting.insert(0, f"no checkpoint is taken until sinks come along: {facts.held_back}")
+        self._held_up = self._held_up and bool(self.slow.known)
+        if lasting or self._held_up:
+            lasting += map(slow_commits.described, self.slow.known)
         return some_of(lasting, "; ")
 
 

@@ -296,9 +296,18 @@ class CommitTrouble(msgspec.Struct, frozen=True):
     since_ms: int = 0  # the first attempt failed; 0: not known (stored by an older version)
 
 
+class SlowCommit(msgspec.Struct, frozen=True):
+    """A sink that commits more slowly than checkpoints complete."""
+
+    sink: str  # name of the operator
+    checkpoint: int  # the first whose commit was late …
+    since_ms: int  # … and when it was decided
+
+
 class CommitsStatus(msgspec.Struct, frozen=True):
     through: dict[str, int]  # "<operator>/<subtask>" -> everything up to this checkpoint is visible
     troubles: tuple[CommitTrouble, ...]
+    slow: tuple[SlowCommit, ...] = ()  # those that have something to commit now; never stored
 
 
 class Room(msgspec.Struct, frozen=True):

@@ -38,6 +38,7 @@ class SinkTransactions:
     attempts: int = 0  # of a commit that fails
     error: str = ""
     failing_since_ms: int = 0  # 0: not known
+    slow_since_ms: int = 0  # its sink commits more slowly than checkpoints complete; 0: it keeps up
 
     @property
     def spent(self) -> float:
@@ -54,6 +55,7 @@ def of_sinks(status: JobStatus, now_ms: int) -> list[SinkTransactions]:
     completes = [each for each in status.checkpoints.history if each.outcome == "complete"]
     troubles = {each.sink: each for each in status.commits.troubles}
     figures = {str(slot.slot): slot.metrics for slot in status.slots}
+    slow = {each.sink: each.since_ms for each in status.commits.slow}
     ended = status.outcome is not None
     found = []
     for sink, through in sorted(status.commits.through.items()):
@@ -82,6 +84,7 @@ def of_sinks(status: JobStatus, now_ms: int) -> list[SinkTransactions]:
                 0 if trouble is None else trouble.attempts,
                 "" if trouble is None else trouble.error,
                 0 if trouble is None else trouble.since_ms,
+                slow.get(operator, 0) if behind else 0,
             )
         )
     return found

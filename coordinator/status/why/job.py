@@ -142,6 +142,8 @@ def why_nothing_is_visible(status: JobStatus, now_ms: int) -> Reason | None:
             ),
             "cure what the target says; it is tried again until it succeeds, and nothing is lost meanwhile",
         )
+    if status.commits.slow and status.condition in ("RUNNING", "WAITING_SINK"):
+        return _slow_commit(status, now_ms)
     if status.condition in TROUBLED:
         return Reason(
             status.condition.lower(),
@@ -169,6 +171,29 @@ def why_nothing_is_visible(status: JobStatus, now_ms: int) -> Reason | None:
             "look at the system that the job reads from: topic, folder, offsets, permissions",
         )
     return _held_back(status, last)
+
+
+def _slow_commit(status: JobStatus, now_ms: int) -> Reason:
+    slow = status.commits.slow
+    behind = {each.sink: each.pending for each in of_sinks(status, now_ms) if each.pending}
+    return Reason(
+        "slow_commit",
+        f"Rows become visible late, because {' and '.join(each.sink for each in slow[:_HOLDERS])} commits more slowly "
+        "than checkpoints complete.",
+        (
+            *(
+                f"{each.sink}: since checkpoint {each.checkpoint}, for {in_seconds(max(0, now_ms - each.since_ms))}"
+                for each in slow
+            ),
+            *(
+                f"{sink} has {pending} completed checkpoints to commit"
+                for sink, pending in list(behind.items())[:_HOLDERS]
+            ),
+            *((status.condition_reason,) if status.condition in TROUBLED else ()),
+        ),
+        "look at the target of that sink: its load, locks and limits; or take checkpoints less often "
+        "(checkpoint_interval)",
+    )
 
 
 def _nearly_forgotten(sink: SinkTransactions) -> Reason:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from coordinator_world import CHAINS, SINK, SOURCE, Coordinator, FakeSlot, kinds, spec, started
 
-from barrier_runtime.coordinator.checkpoints.commits import MAX_BEHIND, CommitTracker
+from barrier_runtime.coordinator.checkpoints.commits import CommitTracker
 from barrier_runtime.coordinator.job.effects import ReadManifest
 from barrier_runtime.coordinator.wire.messages import (
     GLOBAL_COMMITTER,
@@ -211,7 +211,7 @@ def test_a_sink_that_stays_far_behind_becomes_visible_all_the_same() -> None:
 def test_no_more_checkpoints_are_taken_while_a_sink_is_too_far_behind() -> None:
     """What is not visible is listed by every snapshot: it must not grow for ever."""
     coordinator, a, b = started(MemoryStore(), JOB)
-    for _ in range(MAX_BEHIND):
+    for _ in range(JOB.checkpoints.max_commits_behind):
         number = coordinator.checkpoint(a, b)
         a.commit(number)
     triggered = coordinator.status.checkpoints.triggered
