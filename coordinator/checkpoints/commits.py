@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from barrier_runtime.coordinator.status.slow_commits import Uncommitted
+from barrier_runtime.coordinator.checkpoints.slow_commits import Uncommitted
 from barrier_runtime.coordinator.wire.carried import MAX_CARRIED_BYTES, encoded_size
 from barrier_runtime.coordinator.wire.messages import (
     GLOBAL_COMMITTER,

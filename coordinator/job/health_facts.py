@@ -1,11 +1,11 @@
 """What `progress` judges a job by, gathered from the job's facts. Reads only."""
 
 from barrier_runtime.coordinator.checkpoints.checkpoint import CheckpointPhase
+from barrier_runtime.coordinator.checkpoints.slow_commits import REPORT_AFTER_MS
 from barrier_runtime.coordinator.job.effects import Outcome
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.slots import RegisteredSlot, SlotState
 from barrier_runtime.coordinator.status.health import (
-    REPORT_AFTER_MS,
     Away,
     BlockedSlot,
     Facts,

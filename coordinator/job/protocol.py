@@ -12,6 +12,7 @@ that lost its place, of an old link.
 import msgspec
 
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
+from barrier_runtime.coordinator.checkpoints.slow_commits import SlowCommit
 from barrier_runtime.coordinator.job.decisions import Attempts, Decision, EndJob
 from barrier_runtime.coordinator.job.effects import CloseLink, Effect, Outcome, ReadRecord, SendTo
 from barrier_runtime.coordinator.job.events import (
@@ -63,7 +64,7 @@ from barrier_runtime.coordinator.log.record_builder import Identity
 from barrier_runtime.coordinator.options import validated_spec
 from barrier_runtime.coordinator.status.health import Condition, ProgressWatch
 from barrier_runtime.coordinator.status.history import History, KnownSlot, RunOutcome
-from barrier_runtime.coordinator.status.status import JobStatus, SlowCommit, StandbysWanted
+from barrier_runtime.coordinator.status.status import JobStatus, StandbysWanted
 from barrier_runtime.coordinator.wire.messages import (
     CommitFailing,
     Committed,

@@ -1,5 +1,6 @@
 """Builds the `JobStatus` of a job from its facts."""
 
+from barrier_runtime.coordinator.checkpoints.slow_commits import SlowCommit
 from barrier_runtime.coordinator.job.effects import Outcome
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.rescaling import RescaleState
@@ -19,7 +20,6 @@ from barrier_runtime.coordinator.status.status import (
     ProgramWanted,
     SavepointStatus,
     SlotStatus,
-    SlowCommit,
     StandbysWanted,
 )
 

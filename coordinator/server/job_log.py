@@ -5,9 +5,8 @@ from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from barrier_runtime.coordinator.status import slow_commits
+from barrier_runtime.coordinator.checkpoints.slow_commits import SlowCommit, slow_sink
 from barrier_runtime.coordinator.status.history import History
-from barrier_runtime.coordinator.status.status import SlowCommit
 
 if TYPE_CHECKING:
     _Adapter = logging.LoggerAdapter[logging.Logger]
@@ -68,8 +67,6 @@ class SlowLines:
         told, self._told = self._told, known
         if known == told:
             return []
-        began = [
-            (logging.WARNING, f"slow_commit: {slow_commits.described(each)}") for each in known if each not in told
-        ]
+        began = [(logging.WARNING, f"slow_commit: {slow_sink(each)}") for each in known if each not in told]
         over = [(logging.INFO, f"sink {each.sink} keeps up with checkpoints") for each in told if each not in known]
         return began + over

@@ -27,9 +27,13 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from barrier_runtime.coordinator.checkpoints.commits import FailingCommit
-from barrier_runtime.coordinator.status import slow_commits
-from barrier_runtime.coordinator.status.slow_commits import REPORT_AFTER_MS, SlowCommits, Uncommitted
-from barrier_runtime.coordinator.status.status import SlowCommit
+from barrier_runtime.coordinator.checkpoints.slow_commits import (
+    REPORT_AFTER_MS,
+    SlowCommit,
+    SlowCommits,
+    Uncommitted,
+    slow_sink,
+)
 
 State: TypeAlias = Literal[
     "STARTING",
@@ -244,7 +248,7 @@ class ProgressWatch:
         if facts.expects_checkpoint and self._over(since_ms, facts.timeout_ms, now_ms):
             return "NO_CHECKPOINT", _no_checkpoint(facts, now_ms - since_ms, now_ms)
         blocked = [slot for slot in facts.blocked if not self._over(slot.told_ms, BLOCKED_MS, now_ms)]
-        slow = [slow_commits.described(each) for each in self.slow.shown]
+        slow = [slow_sink(each) for each in self.slow.shown]
         return ("BLOCKED", _blocked(blocked)) if blocked else ("RUNNING", some_of(slow, "; "))
 
     def _store_trouble(self, facts: Facts, now_ms: int) -> str:
@@ -297,7 +301,7 @@ class ProgressWatch:
                 lasting.insert(0, f"no checkpoint is taken until sinks come along: {facts.held_back}")
         self._held_up = self._held_up and bool(self.slow.known)
         if lasting or self._held_up:
-            lasting += map(slow_commits.described, self.slow.known)
+            lasting += map(slow_sink, self.slow.known)
         return some_of(lasting, "; ")
 
 

@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from barrier_runtime.coordinator.checkpoints.slow_commits import SlowCommit
+
 
 class SlotStatus(msgspec.Struct, frozen=True):
     slot: int
@@ -294,14 +296,6 @@ class CommitTrouble(msgspec.Struct, frozen=True):
     attempts: int  # at least: of a predecessor's, as was stored last
     error: str
     since_ms: int = 0  # the first attempt failed; 0: not known (stored by an older version)
-
-
-class SlowCommit(msgspec.Struct, frozen=True):
-    """A sink that commits more slowly than checkpoints complete."""
-
-    sink: str  # name of the operator
-    checkpoint: int  # the first whose commit was late …
-    since_ms: int  # … and when it was decided
 
 
 class CommitsStatus(msgspec.Struct, frozen=True):

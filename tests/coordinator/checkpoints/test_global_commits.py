@@ -196,7 +196,7 @@ def test_a_sink_that_stays_far_behind_becomes_visible_all_the_same() -> None:
     asked: list[int] = []
     for n in range(1, 200):
         tracker.decided(n, (), ManifestRef(f"m{n}", "00"))
-        tracker.completed(n)
+        tracker.completed(n, n)
         for subtask in range(2):
             tracker.committed(Committed(1, max(0, n - 20), "out", subtask))
         for due in tracker.due_globally():

@@ -150,7 +150,7 @@ def test_no_checkpoint_is_taken_while_too_many_bytes_wait_to_be_committed():
     for number, size in enumerate((MAX_PENDING_BYTES // 2, MAX_PENDING_BYTES + 1), start=1):
         ref = FileRef("pending", size, "aa", "k")
         tracker.decided(number, (msgspec.structs.replace(entry, objects={"pending": ref}),), ManifestRef("m", "00"))
-        tracker.completed(number)
+        tracker.completed(number, number)
     assert "takes 33,554,435 bytes of checkpoint 2, 33,554,432 are allowed" in tracker.too_far_behind
     for subtask in range(2):
         tracker.committed(Committed(1, 2, "out", subtask))
@@ -165,7 +165,7 @@ def test_what_a_global_committer_was_told_to_commit_is_held_until_it_is_told_of_
         ref = FileRef("pending", 5_000, "aa", f"k-{number}")
         entry = OperatorSnapshot("out", 0, 2, {"sink": b"{}"}, objects={"pending": ref})
         tracker.decided(number, (entry,), ManifestRef("m", "00"))
-        tracker.completed(number)
+        tracker.completed(number, number)
 
     for number in range(1, 13):
         decided(number)

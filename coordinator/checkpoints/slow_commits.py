@@ -18,10 +18,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from barrier_runtime.coordinator.status.status import SlowCommit
+import msgspec
 
 INTERVALS = 2
 REPORT_AFTER_MS = 1_000  # what heals within this time is not worth a word
+
+
+class SlowCommit(msgspec.Struct, frozen=True):
+    """A sink that commits more slowly than checkpoints complete."""
+
+    sink: str  # name of the operator
+    checkpoint: int  # the first whose commit was late …
+    since_ms: int  # … and when it was decided
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,7 @@ class SlowCommits:
         self.shown = tuple(self._known[sink] for sink in sorted(self._known.keys() & oldest.keys()))
 
 
-def described(slow: SlowCommit) -> str:
+def slow_sink(slow: SlowCommit) -> str:
     """For people; the same for as long as the trouble lasts."""
     since = datetime.fromtimestamp(slow.since_ms / 1000, timezone.utc)
     return (
