@@ -288,7 +288,6 @@ class Slow:
     ("interval_ms", "commit_ms", "minutes"),
     [
         (200, 900, 0.5),
-        pytest.param(200, 900, 10, marks=pytest.mark.slow),
         pytest.param(100, 3_000, 10, marks=pytest.mark.slow),
     ],
 )
