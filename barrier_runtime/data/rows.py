@@ -81,6 +81,12 @@ def values_of(array: pa.Array) -> list[Any]:
         return list(array.to_pylist())
     except OverflowError as error:
         raise _no_time(array) from error
+    except UnicodeDecodeError as error:
+        shown = error.object if len(error.object) <= _CUT else error.object[:_CUT]
+        raise InvalidJob(
+            f"a text of a column of type {array.type} is not UTF-8: {shown!r} ({error.reason}): its source holds bytes "
+            "of another encoding as text; write these anew as UTF-8, or as binary"
+        ) from error
 
 
 def _beyond_years(microseconds: npt.NDArray[np.datetime64]) -> bool:

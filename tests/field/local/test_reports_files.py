@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
@@ -183,3 +184,58 @@ def test_times_of_an_hour_that_comes_twice_stay_apart(tmp_path: Path) -> None:
     flow.run_local(parallelism=1)
     lines = "".join(path.read_text() for path in (tmp_path / "out").glob("*.jsonl")).splitlines()
     assert len({json.loads(line)["at"] for line in lines}) == 4
+
+
+# Source: our own trial
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_column_that_later_files_have_is_not_left_out_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    for name, rows in (("a", {"x": [1]}), ("b", {"x": [2], "new": [3]}), ("c", {"x": [4], "new": [5]})):
+        write = pq.write_table if kind == "parquet" else pacsv.write_csv
+        write(pa.table(rows), tmp_path / f"{name}.{kind}")
+    assert sorted(row["x"] for row in read_file(kind, tmp_path)) == [1, 2, 4]
+    told = [record.getMessage() for record in caplog.records if "is left out" in record.getMessage()]
+    assert len(told) == 1
+    assert "column 'new'" in told[0]
+
+
+# Source: our own trial
+@pytest.mark.parametrize(
+    ("data", "encoding", "told"),
+    [
+        ("\ufeffa,b\n1,é\n".encode(), "cp1252", "begins with a byte-order mark of UTF-8"),
+        ("a\n1\n".encode("utf-16-le"), "utf-8", "its header has NUL bytes, as text in UTF-16 has"),
+        ("a\n1\n".encode("utf-16-be"), "utf-8", "its header has NUL bytes, as text in UTF-16 has"),
+        (b"a,b\n1,2\n", "idna", "encoding='idna': use one in which ASCII is as it is"),
+    ],
+)
+def test_a_csv_file_of_another_encoding_is_refused(tmp_path: Path, data: bytes, encoding: str, told: str) -> None:
+    (tmp_path / "in.csv").write_bytes(data)
+    with pytest.raises(REFUSED, match=told):
+        read_file("csv", tmp_path, encoding=encoding)
+
+
+# Source: our own trial
+def test_two_parquet_columns_of_one_name_are_refused_with_it(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"]), tmp_path / "in.parquet")
+    with pytest.raises(REFUSED, match="two columns 'a': rename one"):
+        read_file("parquet", tmp_path)
+
+
+# Source: our own trial
+def test_parquet_text_that_is_not_utf8_ends_the_job_with_a_remedy(tmp_path: Path) -> None:
+    broken = pa.Array.from_buffers(pa.string(), 1, pa.array([b"caf\xe9"]).buffers())
+    pq.write_table(pa.table({"a": broken}), tmp_path / "in.parquet")
+    flow = Dataflow("field")
+    flow.read_parquet("in", str(tmp_path)).map(lambda row: row, schema={"a": str}).sink("out", CollectSink())
+    with pytest.raises(REFUSED, match=r"is not UTF-8: .*write these anew as UTF-8"):
+        flow.run_local(parallelism=1)
+
+
+# Source: our own trial
+def test_two_folders_of_one_column_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "k=1" / "k=2").mkdir(parents=True)
+    (tmp_path / "k=1" / "k=2" / "a.csv").write_text("v\n1\n")
+    with pytest.raises(REFUSED, match="name the column 'k' twice: rename one"):
+        read_file("csv", tmp_path)

@@ -73,7 +73,7 @@ class CsvForm:
             as_ascii &= not codecs.lookup(self.encoding).name.startswith(
                 "iso2022"
             )  # whose letters may have a quote's byte
-        except LookupError:
+        except (LookupError, UnicodeError):
             as_ascii = False
         if not as_ascii:
             raise InvalidJob(
@@ -81,9 +81,13 @@ class CsvForm:
                 "or convert the file"
             )
 
+    @property
+    def is_utf8(self) -> bool:
+        return codecs.lookup(self.encoding).name in ("utf-8", "ascii")
+
     def as_utf8(self, data: bytes) -> bytes:
         """The text in UTF-8. Raises `UnicodeDecodeError`."""
-        if codecs.lookup(self.encoding).name in ("utf-8", "ascii"):
+        if self.is_utf8:
             return data
         return data.decode(self.encoding).encode()
 
@@ -108,8 +112,16 @@ def column_names(header: bytes, form: CsvForm, where: str) -> list[str]:
 def read_header(text: Text, form: CsvForm, where: str) -> tuple[bytes, int]:
     """The header line and the offset after it."""
     start = begin_of_text(text)
+    if start and not form.is_utf8:
+        raise InvalidJob(
+            f"{where}: it begins with a byte-order mark of UTF-8, and encoding={form.encoding!r}: leave encoding= out"
+        )
     data = read_lines(text, start, _HEADER_BYTES, where, lambda data: end_of_rows(data, form.delimiter))
     header = data[: end_of_first_row(data, form.delimiter)]
+    if b"\0" in header:
+        raise InvalidJob(
+            f"{where}: its header has NUL bytes, as text in UTF-16 has: convert the file (iconv -f UTF-16LE -t UTF-8)"
+        )
     return header, start + len(header)
 
 
@@ -130,11 +142,11 @@ class CsvRows:
     for a row. `guessed`: the types are guesses, and a value has to write back what was read."""
 
     def __init__(self, header: bytes, where: str, schema: pa.Schema, form: CsvForm, *, guessed: bool = False) -> None:
-        self._names = column_names(header, form, where)
+        self.names = column_names(header, form, where)
         for column in schema.names:
-            if column not in self._names:
+            if column not in self.names:
                 raise InvalidJob(
-                    f"{where}: it has no column {column!r} (its header has {', '.join(self._names)}): "
+                    f"{where}: it has no column {column!r} (its header has {', '.join(self.names)}): "
                     "correct schema=, or read this file as a source of its own"
                 )
         self._where = where
@@ -155,7 +167,7 @@ class CsvRows:
 
     def __call__(self, raw: bytes) -> pa.RecordBatch:
         data = self._as_utf8(raw)
-        if data[:1] in (b"\r", b"\n") and len(self._names) > 1 and not data.strip(b"\r\n"):
+        if data[:1] in (b"\r", b"\n") and len(self.names) > 1 and not data.strip(b"\r\n"):
             return self._empty
         table = self._read(data)
         columns = [one_array(table[name]) for name in self._schema.names]
@@ -173,10 +185,10 @@ class CsvRows:
     def _read(self, data: bytes) -> pa.Table:
         while True:
             try:
-                return _parse(data, self._names, self._form, self._options)
+                return _parse(data, self.names, self._form, self._options)
             except pa.ArrowInvalid as error:
                 found = _COLUMN.search(str(error))
-                name = self._names[int(found[1])] if found else None
+                name = self.names[int(found[1])] if found else None
                 if name is None or name in self._texts or self._is_plain(name):
                     raise self._refused(data, error, name) from error
                 self._texts.add(name)
@@ -191,7 +203,7 @@ class CsvRows:
     def _texts_alone(self, data: bytes, name: str) -> pa.Array:
         options = self._options_of({name})
         options.include_columns = [name]
-        return _parse(data, self._names, self._form, options)[name].combine_chunks()
+        return _parse(data, self.names, self._form, options)[name].combine_chunks()
 
     def _converted(self, data: bytes, field: pa.Field, texts: pa.Array) -> pa.Array:
         try:
@@ -231,7 +243,7 @@ class CsvRows:
             ) from error
 
     def _begins(self, data: bytes) -> list[int]:
-        return row_begins(data, self._form.delimiter, blank_rows=len(self._names) == 1)
+        return row_begins(data, self._form.delimiter, blank_rows=len(self.names) == 1)
 
     def _refused(self, data: bytes, error: pa.ArrowInvalid, name: str | None) -> LineError:
         said = str(error)
@@ -241,8 +253,8 @@ class CsvRows:
             at = begins[min(int(row[1]), len(begins)) - 1]
             return LineError(
                 at,
-                f"a line does not fit: it has {row[2]} values, and the header has {len(self._names)} "
-                f"({', '.join(self._names)}): correct the file, or delimiter=",
+                f"a line does not fit: it has {row[2]} values, and the header has {len(self.names)} "
+                f"({', '.join(self.names)}): correct the file, or delimiter=",
             )
         if name is not None and "invalid UTF8" in said:
             return self._not_utf8(data, name)
@@ -251,7 +263,7 @@ class CsvRows:
     def _not_utf8(self, data: bytes, name: str) -> LineError:
         options = self._options_of(set())
         options.column_types, options.include_columns = {name: pa.binary()}, [name]
-        values = one_array(_parse(data, self._names, self._form, options)[name]).to_pylist()
+        values = one_array(_parse(data, self.names, self._form, options)[name]).to_pylist()
         row, bad = next((row, at) for row, value in enumerate(values) if (at := not_utf8_at(value or b"")) is not None)
         return LineError(
             self._begins(data)[row],

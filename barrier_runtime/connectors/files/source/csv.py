@@ -80,7 +80,9 @@ class CsvFiles(Files):
         return CsvReader(self.where, file, schema, rows_per_second, make_rows, self._form, grows=self.grows)
 
     def _rows(self, header: bytes, where: str, schema: pa.Schema) -> CsvRows:
-        return CsvRows(header, where, schema, self._form, guessed=self._guesses)
+        rows = CsvRows(header, where, schema, self._form, guessed=self._guesses)
+        self.tell_left_out(where, rows.names, self.schema)
+        return rows
 
     def guess(self, file: FoundFile) -> pa.Schema:
         where = f"{self.where}, file {file.url}"

@@ -22,8 +22,8 @@ OnChange = Literal["fail", "append"]  # of files that were read
 
 def say_left_out(where: str, column: str) -> None:
     log.warning(
-        "%s: column %r is not among the first rows, from which columns were guessed, so it is left out, as others may "
-        "be: name it in schema= to read it",
+        "%s: column %r is not among those that were guessed from the beginning of the first file, so it is left out, "
+        "as others may be: name it in schema= to read it",
         where,
         column,
     )
@@ -71,11 +71,20 @@ class Files:
         if self.grows:
             self._check_growing()
         self._guesses = schema is None
+        self._told = False
         if schema is None:
             if not self.files:
                 raise InvalidJob(f"{self.where}: there is no file to guess types from yet: pass schema=")
             schema = self._guessed()
         self.schema = schema
+
+    def tell_left_out(self, where: str, found: Sequence[str], guessed: pa.Schema) -> None:
+        """Log the first column of a file that the guessed schema lacks, once in a process."""
+        if self._guesses and not self._told:
+            left = next((name for name in found if name not in guessed.names), None)
+            if left is not None:
+                say_left_out(where, left)
+                self._told = True
 
     @property
     def positions_in(self) -> str:

@@ -3,9 +3,10 @@
 The position is a row number; row groups before it are skipped without being read.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -71,15 +72,26 @@ class ParquetFiles(Files):
             check_columns(_footer_schema(file, self.where), wanted, f"{self.where}, file {file.url}")
 
     def file_reader(self, file: FoundFile, rows_per_second: float | None) -> FileReader:
-        return ParquetReader(self.where, file, self.schema_in(file), rows_per_second)
+        found = partial(self.tell_left_out, guessed=self._whole or self.schema)
+        return ParquetReader(self.where, file, self.schema_in(file), rows_per_second, found)
 
     def guess(self, file: FoundFile) -> pa.Schema:
         return plain_schema(_footer_schema(file, self.where))
 
 
 class ParquetReader(FileReader):
-    def __init__(self, where: str, file: FoundFile, schema: pa.Schema, rows_per_second: float | None) -> None:
+    """`found` is called with the name of the file and those of its columns."""
+
+    def __init__(
+        self,
+        where: str,
+        file: FoundFile,
+        schema: pa.Schema,
+        rows_per_second: float | None,
+        found: Callable[[str, Sequence[str]], None] = lambda where, names: None,
+    ) -> None:
         super().__init__(where, file, schema, rows_per_second)
+        self._found = found
         self._raw: Any = None
         self._opened: pq.ParquetFile | None = None
         self._int96: Int96Columns | None = None
@@ -97,6 +109,7 @@ class ParquetReader(FileReader):
         except (pa.ArrowInvalid, OSError) as error:
             raise corrupt(self.where, error) from error
         check_columns(self._opened.schema_arrow, self.schema, self.where)
+        self._found(self.where, self._opened.schema_arrow.names)
         if int96 := int96_columns(self._opened) & set(self.schema.names):
             self._int96 = Int96Columns(raw, int96, self.schema, self.where)
         self._rows = self._opened.metadata.num_rows
@@ -185,6 +198,8 @@ def check_columns(found: pa.Schema, wanted: pa.Schema, where: str) -> None:
                 f"{where}: it has no column {field.name!r} (it has {', '.join(found.names)}): "
                 "correct schema=, or read this file as a source of its own"
             )
+        if found.names.count(field.name) > 1:
+            raise InvalidJob(f"{where}: it has two columns {field.name!r}: rename one of them, and write the file anew")
         kind = found.field(field.name).type
         if not _widens(kind, field.type):
             raise InvalidJob(
