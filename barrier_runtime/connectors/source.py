@@ -139,6 +139,18 @@ class Preparable(Protocol):
 
 
 @runtime_checkable
+class RemoteReader(SplitReader, Preparable, Protocol):
+    """A reader whose first step may be a request to a store.
+
+    If `remote`, a thread calls `prepare` before the first `poll`, beside that of other splits and whatever the loop
+    does; nothing else is called meanwhile. It opens, and fetches what the first `poll` needs.
+    """
+
+    @property
+    def remote(self) -> bool: ...
+
+
+@runtime_checkable
 class Waking(Protocol):
     """A reader whose rows, or a discovery whose splits, come by a thread: it wakes its subtask when there is something
     to take, and need not be asked again and again meanwhile. Its `next_due_ns` may then be far away.

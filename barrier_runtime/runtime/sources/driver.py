@@ -12,14 +12,12 @@ Sans-io apart from the readers: it is told the time.
 
 import heapq
 import itertools
-import logging
 from collections.abc import Iterator
 from typing import TypeAlias
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from barrier_runtime.connectors.name_set import UNMARKED
 from barrier_runtime.connectors.read_range import ReadRange
@@ -37,11 +35,12 @@ from barrier_runtime.connectors.source import (
     StagedSource,
     Waking,
 )
-from barrier_runtime.coordinator.metric_table import DISCOVERY_FAILURES, FAR_EVENT_TIMES, SPLITS_DISCOVERED
+from barrier_runtime.coordinator.metric_table import DISCOVERY_FAILURES, SPLITS_DISCOVERED
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
-from barrier_runtime.data.event_time import EventClock, check_event_time_type, event_times_ms, greatest_event_time_ms
+from barrier_runtime.data.event_time import EventClock, check_event_time_type, greatest_event_time_ms
 from barrier_runtime.graph.job_graph import SourceSpec
 from barrier_runtime.operators.base import Capture, OperatorContext
+from barrier_runtime.runtime.sources.ahead import Ahead
 from barrier_runtime.runtime.sources.assignment import (
     assign_discovered,
     assign_listed,
@@ -51,6 +50,7 @@ from barrier_runtime.runtime.sources.assignment import (
     has_finished,
     under_known_ids,
 )
+from barrier_runtime.runtime.sources.far_rows import DAY_MS, FAR_MS, tell_of_far_row
 from barrier_runtime.runtime.sources.finished_splits import FinishedSplits
 from barrier_runtime.runtime.sources.progress import (
     NO_POSITION,
@@ -62,10 +62,6 @@ from barrier_runtime.runtime.sources.split_state import OpenSplit
 from barrier_runtime.runtime.sources.trouble import raise_named
 from barrier_runtime.state.errors import UNREADABLE, Corrupt, InvalidJob, Unavailable
 
-log = logging.getLogger(__name__)
-
-_DAY_MS = 86_400_000
-_FAR_MS = _DAY_MS  # ahead of the clock: an event time that is told of
 _PREPARED_AHEAD = 32  # splits whose files are opened before the stream starts; the rest when their turn comes
 _POLL_NS = 10_000_000  # for discovered splits, when nothing is due before
 _POLL_WAKING_NS = 500_000_000  # the same of a discovery that wakes
@@ -96,7 +92,7 @@ class SourceDriver:
         self._made: dict[str, SplitReader] = {}  # readers of found splits on their way from the worker to the loop
         self._looked_ns = 0
         self._look_again_ns = _POLL_NS
-        self._told_ns = -_DAY_MS * 1_000_000  # when operators heard of a watermark last
+        self._told_ns = -DAY_MS * 1_000_000  # when operators heard of a watermark last
         self._turn = 0
         self._ended_early = False
         self._latest: tuple[OpenSplit, int] | None = None  # split and rows of the batch returned last
@@ -105,6 +101,8 @@ class SourceDriver:
         self._polled_ns = 0
         self._timeout_ns = 0  # for a split that has nothing; 0: it is never idle
         self._range: ReadRange | None = None
+        self._ahead = Ahead(lambda: self._context.wake_from_thread())
+        self._held_up = False  # the last pass found nothing but splits whose readers are being prepared
 
     def open(self, context: OperatorContext, spec: SourceSpec) -> None:
         """Open readers at their restored positions. `context.restored` should hold the snapshots of *all* subtasks of
@@ -155,10 +153,12 @@ class SourceDriver:
             progress = restored.splits.get(split.id)
             reader = self._reader(split)
             self._open.add(split.id)
-            self._take_on(OpenSplit(split, reader, progress))
+            taken = OpenSplit(split, reader, progress)
+            self._take_on(taken)
             if progress is not None and progress.position != NO_POSITION:
                 self._seek(reader, split, bytes(progress.position))
-            if isinstance(reader, Preparable) and prepared < _PREPARED_AHEAD:
+            self._ahead.add(taken)
+            if taken.prepared and isinstance(reader, Preparable) and prepared < _PREPARED_AHEAD:
                 reader.prepare()
                 prepared += 1
 
@@ -194,17 +194,24 @@ class SourceDriver:
             self._look_for_splits(self._discovery, now_ns)
         limit = max_rows or self._spec.max_rows_per_batch
         in_vain: list[_Place] = []  # in order
+        self._held_up = self._ahead.came = False
         try:
             while self._queue and self._queue[0][0] <= self._ahead_ms:
                 place = heapq.heappop(self._queue)
                 split = place[-1]
                 in_vain.append(place)
+                if not split.prepared and not self._ahead.has_come(split):
+                    self._held_up = True
+                    if self._ahead.has_begun(split):
+                        continue
+                    break  # those after it have not begun either
                 polled = self._asked(split, limit, now_ns, in_vain)
                 if split.finished:
                     in_vain.pop()
                 elif polled is not None:
                     in_vain[-1] = self._place(split)
                 if polled is not None:
+                    self._held_up = False
                     return polled
         except Exception as error:
             at = in_vain[-1][-1]
@@ -284,6 +291,9 @@ class SourceDriver:
         if self._ended_early:
             return None
         earliest = None if self._discovery is None else self._looked_ns + self._look_again_ns
+        if self._held_up:
+            waits_ns = self._polled_ns + _WAITING_NS
+            return None if self._ahead.came else waits_ns if earliest is None else min(earliest, waits_ns)
         for place in self._queue:
             split = place[-1]
             assert split.reader is not None
@@ -392,6 +402,7 @@ class SourceDriver:
         if self._discovery is not None:
             self._discovery.close()
             self._discovery = None
+        self._ahead.close()
         for split in (*(place[-1] for place in self._queue), *self._lingering):
             self._close_reader(split)
         self._queue, self._lingering = [], []
@@ -434,35 +445,17 @@ class SourceDriver:
         few = batch.few
         if few is not None and spec.detail == "none":
             greatest_ms = greatest_event_time_ms(few, spec.event_time)
-            if greatest_ms <= now_ms + _FAR_MS:
+            if greatest_ms <= now_ms + FAR_MS:
                 split.greatest_ms = max(split.greatest_ms, greatest_ms)
                 return None
         rows = batch.rows
         others_ms = WATERMARK_MAX if spec.detail == "none" else self._others_ms(others)
         clock = EventClock(spec.max_out_of_orderness_ms, spec.detail, split.greatest_ms)
         reached = clock.see(rows.column(spec.event_time), others_ms)
-        if split.greatest_ms <= now_ms + _FAR_MS < clock.greatest_ms:
-            self._tell_of_far_row(split, rows.column(spec.event_time), now_ms)
+        if split.greatest_ms <= now_ms + FAR_MS < clock.greatest_ms:
+            tell_of_far_row(self._context, self._where, split, spec.event_time, rows.column(spec.event_time), now_ms)
         split.greatest_ms = clock.greatest_ms
         return reached
-
-    def _tell_of_far_row(self, split: OpenSplit, times: pa.Array, now_ms: int) -> None:
-        """One such row, and what comes after it is late. It is not an error: nobody else can know what is meant."""
-        known = event_times_ms(times.drop_null())
-        first = int(np.argmax(known > now_ms + _FAR_MS))
-        at = np.flatnonzero(times.is_valid().to_numpy(zero_copy_only=False))[first]
-        time_ms = int(known[first])
-        self._context.metrics.count(FAR_EVENT_TIMES)
-        log.warning(
-            "%s: row %d of split %r (counted from 0) has the event time %d ms in column %r, %d days ahead of this "
-            "machine's clock: rows that come after it will be late; filter or correct such rows where they are written",
-            self._where,
-            split.rows - len(times) + at,
-            split.id,
-            time_ms,
-            self._spec.event_time,
-            (time_ms - now_ms) // _DAY_MS,
-        )
 
     def _others_ms(self, others: list[_Place]) -> int:
         """How far the splits in the queue and these let the watermark go."""
@@ -541,13 +534,14 @@ class SourceDriver:
         """Off the loop. Until it is done the split is in no snapshot, and would be found again after a restore."""
 
         reached = self._at_end.get(split.id)
+        ahead = len(self._queue) < _PREPARED_AHEAD
 
         def make() -> None:
             reader = self._reader(split)
             self._made[split.id] = reader
             if reached is not None:
                 self._seek(reader, split, bytes(reached.position))
-            if isinstance(reader, Preparable) and len(self._queue) < _PREPARED_AHEAD:
+            if ahead and isinstance(reader, Preparable):
                 reader.prepare()
 
         def made(_: None, error: BaseException | None) -> None:
@@ -557,7 +551,10 @@ class SourceDriver:
                 if reached is not None:
                     del self._at_end[split.id]
                     self._kept_rows -= reached.rows
-                self._take_on(OpenSplit(split, reader, reached))
+                taken = OpenSplit(split, reader, reached)
+                self._take_on(taken)
+                if not ahead:
+                    self._ahead.add(taken)
                 self._context.metrics.count(SPLITS_DISCOVERED)
                 return
             if reader is not None:

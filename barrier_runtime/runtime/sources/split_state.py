@@ -18,6 +18,8 @@ class OpenSplit:
         "listener",
         "payload",
         "polled",
+        "position_meanwhile",
+        "prepared",
         "reader",
         "rows",
         "silent_ns",
@@ -37,6 +39,8 @@ class OpenSplit:
         self.polled = 0  # turn of the last poll
         self.silent_ns: int | None = None  # since when it was asked and had nothing
         self.asked_ns = 0  # when it was asked last
+        self.prepared = True  # False: its reader belongs to `Ahead`, which prepares it
+        self.position_meanwhile: msgspec.Raw | None = None
         self.ended_in: int | None = None  # first checkpoint with the end of a split whose reader listens
 
     def had_rows(self, rows: int, turn: int, now_ns: int) -> None:
@@ -61,5 +65,8 @@ class OpenSplit:
 
     def progress(self, keep_payload: bool) -> SplitProgress:
         """Of an unfinished one."""
-        position = msgspec.Raw(self.reader.position()) if self.reader is not None else NO_POSITION
+        if self.position_meanwhile is not None:
+            position = self.position_meanwhile
+        else:
+            position = msgspec.Raw(self.reader.position()) if self.reader is not None else NO_POSITION
         return SplitProgress(self.rows, self.greatest_ms, False, position, self.payload if keep_payload else b"")

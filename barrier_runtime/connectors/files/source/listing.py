@@ -12,7 +12,14 @@ import pyarrow as pa
 from barrier_runtime.connectors.files.hive import folders_of
 from barrier_runtime.connectors.files.paths.folders import PassedOver, local_files, takes
 from barrier_runtime.connectors.files.paths.patterns import PathPattern, has_magic, is_hidden_file
-from barrier_runtime.connectors.files.source.remote import is_known, is_remote, list_remote, open_remote, remote_url
+from barrier_runtime.connectors.files.source.remote import (
+    is_known,
+    is_remote,
+    list_remote,
+    open_remote,
+    read_whole,
+    remote_url,
+)
 from barrier_runtime.connectors.source import Split
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.urls import local_path, shown, without_credentials
@@ -49,6 +56,7 @@ class FoundFile(msgspec.Struct, frozen=True):
 _FOUND = msgspec.json.Decoder(FoundFile)
 
 
+SMALL_BYTES = 256 << 10  # a file of a store that is fetched whole: what the first block of a larger one takes
 ANY_NAME = ("",)  # in place of suffixes
 _ENDS_BYTES = 64 << 10
 
@@ -230,8 +238,17 @@ def _below_real(folder: str, file: str, remote: bool) -> str:
 
 
 def open_listed(file: FoundFile) -> Any:
-    """A random-access `pyarrow.NativeFile`. Raises `OSError`."""
-    return open_remote(file.url, file.place) if is_remote(file.url) else pa.OSFile(file.url, "rb")
+    """A random-access `pyarrow.NativeFile`, in memory if it is a small one of a store. Raises `OSError`."""
+    if not is_remote(file.url):
+        return pa.OSFile(file.url, "rb")
+    if 0 < file.size <= SMALL_BYTES:
+        try:
+            data = read_whole(file.url, file.place, file.size)
+        except OSError:
+            return open_remote(file.url, file.place)  # tells why, or goes on
+        if len(data) == file.size:
+            return pa.BufferReader(data)
+    return open_remote(file.url, file.place)
 
 
 def open_file(file: FoundFile, where: str, *, grows: bool = False) -> Any:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from barrier_runtime.connectors.files.hive import with_values
 from barrier_runtime.connectors.files.source.comparing import mark_of
 from barrier_runtime.connectors.files.source.listing import FoundFile, fingerprint, open_file
+from barrier_runtime.connectors.files.source.remote import is_remote
 from barrier_runtime.connectors.name_set import UNMARKED
 from barrier_runtime.connectors.pacing import Schedule
 from barrier_runtime.connectors.source import Polled
@@ -94,6 +95,10 @@ class FileReader:
         raise NotImplementedError
 
     # ------------------------------------------------------------ SplitReader
+
+    @property
+    def remote(self) -> bool:
+        return is_remote(self.file.url)
 
     @property
     def finished(self) -> bool:

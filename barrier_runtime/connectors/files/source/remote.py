@@ -90,11 +90,28 @@ def list_remote(url: RemoteUrl, base: str, where: str) -> tuple[bool, list[Remot
     return _list_store(url, base)
 
 
+def read_whole(url: str, place: str, size: int) -> bytes:
+    """All of a file that was listed with `size` bytes, and more than those when it is longer now. `place` as of
+    `open_remote`. Raises `OSError`."""
+    at = _remote_at(url, place)
+    if at.scheme in ("s3", "hdfs"):
+        with open_remote(url, place) as opened:
+            return bytes(opened.read_at(size + 1, 0))
+    try:
+        return _store(at.of(at.bucket)).get(at.place.partition("/")[2])
+    except (ObjectNotFound, Unavailable) as error:
+        raise OSError(str(error)) from error
+
+
+def _remote_at(url: str, place: str) -> RemoteUrl:
+    scheme, _, rest = url.partition("://")
+    return RemoteUrl(_SCHEMES[scheme], place, rest[len(place) :]) if place else remote_url(url, "a file")
+
+
 def open_remote(url: str, place: str = "") -> Any:
     """A random-access `pyarrow.NativeFile`. Raises `OSError`. `place`: that of the file, whose key may look like a
     setting of the URL."""
-    scheme, _, rest = url.partition("://")
-    at = RemoteUrl(scheme, place, rest[len(place) :]) if place else remote_url(url, "a file")
+    at = _remote_at(url, place)
     if at.scheme == "s3":
         return _s3(at).open_input_file(at.place)
     if at.scheme == "hdfs":
@@ -175,7 +192,15 @@ def _s3(url: RemoteUrl) -> Any:
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if region:
         options["region"] = region
-    return pafs.S3FileSystem(**options)
+    environment = (item for item in os.environ.items() if item[0].startswith("AWS_"))
+    return _s3_client(tuple(sorted(options.items())), tuple(sorted(environment)))
+
+
+@lru_cache(maxsize=16)
+def _s3_client(options: tuple[tuple[str, str], ...], environment: tuple[tuple[str, str], ...]) -> Any:
+    """A client keeps its connections, and there may be thousands of files. `environment`: of which it takes its
+    credentials when it is made."""
+    return pafs.S3FileSystem(**dict(options))
 
 
 # ------------------------------------------------------------ gs, abfss and webhdfs

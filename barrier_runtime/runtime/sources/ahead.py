@@ -1,0 +1,90 @@
+"""Prepares the readers of a subtask's next splits by a few threads, so that the loop waits for no request of theirs.
+
+Only readers whose `prepare` asks a store (`RemoteReader`) are prepared here, and each of them is. A split whose reader
+is still being prepared is not asked for rows; the slot is woken when it may be. How much is kept of splits whose turn
+has not come is bounded by their number.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+import msgspec
+
+from barrier_runtime.connectors.source import RemoteReader, SplitReader
+from barrier_runtime.runtime.sources.split_state import OpenSplit
+
+_THREADS = 32
+_MOST = 64  # splits that are prepared, or being prepared, and have not been asked yet
+
+
+class Ahead:
+    def __init__(self, wake: Callable[[], None]) -> None:
+        """`wake` is called by a thread."""
+        self._wake = wake
+        self._later: OrderedDict[str, OpenSplit] = OrderedDict()  # not begun, in about the order of their turns
+        self._begun: dict[str, tuple[OpenSplit, Future[None]]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self.came = False  # set by a thread that has prepared a reader
+
+    def add(self, split: OpenSplit) -> None:
+        if isinstance(split.reader, RemoteReader) and split.reader.remote:
+            split.prepared = False
+            self._later[split.id] = split
+            self._fill()
+
+    def has_come(self, split: OpenSplit) -> bool:
+        """Whether the split, whose turn it is, can be asked for rows. Raises what its reader raised."""
+        if split.id in self._later and all(future.done() for _, future in self._begun.values()):
+            self._begin(split)  # however many are prepared: their turns may come after this one
+        if split.id not in self._begun or not self._begun[split.id][1].done():
+            return False
+        future = self._begun.pop(split.id)[1]
+        split.prepared, split.position_meanwhile = True, None
+        future.result()
+        self._fill()
+        return True
+
+    def has_begun(self, split: OpenSplit) -> bool:
+        return split.id in self._begun
+
+    def close(self) -> None:
+        """Also the readers that are being prepared, each once its thread is done with it."""
+        for split, future in self._begun.values():
+            reader, split.reader = split.reader, None
+            if reader is not None:
+                future.add_done_callback(partial(_close, reader))
+        self._begun.clear()
+        self._later.clear()
+        self._wake = _wakes_nobody  # the slot may be gone when a thread is done
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+    def _fill(self) -> None:
+        while self._later and len(self._begun) < _MOST:
+            self._begin(next(iter(self._later.values())))
+
+    def _begin(self, split: OpenSplit) -> None:
+        reader = split.reader
+        assert isinstance(reader, RemoteReader)
+        del self._later[split.id]
+        split.position_meanwhile = msgspec.Raw(reader.position())
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare-ahead")
+        future = self._pool.submit(reader.prepare)
+        self._begun[split.id] = split, future
+        future.add_done_callback(self._tell)
+
+    def _tell(self, _: Future[None]) -> None:
+        self.came = True
+        self._wake()
+
+
+def _wakes_nobody() -> None:
+    pass
+
+
+def _close(reader: SplitReader, _: Future[None]) -> None:
+    reader.close()
