@@ -19,9 +19,9 @@ T = TypeVar("T")
 _PORT = 3306
 _CONNECT_S = 10
 _SESSION = (
-    # What does not fit is refused, never cut off or changed.
+    # What does not fit is refused, never cut off or changed; a zero in a column with auto_increment stays zero.
     "set session sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,"
-    "NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', transaction_isolation = 'READ-COMMITTED', "
+    "NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', transaction_isolation = 'READ-COMMITTED', "
     "innodb_lock_wait_timeout = 10, wait_timeout = 60"  # a stalled process holds no locks for longer
 )
 # MariaDB had another name for it before 11.1.

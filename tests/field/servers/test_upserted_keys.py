@@ -56,6 +56,7 @@ def test_mysql_keeps_apart_what_its_default_collations_do_not(mariadb: MariaServ
         assert into("varchar(20) collate utf8mb4_bin", shops(*SHOPS)) == len(SHOPS)
         assert into("varbinary(20)", shops(b"a", b"A", b"a ", b"a\0", kind=pa.binary())) == 4
         assert into("datetime(6)", shops(1_000, 2_000, kind=pa.timestamp("ns"))) == 2
+        assert into("bigint auto_increment", shops(0, 1)) == 2, "a zero is no wish for the next number"
         for column, rows, said in (
             ("varchar(20) collate utf8mb4_bin", shops("a", "a "), "'shop' of a row ends with a space"),
             ("char(20) collate utf8mb4_nopad_bin", shops("a", "a "), "ends with a space, which char removes"),
