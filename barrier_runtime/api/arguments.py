@@ -47,7 +47,8 @@ def check_deterministic(plan: Plan, node: int, where: str) -> None:
     for step, why in plan.by_wall_clock(node):
         raise InvalidJob(
             f"{where} is declared deterministic=True, but in step {step!r} before it {why}, so a replay may make other "
-            "rows: take event time (clock='event', ctx.timers), or a sink that is exactly once by itself"
+            "rows: take event time (clock='event', ctx.timers; rules by broadcast('barrier')), or a sink that is "
+            "exactly once by itself"
         )
     for step, why in interleaved(plan.nodes, node):
         raise InvalidJob(

@@ -182,7 +182,7 @@ class ConnectedStreams:
             ),
             detail="every" if on_timer or expiring else "none",
             side_outputs=sides,
-            by_wall_clock=why_by_wall_clock(function, states),
+            by_wall_clock=why_by_wall_clock(function, states) or self._why_by_arrival(),
             keys=self._keys_said(),
             states={state: handle.declared() for state, handle in states.items()},
         )
@@ -190,6 +190,11 @@ class ConnectedStreams:
         return streams
 
     # ------------------------------------------------------------ inside
+
+    def _why_by_arrival(self) -> str:
+        """Why a replay may make other rows where rules count from the row on; empty if they wait for a barrier."""
+        by_row = [each for each, stream in self._broadcast.items() if stream._switch == "row"]
+        return f"a row sees what of input {by_row[0]!r} has come before it" if by_row and self._keyed else ""
 
     def _inputs(self) -> tuple[Input, ...]:
         """Of the step: those by key, then all broadcast ones in one order."""

@@ -191,6 +191,15 @@ def test_timers_behind_a_union_are_refused_before_a_sink_that_relies_on_replays(
 
 
 # Source: our own trial
+def test_rules_that_count_from_the_row_on_are_refused_before_a_sink_that_relies_on_replays() -> None:
+    flow = Dataflow("field")
+    orders, prices = rows_of(flow, CLICKS, "orders").key_by("k"), rows_of(flow, CLICKS, "prices")
+    by_row = connect(orders=orders, prices=prices.broadcast()).process("priced", Priced, schema={"k": str, "n": int})
+    with pytest.raises(InvalidJob, match=r"in step 'priced' before it a row sees what of input 'prices' has come"):
+        by_row.sink("out", RedisUpsertSink("redis://host", key="k", deterministic=True))
+
+
+# Source: our own trial
 def test_a_plan_says_which_steps_take_a_batch_in_parts() -> None:
     flow = Dataflow("field")
     rows = rows_of(flow, CLICKS).map_batches(lambda batch: batch, schema=CLICK)
