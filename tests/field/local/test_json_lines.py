@@ -83,6 +83,28 @@ def test_a_text_line_that_is_not_utf8_is_named(tmp_path: Path) -> None:
 
 
 # Source: our own trial
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (2**63 - 1, "int64"),
+        (2**63, "uint64"),
+        (2**64 - 1, "uint64"),
+        (2**64, ""),
+        (-(2**63), "int64"),
+        (-(2**63) - 1, ""),
+    ],
+)
+def test_whole_numbers_are_guessed_up_to_the_ends_of_64_bits(tmp_path: Path, number: int, kind: str) -> None:
+    source = JsonlSource(str(lines(tmp_path / "in.jsonl", f'{{"x": {number}}}')))
+    if not kind:
+        with pytest.raises(InvalidJob, match=f"column 'x' has the number {number}, which would lose digits"):
+            source.named("in")
+        return
+    assert source.named("in").schema.field("x").type == kind
+    assert read_alone(source) == [{"x": number}]
+
+
+# Source: our own trial
 def test_whole_numbers_keep_their_digits(tmp_path: Path) -> None:
     large = ['{"x": 12345678901234567890}', '{"x": 12345678901234567891}']
     path = lines(tmp_path / "in.jsonl", *large)

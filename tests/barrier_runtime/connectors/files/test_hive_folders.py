@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from barrier_runtime import CollectSink, CsvSource, Dataflow, JsonlSource, ParquetSource
@@ -89,10 +89,31 @@ def test_csv_and_json_lines_have_them_too_and_watched_folders(tmp_path: Path) ->
     assert watched.take(2).to_pylist() in (expected, expected[::-1])
 
 
-VALUES = st.one_of(st.none(), st.text(max_size=5).filter(lambda text: not any(0xD800 <= ord(c) < 0xE000 for c in text)))
+@pytest.mark.parametrize("kind", [pa.date32(), pa.date64()])
+def test_every_date_of_python_names_a_folder(kind: pa.DataType) -> None:
+    days = [date.min, date(1969, 12, 31), date.max, None]
+    folders = by_folder(pa.table({"n": [0, 1, 2, 3], "day": pa.array(days, kind)}), ["day"])
+    read = [values_of(folders_of(f"{folder}x.parquet"))["day"] for folder in folders]
+    assert set(read) == {"0001-01-01", "1969-12-31", "9999-12-31", None}
+
+
+@pytest.mark.parametrize("day", [-719_163, 2_932_897])
+def test_a_date_beyond_those_of_python_is_refused_as_a_folder(day: int) -> None:
+    column = pa.array([0, day], pa.int32()).view(pa.date32())
+    with pytest.raises(InvalidJob, match=r"column 'day' has a date .* beyond the years 1 to 9999"):
+        by_folder(pa.table({"n": [0, 1], "day": column}), ["day"])
+
+
+NULL = "__HIVE_DEFAULT_PARTITION__"
+VALUES = st.one_of(
+    st.none(),
+    st.sampled_from([NULL, f"%5F{NULL[1:]}"]),
+    st.text(max_size=5).filter(lambda text: not any(0xD800 <= ord(c) < 0xE000 for c in text)),
+)
 
 
 @examples(200)
+@example(rows=[(NULL, 1), (None, 1), (f"%5F{NULL[1:]}", 1)])
 @given(rows=st.lists(st.tuples(VALUES, st.one_of(st.none(), st.integers(-5, 5))), min_size=1, max_size=20))
 def test_a_folder_says_what_its_rows_had(rows: list[tuple[str | None, int | None]]) -> None:
     """Text of any characters comes back; of empty text a null, as with Spark. Rows keep their order."""
