@@ -52,6 +52,7 @@ def read(value: Any, kind: Any, told: dict[str, Any] | None = None, **options: A
         (list(MARK.encode()), "list<int32>"),
         ([float(each) for each in MARK.encode()], "list<double>"),
         ({MARK: MARK}, "map<string, string>"),
+        ({MARK: None}, "map<string, string>"),
         (json.dumps({MARK: MARK}, separators=(",", ":")), str),
         ({"wkb": MARK_BASE64, "srid": 4326}, "struct<wkb: binary, srid: int32>"),
         (["a11e2b4e-0d5f-3b1e-9a4e-000000000000", MARK], "list<string>"),
@@ -166,6 +167,9 @@ DAY, NOON = datetime.date(2024, 1, 1), datetime.datetime(2024, 1, 1, 12)
         (90000000, "duration[ms]", f"{TIME}MicroDuration", datetime.timedelta(seconds=90)),
         ("P0Y0M1DT0H0M1.5S", "duration[us]", f"{TIME}Interval", datetime.timedelta(days=1, seconds=1.5)),
         ("P1Y0M1DT0H0M0S", "duration[us]", f"{TIME}Interval", "refused"),
+        ("P1Y0M1DT0H0M0S", str, f"{TIME}Interval", "P1Y0M1DT0H0M0S"),
+        ("24:00:00Z", str, f"{TIME}ZonedTime", "24:00:00Z"),
+        ("2024-01-01T14:00:00+02:00", str, f"{TIME}ZonedTimestamp", "2024-01-01T14:00:00+02:00"),
         ([19723], "list<date32>", "", [DAY]),
     ],
 )

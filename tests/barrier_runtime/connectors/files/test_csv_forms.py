@@ -23,6 +23,13 @@ def test_latin_1_and_german_decimals_are_read(tmp_path: Path) -> None:
     assert rows == [{"Straße": "Müllerstraße", "Preis": 1.5}, {"Straße": "Örtchen", "Preis": -2.25}]
 
 
+def test_texts_with_a_point_are_no_numbers_where_a_comma_is_before_the_decimals(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("version;mixed;price\n1.5;1,5;1,5\n2.25;1.5;0\n")
+    rows = rows_of_csv(path, delimiter=";", decimal_point=",")
+    assert rows == [{"version": "1.5", "mixed": "1,5", "price": 1.5}, {"version": "2.25", "mixed": "1.5", "price": 0.0}]
+
+
 def test_latin_1_without_its_name_is_told_with_the_option(tmp_path: Path) -> None:
     for text in ("Straße\nx\n", "name\nMüller\n"):
         path = tmp_path / "a.csv"

@@ -75,7 +75,7 @@ def test_an_alteration_keeps_every_value_or_does_not(old: ServerType, new: Serve
     assert keeps_values(old, new) is kept
 
 
-OIDS: dict[str, int] = {"int4": 23, "int8": 20, "text": 25, "bool": 16}
+OIDS: dict[str, int] = {"int4": 23, "int8": 20, "text": 25, "bool": 16, "bpchar": 1042}
 
 
 def declared(*columns: tuple[str, str], key: tuple[str, ...] = ("id",), identity: str = "d") -> ChangedTable:
@@ -115,6 +115,7 @@ ID, N, V = ("id", "int4"), ("n", "int4"), ("v", "text")
         (declared(ID, ("n", "int8")), in_log(ID, N), {1: ID, 2: ("n", "int8")}, (0, 1)),  # the log is behind
         (declared(ID, ("n", "text")), in_log(ID, N), {1: ID, 2: ("n", "text")}, (0, 1)),
         (declared(ID, N), in_log(ID, N), {1: ID, 2: ("n", "text")}, (0, 1)),  # ends where the text begins
+        (declared(ID, N, key=(), identity="f"), in_log(ID, identity="f"), {1: ID}, (0, None)),  # n dropped, no key
     ],
 )
 def test_a_shape_that_keeps_values_is_read(table: ChangedTable, relation: Relation, now: Any, places: Any) -> None:
@@ -135,6 +136,7 @@ def test_a_shape_that_keeps_values_is_read(table: ChangedTable, relation: Relati
         ),
         (declared(ID, N), in_log(ID, N), {1: ID, 2: ("n", "bool")}, "int4 .* written, bool in the table now"),
         (declared(ID, N), in_log(ID, ("n", "bool")), {1: ID, 2: N}, "int4 .* written, bool in the log"),
+        (declared(ID, V), in_log(ID, ("v", "bpchar")), {1: ID, 2: V}, "text .* written, bpchar in the log"),
         (declared(ID, N, V), in_log(ID, V, N), {1: ID, 2: N, 3: V}, "'v' has another place in the log"),
         (declared(ID, N), in_log(ID, N, key=("n",)), {1: ID, 2: N}, "identified by id, and in the log n identifies"),
         (declared(ID, N, key=()), in_log(ID, N), {1: ID, 2: N}, "identified by id, n, and in the log id identifies"),
