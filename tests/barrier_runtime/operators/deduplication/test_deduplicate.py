@@ -262,6 +262,17 @@ def test_an_id_is_forgotten_exactly_when_the_watermark_has_advanced_by_the_horiz
     assert passed(driven) == [1, 3]
 
 
+def test_ids_are_remembered_for_the_whole_horizon_whenever_they_were_seen() -> None:
+    """Also those seen in the last moment before a filter ends: it may not go before all of its ids are forgotten."""
+    within, last = 43, 47
+    driven = Driven(operator(within))
+    for now in range(last + within + 1):
+        driven.watermark(1_000 + now)
+        seen = (now, now - within + 1, now - within)
+        driven.feed([row(f"{id}", now - id) for id in seen if 0 <= id <= last], SCHEMA)
+    assert sorted(passed(driven)) == sorted([0, within] * (last + 1))
+
+
 def test_a_duplicate_does_not_lengthen_the_memory_of_its_id() -> None:
     driven = Driven(operator(100))
     driven.watermark(0)
