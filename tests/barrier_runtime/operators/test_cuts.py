@@ -347,6 +347,8 @@ def test_event_time_is_told_row_by_row_where_somebody_needs_it() -> None:
     assert told("every", [9, 10]) is None  # it does not move
     assert told("late", [20, 15, 30, 40]) is None  # nothing is behind it
     assert told("late", [20, 15, 30, 14]) == [14, 14, 24, 24]
+    assert told("late", [24, 30]) is None
+    assert told("late", [30, 24]) == [24, 24]  # at the watermark itself: a window that ends there is over
     assert told("none", [20, 15, 30, 14]) is None
     clock = EventClock(2**62)
     assert clock.see(pa.array([WATERMARK_MIN + 5])) is None
