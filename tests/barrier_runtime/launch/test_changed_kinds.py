@@ -66,7 +66,7 @@ from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.launch.options import JobOptions
 from barrier_runtime.launch.prepare import PreparedJob
 from barrier_runtime.state.errors import Unavailable
-from barrier_runtime.state.snapshots.snapshot import KIND, PENDING, TARGET, OperatorSnapshot
+from barrier_runtime.state.snapshots.snapshot import KIND, PENDING, TARGET, FileRef, OperatorSnapshot
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state_tables.finding import find_checkpoint
 from tests.barrier_runtime.running_job import RunningJob
@@ -508,8 +508,27 @@ def test_a_sink_of_another_kind_or_target_takes_no_transactions_of_the_first(tmp
         check_fits(specs[now], was, "a finished job's checkpoint", settled=True)
         empty = of_sink(manifest, b'{"version":1,"checkpoint":1,"entries":[]}', kind, target)
         assert refusal(specs[now], empty) == ""
+        assert refusal(specs[now], with_an_object_of_transactions(was), allow_non_restored=True) == told
     assert "of 'out' as a sink, but the job now has it as a map step without state" in refusal(
         spec_of(beside("out")), manifest, allow_non_restored=True
+    )
+
+
+def with_an_object_of_transactions(manifest: Manifest) -> Manifest:
+    """As with so many transactions that they have an object of their own."""
+    many = FileRef(PENDING, 1, "0" * 64, key="many")
+    return msgspec.structs.replace(
+        manifest,
+        operators=tuple(
+            msgspec.structs.replace(
+                each,
+                values={name: value for name, value in each.values.items() if name != PENDING},
+                objects={PENDING: many},
+            )
+            if each.operator == "out"
+            else each
+            for each in manifest.operators
+        ),
     )
 
 

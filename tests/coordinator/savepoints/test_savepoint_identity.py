@@ -215,6 +215,16 @@ def test_a_job_put_on_another_savepoint_is_refused_the_first_with_the_reason():
     assert newest(store) == "S"
 
 
+def test_a_replay_of_what_the_job_has_just_begun_with_writes_nothing():
+    store = MemoryStore()
+    begin(store, URLS["S"])
+    before = store.keys()
+    assert "began with this savepoint" in begin(store, URLS["S"], of(allow_replay=True))
+    assert store.keys() == before
+    run(store, of(), checkpoints=1)
+    assert "it is checkpoint" in begin(store, URLS["S"], of(allow_replay=True))
+
+
 def test_a_savepoint_is_known_after_more_runs_than_are_read_back():
     store = MemoryStore()
     begin(store, URLS["S"])
@@ -317,3 +327,12 @@ def test_a_claim_of_an_earlier_release_counts_where_the_log_has_an_import(begun:
     else:
         with pytest.raises(InvalidJob, match=r"any more: job 'flights' claimed it.*Job flights has completed"):
             begin(store, url, mode="claim")
+
+
+def test_a_claim_of_an_earlier_release_counts_for_the_job_that_it_names_alone():
+    url, store = in_a_folder(taken_of("S")), MemoryStore()
+    begin(store, URLS["T"])
+    open_store(url).delete(["savepoint.json"])
+    open_store(url).put(CLAIM_FILE, b"another-job")
+    with pytest.raises(InvalidJob, match=r"any more: job 'another-job' claimed it"):
+        begin(store, url)

@@ -135,6 +135,15 @@ def test_a_left_row_waits_for_the_watermark_to_pass_its_time() -> None:
     assert [row["b"] for row in it.rows] == [2]
 
 
+def test_of_versions_of_one_time_the_one_that_came_last_counts() -> None:
+    it = Driven(operator())
+    feed(it, 1, right("k", 3, 1), right("k", 3, 2))
+    feed(it, 1, right("k", 3, 3))
+    feed(it, 0, left("k", 3))
+    it.watermark(3)
+    assert [row["b"] for row in it.rows] == [3]
+
+
 def test_versions_that_nothing_can_need_are_removed_also_of_keys_without_further_rows() -> None:
     it = Driven(operator(tolerance=20))
     feed(it, 1, right("quiet", 1), right("quiet", 2), right("k", 5), right("k", 8), right("k", 30))
