@@ -18,7 +18,7 @@ from barrier_runtime.coordinator.log.restore_choice import snapshots_for_slot
 from barrier_runtime.coordinator.maintenance.fsck import file_refs
 from barrier_runtime.coordinator.wire.messages import SubtaskId
 from barrier_runtime.state.errors import Corrupt, InvalidJob
-from barrier_runtime.state.snapshots.snapshot import FileRef, InFlight, KeyedSnapshot, OperatorSnapshot
+from barrier_runtime.state.snapshots.snapshot import OWN, FileRef, InFlight, KeyedSnapshot, OperatorSnapshot
 from barrier_runtime.state.store.paths import Paths
 
 FILES = (
@@ -126,6 +126,18 @@ def test_what_subtasks_share_goes_to_every_slot_without_their_own_state():
     given = OperatorSnapshot("count", 0, 2, {"shared-a": b"1"}, objects={"shared-b": STORED})
     assert snapshots_for_slot((first, second), 1, 2) == (given, second)
     assert snapshots_for_slot((first, second), 0, 2) == (first,), "the other one has nothing to share"
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3, 4, 6])
+def test_what_a_subtask_keeps_for_itself_goes_to_exactly_one_slot(parallelism: int):
+    """Rows that a sink keeps are written by one subtask, also when there are fewer or more than before."""
+    files = {f"{OWN}rows": STORED}
+    snapshots = tuple(OperatorSnapshot("out", n, 4, {"sink": b"1", f"{OWN}a": b"2"}, objects=files) for n in range(4))
+    of_slots = [snapshots_for_slot(snapshots, slot, parallelism) for slot in range(parallelism)]
+    assert all(len(given) == 4 and all("sink" in each.values for each in given) for given in of_slots)
+    for kept in (lambda each: f"{OWN}a" in each.values, lambda each: f"{OWN}rows" in each.objects):
+        owners = [(each.subtask, slot) for slot, given in enumerate(of_slots) for each in given if kept(each)]
+        assert sorted(owners) == [(subtask, subtask % parallelism) for subtask in range(4)]
 
 
 # ---------------------------------------------------------------- values that are objects

@@ -174,6 +174,12 @@ def test_a_job_that_restarts_for_ever_without_a_checkpoint_does_not_look_well():
     assert shown == ["RUNNING"] * 4 + ["NO_CHECKPOINT"] * 6
 
 
+def test_running_time_before_a_recovery_is_forgotten_with_the_next_checkpoint():
+    looks = [(0, facts()), (TIMEOUT - 1, facts("fencing")), (TIMEOUT, facts())]
+    looks += [(TIMEOUT, facts(completed=1)), (2 * TIMEOUT - 1, facts(completed=1)), (2 * TIMEOUT, facts(completed=1))]
+    assert states(*looks)[2:] == ["RUNNING", "RUNNING", "RUNNING", "NO_CHECKPOINT"]
+
+
 def test_a_long_recovery_alone_is_no_reason_to_miss_a_checkpoint():
     assert states((0, facts()), (1, facts("waiting")), (9 * TIMEOUT, facts()), (10 * TIMEOUT - 2, facts())) == [
         "RUNNING",
@@ -227,6 +233,15 @@ def test_a_store_that_does_not_even_refuse_is_waited_for():
     assert conditions[2].reason == (
         "write of flights/checkpoints/4-1/manifest.json for checkpoint 4: no answer for 5.0 s"
     )
+
+
+@pytest.mark.parametrize(
+    "trouble", [{"appending": "flights/log/3.json"}, {"undecided": StoreWait(4, "flights/checkpoints/4", 0)}]
+)
+@pytest.mark.parametrize(("timeout_ms", "waited_ms"), [(TIMEOUT, HANGING_MS), (HANGING_MS // 2, HANGING_MS // 2)])
+def test_a_store_that_hangs_is_waited_for_no_longer_than_a_checkpoint_may_take(trouble, timeout_ms, waited_ms):
+    hangs = Facts(phase="running", timeout_ms=timeout_ms, expects_checkpoint=False, **trouble)
+    assert states((0, hangs), (waited_ms - 1, hangs), (waited_ms, hangs)) == ["RUNNING", "RUNNING", "WAITING_STORE"]
 
 
 # ---------------------------------------------------------------- sinks
