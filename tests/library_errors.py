@@ -339,5 +339,6 @@ RAW_PASSING: tuple[Exception, ...] = (
     ssl.SSLError(1, "record layer failure"),
     ssl.SSLEOFError(8, "EOF in violation"),
     socket.gaierror(socket.EAI_AGAIN, "try again"),
+    socket.gaierror(errno.EPERM, "address family for hostname not supported"),  # of macOS: numbers of its own
     socket.herror(1, "unknown host"),
 )

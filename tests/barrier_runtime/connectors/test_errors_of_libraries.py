@@ -71,8 +71,10 @@ def test_whatever_reaches_the_engine_names_the_sink_and_the_remedy(public: Publi
         assert str(found).startswith(f"sink 'orders' ({public.name}), subtask 3: rows cannot be staged: "), found
         assert str(found).endswith("; then start the job again")
         assert _REMEDY.search(str(found))
+        assert "The decided rows are kept, and are committed as soon as" in trouble.commit_failed(error)
     for error in RAW_PASSING:
         assert not must_be_mended(trouble.of(error, STAGING)), error
+        assert trouble.commit_failed(error) == f"{type(error).__name__}: {error}", "the target may be down for a while"
 
 
 @pytest.mark.parametrize("public", SOURCES, ids=lambda public: str(public.name))

@@ -18,7 +18,8 @@ from barrier_runtime.state.store.s3 import RetryBudget, S3Store
 
 
 class Script:
-    """Answers in order; the last one is repeated. `None` closes the connection without an answer."""
+    """Answers in order, with an error's code or a body; the last one is repeated. `None` closes the connection without
+    an answer."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[int, str] | None] = [(200, "")]
@@ -38,7 +39,8 @@ class Script:
                     self.connection.close()
                     return
                 status, code = answer
-                body = f"<Error><Code>{code}</Code><Message>m</Message></Error>".encode() if code else b""
+                error = f"<Error><Code>{code}</Code><Message>m</Message></Error>"
+                body = (code if code.startswith("<") else error).encode() if code else b""
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -150,6 +152,34 @@ def test_trouble_that_passes_is_not_even_seen(script: Script, store: S3Store) ->
     script.answers = [(500, "InternalError"), None, (200, "")]
     store.put("a", b"x")
     assert len(script.requests) == 3
+
+
+def test_bytes_that_were_damaged_on_their_way_are_sent_again(script: Script, store: S3Store) -> None:
+    script.answers = [(400, "BadDigest"), (400, "IncompleteBody"), (200, "")]
+    store.put("a", b"x")
+    assert len(script.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "said"),
+    [
+        ("AccessDenied", InvalidJob, "delete of s3://bucket/jobs/b failed: AccessDenied; allow s3:DeleteObject"),
+        ("InternalError", Unavailable, "delete of s3://bucket/jobs/b failed: InternalError"),
+    ],
+)
+def test_an_object_that_is_not_deleted_is_told_also_behind_an_absent_one(
+    script: Script, store: S3Store, code: str, error: type[Exception], said: str
+) -> None:
+    def answer(*codes: str) -> tuple[int, str]:
+        named = zip("ab", codes, strict=True)
+        failed = [f"<Error><Key>jobs/{key}</Key><Code>{code}</Code></Error>" for key, code in named]
+        return 200, f"<DeleteResult>{''.join(failed)}</DeleteResult>"
+
+    script.answers = [answer("NoSuchKey", code)]
+    with pytest.raises(error, match=said):
+        store.delete(["a", "b"])
+    script.answers = [answer("NoSuchKey", "NoSuchKey")]
+    store.delete(["a", "b"])
 
 
 @pytest.mark.parametrize(
