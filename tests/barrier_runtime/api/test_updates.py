@@ -60,6 +60,13 @@ COUNTED: dict[str, Callable[[Dataflow], Any]] = {
         .key_by("user")
         .join("t", read(flow, "more").key_by("user"), between=(-SECOND, SECOND), event_time="at")
     ),
+    "join by one of several keys": lambda flow: (
+        read(flow)
+        .key_by("user", "city")
+        .aggregate("per_user", n=count())
+        .key_by("user")
+        .join("t", read(flow, "more").key_by("user"), between=(-SECOND, SECOND), event_time="at")
+    ),
     "behind a join": lambda flow: (
         per_user(flow)
         .key_by("city")
@@ -106,6 +113,11 @@ NOT_COUNTED: dict[str, Callable[[Dataflow], Any]] = {
         .filter("update = 0")
         .key_by("user")
         .aggregate("t", t=sum_("n"))
+    ),
+    "a join by a column of the rows": lambda flow: (
+        per_user(flow)
+        .key_by("user", "city")
+        .join("t", read(flow, "more").key_by("user", "city"), between=(-SECOND, SECOND), event_time="at")
     ),
     "an id of the rows": lambda flow: per_user(flow).deduplicate("t", "user", "at", within=None),
 }

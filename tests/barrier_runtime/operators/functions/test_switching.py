@@ -19,8 +19,9 @@ from barrier_runtime import BroadcastState, CollectSink, Dataflow, InvalidJob, c
 from barrier_runtime.coordinator.checkpoints.agreement import disagreement
 from barrier_runtime.data.elements import WATERMARK_MAX, Batch, CancelBarrier, EndOfInput, Watermark
 from barrier_runtime.graph.compiler import compile_plan
-from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.base import Capture, Emit
 from barrier_runtime.operators.functions.connected import ConnectedInput, ConnectedOperator
+from barrier_runtime.operators.functions.switching import WaitingRows, switched_between
 from barrier_runtime.runtime.network.channels import LocalOutput
 from barrier_runtime.runtime.network.wiring import Wiring
 from barrier_runtime.state.errors import Corrupt
@@ -258,6 +259,40 @@ def test_a_harness_has_its_barriers_where_it_takes_snapshots() -> None:
         assert harness.push("rows", {"k": 1, "at": 0}) == [{"v": -7}, {"v": -8}, {"v": 2}]
     with pytest.raises(InvalidJob, match="input 'rules': switch='barriers': pass 'row'"):
         ConnectedHarness(Ruled, **inputs | {"broadcast": {"rules": "barriers"}})
+
+
+# ---------------------------------------------------------------- between two checkpoints
+
+
+def snapshots(rules: Sequence[bool], restored: Sequence[OperatorSnapshot] = (), after: int = 0) -> list[Any]:
+    """Those of a subtask at the checkpoints behind `after`. `rules`: whether a rule came before each of them."""
+    waiting, taken = WaitingRows("step", 0, ["rules"], restored), []
+    for checkpoint, came in enumerate(rules, after + 1):
+        if came:
+            waiting.add("rules", Batch(pa.RecordBatch.from_pylist([{"n": checkpoint}], RULES), 0))
+        capture = Capture({})
+        waiting.at_barrier(checkpoint, capture)
+        more = capture.blocking() if capture.blocking is not None else {}
+        taken.append([OperatorSnapshot("step", 0, 1, {**capture.values, **more})])
+    return taken
+
+
+def test_it_is_known_between_which_checkpoints_rules_became_valid() -> None:
+    first, second, third, fourth = snapshots([True, False, True, False])
+    assert switched_between((), 0, second, "step")
+    assert not switched_between((), 0, first, "step"), "the rule is valid behind the barrier of 1"
+    assert not switched_between(first, 1, second, "step")
+    assert not switched_between(first, 1, third, "step")
+    assert switched_between(first, 1, fourth, "step")
+    assert switched_between(second, 2, fourth, "step")
+
+
+def test_rules_that_became_valid_in_a_restore_did_so_at_its_checkpoint() -> None:
+    (first,) = snapshots([True])
+    second, third, fourth = snapshots([False, True, False], restored=first, after=1)
+    assert not switched_between(first, 1, second, "step")
+    assert not switched_between(first, 1, third, "step")
+    assert switched_between(first, 1, fourth, "step")
 
 
 # ---------------------------------------------------------------- in a flow
