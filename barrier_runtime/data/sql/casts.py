@@ -81,4 +81,14 @@ def _read(text: Argument, kind: pa.DataType) -> Made:
         return day_of_text(text.made)
     if types.is_decimal(kind):
         return decimal_of_text(text.made, kind.scale).cast(kind)
-    return pc.utf8_trim(text.made, " ").cast(kind)
+    trimmed = pc.utf8_trim(text.made, " ")
+    return _whole(trimmed).cast(kind) if types.is_signed_integer(kind) else trimmed.cast(kind)
+
+
+def _whole(text: Made) -> Made:
+    """A whole number of 64 bits. Arrow takes `0xFF` of eight bits for -1, so narrower types come after, and numbers
+    with the highest of 64 bits are made a text that is not read."""
+    number = text.cast(pa.int64())
+    wrapped = pc.and_kleene(pc.less(number, 0), pc.starts_with(text, "0"))
+    refused = pc.if_else(wrapped, pa.scalar("a hexadecimal number of 64 bits"), pa.scalar(None, pa.string()))
+    return pc.coalesce(refused.cast(pa.int64()), number)

@@ -168,3 +168,14 @@ def test_a_folder_named_like_a_file_is_read_as_a_folder(tmp_path: Path) -> None:
     (tmp_path / "table.csv" / "k=1").mkdir(parents=True)
     (tmp_path / "table.csv" / "k=1" / "part.csv").write_text("n\n1\n")
     assert read_file("csv", tmp_path / "table.csv") == [{"n": 1, "k": 1}]
+
+
+# Source: our own trial
+@pytest.mark.parametrize(
+    ("text", "kind"), [("0xFF", "tinyint"), ("0xFFFFFFFF", "int"), ("0xFFFFFFFFFFFFFFFF", "bigint")]
+)
+def test_a_cast_makes_no_negative_number_of_a_hexadecimal_text(text: str, kind: str) -> None:
+    cast = {"n": f"cast(t as {kind})"}
+    assert ran([{"t": "0x7F"}, {"t": "-1"}], {"t": str}, lambda rows: rows.select(cast)) == [{"n": 127}, {"n": -1}]
+    with pytest.raises(REFUSED, match=r"not in range|hexadecimal number of 64 bits"):
+        ran([{"t": text}], {"t": str}, lambda rows: rows.select(cast))
