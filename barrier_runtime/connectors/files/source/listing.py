@@ -65,9 +65,11 @@ def fingerprint(opened: Any, size: int, where: str) -> str:
     """Of the first `size` bytes of a file: a hash of the first and the last 64 kB of them."""
     last = max(_ENDS_BYTES, size - _ENDS_BYTES)
     try:
+        at = opened.tell()
         ends = [opened.read_at(min(size, _ENDS_BYTES), 0)]
         if last < size:
             ends.append(opened.read_at(size - last, last))
+        opened.seek(at)  # a file of `PythonFile` has moved, and a compressed one is read on from there
     except OSError as error:
         raise Unavailable(f"{where}: it cannot be read now: {error}") from error
     return hashlib.blake2b(b"".join(ends), digest_size=8).hexdigest()

@@ -1,6 +1,7 @@
 """Files that change between runs, or while they are read: what is told, and what a file that grew brings."""
 
 import gzip
+import io
 import json
 import os
 import threading
@@ -20,7 +21,7 @@ from barrier_runtime import Dataflow, JsonlSink
 from barrier_runtime.connectors.files.source import comparing
 from barrier_runtime.connectors.files.source.csv import CsvFiles
 from barrier_runtime.connectors.files.source.jsonl import JsonlFiles
-from barrier_runtime.connectors.files.source.listing import FoundFile
+from barrier_runtime.connectors.files.source.listing import FoundFile, fingerprint
 from barrier_runtime.connectors.files.source.parquet import ParquetFiles
 from barrier_runtime.connectors.files.source.watch import WatchedFiles
 from barrier_runtime.connectors.source import Source
@@ -485,3 +486,14 @@ def test_a_file_that_grows_while_it_is_read_is_read_on_when_that_is_done(tmp_pat
     assert [row["n"] for row in rows] == list(range(502))
     assert driver.records == 502
     driver.close()
+
+
+def test_the_fingerprint_of_a_compressed_file_of_a_store_does_not_move_it() -> None:
+    """A checkpoint in its middle takes the fingerprint; such a file is a Python object that knows one place."""
+    text = b"".join(b"%d\n" % n for n in range(100_000))
+    packed = gzip.compress(text)
+    raw = pa.PythonFile(io.BufferedReader(io.BytesIO(packed)), mode="r")
+    stream = pa.CompressedInputStream(raw, "gzip")
+    begin = bytes(stream.read(1_000))
+    fingerprint(raw, len(packed), "src")
+    assert begin + bytes(stream.read(len(text))) == text
