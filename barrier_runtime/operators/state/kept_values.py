@@ -19,7 +19,8 @@ _GROUPS = (list, tuple, set, frozenset)
 
 
 def is_kept(value: Any, read: Any) -> bool:
-    """Whether `read` is `value`. A list may be read for a tuple or a set of the same elements; NaN is kept."""
+    """Whether `read` is `value`. A list may be read for a tuple or a set of the same elements, and a
+    class for a dict of its fields; NaN is kept."""
     if type(value) is type(read) and not isinstance(value, decimal.Decimal) and value == read:
         return True
     if isinstance(value, datetime.datetime) and isinstance(read, datetime.datetime):
@@ -27,7 +28,10 @@ def is_kept(value: Any, read: Any) -> bool:
     if isinstance(value, decimal.Decimal):
         return isinstance(read, decimal.Decimal) and value.as_tuple() == read.as_tuple()
     if isinstance(value, dict):
-        return isinstance(read, dict) and _is_kept_dict(value, read)
+        if isinstance(read, dict):
+            return _is_kept_dict(value, read)
+        given = _fields(read)  # a row of a table for a class: fields that it lacks have their defaults
+        return given is not None and all(key in given and is_kept(each, given[key]) for key, each in value.items())
     if isinstance(value, _GROUPS):
         return isinstance(read, _GROUPS) and _is_kept_group(value, read)
     fields = _fields(value)
@@ -57,9 +61,10 @@ def _moment(value: datetime.datetime) -> datetime.datetime:
 def _fields(value: Any) -> dict[str, Any] | None:
     """Of a dataclass, a Struct or a model, which need not compare their fields."""
     if isinstance(value, msgspec.Struct):
-        return {name: getattr(value, name) for name in value.__struct_fields__}
+        names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+        return {stored: getattr(value, name) for stored, name in names}
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if models.is_model(type(value)):
-        return {**vars(value), **(getattr(value, "model_extra", None) or {})}
+        return models.as_fields(value)
     return None

@@ -146,8 +146,6 @@ class NamedAccount:
         (Account, NamedAccount(1.0, "ann"), "a restored job would read"),
         (Account, {"amount": 1.0, "name": "ann"}, "a restored job would read"),
         (set[int], [1, 1], "a restored job would read"),
-        (Any, {"price": Decimal("1.50")}, "a restored job would read"),
-        (uuid.UUID, str(uuid.UUID(int=1)), "a restored job would read"),
     ],
     ids=str,
 )
@@ -166,6 +164,8 @@ def test_a_state_that_a_restore_would_change_is_refused(kind: Any, value: Any, s
         (set[tuple[int, int]], {(1, 2)}),
         (list[datetime.datetime], [datetime.datetime(2024, 10, 27, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Berlin"))]),
         (Account, Account(math.nan, "ann")),
+        (Account, {"amount": 1.0}),
+        (uuid.UUID, str(uuid.UUID(int=1))),
     ],
     ids=str,
 )
