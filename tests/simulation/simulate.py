@@ -26,6 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 sys.path[:0] = [str(ROOT), str(ROOT.parent.parent)]
 
+import commit_canaries  # noqa: E402, F401
 import move_canaries  # noqa: E402, F401
 import restore_canaries  # noqa: E402, F401
 import text_canaries  # noqa: E402, F401

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import commit_canaries  # noqa: F401 - planted bugs of their own
 import move_canaries  # noqa: F401 - planted bugs of their own
 import pytest
 import restore_canaries  # noqa: F401 - planted bugs of their own

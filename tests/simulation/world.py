@@ -26,6 +26,7 @@ from hanging import PROGRESS_TIMEOUT_MS, HangingJsonlSink, HangingOpens
 from join_checkers import JOIN_CHECKERS
 from joins import JoinWorkload
 from kafka_broker import Broker
+from late_commits import LateCommits
 from lookups import Owners
 from move_checkers import BANK_MOVE_CHECKERS, MOVE_CHECKERS
 from near_misses import counted
@@ -196,6 +197,7 @@ class World(SimCluster):
         self._drain_struck: set[str] = set()
         self._last_wish: SavepointRequest | None = None  # for one to stop with
         self._stalls = StallsAtMoves(schedule, self.sim)
+        self._late_commits = LateCommits(schedule, self.sim, self.facts, self._wrong, self._note)
         self._steps = HearsInSteps(self.sim, self._hears_now, self._hold_up_another, self._note)
         self._rescales = 0  # that were asked for; replaces, too
         self._starts = next(each for each in self.checkers if isinstance(each, NewSlotsStart))
@@ -540,6 +542,7 @@ class World(SimCluster):
                 retained=s.retained,
                 unaligned=s.unaligned,
                 aligned_timeout_ms=s.aligned_timeout_ms,
+                max_commits_behind=self._late_commits.bound,
             ),
             slot_timeout_ms=s.slot_timeout_ms,
             resource_wait_timeout_ms=3_600_000,
@@ -578,6 +581,8 @@ class World(SimCluster):
     def _look(self, program: Program, runner: JobRunner) -> None:
         if self.hanging is not None and program is self._current():
             self.hanging.look(runner, self.schedule.slot_timeout_ms)
+        if program is self._current():
+            self._late_commits.look(runner, asked=len(self._wishes) + self._rescales + 3)  # with the last ones
 
     def _hears(self, process: SimProcess, slot: Slot, message: ToSlot) -> None:
         if not self._steps.takes(process, slot, message):
