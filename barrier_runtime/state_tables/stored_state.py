@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 
 from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.pins import CheckpointPin
+from barrier_runtime.data.values.into_columns import UnkeptValue
 from barrier_runtime.operators.deduplication.operator import BEGUN_VALUE
 from barrier_runtime.runtime.sources.progress import SPLITS_VALUE, SourceProgress
 from barrier_runtime.state.backend.stored_part import KeyGroups, StoredPart, rows_told
@@ -360,9 +361,9 @@ def _of_entries(
             entries = [entry for entry in entries if not is_number(entry[1])]
         try:
             batch = _batch(entries, what, keys, column, where) if entries else None
-        except OverflowError as error:
+        except UnkeptValue as error:
             raise InvalidJob(
-                f"{where}: a whole number of 2**63 or more does not fit into a column: ask for keys that have none, or "
+                f"{where}: a value does not fit into its column ({error.reason}): ask for keys that have none, or "
                 "leave values out with columns="
             ) from error
         if batch is not None and batch.num_rows:

@@ -39,7 +39,8 @@ class UnkeptValue(ValueError):
     types say it; `remedy`: empty where any other value would do."""
 
     def __init__(self, column: str, kind: pa.DataType, row: int, value: Any, detail: str, remedy: str = "") -> None:
-        said = ": ".join(part for part in (f"there is {shown(value)}", detail, remedy) if part)
+        self.reason = ": ".join(part for part in (f"there is {shown(value)}", detail) if part)
+        said = ": ".join(part for part in (self.reason, remedy) if part)
         super().__init__(f"column {column!r} is {kind}, but {said}")
         self.column = column
         self.kind = kind

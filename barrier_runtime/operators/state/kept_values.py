@@ -31,7 +31,10 @@ def is_kept(value: Any, read: Any) -> bool:
         if isinstance(read, dict):
             return _is_kept_dict(value, read)
         given = _fields(read)  # a row of a table for a class: fields that it lacks have their defaults
-        return given is not None and all(key in given and is_kept(each, given[key]) for key, each in value.items())
+        if given is None:
+            return False
+        given = {**_tag(read), **given}
+        return all(key in given and is_kept(each, given[key]) for key, each in value.items())
     if isinstance(value, _GROUPS):
         return isinstance(read, _GROUPS) and _is_kept_group(value, read)
     fields = _fields(value)
@@ -56,6 +59,12 @@ def _is_kept_group(value: Any, read: Any) -> bool:
 
 def _moment(value: datetime.datetime) -> datetime.datetime:
     return value if value.tzinfo is None else value.astimezone(datetime.timezone.utc)
+
+
+def _tag(value: Any) -> dict[str, Any]:
+    """The field that tells classes of a union apart, with its value; empty for a class without a tag."""
+    config = value.__struct_config__ if isinstance(value, msgspec.Struct) else None
+    return {} if config is None or config.tag_field is None else {config.tag_field: config.tag}
 
 
 def _fields(value: Any) -> dict[str, Any] | None:

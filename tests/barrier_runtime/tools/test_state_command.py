@@ -96,7 +96,7 @@ def test_timers_that_fire_never_are_shown(tmp_path: Path) -> None:
 
 def test_a_number_that_no_column_holds_is_refused_by_name_and_others_are_shown(tmp_path: Path) -> None:
     asked_flow().run_local(checkpoints=tmp_path, parallelism=1)
-    with pytest.raises(InvalidJob, match=r"job asked, asked.huge: a whole number of 2\*\*63 or more does not fit"):
+    with pytest.raises(InvalidJob, match=r"job asked, asked.huge: a value does not fit .*9223372036854775808"):
         show(str(tmp_path), "asked", None, "asked.huge", (), 5)
     shown, _ = show(str(tmp_path), "asked", None, "asked.huge", ("user=ann",), 5)
     assert json.loads(shown) == {"user": "ann", "value": 0}
