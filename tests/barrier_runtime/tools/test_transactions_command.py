@@ -108,6 +108,7 @@ class Killed:
 
     def command(self, *arguments: str) -> list[str]:
         options = ["--local", "--parallelism", "1", "--interval", "0.1", "--checkpoints", self.url]
+        options += ["--max-commits-behind", "64"]  # decisions go on while nothing is committed
         return [*COMMAND, "run", f"{self.folder / 'app.py'}:flow", *options, *arguments]
 
 
