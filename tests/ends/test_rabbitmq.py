@@ -337,8 +337,8 @@ def test_a_checkpoint_right_after_a_rejected_message_acknowledges_those_before_i
     ("options", "complaint"),
     [
         ({"value": "xml"}, '"bytes" or "json"'),
-        ({"value": "json"}, "go together"),
-        ({"schema": {"value": int}}, "go together"),
+        ({"value": "json"}, "pass schema="),
+        ({"schema": {"value": int}}, "schema= goes with"),
         ({"value": "json", "schema": {"timestamp": int}}, "two columns 'timestamp'"),
         ({"metadata": ["timestamp"]}, "needs the column 'message_id'"),
         ({"metadata": ["message_id", "priority"]}, "'priority'"),
