@@ -13,9 +13,9 @@ def build(settings: dict[str, Any]) -> Dataflow:
     flow = Dataflow(NAME)
     numbers = flow.rate("numbers", settings["rate"], settings["rows"], keys=KEYS)
     counted = numbers.key_by("key").aggregate("count", n=count())
-    counted.sink("table", DeltaSink(settings["table"]))
     counted.sink(FILES, ParquetSink(settings["files"], staging="multipart"))
-    rows = counted.select(["value", "key", "n"])
+    rows = counted.select(["value", "key", "n"])  # the targets below have no nanoseconds, which `intended_at` has
+    rows.sink("table", DeltaSink(settings["table"]))
     rows.sink("mysql", MySQLSink(settings["mysql"], mysql_counts.TABLE))
     prefix, table = redis_counts.PREFIX, clickhouse_counts.TABLE
     rows.sink("redis", RedisUpsertSink(settings["redis"], key="key", prefix=prefix, deterministic=True))
