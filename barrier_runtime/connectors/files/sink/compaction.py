@@ -33,7 +33,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from barrier_runtime.connectors.files.csv_text.quoting import row_begins
+from barrier_runtime.connectors.files.csv_text.quoting import end_of_first_row
 from barrier_runtime.connectors.files.sink.commit_log import CommitLog, CommittedFile, jobs_and_sinks, read_commit_log
 from barrier_runtime.connectors.files.sink.commit_record import CommitRecord, live_files
 from barrier_runtime.state.errors import Corrupt, InvalidJob
@@ -161,7 +161,7 @@ class Compaction:
                 "compacted of it: restore it from a backup"
             )
         if suffix == "csv":
-            return data[: _header_bytes(data)]
+            return data[: end_of_first_row(data, ",")]
         if suffix == "parquet":
             return pq.read_schema(pa.BufferReader(data))
         self._skipped.append(f"{file.name} is of no format that can be merged")
@@ -264,16 +264,10 @@ def _merged(files: Iterable[Path], into: Path, suffix: str) -> int | None:
         for number, path in enumerate(files):
             with path.open("rb") as source:
                 if suffix == "csv" and number:
-                    source.seek(_header_bytes(path.read_bytes()))
+                    source.seek(end_of_first_row(path.read_bytes(), ","))
                 while chunk := source.read(_CHUNK):
                     target.write(chunk)
     return None
-
-
-def _header_bytes(data: bytes) -> int:
-    """Of a CSV file: its header, whose names may have line breaks."""
-    begins = row_begins(data, ",", blank_rows=True)
-    return begins[1] if len(begins) > 1 else len(data)
 
 
 def _merged_parquet(files: Iterable[Path], into: Path) -> int:
