@@ -5,9 +5,17 @@ no pyspark), because every command line and every Spark worker pays for it.
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if not os.path.isdir(os.path.join(os.path.dirname(__file__), "state")):
+    raise ImportError(
+        f"{os.path.join(os.path.dirname(__file__), 'state')} is not a folder: this checkout has no symbolic links. "
+        "In a clone: git config core.symlinks true, then git checkout -- barrier_runtime (Windows: switch developer "
+        "mode on before). From an archive: unpack it with a program that keeps links, or clone"
+    )
 
 _HOME = {
     "Dataflow": "barrier_runtime.api.dataflow",
