@@ -1,0 +1,323 @@
+"""A proxy on 127.0.0.1 that answers late, as a process of its own.
+
+    python -m benchmarks.slow_store.proxy http 9001 9000 --delay 30       before an S3 endpoint at port 9000
+    python -m benchmarks.slow_store.proxy tcp 5433 5432 --delay 5         before a database
+
+`http`: an answer goes out no sooner than its delay after the request is complete, so the emulator's own time is part of
+the delay. Connections of clients are kept alive whatever the emulator does (moto's server closes each). Bodies are
+streamed both ways. `tcp`: each byte of the server is late by the delay, as on a longer way; a delay is drawn for each
+answer, which begins with the first bytes behind something that the client sent. Requests, or waits for answers, go to a
+log that `benchmarks.slow_store.requests` reads. If either side ends a connection, so does the proxy.
+"""
+
+import argparse
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from benchmarks.slow_store.delay import Delay
+from benchmarks.slow_store.messages import Message, operation, without
+from benchmarks.slow_store.requests import Request, encoded
+
+_HELD = 4 << 20  # bytes of an answer that wait for its delay before its server waits, too
+
+Note = Callable[[Request], None]
+
+
+class _Side(asyncio.Protocol):
+    """One end of a connection; when its buffer is full the other end is not read."""
+
+    other: "_Side | None" = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def pause_writing(self) -> None:
+        if self.other is not None:
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other is not None:
+            self.other.transport.resume_reading()
+
+
+class HttpClient(_Side):
+    """A client's connection: one request after the other, each over a connection of its own to the emulator."""
+
+    def __init__(self, target: int, draw: Callable[[], float], note: Note) -> None:
+        self.target = target
+        self.draw = draw
+        self.note = note
+        self._request: Message | None = None
+        self._exchange: Exchange | None = None
+        self._waiting = b""  # bytes of the next request, which waits for the answer to this
+
+    def data_received(self, data: bytes) -> None:
+        if self._exchange is not None and self._request is None:
+            self._waiting += data
+            return
+        if self._request is None:
+            self._request = Message()
+        known = bool(self._request.head)
+        body, rest = self._request.feed(data)
+        if not self._request.head:
+            return
+        if not known:
+            self._exchange = self.other = Exchange(self, self._request.head)
+        assert self._exchange is not None
+        self._exchange.send(body, last=self._request.done)
+        if self._request.done:
+            self._request = None
+            self._waiting += rest
+
+    def answered(self, keep: bool) -> None:
+        self._exchange = self.other = None
+        if not keep or self._request is not None:  # an answer before the request's end: what follows is the request's
+            self.transport.close()
+            return
+        self.transport.resume_reading()
+        if self._waiting:
+            data, self._waiting = self._waiting, b""
+            self.data_received(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._exchange is not None:
+            self._exchange.abandon()
+
+
+class Exchange(_Side):
+    """One request and its answer, over a connection to the emulator."""
+
+    def __init__(self, client: HttpClient, head: bytes) -> None:
+        self.other = self._client = client
+        self._loop = asyncio.get_running_loop()
+        self._operation, self._key = operation(head)
+        self._unsent: list[bytes] | None = [without(head, b"connection")]  # None: connected
+        self._method = head.split(b" ", 1)[0].decode("latin-1")
+        self._answer = Message(self._method)
+        self._asked_at = time.time()
+        self._asked = self._loop.time()
+        self._complete = False
+        self._delay = client.draw()
+        self._held: list[bytes] | None = None  # None: before the answer's head, or when its delay is over
+        self._begun = False
+        self._ended = False
+        self._sent = self._received = 0
+        self._connecting = self._loop.create_task(self._connect())
+
+    async def _connect(self) -> None:
+        try:
+            await self._loop.create_connection(lambda: self, "127.0.0.1", self._client.target)
+        except OSError:
+            self._cut()
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        unsent, self._unsent = self._unsent or [], None
+        transport.write(b"".join(unsent))
+        if self._ended:
+            transport.close()
+
+    def send(self, body: bytes, *, last: bool) -> None:
+        """Bytes of the request."""
+        self._sent += len(body)
+        if self._unsent is not None:
+            self._unsent.append(body)
+        elif body:
+            self.transport.write(body)
+        if last:
+            self._complete, self._asked, self._asked_at = True, self._loop.time(), time.time()
+
+    def data_received(self, data: bytes) -> None:
+        while data and not self._answer.done:
+            known = bool(self._answer.head)
+            body, data = self._answer.feed(data)
+            if not self._answer.head:
+                return
+            if self._answer.interim:
+                self._client.transport.write(self._answer.head)
+                self._answer = Message(self._method)
+                continue
+            if not known:
+                self._begin()
+            self._received += len(body)
+            self._pass(body)
+        if self._answer.done:
+            self._finish_in_time()
+
+    def _begin(self) -> None:
+        closes = self._answer.until_close
+        self._held = [self._answer.head if closes else without(self._answer.head, b"connection")]
+        self._begun = True
+        due = self._asked + self._delay if self._complete else self._loop.time()
+        if due <= self._loop.time():
+            self._release()
+        else:
+            self._loop.call_at(due, self._release)
+
+    def _pass(self, body: bytes) -> None:
+        if self._held is None:
+            self._client.transport.write(body)
+        else:
+            self._held.append(body)
+            if self._received > _HELD:
+                self.transport.pause_reading()
+
+    def _release(self) -> None:
+        held, self._held = self._held, None
+        if self._ended:
+            return
+        self._client.transport.write(b"".join(held or []))
+        if self._received > _HELD:
+            self.transport.resume_reading()
+        if self._answer.done:
+            self._finish()
+
+    def _finish_in_time(self) -> None:
+        if self._held is None and not self._ended:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._ended = True
+        self._tell(int(self._answer.head[9:12]))
+        self.transport.close()
+        self._client.answered(keep=not self._answer.until_close)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._answer.until_close and error is None:
+            self._answer.done = True
+            self._finish_in_time()
+        elif not self._answer.done:
+            self._cut()
+
+    def _cut(self) -> None:
+        """The emulator gives no answer: neither does the proxy."""
+        if not self._ended:
+            self._ended = True
+            self._tell(0)
+            self._client.transport.abort()
+
+    def abandon(self) -> None:
+        """The client is gone. The request stays sent."""
+        if not self._ended:
+            self._ended = True
+            self._tell(0)
+            if self._unsent is None:
+                self.transport.close()
+
+    def _tell(self, status: int) -> None:
+        ms = (self._loop.time() - self._asked) * 1000
+        self._client.note(
+            Request(self._asked_at, self._operation, self._key, status, self._sent, self._received, round(ms, 2))
+        )
+
+
+class TcpClient(_Side):
+    """A client's connection to a database."""
+
+    def __init__(self, target: int, draw: Callable[[], float], note: Note) -> None:
+        self.target = target
+        self.draw = draw
+        self.note = note
+        self.asked_at: float | None = None  # None: everything sent has an answer
+        self.sent = 0
+        self._unsent: list[bytes] | None = []
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._connecting = asyncio.get_running_loop().create_task(self._connect())
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            _, made = await loop.create_connection(lambda: TcpServer(self), "127.0.0.1", self.target)
+        except OSError:
+            self.transport.abort()
+            return
+        self.other = made
+        unsent, self._unsent = self._unsent or [], None
+        made.transport.write(b"".join(unsent))
+        if self.transport.is_closing():
+            made.transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        self.asked_at = self.asked_at or time.time()
+        self.sent += len(data)
+        if self._unsent is not None:
+            self._unsent.append(data)
+        elif self.other is not None:
+            self.other.transport.write(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.other is not None:
+            self.other.transport.close()
+
+
+class TcpServer(_Side):
+    """The database's end of the same connection: what it says arrives late, in order."""
+
+    def __init__(self, client: TcpClient) -> None:
+        self.other = self._client = client
+        self._loop = asyncio.get_running_loop()
+        self._delay = 0.0
+        self._due = 0.0
+
+    def data_received(self, data: bytes) -> None:
+        client = self._client
+        if client.asked_at is not None:
+            self._delay = client.draw()
+            took_ms = (time.time() + self._delay - client.asked_at) * 1000
+            client.note(Request(client.asked_at, "ANSWER", "", 200, client.sent, len(data), round(took_ms, 2)))
+            client.asked_at, client.sent = None, 0
+        self._due = max(self._due, self._loop.time() + self._delay)
+        self._loop.call_at(self._due, client.transport.write, data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._loop.call_at(max(self._due, self._loop.time()), self._client.transport.close)
+
+
+async def serve(kind: str, port: int, target: int, delay: Delay, log: Path) -> None:
+    """Until the process ends."""
+    source = random.Random(f"{kind}-{port}")
+    with log.open("ab", buffering=0) as written:
+
+        def note(request: Request) -> None:
+            written.write(encoded(request))
+
+        def connection() -> asyncio.Protocol:
+            made = HttpClient if kind == "http" else TcpClient
+            return made(target, lambda: delay.draw_s(source), note)
+
+        server = await asyncio.get_running_loop().create_server(connection, "127.0.0.1", port, backlog=512)
+        await server.serve_forever()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=["http", "tcp"])
+    parser.add_argument("port", type=int, help="to listen at")
+    parser.add_argument("target", type=int, help="port of the server that answers")
+    add_delay(parser)
+    parser.add_argument("--log", type=Path, default=Path("requests.jsonl"), help="of requests (%(default)s)")
+    chosen = parser.parse_args(arguments)
+    uvloop.run(serve(chosen.kind, chosen.port, chosen.target, delay_of(chosen), chosen.log))
+
+
+def add_delay(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--delay", type=float, default=Delay.median_ms, help="median, in ms (%(default)s)")
+    parser.add_argument("--sigma", type=float, default=Delay.sigma, help="log-normal (%(default)s)")
+    parser.add_argument("--slow-share", type=float, default=Delay.slow_share, help="of the answers (%(default)s)")
+    parser.add_argument("--slow", type=float, default=Delay.slow_ms, help="ms that those take more (%(default)s)")
+
+
+def delay_of(chosen: argparse.Namespace) -> Delay:
+    return Delay(chosen.delay, chosen.sigma, chosen.slow_share, chosen.slow)
+
+
+if __name__ == "__main__":
+    main()

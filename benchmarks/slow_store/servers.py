@@ -1,0 +1,99 @@
+"""Servers behind a proxy that answers late: an S3 endpoint, PostgreSQL, or any server on 127.0.0.1.
+
+with slow_s3(REGION) as store:
+    … flow.start_local(checkpoints=f"{store.url}/checkpoints") …
+    print(store.requests())
+"""
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.slow_store.delay import REGION, Delay
+from benchmarks.slow_store.requests import Request, read_requests
+from examples.servers.base import Server
+from examples.servers.postgres import postgres_server
+from examples.servers.s3 import S3Server, known_to_clients
+
+
+class SlowProxy(Server):
+    """The proxy's process. It has the look of the server behind it: `endpoint` and `url` name the proxy's port."""
+
+    name = "proxy"
+    bucket = S3Server.bucket
+
+    def __init__(self, kind: str, target: int, delay: Delay, behind: Server | None = None) -> None:
+        super().__init__()
+        self.behind = behind
+        self._kind = kind
+        self._target = target
+        self._delay = delay
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.bucket}"
+
+    @property
+    def requests_log(self) -> Path:
+        return self.directory / "requests.jsonl"
+
+    def requests(self, since: float = 0.0, until: float = float("inf")) -> list[Request]:
+        """Requests answered so far that came in within these seconds since the epoch."""
+        return read_requests(self.requests_log, since, until)
+
+    def command(self) -> list[str]:
+        delay = self._delay
+        return [
+            *(sys.executable, "-m", "benchmarks.slow_store.proxy", self._kind, str(self.port), str(self._target)),
+            *("--delay", str(delay.median_ms), "--sigma", str(delay.sigma)),
+            *("--slow-share", str(delay.slow_share), "--slow", str(delay.slow_ms)),
+            *("--log", str(self.requests_log)),
+        ]
+
+    def environment(self) -> dict[str, str]:
+        return {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])}
+
+    def ready(self) -> bool:
+        socket.create_connection(("127.0.0.1", self.port), timeout=2).close()
+        return True
+
+
+@contextlib.contextmanager
+def slow(kind: str, server: Server, delay: Delay) -> Iterator[SlowProxy]:
+    """A running proxy (`http` or `tcp`) before a running server."""
+    proxy = SlowProxy(kind, server.port, delay, server)
+    try:
+        proxy.start()
+        yield proxy
+    finally:
+        proxy.close()
+
+
+@contextlib.contextmanager
+def slow_s3(delay: Delay = REGION, server: S3Server | None = None) -> Iterator[SlowProxy]:
+    """An S3 endpoint that answers late, with one bucket. This process's environment names it, with credentials.
+
+    `server`: one that runs, to be used through another delay.
+    """
+    with contextlib.ExitStack() as kept:
+        if server is None:
+            server = S3Server()
+            kept.callback(server.close)
+            server.start()
+        proxy = kept.enter_context(slow("http", server, delay))
+        kept.enter_context(known_to_clients(proxy))  # type: ignore[arg-type]
+        yield proxy
+
+
+@contextlib.contextmanager
+def slow_postgres(delay: Delay = REGION) -> Iterator[tuple[str, SlowProxy]]:
+    """(URL of a database that answers late, its proxy)."""
+    with postgres_server(max_prepared_transactions=64) as server, slow("tcp", server, delay) as proxy:
+        yield server.url.replace(f":{server.port}", f":{proxy.port}"), proxy
