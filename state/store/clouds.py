@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable, missing_extra
 from barrier_runtime.state.store.object_store import (
+    ObjectChanged,
     ObjectInfo,
     ObjectNotFound,
     ObjectStore,
@@ -119,6 +120,13 @@ class CloudStore:
 
         return self._retrying("get", key, read)
 
+    def get_version(self, key: str, etag: str, offset: int, size: int) -> bytes:
+        name = self._name(key)
+        if size == 0:
+            return b""
+        wanted: Any = {"if_match": etag, "range": (offset, offset + size)}
+        return self._retrying("get", key, lambda: bytes(self._obstore.get(self._client, name, options=wanted).bytes()))
+
     def get_file(self, key: str, path: Path) -> None:
         name = self._name(key)
         if path.exists():
@@ -152,7 +160,9 @@ class CloudStore:
 
         def read() -> list[ObjectInfo]:
             return [
-                ObjectInfo(each["path"][len(self._prefix) :], each["size"], _ms(each["last_modified"]))
+                ObjectInfo(
+                    each["path"][len(self._prefix) :], each["size"], _ms(each["last_modified"]), _etag(each["e_tag"])
+                )
                 for chunk in self._obstore.list(self._client, folder or None)
                 for each in chunk
                 if each["path"].startswith(wanted)
@@ -225,6 +235,8 @@ class CloudStore:
             if operation in ("put", "put_if_absent", "list"):
                 return InvalidJob(f"{self._place} does not exist: create it, or correct the URL {self.url}")
             return ObjectNotFound(f"no object {place}")
+        if operation == "get" and isinstance(error, self._errors.PreconditionError):
+            return ObjectChanged(f"{place} was replaced")
         if isinstance(error, self._errors.PermissionDeniedError | self._errors.UnauthenticatedError):
             return InvalidJob(
                 f"{operation} of {place} is not allowed: give the credentials of this process the rights "
@@ -256,6 +268,11 @@ def _client(cloud: Cloud, bucket: str, account: str, endpoint: str | None) -> An
         return GCSStore(bucket, client_options=options, retry_config=retry, **more)
     more = {"endpoint": endpoint} if endpoint else {}
     return AzureStore(bucket, account_name=account, client_options=options, retry_config=retry, **more)
+
+
+def _etag(listed: str | None) -> str:
+    """As a condition has it: Azure lists it without its quotes."""
+    return f'"{listed}"' if listed and not listed.endswith('"') else listed or ""
 
 
 def _ms(moment: datetime) -> int:

@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from barrier_runtime.state.errors import Unavailable
-from barrier_runtime.state.store.object_store import ObjectInfo, ObjectNotFound, PutOutcome, check_published
+from barrier_runtime.state.store.object_store import (
+    ObjectChanged,
+    ObjectInfo,
+    ObjectNotFound,
+    PutOutcome,
+    check_published,
+)
 from barrier_runtime.state.store.paths import check_key, check_prefix
 
 
@@ -50,6 +56,7 @@ class _Injected:
 class _Object:
     data: bytes
     modified_ms: int
+    etag: str
 
 
 @dataclass
@@ -62,6 +69,7 @@ class MemoryStore:
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
         self._objects: dict[str, _Object] = {}
+        self._versions = 0
         self._faults: list[_Injected] = []
         self._late: list[Callable[[], None]] = []
         self.calls: dict[str, int] = {}  # operation -> how often it was called
@@ -129,6 +137,12 @@ class MemoryStore:
             return PutOutcome.CREATED if created else PutOutcome.EXISTS
 
     def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes:
+        return self._get(key, "", offset, size)
+
+    def get_version(self, key: str, etag: str, offset: int, size: int) -> bytes:
+        return self._get(key, etag, offset, size)
+
+    def _get(self, key: str, etag: str, offset: int, size: int | None) -> bytes:
         check_key(key)
         with self._lock:
             fault = self._strike("get", key)
@@ -137,6 +151,8 @@ class MemoryStore:
             found = self._objects.get(key)
         if found is None:
             raise ObjectNotFound(f"no object {self.url}/{key}")
+        if etag and etag != found.etag:
+            raise ObjectChanged(f"{self.url}/{key} is not the version {etag}")
         data = found.data[offset:] if size is None else found.data[offset : offset + size]
         if fault is Fault.TRUNCATED_READ:
             return data[: len(data) // 2]
@@ -198,7 +214,8 @@ class MemoryStore:
             self._set(key, data)
 
     def _set(self, key: str, data: bytes) -> None:
-        self._objects[key] = _Object(bytes(data), self.now_ms())
+        self._versions += 1
+        self._objects[key] = _Object(bytes(data), self.now_ms(), f'"{self._versions}"')
 
     def _drop(self, key: str) -> None:
         self._objects.pop(key, None)
@@ -207,7 +224,7 @@ class MemoryStore:
         for key in sorted(self._objects):
             if key.startswith(prefix):
                 found = self._objects[key]
-                yield ObjectInfo(key, len(found.data), found.modified_ms)
+                yield ObjectInfo(key, len(found.data), found.modified_ms, found.etag)
 
     def _strike(self, operation: str, key: str) -> Fault | None:
         injected = self._take(operation, key)

@@ -25,6 +25,10 @@ class ObjectNotFound(BarrierRuntimeError):
     """No object under this key."""
 
 
+class ObjectChanged(BarrierRuntimeError):
+    """The object under this key is not the version that was asked for."""
+
+
 class PutOutcome(enum.Enum):
     CREATED = "created"
     EXISTS = "exists"
@@ -36,6 +40,7 @@ class ObjectInfo:
     key: str
     size: int  # bytes
     modified_ms: int  # wall clock of the store
+    etag: str = ""  # version of the content, as the store names it; empty: the store names none
 
 
 class ObjectStore(Protocol):
@@ -72,6 +77,16 @@ class ObjectStore(Protocol):
         Idempotent: when `final` is already there with the same content it is success, whether or not `staged` is
         still there. `final` with other content raises `Corrupt`; both absent raises `ObjectNotFound`.
         """
+        ...
+
+
+@runtime_checkable
+class ReadsVersions(Protocol):
+    """A store that refuses to read an object which was replaced since it was listed."""
+
+    def get_version(self, key: str, etag: str, offset: int, size: int) -> bytes:
+        """As `get`, of the version with that `ObjectInfo.etag`. Raises `ObjectChanged` for another version;
+        of an object that is gone either that or `ObjectNotFound`."""
         ...
 
 

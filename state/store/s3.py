@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable, missing_extra
 from barrier_runtime.state.store.multipart import MultipartUploads
 from barrier_runtime.state.store.object_store import (
+    ObjectChanged,
     ObjectInfo,
     ObjectNotFound,
     ObjectStore,
@@ -122,11 +123,19 @@ class S3Store:
         return PutOutcome.CREATED
 
     def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes:
+        return self._get(key, offset, size, {})
+
+    def get_version(self, key: str, etag: str, offset: int, size: int) -> bytes:
+        return self._get(key, offset, size, {"IfMatch": etag})
+
+    def _get(self, key: str, offset: int, size: int | None, condition: dict[str, str]) -> bytes:
         name = self._name(key)
         if size == 0:
             return b""
         last = "" if size is None else str(offset + size - 1)
-        part: dict[str, Any] = {"Range": f"bytes={offset}-{last}"} if offset or size is not None else {}
+        part: dict[str, Any] = dict(condition)
+        if offset or size is not None:
+            part["Range"] = f"bytes={offset}-{last}"
 
         def read() -> bytes:
             answer = self._client.get_object(Bucket=self._bucket, Key=name, **part)
@@ -163,7 +172,7 @@ class S3Store:
         for page in self._pages(prefix):
             for item in page.get("Contents", ()):
                 modified_ms = int(item["LastModified"].timestamp() * 1_000)
-                yield ObjectInfo(item["Key"][len(self._prefix) :], item["Size"], modified_ms)
+                yield ObjectInfo(item["Key"][len(self._prefix) :], item["Size"], modified_ms, item.get("ETag", ""))
 
     def folders(self, prefix: str) -> Iterator[str]:
         for page in self._pages(prefix, Delimiter="/"):
@@ -295,6 +304,8 @@ class S3Store:
             return InvalidJob(f"bucket {self._bucket!r} does not exist: create it, or correct the URL {self.url}")
         if code in _ABSENT or status == 404:
             return ObjectNotFound(f"no object {place}")
+        if operation == "get" and status == 412:
+            return ObjectChanged(f"{place} was replaced")
         if code == "InvalidRange" or status == 416:
             return _RangeBehindEnd(f"the asked part of {place} is behind its end")
         if code in _NOT_ALLOWED or status in (401, 403):
