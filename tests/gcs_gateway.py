@@ -131,6 +131,10 @@ class _Request(BaseHTTPRequestHandler):
     def _pass_on(self, body: bytes) -> None:
         headers = {key: value for key, value in self.headers.items() if key.lower() not in ("host", "connection")}
         status, found, answer = self._ask(self.command, self.path, body, headers)
+        wanted = self.headers.get("If-Match")  # the server knows no such condition
+        if wanted is not None and status < 300 and found.get("ETag", found.get("Etag")) != wanted:
+            self._answer(412, {}, b"<Error><Code>PreconditionFailed</Code></Error>")
+            return
         self._answer(status, found, answer)
 
     def _ask(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
