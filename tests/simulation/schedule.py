@@ -45,6 +45,7 @@ AIMED: dict[str, int] = {  # the same for strikes that wait for their moment, so
     "committer outlives its program": 3,
     "rescale behind": 2,
 }
+OF_QUEUES = ("crash with rows in flight",)  # strikes of jobs whose barriers overtake rows
 
 STRIKES_OF_DRAINS = (  # when …
     "told",  # … one slot hears that its sources end
@@ -157,7 +158,16 @@ class Schedule:
 def draw(seed: int) -> Schedule:
     """Each part has a generator of its own, so that a new one changes nothing about the others."""
     schedule = _bounded(_timely(_draw_open_checkpoints(_draw_corners(_draw_kind(seed)))))
-    parts = (_draw_savepoints, _draw_rescales, _draw_replaces, _draw_draining, _draw_stop, _draw_drift, _draw_memory)
+    parts = (
+        _draw_savepoints,
+        _draw_rescales,
+        _draw_replaces,
+        _draw_draining,
+        _draw_stop,
+        _draw_drift,
+        _draw_memory,
+        _draw_overtaken,
+    )
     for drawn in parts:
         schedule = drawn(schedule)
     return schedule
@@ -169,6 +179,32 @@ def _draw_memory(schedule: Schedule) -> Schedule:
     if rng.random() > 0.4:
         return schedule
     return replace(schedule, held=rng.choice((0, 1, 2, 5)))
+
+
+def _draw_overtaken(schedule: Schedule) -> Schedule:
+    """In half of the bank's jobs whose barriers overtake rows, batches of several rows wait everywhere, and slots crash
+    just when a checkpoint holds some: the next generation cuts these batches into pieces."""
+    rng = random.Random(f"overtaken {schedule.seed}")
+    if schedule.story != "bank" or not schedule.unaligned or schedule.conditions_ignored or rng.random() > 0.5:
+        return schedule
+    strikes = [
+        Action(rng.randrange(300, schedule.chaos_ms), OF_QUEUES[0], rng.randrange(1_000), 50, rng.randrange(1_000))
+        for _ in range(rng.randint(2, 4))
+    ]
+    return _timely(
+        replace(
+            schedule,
+            burst_ms=rng.choice((300, 800)),
+            batch_rows=7,
+            elements_per_step=1,
+            rounds=1,
+            chunk_rows=rng.choice((1, 2, 3)),
+            aligned_timeout_ms=0,
+            turn_ms=rng.choice((10, 20)),
+            window_bytes=MAX_WINDOW_BYTES,
+            actions=tuple(sorted([*schedule.actions, *strikes], key=lambda action: action.at_ms)),
+        )
+    )
 
 
 def _draw_drift(schedule: Schedule) -> Schedule:

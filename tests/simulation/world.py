@@ -155,6 +155,7 @@ class World(SimCluster):
         self._sink_trouble_until_us = 0
         self._when_deleting: Action | None = None  # aimed at the next coordinator that drops a checkpoint
         self._when_apart: tuple[Program, int] | None = None  # starts again so, from a checkpoint of unlike event times
+        self._when_in_flight: list[Action] = []  # aimed at the next checkpoints with a batch of several rows in flight
         self._named_files: dict[str, bytes] = {}
         self._staged_by: dict[str, World] = {}  # file of the target -> of two jobs, the one that made it
         self.facts = Facts(self.paths)
@@ -1035,6 +1036,10 @@ class World(SimCluster):
             self._slow_down(found[1])
             self._when_apart = (found[0], 2 + action.variant % 2)
 
+    def _crash_with_rows_in_flight(self, action: Action) -> None:
+        """The next checkpoint with rows in flight is the one that the job goes on from."""
+        self._when_in_flight.append(action)
+
     def _slow_down(self, task: SlotTask) -> None:
         task.process.turn_us = _BEHIND_TURN_US
         usual_us = self.schedule.turn_ms * 1000
@@ -1104,6 +1109,11 @@ class World(SimCluster):
                 if self._when_apart is not None and decision.apart_ms > _APART_MS:
                     aimed, self._when_apart = self._when_apart, None
                     self.sim.after(self.sim.between_us(0, 20_000), lambda _: self._rescale_from(*aimed))
+                if self._when_in_flight and len(decision.in_flight) > 1:
+                    strike = self._when_in_flight.pop(0)
+                    self.sim.after(
+                        self.sim.between_us(0, 20_000), lambda _: self._act(replace(strike, kind="crash slot"))
+                    )
 
     def _dropped(self, actor: str, key: str) -> None:
         for on_delete in self._hooks["on_delete"]:
@@ -1227,6 +1237,7 @@ _ACTS: dict[str, Callable[[World, Action], None]] = {
     "deaf slot": World._deaf_slot,
     "committer outlives its program": World._committer_outlives,
     "rescale behind": World._rescale_behind,
+    "crash with rows in flight": World._crash_with_rows_in_flight,
     "uploads hang": World._uploads_hang,
     "hears in steps": World._hears_in_steps,
 }
