@@ -14,15 +14,16 @@ reported at once.
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from barrier_runtime.api.readers import Readers
-from barrier_runtime.api.signatures import takes_options
 from barrier_runtime.api.steps import users_line
 from barrier_runtime.api.stream import KeyedStream, Stream
 from barrier_runtime.api.windowed import WindowedStream
+from barrier_runtime.coordinator.option_table import OPTIONS
 from barrier_runtime.graph.drawing import drawn, name_of
 from barrier_runtime.graph.logical import Plan, StepNode
 from barrier_runtime.graph.uncopyable import uncopyable
@@ -41,7 +42,26 @@ if TYPE_CHECKING:
 
 __all__ = ["Dataflow", "KeyedStream", "Stream", "WindowedStream", "explain_flow"]
 
+F = TypeVar("F", bound=Callable[..., Any])
 LOADED_PROGRAM: ContextVar[str] = ContextVar("the file that a command loads at this moment", default="")
+
+
+def takes_options(where: Literal["everywhere", "spark"]) -> Callable[[F], F]:
+    """Decorator of a function that ends in `**options`: its signature has every option, for notebooks and `help()`.
+    Type checkers read the keywords from `RunOptions` and `LocalRunOptions`."""
+
+    def described(function: F) -> F:
+        plain = signature(function)
+        own = [each for each in plain.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+        keywords = [
+            Parameter(option.name, Parameter.KEYWORD_ONLY, default=option.default, annotation=option.type)
+            for option in OPTIONS.values()
+            if option.where in ("everywhere", where)
+        ]
+        function.__signature__ = plain.replace(parameters=[*own, *keywords])  # type: ignore[attr-defined]
+        return function
+
+    return described
 
 
 @plain_errors

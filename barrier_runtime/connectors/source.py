@@ -119,6 +119,19 @@ class Rereading(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class EventTimeOfSource:
+    """Base of what users write, such as `KafkaSource(…)`: where a source's event time comes from.
+
+    `event_time`: a column of timestamps, dates, or int64 milliseconds; None: there are no watermarks. They are made per
+    split: the greatest time seen minus `max_out_of_orderness`. A split silent for `idle_timeout` is not waited for.
+    """
+
+    event_time: str | None = None
+    max_out_of_orderness: datetime.timedelta = datetime.timedelta()
+    idle_timeout: datetime.timedelta | None = None
+
+
 @runtime_checkable
 class SourceDescription(Protocol):
     """What users write, such as `KafkaSource(…)`: a source without a name. Nothing is checked, and nothing outside is

@@ -30,11 +30,12 @@ def plain_errors(cls: C) -> C:
     """Class decorator: errors leave its public methods without our frames; wrong kinds of arguments are refused."""
     for name, method in list(vars(cls).items()):
         if isinstance(method, FunctionType) and not name.startswith("_"):
-            setattr(cls, name, _plain(method))
+            setattr(cls, name, plainly(method))
     return cls
 
 
-def _plain(method: F) -> F:
+def plainly(method: F) -> F:
+    """The method, as `plain_errors` has it."""
     wrong_argument = wrong_arguments_of(method)
 
     @functools.wraps(method)

@@ -15,7 +15,6 @@ PARAMETERS = 9  # without `self`
 
 # Each with a bound of its own, so that it does not grow unseen, and why it is one idea all the same.
 LONG_FILES = {
-    "barrier_runtime/api/readers.py": (510, "a method per source, each the arguments of its class"),
     "barrier_runtime/operators/functions/process.py": (570, "one operator: rows, timers and errors share a key's turn"),
     "barrier_runtime/runtime/slot.py": (500, "every order of the coordinator and what a slot answers"),
     "barrier_runtime/runtime/sources/driver.py": (570, "one reader's life: opened, read, idle, paused, ended"),
@@ -30,11 +29,6 @@ FULL_FOLDERS: dict[str, tuple[int, str]] = {}
 _USERS = "a user's call: keywords, most of them with defaults"
 WIDE_CALLS = {
     "barrier_runtime/api/lookup_steps.py:lookup": (14, _USERS),
-    "barrier_runtime/api/readers.py:read_binary": (10, _USERS),
-    "barrier_runtime/api/readers.py:read_csv": (12, _USERS),
-    "barrier_runtime/api/readers.py:read_kafka": (21, _USERS),
-    "barrier_runtime/api/readers.py:read_postgres_changes": (13, _USERS),
-    "barrier_runtime/api/readers.py:read_rabbitmq": (14, _USERS),
     "barrier_runtime/api/steps.py:_stateful": (13, "the parts of one node of the plan"),
     "barrier_runtime/connectors/kafka/sink/sink.py:__init__": (11, _USERS),
     "barrier_runtime/launch/local.py:_slot": (12, "the parts of one slot, as its process has them"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.iceberg.library import need_pyiceberg
+from barrier_runtime.connectors.source import EventTimeOfSource
 from barrier_runtime.connectors.source_bases.table_reader import TableRows, period_of
 from barrier_runtime.connectors.source_bases.upserts import checked_key
 from barrier_runtime.state.errors import InvalidJob
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @kinds_checked
 @dataclass(frozen=True)
-class IcebergSource:
+class IcebergSource(EventTimeOfSource):
     """`table`: "namespace.table", in a catalog as `IcebergSink` takes it. `every`: how often to look for new snapshots,
     for ever; None: the stream ends with the rows of the newest.
 

@@ -28,7 +28,7 @@ from barrier_runtime.connectors.kinesis.records import (
     record_columns,
 )
 from barrier_runtime.connectors.name_set import NameSet
-from barrier_runtime.connectors.source import Discovery, Split
+from barrier_runtime.connectors.source import Discovery, EventTimeOfSource, Split
 from barrier_runtime.connectors.source_bases.start import checked_start
 from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
@@ -40,7 +40,7 @@ _ONCE_S = 1e9  # "again after 30 years": a listing at the start and no other
 
 @kinds_checked
 @dataclass(frozen=True)
-class KinesisSource:
+class KinesisSource(EventTimeOfSource):
     """A stream of Amazon Kinesis; one split per shard. Sequence numbers are kept in checkpoints. Credentials, and the
     region unless `region` is given, come from boto3's default chain (environment, ~/.aws, role); `endpoint`: of a
     server that speaks the interface, instead of Amazon's.

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.memory.rows_ahead import IteratorRaised, RowsAhead
-from barrier_runtime.connectors.source import Polled, Split, SplitReader
+from barrier_runtime.connectors.source import EventTimeOfSource, Polled, Split, SplitReader
 from barrier_runtime.data.rows import Row, RowWriter
 from barrier_runtime.data.schemas import SchemaLike, as_schema
 from barrier_runtime.operators.user_code import function_name, user_error
@@ -52,7 +52,7 @@ _POSITION = msgspec.json.Decoder(_Position)
 
 @kinds_checked
 @dataclass(frozen=True)
-class IteratorSource:
+class IteratorSource(EventTimeOfSource):
     """Rows (dicts) of `make_iterator(index, of)`, called for each of the `splits` (default: one per subtask).
 
     After a failure the iterator is made anew and the rows already read are skipped, so it must give the same rows each

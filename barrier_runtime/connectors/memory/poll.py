@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from barrier_runtime.connectors.declared_kinds import kinds_checked
-from barrier_runtime.connectors.source import Polled, Split, SplitReader
+from barrier_runtime.connectors.source import EventTimeOfSource, Polled, Split, SplitReader
 from barrier_runtime.data.rows import Row, RowWriter
 from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
 from barrier_runtime.operators.user_code import function_name, user_error
@@ -37,7 +37,7 @@ _CURSOR = msgspec.json.Decoder()
 
 @kinds_checked
 @dataclass(frozen=True)
-class PollSource:
+class PollSource(EventTimeOfSource):
     """Rows (dicts) that `fetch(cursor)` gives, called every `every`. It returns `(rows, next_cursor)`, or None at the
     end. The cursor is None at first, then what the last call gave; it is kept in checkpoints, so it is what JSON can
     hold.

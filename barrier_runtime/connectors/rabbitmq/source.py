@@ -21,7 +21,7 @@ from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.connectors.rabbitmq.broker import Broker, check_queue, imported
 from barrier_runtime.connectors.rabbitmq.consumer import Consumer, Delivery, ReceivedMessage
 from barrier_runtime.connectors.rabbitmq.rows import MESSAGE_ID, METADATA, Columns, MessageRows, Value, columns_of
-from barrier_runtime.connectors.source import DeduplicateBy, Discovery, Polled, Split
+from barrier_runtime.connectors.source import DeduplicateBy, Discovery, EventTimeOfSource, Polled, Split
 from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 
@@ -33,7 +33,7 @@ _PAYLOAD = b"consumer"  # a consumer of an earlier, larger parallelism is made a
 
 @kinds_checked
 @dataclass(frozen=True)
-class RabbitMQSource:
+class RabbitMQSource(EventTimeOfSource):
     """Messages of an existing, durable queue of RabbitMQ at `amqp://host:port/vhost`; one consumer per subtask.
     RABBITMQ_USERNAME and RABBITMQ_PASSWORD in the environment of driver and slots say who reads it.
 

@@ -48,6 +48,8 @@ flow = br.Dataflow("flow")
 kafka = br.KafkaSource("broker:9092", "t", group="g", bad_records="dead_letter")
 reveal_type(flow.source("rows", br.ParquetSource("in"), event_time="at"))
 reveal_type(flow.source_with_dead_letters("letters", kafka)[1])
+reveal_type(flow.read_csv("csv", "in", delimiter=";", event_time="at"))
+reveal_type(flow.read_kafka("k", "broker:9092", "t", group="g", bad_records="dead_letter")[1])
 
 rows = flow.source("more", br.ParquetSource("in"))
 reveal_type(rows.map(dict))
@@ -84,7 +86,7 @@ REVEALED = [
         "IcebergSource",
         "PostgresChangesSource",
     ),
-    *["Stream"] * 10,
+    *["Stream"] * 12,
 ]
 WRONG = """
 br.ParquetSink("out", nonsense=1)
@@ -92,6 +94,8 @@ br.KafkaSource("broker:9092", "t")
 br.CsvSource("in", on_change="ignore")
 flow.source("rows", "in")
 rows.map(dict, on_error="side").sink("s", br.CollectSink())
+flow.read_csv("csv", "in", nonsense=1)
+flow.read_jsonl("jsonl", "in", pace="fast")
 """
 REFUSED = [
     'Unexpected keyword argument "nonsense" for "ParquetSink"',
@@ -99,6 +103,8 @@ REFUSED = [
     'Argument "on_change" to "CsvSource" has incompatible type',
     'Argument 2 to "source" of "Readers" has incompatible type "str"',
     '"tuple[Stream, Stream]" has no attribute "sink"',
+    'Unexpected keyword argument "nonsense"',
+    'has incompatible type "str"; expected "float | None"',
 ]
 
 

@@ -256,7 +256,7 @@ def started() -> Any:
         (lambda: Dataflow("f").from_spark("s", None, staging=5), "Dataflow.from_spark: staging=5: give a text or None"),
         (
             lambda: Dataflow("f").read_postgres_changes("s", "postgresql://h/d", 5),  # type: ignore[call-overload]
-            "read_postgres_changes: tables=5: give a text or a list of texts",
+            "PostgresChangesSource: tables=5: give a text or a list of texts",
         ),
         (lambda: Dataflow("f").source("s", br.KafkaSource), "is not a source: pass one, such as ParquetSource"),
         (lambda: Dataflow("f").from_iterator("s", rows_of, schema=SCHEMA, splits=-1), "splits=-1: give a whole number"),

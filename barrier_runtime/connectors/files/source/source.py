@@ -9,13 +9,13 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.files.source.files import Files, OnChange
 from barrier_runtime.connectors.files.source.watch import WatchedFiles
-from barrier_runtime.connectors.source import Source
+from barrier_runtime.connectors.source import EventTimeOfSource, Source
 from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
 
 
 @dataclass(frozen=True)
-class FileSource(ABC):
+class FileSource(EventTimeOfSource, ABC):
     """Base of `ParquetSource`, `CsvSource` and `JsonlSource`, which say what the fields mean."""
 
     paths: str | Sequence[str]

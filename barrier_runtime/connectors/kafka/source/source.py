@@ -35,7 +35,7 @@ from barrier_runtime.connectors.kafka.source.records import (
     record_columns,
 )
 from barrier_runtime.connectors.name_set import NameSet
-from barrier_runtime.connectors.source import DeadLetters, Discovery, Remaining, Split
+from barrier_runtime.connectors.source import DeadLetters, Discovery, EventTimeOfSource, Remaining, Split
 from barrier_runtime.connectors.source_bases.start import checked_start
 from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds
 from barrier_runtime.state.errors import InvalidJob
@@ -82,7 +82,7 @@ def chosen_topics(topics: str | Sequence[str] | None, pattern: str | None, where
 
 @kinds_checked
 @dataclass(frozen=True)
-class KafkaSource:
+class KafkaSource(EventTimeOfSource):
     """Kafka topics, by name or by a regular expression that matches the whole name; one split per partition. Only
     committed records are read, and offsets are kept in checkpoints; those of decided ones are committed to `group` for
     people to look at.

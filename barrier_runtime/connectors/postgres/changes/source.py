@@ -39,7 +39,7 @@ from barrier_runtime.connectors.postgres.changes.server import (
 )
 from barrier_runtime.connectors.postgres.committable import digest
 from barrier_runtime.connectors.postgres.session import load_psycopg, parameters_of, shown_server, translated
-from barrier_runtime.connectors.source import Polled, Split
+from barrier_runtime.connectors.source import EventTimeOfSource, Polled, Split
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none
 from barrier_runtime.state.store.open import open_store
@@ -52,7 +52,7 @@ _NAME = 63  # bytes that a name of the server has
 
 @kinds_checked
 @dataclass(frozen=True)
-class PostgresChangesSource:
+class PostgresChangesSource(EventTimeOfSource):
     """Changes of `tables` ("orders" or "shop.orders"; without a schema: public) of the database at `url`, as
     `PostgresSink` takes it. The server needs `wal_level = logical`, the user REPLICATION and SELECT.
 
@@ -73,7 +73,7 @@ class PostgresChangesSource:
     """
 
     url: str
-    tables: Sequence[str]
+    tables: str | Sequence[str]
     _: KW_ONLY
     form: Form = "changes"
     snapshot: bool = True
@@ -94,9 +94,10 @@ class PostgresChangesSource:
             )
         if self.until not in (None, "current"):
             raise InvalidJob(f"{where}: until={self.until!r}: use 'current', or None")
-        if isinstance(self.tables, str) or not self.tables:
-            raise InvalidJob(f"{where}: tables={self.tables!r}: give a list of tables, ['orders']")
-        tables = [table if "." in table else f"public.{table}" for table in self.tables]
+        if not self.tables:
+            raise InvalidJob(f"{where}: tables={self.tables!r}: give the name of a table, or a list of names")
+        listed = [self.tables] if isinstance(self.tables, str) else self.tables
+        tables = [table if "." in table else f"public.{table}" for table in listed]
         if len(set(tables)) < len(tables):
             raise InvalidJob(f"{where}: tables={self.tables!r}: a table is named twice")
         for given in (self.slot, self.publication):

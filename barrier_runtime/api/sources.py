@@ -1,0 +1,46 @@
+"""The classes of our sources. Each is imported when it is used first, so that a flow loads only its own connectors."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from barrier_runtime.connectors.delta.source import DeltaSource as DeltaSource
+    from barrier_runtime.connectors.files.source.binary import BinarySource as BinarySource
+    from barrier_runtime.connectors.files.source.csv import CsvSource as CsvSource
+    from barrier_runtime.connectors.files.source.jsonl import JsonlSource as JsonlSource
+    from barrier_runtime.connectors.files.source.parquet import ParquetSource as ParquetSource
+    from barrier_runtime.connectors.files.source.plain_text import TextSource as TextSource
+    from barrier_runtime.connectors.iceberg.source import IcebergSource as IcebergSource
+    from barrier_runtime.connectors.kafka.source.source import KafkaSource as KafkaSource
+    from barrier_runtime.connectors.kinesis.source import KinesisSource as KinesisSource
+    from barrier_runtime.connectors.memory.iterator import IteratorSource as IteratorSource
+    from barrier_runtime.connectors.memory.poll import PollSource as PollSource
+    from barrier_runtime.connectors.memory.rate import RateSource as RateSource
+    from barrier_runtime.connectors.postgres.changes.source import PostgresChangesSource as PostgresChangesSource
+    from barrier_runtime.connectors.rabbitmq.source import RabbitMQSource as RabbitMQSource
+
+_HOME = {
+    "BinarySource": "files.source.binary",
+    "CsvSource": "files.source.csv",
+    "DeltaSource": "delta.source",
+    "IcebergSource": "iceberg.source",
+    "IteratorSource": "memory.iterator",
+    "JsonlSource": "files.source.jsonl",
+    "KafkaSource": "kafka.source.source",
+    "KinesisSource": "kinesis.source",
+    "ParquetSource": "files.source.parquet",
+    "PollSource": "memory.poll",
+    "PostgresChangesSource": "postgres.changes.source",
+    "RabbitMQSource": "rabbitmq.source",
+    "RateSource": "memory.rate",
+    "TextSource": "files.source.plain_text",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"barrier_runtime.connectors.{home}"), name)
+    globals()[name] = value
+    return value
