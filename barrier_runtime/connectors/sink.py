@@ -93,6 +93,7 @@ class TwoPhaseCommitSink:
 
     guarantee: Guarantee = "exactly_once"
     global_committer: bool = False  # True: `commit` shows nothing, `commit_globally` shows the parts of all subtasks
+    commits_only_globally: bool = False  # True, with `global_committer`: `commit` has nothing to do and is not called
     commits_together: bool = False  # True: `commit_together` costs less than one `commit` after the other
     keeps_rows: bool = False  # True: rows may stay in the sink past the checkpoint that they came before, see `kept`
     most_decided: int | None = None  # set in `open`: how many transactions the target can hold between their decision
@@ -189,8 +190,8 @@ class TwoPhaseCommitSink:
 
     def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
         """Only with `global_committer`, and only in subtask 0: every subtask has committed its part up to `checkpoint`;
-        make all of it visible at once. `committables`: of all subtasks, oldest first, also such as were made visible
-        before. Idempotent."""
+        make all of it visible at once. `committables`: of all subtasks and of all checkpoints that were decided since
+        the last call, oldest first, also such as were made visible before. Idempotent."""
         raise NotImplementedError
 
     def recover(self, decided: Sequence[bytes]) -> None:

@@ -244,10 +244,9 @@ def test_what_was_aborted_can_never_be_committed(
     sink.abort(aborted)
     for _ in range(2):
         with pytest.raises(Corrupt, match="2 rows that checkpoint 2 decided"):
-            sink.commit(aborted)
-    if sink.global_committer:
+            made_visible(sink, 2, [aborted])
         with pytest.raises(Corrupt, match="2 rows that checkpoint 2 decided"):
-            sink.commit_globally(2, [aborted])
+            sink.recover([aborted])
     assert seen(connection, table) == [1]
     sink.close()
 

@@ -9,10 +9,11 @@ import psycopg
 import pytest
 
 from barrier_runtime import Dataflow, PostgresSink
+from barrier_runtime.connectors.postgres import staged as postgres_staged
 from barrier_runtime.coordinator.log.decision_log import DecisionLog, LogView
 from barrier_runtime.coordinator.log.records import Complete, Fence, Record
 from barrier_runtime.coordinator.wire.messages import CheckpointOptions, JobSpec
-from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import PutOutcome
 from barrier_runtime.state.store.paths import Paths
 from examples.servers import PostgresServer, postgres_server
@@ -104,11 +105,54 @@ def test_rows_of_a_checkpoint_that_was_given_up_appear_with_the_next_decided_one
         sink.close()
 
 
+def test_a_backlog_is_committed_together_after_rescaling(
+    postgres: PostgresServer, connection: psycopg.Connection[Any]
+) -> None:
+    """T8: rows of two subtasks, and three of the next generation. Each finishes those that are its own."""
+    table, job = new_table(connection), new_job()
+    before = [opened(postgres.url, table, job, subtask=subtask, parallelism=2) for subtask in range(2)]
+    backlog = [
+        pre_committed(sink, checkpoint, 10 * checkpoint + subtask)
+        for checkpoint in (1, 2, 3)
+        for subtask, sink in enumerate(before)
+    ]
+    undecided = pre_committed(before[1], 4, 41)
+    after = [opened(postgres.url, table, job, token=2, subtask=subtask, parallelism=3) for subtask in range(3)]
+    for subtask, sink in enumerate(after):
+        sink.recover(backlog[subtask::2] if subtask < 2 else [])
+    made_visible(after[0], 3, backlog)
+    made_visible(before[0], 3, backlog)  # a zombie
+    assert seen(connection, table) == [10, 11, 20, 21, 30, 31]
+    assert left_over(connection, job) == []
+    with pytest.raises(Corrupt, match="1 rows that checkpoint 4 decided"):
+        after[1].recover([undecided])
+    for sink in (*before, *after):
+        sink.close()
+
+
+def test_a_large_backlog_is_committed_in_groups(
+    postgres: PostgresServer, connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, job = new_table(connection), new_job()
+    sink = opened(postgres.url, table, job)
+    backlog = [pre_committed(sink, checkpoint, checkpoint) for checkpoint in range(1, 6)]
+    decide(job, *range(1, 6))
+    size = connection.execute("select max(length(data)) from barrier_runtime.staged where job = %s", (job,)).fetchone()
+    assert size is not None
+    monkeypatch.setattr(postgres_staged, "_MOVE_BYTES", 2 * size[0])
+    made_visible(sink, 5, backlog)
+    groups = connection.execute(
+        f"select array_agg(n order by n) from {table} group by xmin::text order by 1"
+    ).fetchall()
+    assert groups == [([1, 2],), ([3, 4],), ([5],)]
+    sink.close()
+
+
 @pytest.mark.parametrize("arguments", [{}, {"mode": "upsert", "key": ["n"]}])
 def test_a_backlog_that_no_single_statement_could_move_in_time_is_moved(
     postgres: PostgresServer, connection: psycopg.Connection[Any], arguments: dict[str, Any]
 ) -> None:
-    """Three seconds of work in all, and two that a statement may take."""
+    """Three seconds of work in all, and two that a statement may take: the next attempt takes half of the decisions."""
     table, job = new_table(connection, "n bigint unique, t text"), new_job()
     connection.execute(
         f"create function slow_{table}() returns trigger language plpgsql as "
@@ -118,6 +162,8 @@ def test_a_backlog_that_no_single_statement_could_move_in_time_is_moved(
     sink = opened(postgres.url, table, job, statement_timeout=2.0, **arguments)
     backlog = [pre_committed(sink, checkpoint, checkpoint) for checkpoint in range(1, 11)]
     decide(job, *range(1, 11))
+    with pytest.raises(Unavailable, match=r"committing checkpoint 10 failed .*statement timeout"):
+        made_visible(sink, 10, backlog)
     made_visible(sink, 10, backlog)
     assert seen(connection, table) == list(range(1, 11))
     sink.close()

@@ -45,6 +45,7 @@ PROSE = {  # tables that no code holds as data
     "barrier_runtime/connectors/postgres/changes/server.py": "cases: test_postgres_changes_pure.py",
     "barrier_runtime/connectors/postgres/changes/snapshot.py": "crash points: tests/ends/test_postgres_changes.py",
     "barrier_runtime/connectors/postgres/changes/values.py": "types: tests/ends/test_postgres_changes.py",
+    "barrier_runtime/connectors/postgres/staged.py": "crash points: tests/ends/test_postgres_round_trips.py",
     "barrier_runtime/connectors/postgres/columns.py": "types, by rules: tests/ends/test_postgres_types.py",
     "barrier_runtime/data/values/into_columns.py": "types, by rules: tests/barrier_runtime/data/values",
     "barrier_runtime/data/values/json_doors.py": "types: tests/barrier_runtime/connectors/source_bases",

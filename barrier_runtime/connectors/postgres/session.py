@@ -7,7 +7,7 @@ no half-open transaction, temporary table or setting outlives it; every unit of 
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ CONNECTION_DEFAULTS = {
     "application_name": "barrier-runtime",
 }
 _SETTINGS = {  # of the server, for our sessions; such as it does not know yet are left out
+    "default_transaction_isolation": "read committed",
     "lock_timeout": "10s",
     "idle_in_transaction_session_timeout": "20s",  # a stalled process holds no locks for longer: its successor waits
     "idle_session_timeout": "0",  # a session may wait for the next checkpoint as long as that takes
@@ -155,7 +156,6 @@ class PostgresSession(KeptConnection):
                     f"{self._where}: PostgreSQL {shown_server(self._parameters)} has version "
                     f"{connection.info.server_version // 10_000}: 12 or newer is needed"
                 )
-            connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             settings = {**_SETTINGS, "statement_timeout": str(self._statement_timeout_ms)}
             connection.execute(_SET, (list(settings), list(settings.values())))
             # Staged rows must outlive the server: "off" would let it forget what it has confirmed.
@@ -174,6 +174,18 @@ class PostgresSession(KeptConnection):
     def _told(self, error: Exception, what: str) -> BarrierRuntimeError:
         server = shown_server(self._parameters)
         return translated(error, f"{self._where}: {what} failed at PostgreSQL {server}")
+
+
+@contextlib.contextmanager
+def at_once(connection: Any) -> Iterator[None]:
+    """Statements whose results are not looked at in it travel together: one wait for all answers, at the end. After one
+    that fails the server passes over the others, a COMMIT among them."""
+    psycopg = load_psycopg()
+    try:
+        with connection.pipeline():
+            yield
+    except psycopg.errors.PipelineAborted as error:  # of a statement behind the one that failed
+        raise error.__context__ or error from None
 
 
 def _cut(connection: Any) -> None:

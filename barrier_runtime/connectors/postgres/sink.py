@@ -120,7 +120,7 @@ class PostgresSink(TwoPhaseCommitSink):
         self.transactions: Transactions = transactions
         self.max_bytes_in_memory = max_bytes_in_memory
         self.statement_timeout = statement_timeout
-        self.global_committer = transactions == "staged"
+        self.global_committer = self.commits_only_globally = transactions == "staged"
 
     def __repr__(self) -> str:
         how = f"upsert by {', '.join(self.key)}" if self.key else "insert"
@@ -283,6 +283,7 @@ class PostgresSink(TwoPhaseCommitSink):
     # ------------------------------------------------------------ deciding
 
     def commit(self, committable: bytes) -> None:
+        """Staged rows are where they have to be: `commit_globally` moves those of all subtasks."""
         self._how.commit(self._decoded(committable))
 
     def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
@@ -294,8 +295,11 @@ class PostgresSink(TwoPhaseCommitSink):
 
     def recover(self, decided: Sequence[bytes]) -> None:
         committables = [self._decoded(each) for each in decided]
-        for committable in committables:
-            self._how.commit(committable)
+        if self._staged is not None:
+            self._staged.check_there(committables)
+        else:
+            for committable in committables:
+                self._how.commit(committable)
         self._how.sweep(committables)
 
     @property

@@ -1,14 +1,31 @@
 """Staged transactions of the PostgreSQL sink: rows wait in a table of ours until their checkpoint is decided.
 
-- Pre-commit, one SQL transaction per part: the part goes into `barrier_runtime.staged`; its rows are checked by
-  copying them into a temporary table like the target, so that a row which the target would refuse fails here and not
-  after the decision; then the fencing token is checked under a shared lock. Who opens a newer generation waits for that
-  lock, so nothing of an older one can appear after the newer one has looked for orphans.
-- The global commit, one SQL transaction over all subtasks: lock the row of `commits`, leave out what it says is
-  visible, move the parts of everything else into the target, raise `commits`. Readers see whole checkpoints. Two
-  processes that do it at once take turns, and the second finds nothing to do. What an outage has piled up is moved
-  decision by decision, so that a failure keeps what was reached. By committable would not do: one of a checkpoint that
-  was given up holds rows of some subtasks only, and must appear together with the next decided ones.
+- Pre-commit, per part: the rows are checked by copying them into a temporary table like the target, so that a row which
+  the target would refuse fails here and not after the decision; then one statement puts the part into
+  `barrier_runtime.staged`, if the fencing token is not an older one, under a shared lock. Who opens a newer generation
+  waits for that lock, so nothing of an older one can appear after the newer one has looked for orphans.
+- A subtask has nothing to commit by itself: its rows are where they have to be. `recover` sees that they are.
+- The global commit, one SQL transaction over all subtasks and all checkpoints that were decided meanwhile: lock the row
+  of `commits`, move the parts of what it does not say to be visible into the target, raise `commits`. Readers see whole
+  checkpoints. Two processes that do it at once take turns, and the second finds nothing to do.
+
+Statements whose answers nothing depends on travel together. A global commit of up to `_MOVE_BYTES` takes four trips:
+
+| the client sends                                          | if it dies or stalls before the next, or the server dies |
+|-----------------------------------------------------------|----------------------------------------------------------|
+| begin; make the row of `commits`; lock it; delete parts   | rolled back: parts and mark are as before. A stalled     |
+| and return their data                                     | client's session ends after 20 s; its successor waits    |
+| copy                                                      | for the lock until then, and does the same. What that    |
+| the rows                                                  | client sends afterwards is refused                       |
+| (upsert from the temporary table;) raise the mark; commit | all or nothing. Who gets no answer makes another         |
+|                                                           | connection, waits for the lock and finds the mark        |
+
+The client remembers a mark that it has seen or set, and asks for no part up to that: marks only rise, so a remembered
+one is never too high. If the row says more, another process was at it: the client begins again with that mark.
+
+A group of checkpoints that fails is split, so that a row which the target refuses, or a statement that takes too long,
+holds back no older checkpoint. Groups are split between decisions and not between committables: one of a checkpoint
+that was given up holds rows of some subtasks only, and must appear together with the next decided ones.
 
 `commits` holds one number per lineage, and that is enough for ever: within a lineage checkpoint ids only rise, and what
 a manifest lists and a global commit up to n has not moved belongs to a checkpoint after n.
@@ -25,27 +42,47 @@ from typing import Any
 from barrier_runtime.connectors.decisions import decided_checkpoints
 from barrier_runtime.connectors.postgres.committable import Names, PostgresCommittable
 from barrier_runtime.connectors.postgres.fence import check_fence
-from barrier_runtime.connectors.postgres.session import PostgresSession, load_psycopg
+from barrier_runtime.connectors.postgres.session import PostgresSession, at_once, load_psycopg
 from barrier_runtime.connectors.postgres.target import PostgresTarget, copy_into, make_check_table
 from barrier_runtime.connectors.sink import SinkContext
-from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, Unavailable
 
-_MOVE_BYTES = 16 << 20  # fetched and copied at a time
+_MOVE_BYTES = 16 << 20  # fetched and copied at a time, and of checkpoints that are committed together
 _ROWS_TABLE = "barrier_runtime_check"
 
 _INSERT_PART = """
 insert into barrier_runtime.staged (job, sink, batch, part, lineage, store, token, subtask, data)
-values (%s, %s, %s, %s, %s, %s, %s, %s, %b) on conflict do nothing
+select job, sink, %s, %s, lineage, %s, %s, %s, %b from barrier_runtime.fences
+where job = %s and sink = %s and lineage = %s and token <= %s for share
+on conflict do nothing
+"""
+_MAKE_MARK = """
+insert into barrier_runtime.commits (job, sink, lineage, checkpoint) values (%s, %s, %s, 0) on conflict do nothing
+"""
+_LOCK_MARK = """
+select checkpoint from barrier_runtime.commits where job = %s and sink = %s and lineage = %s for update
+"""
+_RAISE_MARK = """
+update barrier_runtime.commits set checkpoint = %s, committed_at = now() where job = %s and sink = %s and lineage = %s
 """
 _TAKE_PARTS = """
 delete from barrier_runtime.staged s using unnest(%s::text[], %s::int[]) as wanted (batch, part)
 where s.job = %s and s.sink = %s and s.batch = wanted.batch and s.part = wanted.part
 returning s.batch, s.part, s.data
 """
+_THERE = """
+select wanted.batch, count(s.batch), coalesce(max(c.checkpoint), 0)
+from unnest(%s::text[], %s::text[]) as wanted (batch, lineage)
+left join barrier_runtime.staged s on s.job = %s and s.sink = %s and s.batch = wanted.batch
+left join barrier_runtime.commits c on c.job = %s and c.sink = %s and c.lineage = wanted.lineage
+group by wanted.batch
+"""
 _SWEEP = """
 delete from barrier_runtime.staged where job = %s and sink = %s and token < %s and subtask %% %s = %s
 and (lineage = %s or store = %s) and batch <> all(%s::text[])
 """
+
+_Part = tuple[PostgresCommittable, int]  # a committable and the number of its part
 
 
 class StagedTransactions:
@@ -70,149 +107,172 @@ class StagedTransactions:
         self._where = where
         self._checks_on: tuple[Any, tuple[str, ...]] | None = None  # connection and columns of its temporary table
         self._rows_on: tuple[Any, tuple[str, ...]] | None = None
+        self._visible: dict[str, int] = {}  # by lineage: all up to this checkpoint is known to be visible
+        self._most_together: int | None = None  # decisions of a group, after a larger one has failed
+
+    # ------------------------------------------------------------ staging
 
     def stage_part(self, batch: str, part: int, data: bytes, columns: tuple[str, ...]) -> None:
         """Make one part durable. A repetition changes nothing."""
         context = self._context
-        batch_key = (context.job, context.sink, batch, part)
+        origin = (self._names.store_digest, context.token, context.subtask)
+        fence = (context.job, context.sink, context.lineage, context.token)
 
         def work(connection: Any) -> None:
             if self._checks_on != (connection, columns):
+                connection.execute("drop table if exists pg_temp.barrier_runtime_check")
                 make_check_table(connection, self._target, columns, self._key)
                 self._checks_on = (connection, columns)
-            connection.execute(
-                _INSERT_PART,
-                (*batch_key, context.lineage, self._names.store_digest, context.token, context.subtask, data),
-            )
-            copy_into(connection, _temporary(), columns, [data])
-            self._check_fence(connection)
+            copy_into(connection, _temporary(), columns, [data])  # which empties itself
+            if connection.execute(_INSERT_PART, (batch, part, *origin, data, *fence)).rowcount == 0:
+                check_fence(connection, context, self._where, "stage rows")  # or the part is there already
 
-        self._staging.run("staging rows", work)
+        self._staging.run("staging rows", work, autocommit=True)
 
-    def _check_fence(self, connection: Any) -> None:
-        """Last in its SQL transaction, so that the lock is short."""
-        check_fence(connection, self._context, self._where, "stage rows", " for share")
+    # ------------------------------------------------------------ deciding
 
     def commit(self, committable: PostgresCommittable) -> None:
-        """Nothing to do before all subtasks are there, but to see that the rows are: staged, or visible already."""
+        """Nothing: the rows wait for those of the other subtasks."""
 
-        def work(connection: Any) -> None:
-            if committable.checkpoint <= self._visible_through(connection, committable.lineage):
-                return
-            (parts,) = connection.execute(
-                "select count(*) from barrier_runtime.staged where job = %s and sink = %s and batch = %s",
-                (committable.job, committable.sink, committable.name),
-            ).fetchone()
-            # Meanwhile another process may have moved them, but not back.
-            if parts != len(committable.sizes) and committable.checkpoint > self._visible_through(
-                connection, committable.lineage
-            ):
-                raise self._gone(committable, parts)
-
-        self._deciding.run("committing", work)
+    def check_there(self, committables: Sequence[PostgresCommittable]) -> None:
+        """Raise `Corrupt` unless the rows of all of them are staged, or visible already."""
+        if not committables:
+            return
+        names = [each.name for each in committables]
+        owner = (self._context.job, self._context.sink)
+        asked = (names, [each.lineage for each in committables], *owner, *owner)
+        found = self._deciding.run(
+            "looking for decided rows",
+            lambda connection: {
+                name: (parts, visible) for name, parts, visible in connection.execute(_THERE, asked).fetchall()
+            },
+            autocommit=True,
+        )
+        for each in committables:
+            parts, visible = found[each.name]
+            if parts != len(each.sizes) and each.checkpoint > visible:
+                raise self._gone(each, parts)
 
     def commit_globally(self, checkpoint: int, committables: Sequence[PostgresCommittable]) -> None:
-        """Move the rows of all of them that are not visible yet, oldest first, one SQL transaction per decision."""
-        lineages = sorted({each.lineage for each in committables})
-        visible = self._deciding.run(
-            "looking for what is visible",
-            lambda connection: {lineage: self._visible_through(connection, lineage) for lineage in lineages},
-        )
-        due = [each for each in committables if each.checkpoint > visible[each.lineage]]
-        for lineage in lineages:
-            if lineage != self._context.lineage:
-                inherited = [each for each in due if each.lineage == lineage]
-                if inherited:
-                    self._show(lineage, max(each.checkpoint for each in inherited), inherited)
-        own = [each for each in due if each.lineage == self._context.lineage]
-        shown = 0
-        for decided in self._decisions(checkpoint, own):
-            self._show(self._context.lineage, decided, [each for each in own if shown < each.checkpoint <= decided])
-            shown = decided
+        """Move the rows of all of them that are not visible yet, oldest first, in as few SQL transactions as go."""
+        own = self._context.lineage
+        for lineage in sorted({each.lineage for each in committables} - {own}):
+            inherited = [each for each in committables if each.lineage == lineage]
+            self._show(lineage, max(each.checkpoint for each in inherited), inherited)
+        due = self._due(own, committables)
+        decisions: list[int] = []
+        while due:
+            through = checkpoint
+            if self._most_together is not None or _bytes_of(due) > _MOVE_BYTES:
+                decisions = decisions or self._decisions(checkpoint, due)
+                through = self._last_together(decisions, due)
+            group = [each for each in due if each.checkpoint <= through]
+            try:
+                self._show(own, through, group)
+            except BarrierRuntimeError as error:
+                if group[0].checkpoint == through:
+                    raise
+                decisions = decisions or self._decisions(checkpoint, due)
+                together = len(_steps(decisions, group))
+                if together == 1:
+                    raise
+                self._most_together = together // 2
+                if isinstance(error, Unavailable):  # of the server, or too slow: the next attempt takes fewer
+                    raise
+            else:
+                due = self._due(own, due)
+                self._most_together = self._most_together and 2 * self._most_together
+        self._most_together = None
+
+    def _due(self, lineage: str, committables: Sequence[PostgresCommittable]) -> list[PostgresCommittable]:
+        visible = self._visible.get(lineage, 0)
+        return [each for each in committables if each.lineage == lineage and each.checkpoint > visible]
 
     def _decisions(self, checkpoint: int, due: Sequence[PostgresCommittable]) -> list[int]:
         """Rising checkpoints in whose steps `due` can be shown; the last one is `checkpoint`."""
         numbers = sorted({each.checkpoint for each in due})
-        if not numbers:
-            return []
         if numbers[0] == checkpoint:
             return numbers
         between = decided_checkpoints(self._context, numbers[0] - 1)
         return [*(each for each in between if each < checkpoint), checkpoint]
 
+    def _last_together(self, decisions: Sequence[int], due: Sequence[PostgresCommittable]) -> int:
+        """The last of the decisions that are committed together, at least one."""
+        steps = _steps(decisions, due)
+        end = steps[0]
+        for decided in steps[1 : self._most_together]:
+            if _bytes_of([each for each in due if each.checkpoint <= decided]) > _MOVE_BYTES:
+                break
+            end = decided
+        return end
+
     def _show(self, lineage: str, checkpoint: int, committables: Sequence[PostgresCommittable]) -> None:
-        """Move them, and say that everything of this lineage up to `checkpoint` is visible."""
+        """Move what is not visible yet, and say that everything of this lineage up to `checkpoint` is."""
+        owner = (self._context.job, self._context.sink, lineage)
 
         def work(connection: Any) -> None:
-            visible = self._lock_commits(connection, lineage)
-            for group in _of_equal_columns([each for each in committables if each.checkpoint > visible]):
-                self._move(connection, group)
-            connection.execute(
-                "update barrier_runtime.commits set checkpoint = %s, committed_at = now() "
-                "where job = %s and sink = %s and lineage = %s",
-                (max(visible, checkpoint), self._context.job, self._context.sink, lineage),
-            )
+            while due := self._due(lineage, committables):
+                windows = _windows(due)
+                with at_once(connection):
+                    connection.execute("begin")
+                    connection.execute(_MAKE_MARK, owner)
+                    mark = connection.execute(_LOCK_MARK, owner)
+                    taken = self._take(connection, windows[0])
+                (visible,) = mark.fetchone()
+                if visible > self._visible.get(lineage, 0):  # another process has committed, or this one's predecessor
+                    connection.execute("rollback")
+                    self._visible[lineage] = visible
+                    continue
+                for window, following in zip(windows, [*windows[1:], None], strict=True):
+                    self._copy(connection, window, self._found(window, taken))
+                    with at_once(connection):
+                        if self._key:
+                            connection.execute(self._upsert(window))
+                        if following is not None:
+                            if self._key:
+                                connection.execute("truncate pg_temp.barrier_runtime_check")
+                            taken = self._take(connection, following)
+                        else:
+                            connection.execute(_RAISE_MARK, (checkpoint, *owner))
+                            connection.execute("commit")
+                self._visible[lineage] = checkpoint
 
-        self._deciding.run(f"committing checkpoint {checkpoint}", work)
+        self._deciding.run(f"committing checkpoint {checkpoint}", work, autocommit=True)
 
-    def _lock_commits(self, connection: Any, lineage: str) -> int:
-        """What is visible in this lineage; nobody else raises it before this SQL transaction ends."""
-        owner = (self._context.job, self._context.sink, lineage)
-        connection.execute(
-            "insert into barrier_runtime.commits (job, sink, lineage, checkpoint) values (%s, %s, %s, 0) "
-            "on conflict do nothing",
-            owner,
-        )
-        row = connection.execute(
-            "select checkpoint from barrier_runtime.commits where job = %s and sink = %s and lineage = %s for update",
-            owner,
-        ).fetchone()
-        return int(row[0])
+    def _take(self, connection: Any, window: Sequence[_Part]) -> Any:
+        """A cursor over the parts' data, once the server has answered."""
+        wanted = ([committable.name for committable, _ in window], [part for _, part in window])
+        return connection.cursor(binary=True).execute(_TAKE_PARTS, (*wanted, self._context.job, self._context.sink))
 
-    def _visible_through(self, connection: Any, lineage: str) -> int:
-        row = connection.execute(
-            "select checkpoint from barrier_runtime.commits where job = %s and sink = %s and lineage = %s",
-            (self._context.job, self._context.sink, lineage),
-        ).fetchone()
-        return int(row[0]) if row else 0
-
-    def _move(self, connection: Any, group: Sequence[PostgresCommittable]) -> None:
-        """`group`: of equal columns, oldest first."""
-        sql = load_psycopg().sql
-        columns = group[0].columns
-        into = sql.Identifier(self._target.schema, self._target.table)
-        if self._key:
-            if self._rows_on != (connection, columns):
-                connection.execute("drop table if exists pg_temp.barrier_runtime_check")
-                make_check_table(connection, self._target, columns, self._key)
-                connection.execute(
-                    "alter table pg_temp.barrier_runtime_check "
-                    "add column barrier_runtime_order bigint generated always as identity"
-                )
-                self._rows_on = (connection, columns)
-            copied_to = _temporary()
-        else:
-            copied_to = into
-        parts = [(each, part) for each in group for part in range(len(each.sizes))]
-        while parts:
-            taken = _as_many_as_fit(parts)
-            copy_into(connection, copied_to, columns, self._take(connection, parts[:taken]))
-            if self._key:
-                connection.execute(_upsert(into, columns, self._key))
-                connection.execute("truncate pg_temp.barrier_runtime_check")
-            del parts[:taken]
-
-    def _take(self, connection: Any, parts: Sequence[tuple[PostgresCommittable, int]]) -> list[bytes]:
-        with connection.cursor(binary=True) as cursor:
-            cursor.execute(
-                _TAKE_PARTS,
-                ([c.name for c, _ in parts], [p for _, p in parts], self._context.job, self._context.sink),
-            )
-            found = {(name, part): data for name, part, data in cursor.fetchall()}
-        for committable, part in parts:
+    def _found(self, window: Sequence[_Part], taken: Any) -> list[bytes]:
+        found = {(name, part): data for name, part, data in taken.fetchall()}
+        taken.close()
+        for committable, part in window:
             if len(found.get((committable.name, part), b"")) != committable.sizes[part]:
                 raise self._gone(committable, sum(name == committable.name for name, _ in found))
-        return [found[committable.name, part] for committable, part in parts]
+        return [found[committable.name, part] for committable, part in window]
+
+    def _copy(self, connection: Any, window: Sequence[_Part], data: Sequence[bytes]) -> None:
+        """Into the target, or, to be upserted, into a temporary table."""
+        columns = window[0][0].columns
+        if not self._key:
+            copy_into(connection, self._into(), columns, data)
+            return
+        if self._rows_on != (connection, columns):
+            connection.execute("drop table if exists pg_temp.barrier_runtime_check")
+            make_check_table(connection, self._target, columns, self._key)
+            connection.execute(
+                "alter table pg_temp.barrier_runtime_check "
+                "add column barrier_runtime_order bigint generated always as identity"
+            )
+            self._rows_on = (connection, columns)
+        copy_into(connection, _temporary(), columns, data)
+
+    def _into(self) -> Any:
+        return load_psycopg().sql.Identifier(self._target.schema, self._target.table)
+
+    def _upsert(self, window: Sequence[_Part]) -> Any:
+        return _upsert(self._into(), window[0][0].columns, self._key)
 
     def abort(self, committable: PostgresCommittable) -> None:
         self._deciding.run(
@@ -221,6 +281,7 @@ class StagedTransactions:
                 "delete from barrier_runtime.staged where job = %s and sink = %s and batch = %s",
                 (committable.job, committable.sink, committable.name),
             ),
+            autocommit=True,
         )
 
     def sweep(self, decided: Sequence[PostgresCommittable]) -> None:
@@ -231,6 +292,7 @@ class StagedTransactions:
         self._deciding.run(
             "dropping undecided rows",
             lambda connection: connection.execute(_SWEEP, (context.job, context.sink, context.token, *ours, kept)),
+            autocommit=True,
         )
 
     def _gone(self, committable: PostgresCommittable, parts: int) -> Corrupt:
@@ -246,24 +308,32 @@ def _temporary() -> Any:
     return load_psycopg().sql.Identifier("pg_temp", _ROWS_TABLE)
 
 
-def _of_equal_columns(committables: Sequence[PostgresCommittable]) -> list[list[PostgresCommittable]]:
-    groups: list[list[PostgresCommittable]] = []
-    for each in committables:
-        if groups and groups[-1][0].columns == each.columns:
-            groups[-1].append(each)
-        else:
-            groups.append([each])
-    return groups
+def _steps(decisions: Sequence[int], due: Sequence[PostgresCommittable]) -> list[int]:
+    """Those of the decisions that show something."""
+    steps, shown = [], 0
+    for decided in decisions:
+        if any(shown < each.checkpoint <= decided for each in due):
+            steps.append(decided)
+            shown = decided
+    return steps
 
 
-def _as_many_as_fit(parts: Sequence[tuple[PostgresCommittable, int]]) -> int:
-    """At least one, together at most `_MOVE_BYTES`."""
+def _bytes_of(committables: Sequence[PostgresCommittable]) -> int:
+    return sum(sum(each.sizes) for each in committables)
+
+
+def _windows(due: Sequence[PostgresCommittable]) -> list[list[_Part]]:
+    """All parts in order: of equal columns in a window, and together at most `_MOVE_BYTES`; at least one."""
+    windows: list[list[_Part]] = []
     size = 0
-    for count, (committable, part) in enumerate(parts):
-        size += committable.sizes[part]
-        if count and size > _MOVE_BYTES:
-            return count
-    return len(parts)
+    for committable in due:
+        for part, more in enumerate(committable.sizes):
+            size += more
+            if not windows or size > _MOVE_BYTES or windows[-1][0][0].columns != committable.columns:
+                windows.append([])
+                size = more
+            windows[-1].append((committable, part))
+    return windows
 
 
 def _upsert(into: Any, columns: Sequence[str], key: Sequence[str]) -> Any:

@@ -73,6 +73,7 @@ class BatchingSink(WriteAheadSink):
     """`deliver_batch` is to be written."""
 
     global_committer = True
+    commits_only_globally = True
     required_methods: ClassVar[tuple[str, ...]] = ("deliver_batch",)
 
     def deliver_batch(self, batch: DecidedBatch) -> None:

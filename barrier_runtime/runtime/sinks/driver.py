@@ -11,6 +11,8 @@ Life of one transaction (`_MOVES` below is this table)
 | SEALING    | its committable is durable       | SEALED     |                                              |
 | SEALED     | decided, oldest, executor free       | COMMITTING | Commit (none for an empty transaction), or   |
 |            |                                  |            | CommitTogether with those behind it          |
+|            | … by a sink that commits only    | COMMITTED  | ReportCommitted when all ≤ n                 |
+|            | globally                         |            |                                              |
 | COMMITTING | the sink says done               | gone       | TransactionVisible(txn); ReportCommitted when all ≤ n   |
 |            | … of a sink with global committer| COMMITTED  | ReportCommitted when all ≤ n                 |
 | COMMITTED  | the global committer is through  | gone       | TransactionVisible(txn)                                 |
@@ -74,6 +76,7 @@ class Move(enum.Enum):
     COMMITTED_GLOBALLY = "committed globally"
     COMMIT_FAILED = "commit failed"
     PUT_BACK = "put back behind one that failed"
+    NOTHING_TO_COMMIT = "without a commit of its own"
 
 
 _MOVES: dict[tuple[Stage, Move], Stage] = {
@@ -82,6 +85,7 @@ _MOVES: dict[tuple[Stage, Move], Stage] = {
     (Stage.SEALED, Move.COMMIT): Stage.COMMITTING,
     (Stage.COMMITTING, Move.COMMITTED): Stage.VISIBLE,
     (Stage.COMMITTING, Move.COMMITTED_PART): Stage.COMMITTED,
+    (Stage.SEALED, Move.NOTHING_TO_COMMIT): Stage.COMMITTED,
     (Stage.COMMITTED, Move.COMMITTED_GLOBALLY): Stage.VISIBLE,
     (Stage.COMMITTING, Move.COMMIT_FAILED): Stage.BACKOFF,
     (Stage.COMMITTING, Move.PUT_BACK): Stage.SEALED,
@@ -113,7 +117,8 @@ class Backoff:
 
 class SinkDriver:
     """See the table above. `name` (job, sink, subtask) is only for messages. `part_of_whole`: a global committer makes
-    visible what all subtasks have committed. `together`: the sink can commit several transactions as one."""
+    visible what all subtasks have committed. `together`: the sink can commit several transactions as one.
+    `only_globally`: the sink has nothing to do for a part but to recover it."""
 
     def __init__(
         self,
@@ -123,12 +128,14 @@ class SinkDriver:
         *,
         part_of_whole: bool = False,
         together: bool = False,
+        only_globally: bool = False,
     ) -> None:
         self._name = name
         self._subtask = subtask
         self._backoff = backoff
         self._part_of_whole = part_of_whole
         self._together = together
+        self._only_globally = only_globally
         self._committed: deque[Transaction] = deque()  # stage COMMITTED, oldest first: older than what is pending
         self._visible_through = 0  # as the global committer reported
         self._pending: deque[Transaction] = deque()  # closed and not committed, oldest first
@@ -277,6 +284,10 @@ class SinkDriver:
             oldest = self._pending[0]
             if oldest.stage is not Stage.SEALED or oldest.checkpoint > self._decided_through:
                 break
+            if self._only_globally and oldest.entries and oldest.number != RECOVERY_TXN:
+                self._moved(oldest.stage, Move.NOTHING_TO_COMMIT)
+                effects += self._committed_one(oldest)
+                continue
             if oldest.entries or oldest.number == RECOVERY_TXN:  # recovery also drops orphans: never skipped
                 effects += self._reports()
                 return effects + self._start(self._ready())

@@ -124,6 +124,7 @@ class SinkOperator(Operator):
             context.subtask,
             part_of_whole=self._sink.global_committer,
             together=self._sink.commits_together,
+            only_globally=self._sink.global_committer and self._sink.commits_only_globally,
         )
         self._stagings = 0  # early ones that have not ended
         self._staged: dict[int, _Staged] = {}  # by transaction number; the open one included

@@ -324,6 +324,28 @@ def test_parts_of_a_whole_are_committed_at_once_and_stay_listed() -> None:
     assert made.visible(2) == [TransactionVisible(1), TransactionVisible(2)]
 
 
+def test_parts_with_nothing_to_commit_are_reported_at_once_and_stay_listed() -> None:
+    """The recovery is carried out all the same: it drops what nobody has decided."""
+    made = SinkDriver("part", 0, part_of_whole=True, only_globally=True)
+    assert made.recover(0, ()) == [Recover(0, ())]
+    sealed(made, 1, 2)
+    assert made.complete(1) == [], "the recovery is under way"
+    assert made.committed(0) == [TransactionVisible(0), ReportCommitted(1)]
+    assert made.complete(2) == [ReportCommitted(2)]
+    assert listed(made) == [1, 2]
+    assert made.visible(1) == [TransactionVisible(1)]
+    assert listed(made) == [2]
+
+
+def test_a_part_with_nothing_to_commit_waits_for_its_rows_to_be_durable() -> None:
+    made = SinkDriver("part", 0, part_of_whole=True, only_globally=True)
+    made.recover(0, ())
+    made.committed(0)
+    made.barrier(1)
+    assert made.complete(1) == []
+    assert made.precommitted(1, b"rows") == [ReportCommitted(1)]
+
+
 # ---------------------------------------------------------------- aborted checkpoints
 
 
