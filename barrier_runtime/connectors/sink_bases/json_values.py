@@ -12,7 +12,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,11 +22,23 @@ import pyarrow.types as types
 
 from barrier_runtime.state.errors import InvalidJob
 
+_Made = TypeVar("_Made")
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _DAY = 86_400
 _FIRST_DAY, _LAST_DAY = -12_687_428, 11_248_737  # of the years -32767 and 32767, since 1970
+_YEAR_1_US, _YEAR_10000_US = -62_135_596_800_000_000, 253_402_300_800_000_000
 _NUMPY = {16: np.float16, 32: np.float32, 64: np.float64}
 _NO_NUMBERS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
+def with_moments_as_text(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with its timestamps as `json_rows` would write them. Faster than there: for all rows at once, and
+    without the interpreter's lock."""
+    for number, field in enumerate(batch.schema):
+        if types.is_timestamp(field.type):
+            texts = _of_column(field.name, _moments, batch.column(number))
+            batch = batch.set_column(number, pa.field(field.name, pa.string()), texts)
+    return batch
 
 
 def json_rows(batch: pa.RecordBatch) -> Sequence[dict[str, Any]]:
@@ -42,8 +54,14 @@ def json_rows(batch: pa.RecordBatch) -> Sequence[dict[str, Any]]:
 
 
 def _values_of(name: str, column: pa.Array) -> list[Any]:
+    if _is_lossy(column):
+        return _of_column(name, json_values, column)
+    return _of_column(name, lambda each: _or_text(each, True, json_values), column)
+
+
+def _of_column(name: str, make: Callable[[pa.Array], _Made], column: pa.Array) -> _Made:
     try:
-        return json_values(column) if _is_lossy(column) else _or_text(column, True, json_values)
+        return make(column)
     except InvalidJob as error:
         raise InvalidJob(f"column {name!r}: {error}") from error
 
@@ -70,8 +88,8 @@ def json_values(array: pa.Array) -> list[Any]:
         values = array.to_pylist()
         return [_float(value) for value in values] if _is_lossy(array) else values
     if types.is_timestamp(kind):
-        utc = array if kind.tz is None else array.cast(pa.timestamp(kind.unit, "UTC"))
-        return _or_text(utc, kind.unit in ("s", "us"), _moments)
+        moments: list[Any] = _moments(array).to_pylist()
+        return moments
     if types.is_duration(kind):
         return _or_text(*_in_microseconds(array, pa.duration("us")), _durations)
     if types.is_time(kind):
@@ -82,11 +100,7 @@ def json_values(array: pa.Array) -> list[Any]:
 def _is_lossy(column: pa.Array) -> bool:
     """Whether `to_pylist` is not what JSON is made of."""
     kind = column.type
-    if (
-        types.is_map(kind)
-        or getattr(kind, "unit", "") in ("ms", "ns")
-        or getattr(kind, "tz", None) not in (None, "UTC")
-    ):
+    if types.is_map(kind) or types.is_timestamp(kind) or getattr(kind, "unit", "") in ("ms", "ns"):
         return True
     if types.is_floating(kind):
         if not len(column):
@@ -161,13 +175,32 @@ def refuse_far_times(array: pa.Array, column: str = "") -> None:
             )
 
 
-def _moments(array: pa.Array) -> list[Any]:
+def _moments(array: pa.Array) -> pa.Array:
     refuse_far_times(array)
-    texts = pc.replace_substring(array.cast(pa.string()), " ", "T")
-    if array.type.unit == "ms":
-        texts = pc.replace_substring(texts, ".000", "")
-    moments: list[Any] = texts.to_pylist()
-    return moments
+    return moment_texts(array, "T")
+
+
+def moment_texts(array: pa.Array, between: str) -> pa.Array:
+    """Texts of timestamps, `between` day and time; in UTC and with a `Z` if they have a zone. Arrow's cast of such
+    times takes 26 times as long: it goes through `strftime`."""
+    kind = array.type
+    texts = array.view(pa.timestamp(kind.unit)).cast(pa.string())  # with or without a zone: since 1970 in UTC
+    if between != " ":
+        texts = pc.replace_substring(texts, " ", between)
+        if kind.unit in ("ms", "us"):
+            texts = _without_zeros(texts, array, "." + "0" * (3 if kind.unit == "ms" else 6))
+    return texts if kind.tz is None else pc.binary_join_element_wise(texts, "Z", "")
+
+
+def _without_zeros(texts: pa.Array, moments: pa.Array, zeros: str) -> pa.Array:
+    """Without the fraction of whole seconds; but microseconds before the year 1 and after 9999 keep theirs."""
+    whole = pc.ends_with(texts, zeros)
+    if moments.type.unit == "us":
+        micros = moments.view(pa.int64())
+        whole = pc.and_(whole, pc.and_(pc.greater_equal(micros, _YEAR_1_US), pc.less(micros, _YEAR_10000_US)))
+    if not pc.any(whole).as_py():
+        return texts
+    return pc.if_else(whole, pc.replace_substring(texts, zeros, ""), texts)
 
 
 def _durations(array: pa.Array) -> list[Any]:
