@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 
 from barrier_runtime.connectors.name_set import NameSet
+from barrier_runtime.connectors.source_bases.part_fetcher import PartFetcher
 from barrier_runtime.data.few_rows import FewRows
 
 
@@ -161,6 +162,17 @@ class RemoteReader(SplitReader, Preparable, Protocol):
 
     @property
     def remote(self) -> bool: ...
+
+
+@runtime_checkable
+class Fetching(Protocol):
+    """A reader whose bytes are fetched ahead by the threads of its subtask."""
+
+    fetching: bool  # the last `poll` returned nothing because bytes have not come yet: the split is not idle
+
+    def fetch_by(self, fetcher: PartFetcher) -> None:
+        """Called once, before `seek` and `prepare`. The subtask is woken for each answer."""
+        ...
 
 
 @runtime_checkable

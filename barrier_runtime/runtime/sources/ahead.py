@@ -2,34 +2,30 @@
 
 Only readers whose `prepare` asks a store (`RemoteReader`) are prepared here, and each of them is. A split whose reader
 is still being prepared is not asked for rows; the slot is woken when it may be. How much is kept of splits whose turn
-has not come is bounded by their number.
+has not come is bounded by their number, and by the bytes that the `PartFetcher` of the subtask may hold.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 
 import msgspec
 
 from barrier_runtime.connectors.source import RemoteReader, SplitReader
+from barrier_runtime.connectors.source_bases.part_fetcher import PartFetcher
 from barrier_runtime.runtime.sources.split_state import OpenSplit
 
-_THREADS = 32
 _MOST = 64  # splits that are prepared, or being prepared, and have not been asked yet
 
 
 class Ahead:
-    def __init__(self, wake: Callable[[], None]) -> None:
-        """`wake` is called by a thread."""
-        self._wake = wake
+    def __init__(self, fetcher: PartFetcher) -> None:
+        self._fetcher = fetcher
         self._later: OrderedDict[str, OpenSplit] = OrderedDict()  # not begun, in about the order of their turns
         self._begun: dict[str, tuple[OpenSplit, Future[None]]] = {}
-        self._pool: ThreadPoolExecutor | None = None
-        self.came = False  # set by a thread that has prepared a reader
 
     def add(self, split: OpenSplit) -> None:
-        if isinstance(split.reader, RemoteReader) and split.reader.remote:
+        if split.reader is not None and is_remote(split.reader):
             split.prepared = False
             self._later[split.id] = split
             self._fill()
@@ -57,13 +53,10 @@ class Ahead:
                 future.add_done_callback(partial(_close, reader))
         self._begun.clear()
         self._later.clear()
-        self._wake = _wakes_nobody  # the slot may be gone when a thread is done
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            self._pool = None
+        self._fetcher.close()
 
     def _fill(self) -> None:
-        while self._later and len(self._begun) < _MOST:
+        while self._later and len(self._begun) < _MOST and (self._fetcher.has_room or not self._begun):
             self._begin(next(iter(self._later.values())))
 
     def _begin(self, split: OpenSplit) -> None:
@@ -71,19 +64,11 @@ class Ahead:
         assert isinstance(reader, RemoteReader)
         del self._later[split.id]
         split.position_meanwhile = msgspec.Raw(reader.position())
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="prepare-ahead")
-        future = self._pool.submit(reader.prepare)
-        self._begun[split.id] = split, future
-        future.add_done_callback(self._tell)
-
-    def _tell(self, _: Future[None]) -> None:
-        self.came = True
-        self._wake()
+        self._begun[split.id] = split, self._fetcher.submit(reader.prepare)
 
 
-def _wakes_nobody() -> None:
-    pass
+def is_remote(reader: SplitReader) -> bool:
+    return isinstance(reader, RemoteReader) and reader.remote
 
 
 def _close(reader: SplitReader, _: Future[None]) -> None:

@@ -24,6 +24,7 @@ from barrier_runtime.connectors.read_range import ReadRange
 from barrier_runtime.connectors.source import (
     DiscoveringSource,
     Discovery,
+    Fetching,
     FindsAgain,
     Gathering,
     MarkingDiscovery,
@@ -35,12 +36,13 @@ from barrier_runtime.connectors.source import (
     StagedSource,
     Waking,
 )
+from barrier_runtime.connectors.source_bases.part_fetcher import PartFetcher
 from barrier_runtime.coordinator.metric_table import DISCOVERY_FAILURES, SPLITS_DISCOVERED
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import EventClock, check_event_time_type, greatest_event_time_ms
 from barrier_runtime.graph.job_graph import SourceSpec
 from barrier_runtime.operators.base import Capture, OperatorContext
-from barrier_runtime.runtime.sources.ahead import Ahead
+from barrier_runtime.runtime.sources.ahead import Ahead, is_remote
 from barrier_runtime.runtime.sources.assignment import (
     assign_discovered,
     assign_listed,
@@ -101,8 +103,10 @@ class SourceDriver:
         self._polled_ns = 0
         self._timeout_ns = 0  # for a split that has nothing; 0: it is never idle
         self._range: ReadRange | None = None
-        self._ahead = Ahead(lambda: self._context.wake_from_thread())
-        self._held_up = False  # the last pass found nothing but splits whose readers are being prepared
+        self._fetcher = PartFetcher(lambda: self._context.wake_from_thread())
+        self._ahead = Ahead(self._fetcher)
+        self._held_up = False  # the last pass found no rows, and splits that wait for an answer of a store
+        self._soonest_ns: int | None = None  # rows of another split are due, as the last pass has seen
 
     def open(self, context: OperatorContext, spec: SourceSpec) -> None:
         """Open readers at their restored positions. `context.restored` should hold the snapshots of *all* subtasks of
@@ -194,7 +198,8 @@ class SourceDriver:
             self._look_for_splits(self._discovery, now_ns)
         limit = max_rows or self._spec.max_rows_per_batch
         in_vain: list[_Place] = []  # in order
-        self._held_up = self._ahead.came = False
+        self._held_up, self._soonest_ns = False, None
+        self._fetcher.begin_pass()
         try:
             while self._queue and self._queue[0][0] <= self._ahead_ms:
                 place = heapq.heappop(self._queue)
@@ -232,6 +237,7 @@ class SourceDriver:
         due_ns = reader.next_due_ns()
         if due_ns is not None and due_ns > now_ns:
             split.had_nothing(now_ns, self._timeout_ns)
+            self._soonest_ns = min(due_ns, self._soonest_ns or due_ns)
             return None
         if self._range is not None:
             limit = min(limit, self._range.left(split.id, split.rows))
@@ -243,7 +249,9 @@ class SourceDriver:
             self._kept[split.id] = split
         polled = reader.poll(limit, now_ns)
         batch = None if polled is None else Batch(polled.rows, polled.emit_ns)
-        if batch is None or not (count := batch.count):
+        if batch is None and split.waits_for_bytes:
+            self._held_up = True
+        elif batch is None or not (count := batch.count):
             batch = None
             split.had_nothing(now_ns, self._timeout_ns)
         else:
@@ -292,8 +300,9 @@ class SourceDriver:
             return None
         earliest = None if self._discovery is None else self._looked_ns + self._look_again_ns
         if self._held_up:
-            waits_ns = self._polled_ns + _WAITING_NS
-            return None if self._ahead.came else waits_ns if earliest is None else min(earliest, waits_ns)
+            soonest_ns = None if self._soonest_ns is None else self._soonest_ns + gathering_ns
+            known = [each for each in (earliest, soonest_ns) if each is not None]
+            return None if self._fetcher.came else min([*known, self._polled_ns + _WAITING_NS])
         for place in self._queue:
             split = place[-1]
             assert split.reader is not None
@@ -416,6 +425,8 @@ class SourceDriver:
         reader = self._spec.source.reader(split)
         if isinstance(reader, Waking):
             reader.wake_by(self._context.wake_from_thread)
+        if isinstance(reader, Fetching):
+            reader.fetch_by(self._fetcher)
         if isinstance(reader, Gathering):
             reader.gather_for(self._context.latency_target_s)
         return reader
@@ -534,14 +545,14 @@ class SourceDriver:
         """Off the loop. Until it is done the split is in no snapshot, and would be found again after a restore."""
 
         reached = self._at_end.get(split.id)
-        ahead = len(self._queue) < _PREPARED_AHEAD
+        ahead = len(self._queue) < _PREPARED_AHEAD  # the files of a store by `Ahead`, beside one another
 
         def make() -> None:
             reader = self._reader(split)
             self._made[split.id] = reader
             if reached is not None:
                 self._seek(reader, split, bytes(reached.position))
-            if ahead and isinstance(reader, Preparable):
+            if ahead and isinstance(reader, Preparable) and not is_remote(reader):
                 reader.prepare()
 
         def made(_: None, error: BaseException | None) -> None:
@@ -553,8 +564,7 @@ class SourceDriver:
                     self._kept_rows -= reached.rows
                 taken = OpenSplit(split, reader, reached)
                 self._take_on(taken)
-                if not ahead:
-                    self._ahead.add(taken)
+                self._ahead.add(taken)
                 self._context.metrics.count(SPLITS_DISCOVERED)
                 return
             if reader is not None:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from barrier_runtime.connectors.source import CheckpointListener, Split, SplitReader
+from barrier_runtime.connectors.source import CheckpointListener, Fetching, Split, SplitReader
 from barrier_runtime.data.elements import WATERMARK_MIN
 from barrier_runtime.runtime.sources.progress import NO_POSITION, SplitProgress
 
@@ -12,6 +12,7 @@ class OpenSplit:
         "asked",
         "asked_ns",
         "ended_in",
+        "fetched",
         "finished",
         "greatest_ms",
         "id",
@@ -31,6 +32,7 @@ class OpenSplit:
         self.payload = split.payload
         self.size = split.size
         self.reader: SplitReader | None = reader
+        self.fetched = reader if isinstance(reader, Fetching) else None
         self.listener = reader if isinstance(reader, CheckpointListener) else None
         self.asked = progress is not None  # for rows: its position may differ from that of the beginning
         self.rows = progress.rows if progress else 0
@@ -58,6 +60,11 @@ class OpenSplit:
     def silent_for_ns(self) -> int:
         """As far as is known by asking."""
         return 0 if self.silent_ns is None else self.asked_ns - self.silent_ns
+
+    @property
+    def waits_for_bytes(self) -> bool:
+        """The last poll returned nothing because its bytes have not come yet."""
+        return self.fetched is not None and self.fetched.fetching
 
     @property
     def order(self) -> tuple[int, int]:

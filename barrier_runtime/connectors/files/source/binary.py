@@ -11,6 +11,7 @@ from barrier_runtime.connectors.files.source.files import Files
 from barrier_runtime.connectors.files.source.listing import ANY_NAME, FoundFile, open_file
 from barrier_runtime.connectors.files.source.reader import FilePosition, FileReader
 from barrier_runtime.connectors.files.source.source import FileSource
+from barrier_runtime.connectors.source_bases.ranges import NotThere, RangesFile
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 BINARY = pa.schema(
@@ -78,20 +79,22 @@ class WholeFileReader(FileReader):
         self._content = bytearray()
         self._given = False
 
-    def prepare(self) -> None:
+    def open(self) -> None:
         if self._raw is None and not self._given:
             if "content" in self.schema.names and self.file.size > _MOST_BYTES:
                 raise InvalidJob(
                     f"{self.where}: it has {self.file.size} bytes, and a row may have {_MOST_BYTES}: leave the file "
                     "out, or leave out the column content with schema="
                 )
-            self._raw = open_file(self.file, self.where)
+            self._raw = open_file(self.file, self.where, fetcher=self.fetcher)
 
     def ready(self) -> bool:
         if self.at_end() or "content" not in self.schema.names:
             return True
         left = self.file.size - len(self._content)
         if left:
+            if isinstance(self._raw, RangesFile) and not self._raw.there(len(self._content), min(left, _STEP_BYTES)):
+                raise NotThere
             try:
                 data = bytes(self._raw.read_at(min(left, _STEP_BYTES), len(self._content)))
             except OSError as error:
@@ -102,6 +105,8 @@ class WholeFileReader(FileReader):
                     "not change while they are read; write to a new file and rename it into place"
                 )
             self._content += data
+            if isinstance(self._raw, RangesFile):
+                self._raw.has_read(len(self._content))
         return len(self._content) == self.file.size
 
     def next_chunk(self) -> pa.RecordBatch | None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
-from barrier_runtime.connectors.files.source.listing import FoundFile, fingerprint, open_listed
+from barrier_runtime.connectors.files.source.listing import FoundFile, fingerprint, open_file
 from barrier_runtime.connectors.name_set import UNMARKED
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
@@ -55,11 +55,9 @@ def content_mark(file: FoundFile, where: str) -> int | None:
     """The mark of what it holds now; None when that cannot be told: it is gone, or is just being written. That is no
     error, for nobody needs a file that was read to its end."""
     try:
-        with closing(open_listed(file)) as opened:
-            if opened.size() != file.size:
-                return None
+        with closing(open_file(file, where)) as opened:
             return mark_of(file.modified_ns, fingerprint(opened, file.size, where))
-    except (OSError, Unavailable):
+    except (InvalidJob, Unavailable):
         return None
 
 

@@ -19,8 +19,6 @@ from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.connectors.files.source.text import open_text, or_compressed
 from barrier_runtime.state.errors import InvalidJob
 
-_CHECKED_IN_DRIVER = 200
-
 
 @kinds_checked
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class CsvFiles(Files):
         super().__init__(name, paths, schema, pace, watched=watched, on_change=on_change)
 
     def check(self) -> None:
-        for file in self.files[:_CHECKED_IN_DRIVER]:
+        for file in self.checked_in_driver:
             where = f"{self.where}, file {file.url}"
             with closing(open_text(file, where, grows=self.grows)) as text:
                 header, _ = read_header(text, self._form, where)

@@ -11,11 +11,13 @@ from barrier_runtime.connectors.files.paths.folders import PassedOver
 from barrier_runtime.connectors.files.source import comparing
 from barrier_runtime.connectors.files.source.listing import FoundFile, find_arrivals, find_files, would_find
 from barrier_runtime.connectors.files.source.reader import FileReader, position_of
+from barrier_runtime.connectors.files.source.remote import is_remote
 from barrier_runtime.connectors.files.source.text import is_compressed
 from barrier_runtime.connectors.source import Remaining, Split, SplitReader
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 log = logging.getLogger("barrier_runtime.files")
+_CHECKED_IN_DRIVER = 200  # local files that are looked into before the job starts; the others when they are opened
 
 OnChange = Literal["fail", "append"]  # of files that were read
 
@@ -85,6 +87,11 @@ class Files:
             if left is not None:
                 say_left_out(where, left)
                 self._told = True
+
+    @property
+    def checked_in_driver(self) -> Sequence[FoundFile]:
+        """No files of a store: each takes a request, in its slot when it is read."""
+        return [file for file in self.files[:_CHECKED_IN_DRIVER] if not is_remote(file.url)]
 
     @property
     def positions_in(self) -> str:

@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.files.source.listing import FoundFile
 from barrier_runtime.connectors.files.source.reader import FilePosition, FileReader
-from barrier_runtime.connectors.files.source.text import Text, open_text
+from barrier_runtime.connectors.files.source.text import Text, is_compressed, open_text
+from barrier_runtime.connectors.source_bases.ranges import RangesFile
 from barrier_runtime.data.values.text_columns import LineError
 from barrier_runtime.state.errors import InvalidJob
 
@@ -61,26 +62,34 @@ class LinesReader(FileReader):
         """The header and the offset of the first record."""
         return b"", begin_of_text(text)
 
-    def prepare(self) -> None:
+    def open(self) -> None:
         if self._text is not None:
             return
-        self._text = open_text(self.file, self.where, grows=self.grows)
+        self._text = open_text(self.file, self.where, grows=self.grows, fetcher=self.fetcher)
         header, end = self.read_header(self._text)
         self._parse = self._make_parser(header, self.where)
         if self._next < end:
             self._next = self._block = end
+
+    def request_first(self) -> None:
+        assert self._text is not None
+        self._text.waits = self.fetcher is None
+        if not is_compressed(self.file) and isinstance(self._text.raw, RangesFile):
+            self._text.raw.there(self._next, BLOCK_BYTES)
 
     def ready(self) -> bool:
         assert self._text is not None
         return self._text.reach(self._next)
 
     def next_chunk(self) -> pa.RecordBatch | None:
+        assert self._text is not None
         data = self.next_block()
         if not data:
             return None
         chunk = self.parsed(data)
         self._block, self._block_rows = self._next, chunk.num_rows
         self._next += len(data)
+        self._text.has_read(self._next)
         if self._skip:
             skipped, self._skip = self.skipped(chunk, self._skip)
             chunk = chunk.slice(skipped)

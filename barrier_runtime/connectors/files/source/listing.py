@@ -13,14 +13,15 @@ from barrier_runtime.connectors.files.hive import folders_of
 from barrier_runtime.connectors.files.paths.folders import PassedOver, local_files, takes
 from barrier_runtime.connectors.files.paths.patterns import PathPattern, has_magic, is_hidden_file
 from barrier_runtime.connectors.files.source.remote import (
+    StoredFile,
     is_known,
     is_remote,
     list_remote,
-    open_remote,
-    read_whole,
     remote_url,
 )
 from barrier_runtime.connectors.source import Split
+from barrier_runtime.connectors.source_bases.part_fetcher import PartFetcher
+from barrier_runtime.connectors.source_bases.ranges import RangesFile
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.urls import local_path, shown, without_credentials
 
@@ -36,6 +37,9 @@ class FoundFile(msgspec.Struct, frozen=True):
     folders: str = ""
     place: str = ""  # of a remote file: bucket and key, which stand in `url` before the settings
     former: str = ""  # its id in earlier releases, of a file that a pattern found in another folder
+    etag: str = (
+        ""  # of a remote file: its version, as the store named it when it was listed; empty: the store names none
+    )
 
     def split(self) -> Split:
         return Split(self.id, msgspec.json.encode(self), self.size, formerly=self.former)
@@ -56,7 +60,6 @@ class FoundFile(msgspec.Struct, frozen=True):
 _FOUND = msgspec.json.Decoder(FoundFile)
 
 
-SMALL_BYTES = 256 << 10  # a file of a store that is fetched whole: what the first block of a larger one takes
 ANY_NAME = ("",)  # in place of suffixes
 _ENDS_BYTES = 64 << 10
 
@@ -69,7 +72,7 @@ def fingerprint(opened: Any, size: int, where: str) -> str:
         ends = [opened.read_at(min(size, _ENDS_BYTES), 0)]
         if last < size:
             ends.append(opened.read_at(size - last, last))
-        opened.seek(at)  # a file of `PythonFile` has moved, and a compressed one is read on from there
+        opened.seek(at)
     except OSError as error:
         raise Unavailable(f"{where}: it cannot be read now: {error}") from error
     return hashlib.blake2b(b"".join(ends), digest_size=8).hexdigest()
@@ -204,7 +207,10 @@ def _in_store(path: str, suffixes: tuple[str, ...], where: str, passed: PassedOv
         name = file.place.rpartition("/")[2] if alone else file.place[len(base) :].lstrip("/")
         if alone or takes(name, pattern, suffixes, passed):
             folders = folders_of(file.place if alone or pattern is not None else name)
-            files.append(FoundFile(name, url.of(file.place), file.size, file.modified_ns, folders, file.place))
+            found = FoundFile(
+                name, url.of(file.place), file.size, file.modified_ns, folders, file.place, etag=file.etag
+            )
+            files.append(found)
     return sorted(files, key=lambda file: file.id)
 
 
@@ -239,24 +245,16 @@ def _below_real(folder: str, file: str, remote: bool) -> str:
     return file.removeprefix(root) if file.startswith(root) else ""
 
 
-def open_listed(file: FoundFile) -> Any:
-    """A random-access `pyarrow.NativeFile`, in memory if it is a small one of a store. Raises `OSError`."""
-    if not is_remote(file.url):
-        return pa.OSFile(file.url, "rb")
-    if 0 < file.size <= SMALL_BYTES:
-        try:
-            data = read_whole(file.url, file.place, file.size)
-        except OSError:
-            return open_remote(file.url, file.place)  # tells why, or goes on
-        if len(data) == file.size:
-            return pa.BufferReader(data)
-    return open_remote(file.url, file.place)
-
-
-def open_file(file: FoundFile, where: str, *, grows: bool = False) -> Any:
-    """A random-access `pyarrow.NativeFile`, checked to be the file that was listed; one that `grows` may be longer."""
+def open_file(file: FoundFile, where: str, *, grows: bool = False, fetcher: PartFetcher | None = None) -> Any:
+    """A random-access file, as `pyarrow.NativeFile` or `RangesFile`, that is the one that was listed; one that `grows`
+    may be longer. Of a remote file nothing is requested yet: reading tells whether it is there and the same."""
+    if is_remote(file.url):
+        stored = StoredFile(file.url, file.place, file.size, file.etag, where, grows=grows)
+        if not file.size:
+            stored.compare()  # there is nothing to read by which a change would be seen
+        return RangesFile(stored.read, file.size, fetcher)
     try:
-        opened = open_listed(file)
+        opened = pa.OSFile(file.url, "rb")
         size = opened.size()
     except FileNotFoundError as error:
         raise InvalidJob(f"{where}: the file {file.url} is not there any more: bring it back") from error

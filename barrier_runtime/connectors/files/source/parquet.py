@@ -23,7 +23,6 @@ from barrier_runtime.data import plain_rows
 from barrier_runtime.data.schemas import fit
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
-_CHECKED_IN_DRIVER = 200  # files whose footer is read before the job starts; the others when they are opened
 _READ_BYTES = 1 << 16  # at once, of a column of a local file; of a remote one all that a row group has of it: a request
 _CHUNK_BYTES = 8 << 20  # of wide rows a chunk has so many bytes rather than ROWS_PER_CHUNK rows
 _LOOKED_AT = 8  # row groups, for how wide rows are
@@ -67,7 +66,7 @@ class ParquetFiles(Files):
         return part if len(part) else pa.schema([whole.field(0)])  # for how many rows there are
 
     def check(self) -> None:
-        for file in self.files[:_CHECKED_IN_DRIVER]:
+        for file in self.checked_in_driver:
             wanted = self._not_in_folders(self._whole or self.schema, file)
             check_columns(_footer_schema(file, self.where), wanted, f"{self.where}, file {file.url}")
 
@@ -99,10 +98,10 @@ class ParquetReader(FileReader):
         self._decoded = 0  # rows handed out as chunks, from the file's beginning
         self._rows = 0
 
-    def prepare(self) -> None:
+    def open(self) -> None:
         if self._opened is not None:
             return
-        raw = self._raw = open_file(self.file, self.where)
+        raw = self._raw = open_file(self.file, self.where, fetcher=self.fetcher)
         try:
             buffered = 0 if is_remote(self.file.url) else _READ_BYTES
             self._opened = open_parquet(raw, pre_buffer=False, buffer_size=buffered)

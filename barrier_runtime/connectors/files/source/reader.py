@@ -19,6 +19,8 @@ from barrier_runtime.connectors.files.source.remote import is_remote
 from barrier_runtime.connectors.name_set import UNMARKED
 from barrier_runtime.connectors.pacing import Schedule
 from barrier_runtime.connectors.source import Polled
+from barrier_runtime.connectors.source_bases.part_fetcher import PartFetcher
+from barrier_runtime.connectors.source_bases.ranges import FIRST_BYTES, NotThere, RangesFile
 from barrier_runtime.state.errors import InvalidJob
 
 ROWS_PER_CHUNK = 32_768  # decoded at once: some milliseconds of the loop's time
@@ -55,7 +57,11 @@ class FileReader:
         self._schedule = Schedule(rows_per_second) if rows_per_second is not None else None
         self._pending: pa.RecordBatch | None = None
         self._finished = False
+        self._prepared = False
         self._ends = ""
+        self.remote = is_remote(file.url)
+        self.fetcher: PartFetcher | None = None  # None: requests are waited for where bytes are read
+        self.fetching = False
         self._whole: tuple[pa.Schema, Mapping[str, str | None]] | None = None
 
     def add_columns(self, schema: pa.Schema, values: Mapping[str, str | None]) -> None:
@@ -64,12 +70,16 @@ class FileReader:
 
     # ------------------------------------------------------------ the format
 
-    def prepare(self) -> None:
-        """Open the file; called ahead of the first poll where possible."""
+    def open(self) -> None:
+        """Open the file, if it is not open. Of a remote file this waits for requests."""
         raise NotImplementedError
 
+    def request_first(self) -> None:
+        """Request the bytes of a remote file, which is open, that the first chunks need. Does not wait for them."""
+
     def ready(self) -> bool:
-        """Where to go on is reached; False: a step towards it was done. After `prepare`."""
+        """Where to go on is reached; False: a step towards it was done. After `prepare`. As `next_chunk`, raises
+        `NotThere` for bytes of a remote file that have not come yet."""
         return True
 
     def next_chunk(self) -> pa.RecordBatch | None:
@@ -96,15 +106,32 @@ class FileReader:
 
     # ------------------------------------------------------------ SplitReader
 
-    @property
-    def remote(self) -> bool:
-        return is_remote(self.file.url)
+    def prepare(self) -> None:
+        """Called ahead of the first poll where possible."""
+        self.open()
+        if self.remote and not self._prepared:
+            self._prepared = True
+            self._fingerprint()  # by the thread that prepares: positions are taken on the loop
+            if isinstance(raw := self.raw(), RangesFile):
+                raw.forget(FIRST_BYTES, raw.size())  # its end
+            self.request_first()
+
+    def fetch_by(self, fetcher: PartFetcher) -> None:
+        self.fetcher = fetcher if self.remote else None
 
     @property
     def finished(self) -> bool:
         return self._finished
 
     def poll(self, max_rows: int, now_ns: int) -> Polled | None:
+        try:
+            self.fetching = False
+            return self._poll(max_rows, now_ns)
+        except NotThere:
+            self.fetching = True
+            return None
+
+    def _poll(self, max_rows: int, now_ns: int) -> Polled | None:
         if self._finished:
             return None
         emit_ns = now_ns

@@ -1,36 +1,42 @@
-"""Input files that are not local, as `listing` needs them: `s3://` and `hdfs://` through pyarrow, `gs://`, `abfss://`
-and `webhdfs://` through our own stores.
+"""Input files that are not local, as `listing` needs them: `hdfs://` through pyarrow, others through our own stores.
 
 A *place* is a URL without scheme and query: `bucket/key`, of Azure `container@account.dfs.core.windows.net/key`. Keys
 are as they are, nothing in them is unquoted.
 """
 
-import io
 import os
 import threading
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
-import pyarrow as pa
 import pyarrow.fs as pafs
 
 from barrier_runtime.state.errors import InvalidJob, Unavailable
-from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
+from barrier_runtime.state.store.object_store import (
+    ObjectChanged,
+    ObjectInfo,
+    ObjectNotFound,
+    ObjectStore,
+    ReadsVersions,
+)
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.urls import shown, split_settings
 
 _SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "abfss": "abfss", "hdfs": "hdfs", "webhdfs": "webhdfs"}
 _WITH_ENDPOINT = ("s3", "s3a", "gs", "abfss")
-_AHEAD_BYTES = 1 << 20  # read at least, of a file that is read from its beginning to its end
+_CREDENTIALS = ("AWS_", "GOOGLE_", "AZURE_", "HADOOP_")  # how names of variables begin that say who asks
 
 
 @dataclass(frozen=True)
 class RemoteFile:
+    """`etag`: its version, as the store names it; empty: the store names none."""
+
     place: str
     size: int
     modified_ns: int
+    etag: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,24 +89,94 @@ def remote_url(url: str, where: str) -> RemoteUrl:
 def list_remote(url: RemoteUrl, base: str, where: str) -> tuple[bool, list[RemoteFile]]:
     """The files below the folder with the place `base`, or that file itself; True if it is one file. Raises
     `Unavailable` when it cannot be listed now, and `InvalidJob` when there is no such bucket."""
-    if url.scheme == "s3":
-        return _list_arrow(url, base, _s3(url), where)
-    if url.scheme == "hdfs":
-        return _list_arrow(url, base, _hdfs(url, where), where)
-    return _list_store(url, base)
+    return _list_hdfs(url, base, where) if url.scheme == "hdfs" else _list_store(url, base, where)
 
 
-def read_whole(url: str, place: str, size: int) -> bytes:
-    """All of a file that was listed with `size` bytes, and more than those when it is longer now. `place` as of
-    `open_remote`. Raises `OSError`."""
-    at = _remote_at(url, place)
-    if at.scheme in ("s3", "hdfs"):
-        with open_remote(url, place) as opened:
-            return bytes(opened.read_at(size + 1, 0))
-    try:
-        return _store(at.of(at.bucket)).get(at.place.partition("/")[2])
-    except (ObjectNotFound, Unavailable) as error:
-        raise OSError(str(error)) from error
+class StoredFile:
+    """A file of a store as it was listed: reads ranges of it, and notices that the file was replaced or removed.
+
+    `url`: of the file; `place`: its bucket and key, which may look like a setting of the URL. A file that `grows` may
+    be longer, and another version, than it was listed. Any thread may read.
+    """
+
+    def __init__(self, url: str, place: str, size: int, etag: str, where: str, *, grows: bool) -> None:
+        self._url = url
+        self._at = _remote_at(url, place)
+        self._size = size
+        self._etag = "" if grows else etag
+        self._grows = grows
+        self._where = f"{where}: the file {shown(url)}"
+        self._opened: ObjectStore | None = None
+
+    def read(self, offset: int, length: int) -> bytes:
+        """All these bytes, which the file had when it was listed. Raises `InvalidJob` or `Unavailable`."""
+        more = 1 if not self._etag and not self._grows and offset + length == self._size else 0
+        try:
+            data = self._asked(offset, length + more)
+        except (FileNotFoundError, ObjectNotFound) as error:
+            raise self._gone() from error
+        except PermissionError as error:
+            raise InvalidJob(f"{self._where} may not be read ({error}): grant access to it") from error
+        except InvalidJob as error:
+            raise InvalidJob(f"{self._where} cannot be read: {error}") from error
+        except (OSError, Unavailable) as error:
+            raise Unavailable(f"{self._where} cannot be read now: {error}") from error
+        if len(data) != length:
+            self.compare()
+            raise self._changed(offset + len(data))
+        return data
+
+    def compare(self) -> None:
+        """Looks at the store's listing whether the file is the version that was listed."""
+        try:
+            now = self._listed()
+        except Unavailable as error:
+            raise Unavailable(f"{self._where} cannot be opened now: {error}") from error
+        if now is None:
+            raise self._gone()
+        if now.size != self._size if not self._grows else now.size < self._size:
+            raise self._changed(now.size)
+        if self._etag and now.etag != self._etag:
+            raise InvalidJob(
+                f"{self._where} was replaced after it was listed, by another one of {self._size} bytes: files must not "
+                "change while they are read; write to a new file and rename it into place"
+            )
+
+    def _asked(self, offset: int, length: int) -> bytes:
+        if self._at.scheme == "hdfs":
+            with _hdfs(self._at, self._where).open_input_file(_path(self._at.place)) as opened:
+                return bytes(opened.read_at(length, offset))
+        store, key = self._store_and_key()
+        if not self._etag or not isinstance(store, ReadsVersions):
+            return store.get(key, offset, length)
+        try:
+            return store.get_version(key, self._etag, offset, length)
+        except ObjectChanged:
+            self.compare()
+            self._etag = ""  # this store names another version when it lists than when it reads
+            return store.get(key, offset, length)
+
+    def _listed(self) -> RemoteFile | None:
+        if self._at.scheme == "hdfs":
+            alone, files = _list_hdfs(self._at, self._at.place, self._where)
+            return files[0] if alone else None
+        store, key = self._store_and_key()
+        found: ObjectInfo | None = next((info for info in store.list(key) if info.key == key), None)
+        return None if found is None else _remote_file(self._at, found)
+
+    def _store_and_key(self) -> tuple[ObjectStore, str]:
+        if self._opened is None:
+            self._opened = _store(self._at.of(self._at.bucket))
+        return self._opened, self._at.place.partition("/")[2]
+
+    def _gone(self) -> InvalidJob:
+        return InvalidJob(f"{self._where} is not there any more: bring it back")
+
+    def _changed(self, size: int) -> InvalidJob:
+        return InvalidJob(
+            f"{self._where} had {self._size} bytes when the job started and has {size} now: files must not change "
+            "while they are read; write to a new file and rename it into place"
+        )
 
 
 def _remote_at(url: str, place: str) -> RemoteUrl:
@@ -108,45 +184,22 @@ def _remote_at(url: str, place: str) -> RemoteUrl:
     return RemoteUrl(_SCHEMES[scheme], place, rest[len(place) :]) if place else remote_url(url, "a file")
 
 
-def open_remote(url: str, place: str = "") -> Any:
-    """A random-access `pyarrow.NativeFile`. Raises `OSError`. `place`: that of the file, whose key may look like a
-    setting of the URL."""
-    at = _remote_at(url, place)
-    if at.scheme == "s3":
-        return _s3(at).open_input_file(at.place)
-    if at.scheme == "hdfs":
-        return _hdfs(at, f"file {shown(url)}").open_input_file(_path(at.place))
-    key = at.place.partition("/")[2]
-    store = _store(at.of(at.bucket))
-    try:
-        # An empty range asks for nothing: what is there, and how large it is, says the listing of its name.
-        (found,) = (info for info in store.list(key) if info.key == key)
-    except ValueError:
-        raise FileNotFoundError(f"no object {shown(url)}") from None
-    except Unavailable as error:
-        raise OSError(str(error)) from error
-    return pa.PythonFile(io.BufferedReader(_StoredFile(store, key, found.size), _AHEAD_BYTES), mode="r")
+# ------------------------------------------------------------ hdfs
 
 
-# ------------------------------------------------------------ s3 and hdfs
-
-
-def _list_arrow(url: RemoteUrl, base: str, system: Any, where: str) -> tuple[bool, list[RemoteFile]]:
-    above = f"{url.bucket}/" if url.scheme == "hdfs" else ""  # is no part of a path there
-    path = _path(base) if above else base
+def _list_hdfs(url: RemoteUrl, base: str, where: str) -> tuple[bool, list[RemoteFile]]:
+    path, system = _path(base), _hdfs(url, where)
     try:
         info = system.get_file_info(path)
         if info.type == pafs.FileType.File:
             return True, [RemoteFile(base, info.size, info.mtime_ns or 0)]
         infos = system.get_file_info(pafs.FileSelector(path, recursive=True, allow_not_found=True))
-        if not infos and not above and system.get_file_info(url.bucket).type == pafs.FileType.NotFound:
-            raise InvalidJob(f"{where}: bucket {url.bucket!r} does not exist: create it, or correct the URL")
     except OSError as error:
         raise Unavailable(
-            f"{where}: {shown(url.of(url.place))} cannot be listed ({error}): check bucket, endpoint and credentials"
+            f"{where}: {shown(url.of(url.place))} cannot be listed ({error}): check host and permissions"
         ) from error
     files = [info for info in infos if info.type == pafs.FileType.File]
-    return False, [RemoteFile(above + info.path.lstrip("/"), info.size, info.mtime_ns or 0) for info in files]
+    return False, [RemoteFile(f"{url.bucket}/{info.path.lstrip('/')}", info.size, info.mtime_ns or 0) for info in files]
 
 
 def _path(place: str) -> str:
@@ -181,86 +234,43 @@ def _hdfs(url: RemoteUrl, where: str) -> Any:
         ) from error
 
 
-def _s3(url: RemoteUrl) -> Any:
-    """The endpoint is that of the query, else of AWS_ENDPOINT_URL."""
-    given = parse_qs(url.query.removeprefix("?")).get("endpoint", [])
-    endpoint = given[0] if given else os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    options: dict[str, Any] = {}
-    if endpoint:
-        target = urlsplit(endpoint if "//" in endpoint else f"https://{endpoint}")
-        options = {"endpoint_override": target.netloc, "scheme": target.scheme or "https"}
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    if region:
-        options["region"] = region
-    environment = (item for item in os.environ.items() if item[0].startswith("AWS_"))
-    return _s3_client(tuple(sorted(options.items())), tuple(sorted(environment)))
+# ------------------------------------------------------------ object stores
 
 
 @lru_cache(maxsize=16)
-def _s3_client(options: tuple[tuple[str, str], ...], environment: tuple[tuple[str, str], ...]) -> Any:
-    """A client keeps its connections, and there may be thousands of files. `environment`: of which it takes its
+def _opened_store(bucket: str, environment: tuple[tuple[str, str], ...]) -> ObjectStore:
+    """A client keeps its connections, and there may be thousands of files. `environment`: of which the client takes its
     credentials when it is made."""
-    return pafs.S3FileSystem(**dict(options))
-
-
-# ------------------------------------------------------------ gs, abfss and webhdfs
-
-
-@lru_cache(maxsize=16)
-def _store(bucket: str) -> ObjectStore:
-    """`bucket`: its URL. A client keeps its connections, and there may be thousands of files."""
     return open_store(bucket)
 
 
-def _list_store(url: RemoteUrl, base: str) -> tuple[bool, list[RemoteFile]]:
-    store = _store(url.of(url.bucket))
+def _store(bucket: str) -> ObjectStore:
+    """`bucket`: its URL."""
+    environment = (item for item in os.environ.items() if item[0].startswith(_CREDENTIALS))
+    return _opened_store(bucket, tuple(sorted(environment)))
+
+
+def _list_store(url: RemoteUrl, base: str, where: str) -> tuple[bool, list[RemoteFile]]:
     key = base.partition("/")[2]
-
-    def listed(prefix: str) -> list[RemoteFile]:
-        return [
-            RemoteFile(f"{url.bucket}/{info.key}", info.size, info.modified_ms * 1_000_000)
-            for info in store.list(prefix)
-        ]
-
-    below = listed(key + "/" if key else "")
-    if below or not key:
-        return False, below
-    alone = [file for file in listed(key) if file.place == base]
+    try:
+        store = _store(url.of(url.bucket))
+        below = _below(url, store, key + "/" if key else "")
+        if below or not key:
+            return False, below
+        alone = [file for file in _below(url, store, key) if file.place == base]
+    except InvalidJob as error:
+        raise InvalidJob(f"{where}: {error}") from error
+    except Unavailable as error:
+        raise Unavailable(
+            f"{where}: {shown(url.of(url.place))} cannot be listed ({error}): check bucket, endpoint and credentials"
+        ) from error
     return bool(alone), alone
 
 
-class _StoredFile(io.RawIOBase):
-    """An object of `size` bytes, read by ranges."""
+def _below(url: RemoteUrl, store: ObjectStore, prefix: str) -> list[RemoteFile]:
+    """Without the empty objects by which some tools show folders."""
+    return [_remote_file(url, info) for info in store.list(prefix) if not info.key.endswith("/")]
 
-    def __init__(self, store: ObjectStore, key: str, size: int) -> None:
-        self._store = store
-        self._key = key
-        self._size = size
-        self._at = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        wanted = min(len(buffer), self._size - self._at)
-        if wanted <= 0:
-            return 0
-        try:
-            data = self._store.get(self._key, self._at, wanted)
-        except ObjectNotFound as error:
-            raise FileNotFoundError(str(error)) from error
-        except Unavailable as error:
-            raise OSError(str(error)) from error
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
+def _remote_file(url: RemoteUrl, info: ObjectInfo) -> RemoteFile:
+    return RemoteFile(f"{url.bucket}/{info.key}", info.size, info.modified_ms * 1_000_000, info.etag)

@@ -2,6 +2,9 @@
 
 Offsets count uncompressed bytes. A compressed file has no places to jump to, so going to an offset means reading
 everything before it again; that is done in steps, for the loop must not stand still for a large file.
+
+A text of a store has its bytes fetched ahead. Once it `waits` no more, what reads it raises `NotThere` for bytes that
+have not come yet, and can be called again.
 """
 
 from typing import Any, Protocol
@@ -9,12 +12,15 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from barrier_runtime.connectors.files.source.listing import FoundFile, open_file
+from barrier_runtime.connectors.source_bases.part_fetcher import PartFetcher
+from barrier_runtime.connectors.source_bases.ranges import NotThere, RangesFile
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
 _CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _DAMAGED = ("inflate failed", "decompress failed", "Truncated compressed stream")  # as Arrow says it
 _STEP_BYTES = 1 << 20  # milliseconds of the loop's time to uncompress; of bz2 some tens
 _CHUNK_BYTES = 256 << 10
+_PACKED_BYTES = 2 << 20  # of which a chunk comes out, however it was compressed; else a request is waited for
 
 
 class Text(Protocol):
@@ -36,6 +42,12 @@ class Text(Protocol):
         """The open file."""
         ...
 
+    waits: bool  # for bytes of a store, where they are read
+
+    def has_read(self, offset: int) -> None:
+        """Nothing before `offset` is read again soon."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -52,33 +64,41 @@ def _ending(file: FoundFile) -> str:
     return "." + file.id.rpartition(".")[2]
 
 
-def open_text(file: FoundFile, where: str, *, grows: bool = False) -> Text:
+def open_text(file: FoundFile, where: str, *, grows: bool = False, fetcher: PartFetcher | None = None) -> Text:
     """Raises `InvalidJob` or `Unavailable` when the file cannot be opened, or is not the one that was listed. One that
     `grows` may be longer; what was listed is read of it."""
     if not is_compressed(file):
-        return PlainText(file, where, grows=grows)
+        return PlainText(file, where, grows=grows, fetcher=fetcher)
     if grows:
         raise InvalidJob(
             f"{where}: on_change='append' needs text that is not compressed, since a compressed file cannot be read on "
             "from the middle: write plain files, or leave on_change= out"
         )
-    return CompressedText(file, _CODECS[_ending(file)], where)
+    return CompressedText(file, _CODECS[_ending(file)], where, fetcher)
 
 
 class PlainText:
-    def __init__(self, file: FoundFile, where: str, *, grows: bool = False) -> None:
+    def __init__(self, file: FoundFile, where: str, *, grows: bool = False, fetcher: PartFetcher | None = None) -> None:
         self.end: int | None = file.size
+        self.waits = True
         self._size = file.size
         self._where = where
-        self.raw: Any = open_file(file, where, grows=grows)
+        self.raw: Any = open_file(file, where, grows=grows, fetcher=fetcher)
+        self._ranges = self.raw if isinstance(self.raw, RangesFile) else None
 
     def reach(self, offset: int) -> bool:
         return True
+
+    def has_read(self, offset: int) -> None:
+        if self._ranges is not None:
+            self._ranges.has_read(offset)
 
     def read_at(self, offset: int, length: int) -> bytes:
         length = min(length, self._size - offset)
         if length <= 0:
             return b""
+        if self._ranges is not None and not self.waits and not self._ranges.there(offset, length):
+            raise NotThere
         try:
             data = bytes(self.raw.read_at(length, offset))
         except OSError as error:
@@ -97,8 +117,10 @@ class PlainText:
 class CompressedText:
     """Keeps what was read last, from the offset asked for last; an offset before that begins again."""
 
-    def __init__(self, file: FoundFile, codec: str, where: str) -> None:
+    def __init__(self, file: FoundFile, codec: str, where: str, fetcher: PartFetcher | None = None) -> None:
         self.end: int | None = None
+        self.waits = True
+        self._fetcher = fetcher
         self._file = file
         self._codec = codec
         self._where = where
@@ -119,6 +141,10 @@ class CompressedText:
                 self._data = b""
         return False
 
+    def has_read(self, offset: int) -> None:
+        if isinstance(self.raw, RangesFile):
+            self.raw.has_read(self.raw.tell())
+
     def read_at(self, offset: int, length: int) -> bytes:
         while not self.reach(offset):
             pass
@@ -136,8 +162,9 @@ class CompressedText:
 
     def _begin(self) -> None:
         self.close()
-        self.raw = open_file(self._file, self._where)
-        self._stream = pa.CompressedInputStream(self.raw, self._codec)
+        self.raw = open_file(self._file, self._where, fetcher=self._fetcher)
+        opened = pa.PythonFile(self.raw, mode="r") if isinstance(self.raw, RangesFile) else self.raw
+        self._stream = pa.CompressedInputStream(opened, self._codec)
         self._start, self._data = 0, b""
 
     def _go_on(self) -> bool:
@@ -145,6 +172,10 @@ class CompressedText:
         at = self._start + len(self._data)
         if self.end is not None and at >= self.end:
             return False
+        if isinstance(self.raw, RangesFile) and not self.waits:
+            if not self.raw.there(self.raw.tell(), _PACKED_BYTES):
+                raise NotThere
+            self.raw.forget(0, self.raw.tell())
         try:
             chunk = bytes(self._stream.read(_CHUNK_BYTES))
         except OSError as error:

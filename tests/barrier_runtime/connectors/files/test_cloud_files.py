@@ -71,15 +71,26 @@ def test_any_range_of_a_file_can_be_read(container: str) -> None:
 @pytest.mark.slow
 def test_a_file_that_is_gone_and_one_that_changed_are_told(container: str) -> None:
     store = open_store(container)
-    for name in ("gone.txt", "longer.txt"):
-        store.put(name, b"x")
-    gone, longer = find_arrivals(container, (".txt",), "a test")
+    for name in ("empty.txt", "gone.txt", "longer.txt", "other.txt"):
+        store.put(name, b"x" if name != "empty.txt" else b"")
+    listed = {file.id: file for file in find_arrivals(container, (".txt",), "a test")}
     store.delete(["gone.txt"])
     store.put("longer.txt", b"xy")
+    store.put("other.txt", b"y")
+    assert open_file(listed["empty.txt"], "a test").read() == b""
+    store.put("empty.txt", b"x")
     with pytest.raises(InvalidJob, match="is not there any more: bring it back"):
-        open_file(gone, "a test")
+        open_file(listed["gone.txt"], "a test").read()
     with pytest.raises(InvalidJob, match="had 1 bytes when the job started and has 2 now"):
-        open_file(longer, "a test")
+        open_file(listed["longer.txt"], "a test").read()
+    with pytest.raises(InvalidJob, match="had 0 bytes when the job started and has 1 now"):
+        open_file(listed["empty.txt"], "a test")
+    if listed["other.txt"].etag:
+        with pytest.raises(
+            InvalidJob, match=r"other\.txt\S* was replaced after it was listed, by another one of 1 byte"
+        ):
+            open_file(listed["other.txt"], "a test").read()
+    assert open_file(listed["longer.txt"], "a test", grows=True).read() == b"x"
     assert find_arrivals(within(container, "nothing"), (".txt",), "a test") == []
 
 

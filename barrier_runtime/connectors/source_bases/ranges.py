@@ -1,0 +1,209 @@
+"""A file that is read by ranges, of which the next ones are fetched ahead.
+
+`there` says whether some bytes have come; bytes that were never requested are requested then, and those behind them as
+far as the bound of the `PartFetcher` allows. Reading waits for bytes that have not come: readers on the loop call
+`there` first. Without a `PartFetcher` each range is requested when it is read.
+"""
+
+import io
+from bisect import bisect_right, insort
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from barrier_runtime.connectors.source_bases.part_fetcher import PartFetcher
+
+BLOCK_BYTES = 1 << 20  # of a request, of a file that is read from its beginning to its end
+FIRST_BYTES = 320 << 10  # of the first request of a file; a file up to this size is fetched by it whole
+AHEAD_BYTES = 8 << 20  # requested beyond the bytes that a reader of a file waits for
+
+
+class NotThere(Exception):
+    """The bytes have not come yet: ask again when the subtask is woken."""
+
+
+class _Part:
+    """The bytes from `start` to `end`, once they have come."""
+
+    __slots__ = ("data", "end", "start")
+
+    def __init__(self, start: int, end: int, data: "Future[bytes]") -> None:
+        self.start = start
+        self.end = end
+        self.data = data
+
+    def __lt__(self, other: "_Part") -> bool:
+        return self.start < other.start
+
+
+class RangesFile(io.RawIOBase):
+    """`read(offset, length)` returns all these bytes, or raises what is to be told. For one thread at a time."""
+
+    def __init__(self, read: Callable[[int, int], bytes], size: int, fetcher: PartFetcher | None = None) -> None:
+        self._read = read
+        self._size = size
+        self._fetcher = fetcher
+        self._parts: list[_Part] = []  # in order, without overlaps
+        self._at = 0
+
+    # ------------------------------------------------------------ ahead
+
+    def there(self, offset: int, length: int) -> bool:
+        """Whether these bytes, as far as the file has them, can be read at once. Raises what their request
+        raised."""
+        if self._fetcher is None:
+            return True
+        end = min(offset + length, self._size)
+        whole = min(_block_end(end), self._size)
+        if not self.request([(offset, whole)], needed=False) and not self.request([(offset, end)], needed=True):
+            return False
+        behind = min(whole + AHEAD_BYTES, self._size)
+        while whole < behind and self.request([(whole, min(whole + BLOCK_BYTES, self._size))], needed=False):
+            whole += BLOCK_BYTES
+        return self.have([(offset, end)])
+
+    def request(self, ranges: Sequence[tuple[int, int]], *, needed: bool, most: int = BLOCK_BYTES) -> bool:
+        """Requests what is missing of the ranges (start, end), `most` bytes at a time; False: there is no room now, and
+        nothing was requested."""
+        fetcher = self._fetcher
+        if fetcher is None:
+            return True
+        gaps = [gap for start, end in ranges for gap in self._gaps(start, end)]
+        size = sum(end - start for start, end in gaps)
+        if size and not fetcher.reserve(size, needed=needed):
+            return False
+        for start, end in gaps:
+            for at in range(start, end, most):
+                to = min(at + most, end)
+                insort(self._parts, _Part(at, to, fetcher.fetch(self._read, at, to - at)))
+        return True
+
+    def have(self, ranges: Sequence[tuple[int, int]]) -> bool:
+        """Whether all the ranges, which were requested, have come. Raises what their requests raised."""
+        parts = [part for start, end in ranges for part in self._within(start, end)]
+        for part in parts:
+            if part.data.done():
+                part.data.result()
+        return all(part.data.done() for part in parts)
+
+    def forget(self, start: int, end: int) -> None:
+        """Drops parts that lie between `start` and `end`."""
+        gone = [part for part in self._parts if part.start >= start and part.end <= end]
+        if gone:
+            self._parts = [part for part in self._parts if part.start < start or part.end > end]
+            self._release(gone)
+
+    def has_read(self, offset: int) -> None:
+        """Nobody reads before `offset` any more, and it may take long until somebody reads on."""
+        if self._fetcher is None:
+            return
+        self.forget(0, offset)
+        if not self._parts:
+            return
+        if not self._fetcher.has_room:
+            came = [part for part in self._parts if part.data.done()]
+            self._parts = [part for part in self._parts if part not in came]
+            self._release(came)
+            return
+        part = self._parts[0]
+        if part.data.done() and offset - part.start > part.end - offset:
+            rest: Future[bytes] = Future()
+            rest.set_result(part.data.result()[offset - part.start :])
+            self._fetcher.release(offset - part.start)
+            part.start, part.data = offset, rest
+
+    # ------------------------------------------------------------ as a file
+
+    def size(self) -> int:
+        return self._size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        data = self.read_at(self._size if size < 0 else size, self._at)
+        self._at += len(data)
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def read_at(self, length: int, offset: int) -> bytes:
+        """Waits for bytes that have not come."""
+        end = min(offset + length, self._size)
+        chunks = []
+        while offset < end:
+            part = self._at_or_after(offset)
+            if part is None or part.start > offset:
+                part = self._read_now(offset, end, self._size if part is None else part.start)
+            data = part.data.result()
+            chunks.append(data[offset - part.start : end - part.start])
+            offset = min(part.end, end)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def close(self) -> None:
+        if not self.closed:
+            parts, self._parts = self._parts, []
+            for part in parts:
+                part.data.cancel()
+            self._release(parts)
+        super().close()
+
+    # ------------------------------------------------------------ inside
+
+    def _read_now(self, start: int, end: int, limit: int) -> _Part:
+        """Reads from `start` to `end` at least, unless the limit is before it."""
+        if self._size <= FIRST_BYTES and not self._parts:
+            start, end = 0, self._size
+        to = min(limit, max(end, start + (FIRST_BYTES if self._fetcher is not None else BLOCK_BYTES)))
+        if self._fetcher is not None:
+            self._fetcher.take(to - start)
+        else:
+            self._parts.clear()
+        done: Future[bytes] = Future()
+        part = _Part(start, to, done)
+        insort(self._parts, part)
+        try:
+            done.set_result(self._read(start, to - start))
+        except BaseException as error:
+            done.set_exception(error)
+            raise
+        return part
+
+    def _gaps(self, start: int, end: int) -> list[tuple[int, int]]:
+        found = []
+        for part in self._within(start, end):
+            if start < part.start:
+                found.append((start, part.start))
+            start = part.end
+        if start < end:
+            found.append((start, end))
+        return found
+
+    def _within(self, start: int, end: int) -> list[_Part]:
+        return [part for part in self._parts if part.start < end and part.end > start]
+
+    def _at_or_after(self, offset: int) -> _Part | None:
+        """The part that has the byte at `offset`, or the next one behind it."""
+        at = bisect_right(self._parts, offset, key=lambda part: part.end)
+        return self._parts[at] if at < len(self._parts) else None
+
+    def _release(self, parts: Sequence[_Part]) -> None:
+        if self._fetcher is not None:
+            self._fetcher.release(sum(part.end - part.start for part in parts))
+
+
+def _block_end(offset: int) -> int:
+    return -(-offset // BLOCK_BYTES) * BLOCK_BYTES
