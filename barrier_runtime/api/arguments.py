@@ -1,23 +1,23 @@
 """Checks of arguments that several steps have, and their words in a plan."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from barrier_runtime.api.handlers import refuse_coroutines
 from barrier_runtime.connectors.source import Source, SourceDescription
 from barrier_runtime.graph.event_time import interleaved
 from barrier_runtime.graph.logical import Plan
 from barrier_runtime.operators.aggregation.own import AnyAggregate, OwnAggregate
-from barrier_runtime.operators.functions.retried_calls import RetriedCall
 from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.retry import Retry, check_pauses
-from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.operators.user_code import function_name
-from barrier_runtime.operators.watermark_generator import WatermarkGenerator
 from barrier_runtime.state.errors import InvalidJob
 
+if TYPE_CHECKING:
+    from barrier_runtime.operators.state.handle import KeyedState
 
-def why_by_wall_clock(function: Any, states: Mapping[str, KeyedState]) -> str:
+
+def why_by_wall_clock(function: Any, states: "Mapping[str, KeyedState]") -> str:
     """Why a replay may make other rows."""
     if callable(getattr(function, "on_wall_timer", None)):
         return f"{function_name(function)[:-2]} has timers by the wall clock"
@@ -31,6 +31,9 @@ def retried(
     function: Callable[[Any], Any], on_error: OnError | Retry, all_rows: bool, where: str, what: str = "row"
 ) -> tuple[Callable[[Any], Any], OnError]:
     """The function of a row (or `what` it is of) that the operator calls, and what becomes of what it raises."""
+
+    from barrier_runtime.operators.functions.retried_calls import RetriedCall
+
     if not isinstance(on_error, Retry):
         return function, on_error
     check_pauses(on_error, where)
@@ -65,6 +68,9 @@ def check_callable(function: Any, where: str) -> None:
 
 def check_generator(generator: Any, bound_ms: int, where: str) -> None:
     """What makes a `WatermarkGenerator` in each subtask."""
+
+    from barrier_runtime.operators.watermark_generator import WatermarkGenerator
+
     if bound_ms:
         raise InvalidJob(
             f"{where}: max_out_of_orderness beside generator=: the generator says how far event time has come, so "

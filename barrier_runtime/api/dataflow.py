@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from barrier_runtime.api.readers import Readers
 from barrier_runtime.api.steps import users_line
 from barrier_runtime.api.stream import KeyedStream, Stream
-from barrier_runtime.api.windowed import WindowedStream
 from barrier_runtime.coordinator.option_table import OPTIONS
 from barrier_runtime.graph.drawing import drawn, name_of
 from barrier_runtime.graph.logical import Plan, StepNode
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from barrier_runtime.launch.result import JobResult
 
 
-__all__ = ["Dataflow", "KeyedStream", "Stream", "WindowedStream", "explain_flow"]
+__all__ = ["Dataflow", "KeyedStream", "Stream", "explain_flow"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 LOADED_PROGRAM: ContextVar[str] = ContextVar("the file that a command loads at this moment", default="")

@@ -5,7 +5,6 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from barrier_runtime.operators.functions.process import declared_states
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.state.errors import InvalidJob
 
@@ -70,6 +69,9 @@ def refuse_misspelt_timers(function: Any, where: str) -> None:
 
 def check_row_function(function: Any, where: str) -> None:
     """What `Stream.process` is given, which has no key."""
+
+    from barrier_runtime.operators.functions.process import declared_states
+
     said = function_name(function)
     if not callable(getattr(function, "process", function)) or (
         isinstance(function, type) and not callable(getattr(function, "process", None))

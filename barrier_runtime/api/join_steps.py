@@ -5,7 +5,7 @@ import datetime
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -16,24 +16,13 @@ from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.data.schemas import milliseconds, require_columns
 from barrier_runtime.graph.logical import Input, StepNode
 from barrier_runtime.graph.updates import every_update_joins
-from barrier_runtime.operators.joins.as_of import AS_OF_KINDS, AsOfJoinOperator, AsOfKind, as_of_definition
-from barrier_runtime.operators.joins.base import LATE_LEFT, LATE_RIGHT
-from barrier_runtime.operators.joins.columns import JoinColumns, Side, join_keys_said
-from barrier_runtime.operators.joins.interval import (
-    JOIN_KINDS,
-    IntervalJoinOperator,
-    JoinKind,
-    interval_definition,
-)
-from barrier_runtime.operators.joins.table import (
-    NewestTableJoinOperator,
-    VersionedTableJoinOperator,
-    table_columns,
-    table_definition,
-)
-from barrier_runtime.operators.joins.window import WindowJoinOperator, window_columns, window_definition
 from barrier_runtime.operators.windows.assigners import Session, WindowAssigner
 from barrier_runtime.state.errors import InvalidJob
+
+if TYPE_CHECKING:
+    from barrier_runtime.operators.joins.as_of import AsOfKind
+    from barrier_runtime.operators.joins.columns import Side
+    from barrier_runtime.operators.joins.interval import JoinKind
 
 _FAR = datetime.timedelta(days=36_500)
 
@@ -62,9 +51,12 @@ def interval_join(
     left: KeyedInput,
     right: KeyedInput,
     between: tuple[datetime.timedelta, datetime.timedelta],
-    how: JoinKind,
+    how: "JoinKind",
     options: JoinOptions,
 ) -> JoinStep:
+    from barrier_runtime.operators.joins.columns import JoinColumns
+    from barrier_runtime.operators.joins.interval import JOIN_KINDS, IntervalJoinOperator, interval_definition
+
     where = f"join {name!r}"
     if (
         not isinstance(between, Sequence)
@@ -97,8 +89,11 @@ def interval_join(
 
 
 def window_join(
-    name: str, left: KeyedInput, right: KeyedInput, window: WindowAssigner, how: JoinKind, options: JoinOptions
+    name: str, left: KeyedInput, right: KeyedInput, window: WindowAssigner, how: "JoinKind", options: JoinOptions
 ) -> JoinStep:
+    from barrier_runtime.operators.joins.interval import JOIN_KINDS
+    from barrier_runtime.operators.joins.window import WindowJoinOperator, window_columns, window_definition
+
     where = f"window_join {name!r}"
     if isinstance(window, Session):
         raise InvalidJob(
@@ -131,9 +126,12 @@ def as_of_join(
     right: KeyedInput,
     tolerance: datetime.timedelta | None,
     exact: bool,
-    how: AsOfKind,
+    how: "AsOfKind",
     options: JoinOptions,
 ) -> JoinStep:
+    from barrier_runtime.operators.joins.as_of import AS_OF_KINDS, AsOfJoinOperator, as_of_definition
+    from barrier_runtime.operators.joins.columns import JoinColumns
+
     where = f"asof_join {name!r}"
     if tolerance is not None:
         milliseconds(tolerance, f"tolerance of {where}")
@@ -154,8 +152,16 @@ def as_of_join(
 
 
 def table_join(
-    name: str, left: KeyedInput, right: KeyedInput, deleted: str | None, how: AsOfKind, options: JoinOptions
+    name: str, left: KeyedInput, right: KeyedInput, deleted: str | None, how: "AsOfKind", options: JoinOptions
 ) -> JoinStep:
+    from barrier_runtime.operators.joins.as_of import AS_OF_KINDS
+    from barrier_runtime.operators.joins.table import (
+        NewestTableJoinOperator,
+        VersionedTableJoinOperator,
+        table_columns,
+        table_definition,
+    )
+
     where = f"table_join {name!r}"
     _check_how(how, AS_OF_KINDS, where)
     newest = options.event_time is None
@@ -180,7 +186,7 @@ def table_join(
     return replace(step, node=replace(step.node, detail="none", whole_batches=True, timeless=True, by_wall_clock=why))
 
 
-def _check_deleted(deleted: str | None, table: Side, where: str) -> None:
+def _check_deleted(deleted: str | None, table: "Side", where: str) -> None:
     if deleted is None:
         return
     its = f"{where}, right stream"
@@ -204,6 +210,9 @@ def _step(
     options: JoinOptions,
     event_times: frozenset[str] | None = None,
 ) -> JoinStep:
+    from barrier_runtime.operators.joins.base import LATE_LEFT, LATE_RIGHT
+    from barrier_runtime.operators.joins.columns import join_keys_said
+
     late = {}
     if options.late and left.schema is not None and right.schema is not None:
         late = {LATE_LEFT: left.schema, LATE_RIGHT: right.schema}
@@ -226,7 +235,9 @@ def _step(
 
 def _sides(
     left: KeyedInput, right: KeyedInput, options: JoinOptions, where: str, window: WindowAssigner | None = None
-) -> tuple[Side, Side]:
+) -> "tuple[Side, Side]":
+    from barrier_runtime.operators.joins.columns import Side
+
     if left.plan is not right.plan:
         raise InvalidJob(
             f"{where}: the right stream is of flow {right.plan.name!r}, the left one of {left.plan.name!r}: read both "

@@ -2,7 +2,7 @@
 that they make, is in `join_steps`."""
 
 import datetime
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from barrier_runtime.api.join_steps import (
     JoinOptions,
@@ -13,10 +13,12 @@ from barrier_runtime.api.join_steps import (
 )
 from barrier_runtime.api.steps import KeyedInput, KeyedSteps, S
 from barrier_runtime.launch.plain_errors import plain_errors
-from barrier_runtime.operators.joins.as_of import AsOfKind
-from barrier_runtime.operators.joins.interval import JoinKind
 from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.state.errors import InvalidJob
+
+if TYPE_CHECKING:
+    from barrier_runtime.operators.joins.as_of import AsOfKind
+    from barrier_runtime.operators.joins.interval import JoinKind
 
 
 @plain_errors
@@ -31,7 +33,7 @@ class JoiningStream(KeyedSteps[S]):
         *,
         between: tuple[datetime.timedelta, datetime.timedelta],
         event_time: str | tuple[str, str],
-        how: JoinKind = "inner",
+        how: "JoinKind" = "inner",
         suffix: tuple[str, str] = ("", "_right"),
         late: Literal[False] = False,
     ) -> S: ...
@@ -44,7 +46,7 @@ class JoiningStream(KeyedSteps[S]):
         *,
         between: tuple[datetime.timedelta, datetime.timedelta],
         event_time: str | tuple[str, str],
-        how: JoinKind = "inner",
+        how: "JoinKind" = "inner",
         suffix: tuple[str, str] = ("", "_right"),
         late: Literal[True],
     ) -> tuple[S, S, S]: ...
@@ -56,7 +58,7 @@ class JoiningStream(KeyedSteps[S]):
         *,
         between: tuple[datetime.timedelta, datetime.timedelta],
         event_time: str | tuple[str, str],
-        how: JoinKind = "inner",
+        how: "JoinKind" = "inner",
         suffix: tuple[str, str] = ("", "_right"),
         late: bool = False,
     ) -> S | tuple[S, S, S]:
@@ -82,7 +84,7 @@ class JoiningStream(KeyedSteps[S]):
         window: WindowAssigner,
         *,
         event_time: str | tuple[str, str],
-        how: JoinKind = "inner",
+        how: "JoinKind" = "inner",
         suffix: tuple[str, str] = ("", "_right"),
         late: Literal[False] = False,
     ) -> S: ...
@@ -95,7 +97,7 @@ class JoiningStream(KeyedSteps[S]):
         window: WindowAssigner,
         *,
         event_time: str | tuple[str, str],
-        how: JoinKind = "inner",
+        how: "JoinKind" = "inner",
         suffix: tuple[str, str] = ("", "_right"),
         late: Literal[True],
     ) -> tuple[S, S, S]: ...
@@ -107,7 +109,7 @@ class JoiningStream(KeyedSteps[S]):
         window: WindowAssigner,
         *,
         event_time: str | tuple[str, str],
-        how: JoinKind = "inner",
+        how: "JoinKind" = "inner",
         suffix: tuple[str, str] = ("", "_right"),
         late: bool = False,
     ) -> S | tuple[S, S, S]:
@@ -130,7 +132,7 @@ class JoiningStream(KeyedSteps[S]):
         event_time: str | tuple[str, str],
         tolerance: datetime.timedelta | None = None,
         exact: bool = True,
-        how: AsOfKind = "left",
+        how: "AsOfKind" = "left",
         suffix: tuple[str, str] = ("", "_right"),
         late: Literal[False] = False,
     ) -> S: ...
@@ -144,7 +146,7 @@ class JoiningStream(KeyedSteps[S]):
         event_time: str | tuple[str, str],
         tolerance: datetime.timedelta | None = None,
         exact: bool = True,
-        how: AsOfKind = "left",
+        how: "AsOfKind" = "left",
         suffix: tuple[str, str] = ("", "_right"),
         late: Literal[True],
     ) -> tuple[S, S, S]: ...
@@ -157,7 +159,7 @@ class JoiningStream(KeyedSteps[S]):
         event_time: str | tuple[str, str],
         tolerance: datetime.timedelta | None = None,
         exact: bool = True,
-        how: AsOfKind = "left",
+        how: "AsOfKind" = "left",
         suffix: tuple[str, str] = ("", "_right"),
         late: bool = False,
     ) -> S | tuple[S, S, S]:
@@ -181,7 +183,7 @@ class JoiningStream(KeyedSteps[S]):
         *,
         event_time: str | tuple[str, str] | None = None,
         deleted: str | None = None,
-        how: AsOfKind = "left",
+        how: "AsOfKind" = "left",
         suffix: tuple[str, str] = ("", "_right"),
         late: Literal[False] = False,
     ) -> S: ...
@@ -194,7 +196,7 @@ class JoiningStream(KeyedSteps[S]):
         *,
         event_time: str | tuple[str, str] | None = None,
         deleted: str | None = None,
-        how: AsOfKind = "left",
+        how: "AsOfKind" = "left",
         suffix: tuple[str, str] = ("", "_right"),
         late: Literal[True],
     ) -> tuple[S, S, S]: ...
@@ -206,7 +208,7 @@ class JoiningStream(KeyedSteps[S]):
         *,
         event_time: str | tuple[str, str] | None = None,
         deleted: str | None = None,
-        how: AsOfKind = "left",
+        how: "AsOfKind" = "left",
         suffix: tuple[str, str] = ("", "_right"),
         late: bool = False,
     ) -> S | tuple[S, S, S]:

@@ -3,39 +3,27 @@
 import datetime
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from barrier_runtime.api.arguments import aggregates_said, check_aggregates, why_by_wall_clock, with_errors
 from barrier_runtime.api.handlers import TIMERS, refuse_coroutines, refuse_misspelt_timers
 from barrier_runtime.api.steps import KeyedSteps, S
-from barrier_runtime.api.windowed import WindowedStream
 from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.schemas import SchemaLike, as_schema, check_free, milliseconds, require_columns
 from barrier_runtime.graph.updates import RUNNING, UpdatesOfStep, counted_updates
 from barrier_runtime.launch.plain_errors import plain_errors
-from barrier_runtime.operators.aggregation.described import described_aggregates
 from barrier_runtime.operators.aggregation.own import AnyAggregate
-from barrier_runtime.operators.aggregation.running import RunningAggregateOperator, running_schema
-from barrier_runtime.operators.functions.process import (
-    ProcessOperator,
-    check_event_time_of_states,
-    check_keyed_function,
-    declared_states,
-)
-from barrier_runtime.operators.functions.process_groups import (
-    ProcessGroupsOperator,
-    declared_columns,
-    described_columns,
-)
 from barrier_runtime.operators.outputs.declared_outputs import side_schemas
 from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.retry import Retry
-from barrier_runtime.operators.state.broadcast import refuse_broadcast_state
-from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.windows.assigners import Count, Global, Session, WindowAssigner
-from barrier_runtime.operators.windows.triggers import Every
 from barrier_runtime.state.errors import InvalidJob
+
+if TYPE_CHECKING:
+    from barrier_runtime.api.windowed import WindowedStream
+    from barrier_runtime.operators.state.handle import KeyedState
+    from barrier_runtime.operators.windows.triggers import Every
 
 _NO_DELAY = datetime.timedelta()
 
@@ -51,9 +39,9 @@ class StatefulSteps(KeyedSteps[S]):
         *,
         event_time: str | None = None,
         allowed_lateness: datetime.timedelta = _NO_DELAY,
-        early: Every | None = None,
+        early: "Every | None" = None,
         clock: Literal["event", "processing"] = "event",
-    ) -> WindowedStream[S]:
+    ) -> "WindowedStream[S]":
         """Group rows by window as well: `Tumbling`, `Sliding` or `Session` of event time, `Count`, or `Global`, all
         rows of a key (see docs/windows.md). `event_time` is a timestamp, date or int64-milliseconds column; `Count` and
         `Global` have none. `allowed_lateness`: for how long after its end (event time) a window is kept; each row that
@@ -67,6 +55,10 @@ class StatefulSteps(KeyedSteps[S]):
 
         >>> keyed.window("hourly", Tumbling(timedelta(hours=1)), event_time="at", early=Every(timedelta(seconds=5)))
         """
+
+        from barrier_runtime.api.windowed import WindowedStream
+        from barrier_runtime.operators.windows.triggers import Every
+
         where = f"window {name!r}"
         if not isinstance(window, WindowAssigner | Session):
             raise InvalidJob(
@@ -112,6 +104,10 @@ class StatefulSteps(KeyedSteps[S]):
 
         >>> keyed.aggregate("totals", orders=count(), revenue=sum_("amount"))
         """
+
+        from barrier_runtime.operators.aggregation.described import described_aggregates
+        from barrier_runtime.operators.aggregation.running import RunningAggregateOperator, running_schema
+
         where = f"aggregate {name!r}"
         check_aggregates(aggregates, where)
         rows = self._keyed_input()
@@ -179,6 +175,13 @@ class StatefulSteps(KeyedSteps[S]):
 
         >>> readings.key_by("sensor").process_groups("changes", Changes, schema={"sensor": int, "value": float})
         """
+
+        from barrier_runtime.operators.functions.process_groups import (
+            ProcessGroupsOperator,
+            declared_columns,
+            described_columns,
+        )
+
         where = f"process_groups {name!r}"
         if not callable(getattr(function, "process_groups", None if isinstance(function, type) else function)):
             raise InvalidJob(
@@ -218,7 +221,7 @@ class StatefulSteps(KeyedSteps[S]):
         function: Any,
         *,
         schema: SchemaLike | None = None,
-        state: Mapping[str, KeyedState] | None = None,
+        state: "Mapping[str, KeyedState] | None" = None,
         event_time: str | None = None,
         side: None = None,
         on_error: Literal["fail", "skip"] | Retry = "fail",
@@ -231,7 +234,7 @@ class StatefulSteps(KeyedSteps[S]):
         function: Any,
         *,
         schema: SchemaLike | None = None,
-        state: Mapping[str, KeyedState] | None = None,
+        state: "Mapping[str, KeyedState] | None" = None,
         event_time: str | None = None,
         side: None = None,
         on_error: Literal["side"],
@@ -244,7 +247,7 @@ class StatefulSteps(KeyedSteps[S]):
         function: Any,
         *,
         schema: SchemaLike | None = None,
-        state: Mapping[str, KeyedState] | None = None,
+        state: "Mapping[str, KeyedState] | None" = None,
         event_time: str | None = None,
         side: Mapping[str, SchemaLike],
         on_error: OnError | Retry = "fail",
@@ -256,7 +259,7 @@ class StatefulSteps(KeyedSteps[S]):
         function: Any,
         *,
         schema: SchemaLike | None = None,
-        state: Mapping[str, KeyedState] | None = None,
+        state: "Mapping[str, KeyedState] | None" = None,
         event_time: str | None = None,
         side: Mapping[str, SchemaLike] | None = None,
         on_error: OnError | Retry = "fail",
@@ -281,6 +284,15 @@ class StatefulSteps(KeyedSteps[S]):
 
         >>> out, hot = readings.key_by("sensor").process("alarm", Alarm, schema=OUT, side={"hot": HOT})
         """
+
+        from barrier_runtime.operators.functions.process import (
+            ProcessOperator,
+            check_event_time_of_states,
+            check_keyed_function,
+            declared_states,
+        )
+        from barrier_runtime.operators.state.broadcast import refuse_broadcast_state
+
         where = f"process {name!r}"
         check_keyed_function(function, where)
         refuse_coroutines(function, where, ("process", *TIMERS, "open", "close"))
@@ -329,7 +341,7 @@ class StatefulSteps(KeyedSteps[S]):
 
 
 def _check_by_wall_clock(
-    window: WindowAssigner | Session, event_time: str | None, lateness_ms: int, early: Every | None, where: str
+    window: WindowAssigner | Session, event_time: str | None, lateness_ms: int, early: "Every | None", where: str
 ) -> None:
     if isinstance(window, Global):
         raise InvalidJob(f"{where}: a {type(window).__name__} window needs no clock: leave clock= out")

@@ -3,7 +3,7 @@
 import datetime
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from barrier_runtime.api.arguments import (
     with_errors,
@@ -12,14 +12,14 @@ from barrier_runtime.api.steps import S, UnkeyedSteps, one_or_all
 from barrier_runtime.data.schemas import SchemaLike
 from barrier_runtime.graph.logical import StepNode
 from barrier_runtime.launch.plain_errors import plain_errors
-from barrier_runtime.operators.joins.broadcast import enriched_schema
-from barrier_runtime.operators.lookups.arguments import lookup_settings
-from barrier_runtime.operators.lookups.cache import Cache
-from barrier_runtime.operators.lookups.operator import MISSES, HowMissing, LookupOperator
 from barrier_runtime.operators.outputs.declared_outputs import side_schemas
 from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
+
+if TYPE_CHECKING:
+    from barrier_runtime.operators.lookups.cache import Cache
+    from barrier_runtime.operators.lookups.operator import HowMissing
 
 _LOOKUP_TIMEOUT = datetime.timedelta(seconds=10)
 _LINGER = datetime.timedelta(milliseconds=1)
@@ -42,7 +42,7 @@ class LookupSteps(UnkeyedSteps[S]):
         ordered: bool = False,
         how: Literal["left", "inner"] = "left",
         retry: Retry | None = None,
-        cache: Cache | None = None,
+        cache: "Cache | None" = None,
         on_error: Literal["fail", "skip"] = "fail",
         max_batch: int = 100,
         max_requests: int | None = None,
@@ -60,9 +60,9 @@ class LookupSteps(UnkeyedSteps[S]):
         capacity: int = 1_000,
         timeout: datetime.timedelta = _LOOKUP_TIMEOUT,
         ordered: bool = False,
-        how: HowMissing = "left",
+        how: "HowMissing" = "left",
         retry: Retry | None = None,
-        cache: Cache | None = None,
+        cache: "Cache | None" = None,
         on_error: OnError = "fail",
         max_batch: int = 100,
         max_requests: int | None = None,
@@ -79,9 +79,9 @@ class LookupSteps(UnkeyedSteps[S]):
         capacity: int = 1_000,
         timeout: datetime.timedelta = _LOOKUP_TIMEOUT,
         ordered: bool = False,
-        how: HowMissing = "left",
+        how: "HowMissing" = "left",
         retry: Retry | None = None,
-        cache: Cache | None = None,
+        cache: "Cache | None" = None,
         on_error: OnError = "fail",
         max_batch: int = 100,
         max_requests: int | None = None,
@@ -103,6 +103,11 @@ class LookupSteps(UnkeyedSteps[S]):
 
         >>> profiles = orders.lookup("profile", fetch_profiles, key="user", schema={"name": str, "city": str})
         """
+
+        from barrier_runtime.operators.joins.broadcast import enriched_schema
+        from barrier_runtime.operators.lookups.arguments import lookup_settings
+        from barrier_runtime.operators.lookups.operator import MISSES, LookupOperator
+
         where = f"lookup {name!r}"
         settings = lookup_settings(
             where,

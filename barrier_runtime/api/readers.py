@@ -9,6 +9,8 @@ from functools import cached_property, partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, overload
 
+import pyarrow as pa
+
 from barrier_runtime.api import sources
 from barrier_runtime.api.arguments import source_of
 from barrier_runtime.api.stream import Stream
@@ -21,7 +23,7 @@ from barrier_runtime.connectors.source import (
 )
 from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.schemas import milliseconds, require_columns
-from barrier_runtime.graph.logical import Plan, SourceNode
+from barrier_runtime.graph.logical import Plan, SourceNode, StepNode
 from barrier_runtime.launch.plain_errors import plain_errors, plainly
 from barrier_runtime.state.errors import InvalidJob
 
@@ -171,13 +173,29 @@ class Readers:
         )
 
     def _two_streams(self, name: str, made: Source, times: EventTimeOfSource) -> tuple[Stream, Stream]:
-        dead_letters = made.dead_letters if isinstance(made, DeadLetterSource) else None
-        if dead_letters is None:
+        letters = made.dead_letters if isinstance(made, DeadLetterSource) else None
+        if letters is None:
             raise InvalidJob(
                 f'source {name!r}: it has no dead letters: use source(…), or KafkaSource with bad_records="dead_letter"'
             )
-        stream = self._rows_of(name, made, times)
-        return stream._with_dead_letters(dead_letters.error, dead_letters.good, dead_letters.dead_letter)
+        from barrier_runtime.operators.outputs.dead_letters import DEAD_LETTERS, DeadLetterOperator
+
+        rows = self._rows_of(name, made, times)
+        schema = made.schema
+        node = StepNode(
+            None,
+            "dead letters",
+            (rows._as_input(),),
+            partial(DeadLetterOperator, error=letters.error, good=letters.good, dead_letter=letters.dead_letter),
+            pa.schema([schema.field(column) for column in letters.good]),
+            side_outputs={
+                DEAD_LETTERS: pa.schema(
+                    [schema.field(column).with_name(name) for name, column in letters.dead_letter.items()]
+                )
+            },
+        )
+        good, dead = rows._added(node)
+        return good, dead
 
     def _rows_of(self, name: str, source: Source, times: EventTimeOfSource) -> Stream:
         where = f"source {name!r}"

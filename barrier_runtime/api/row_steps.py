@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,25 +10,17 @@ import pyarrow.compute as pc
 from barrier_runtime.api.arguments import check_callable, retried, with_errors
 from barrier_runtime.api.expressions import literal_or, names_a_column, read_by, ready
 from barrier_runtime.api.steps import S, UnkeyedSteps, event_times_of_batches, one_or_all
-from barrier_runtime.connectors.files.source.small_table import small_table
 from barrier_runtime.data.rows import Row
 from barrier_runtime.data.schemas import SchemaLike, as_schema, column_names, require_columns
 from barrier_runtime.launch.plain_errors import plain_errors
-from barrier_runtime.operators.functions.batch_functions import MapBatchesOperator, SelectColumnsOperator
-from barrier_runtime.operators.functions.row_functions import FilterOperator, FlatMapOperator, MapOperator
-from barrier_runtime.operators.joins.broadcast import (
-    EnrichOperator,
-    How,
-    check_small_table,
-    enriched_schema,
-    small_keys,
-)
 from barrier_runtime.operators.outputs.declared_outputs import branch_names, side_schemas
 from barrier_runtime.operators.outputs.failures import ERRORS, OnError
-from barrier_runtime.operators.outputs.split import SplitOperator
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.state.errors import InvalidJob
+
+if TYPE_CHECKING:
+    from barrier_runtime.operators.joins.broadcast import How
 
 
 @plain_errors
@@ -72,6 +64,9 @@ class RowSteps(UnkeyedSteps[S]):
         and counts it; "side" returns two streams, the results and the rows that failed (docs/side-outputs.md). `Retry`
         calls the function again for the exceptions that it names; what fails at last goes on under `restart=`.
         """
+
+        from barrier_runtime.operators.functions.row_functions import MapOperator
+
         return self._rowwise("map", MapOperator, function, schema, name, on_error)
 
     @overload
@@ -104,6 +99,9 @@ class RowSteps(UnkeyedSteps[S]):
     ) -> S | tuple[S, S]:
         """One row in, any number of rows out. `on_error` as in `map`: of a row at which the function raises, nothing
         that it gave before goes out."""
+
+        from barrier_runtime.operators.functions.row_functions import FlatMapOperator
+
         return self._rowwise("flat_map", FlatMapOperator, function, schema, name, on_error)
 
     @overload
@@ -129,6 +127,9 @@ class RowSteps(UnkeyedSteps[S]):
     ) -> S | tuple[S, S]:
         """Keep rows for which the expression, or the function of a row, is true. An expression, SQL as text
         (docs/expressions.md) or one of `pyarrow.compute`, is much faster. `on_error` as in `map`, for functions."""
+
+        from barrier_runtime.operators.functions.row_functions import FilterOperator
+
         where = f"filter {name or ''}".strip()
         if isinstance(condition, str | pc.Expression):
             if on_error != "fail":
@@ -167,6 +168,9 @@ class RowSteps(UnkeyedSteps[S]):
         >>> big, small = orders.split("size", lambda row: "big" if row["amount"] > 100 else "small",
         ...                           into=("big", "small"))
         """
+
+        from barrier_runtime.operators.outputs.split import SplitOperator
+
         where = f"split {name!r}"
         branches = branch_names(into, where)
         errors = side_schemas(None, "fail" if isinstance(on_error, Retry) else on_error, where)
@@ -256,6 +260,9 @@ class RowSteps(UnkeyedSteps[S]):
 
         >>> scored = events.map_batches(add_score, schema=SCORED, one_to_one=True)
         """
+
+        from barrier_runtime.operators.functions.batch_functions import MapBatchesOperator
+
         where = f"map_batches {name or ''}".strip()
         check_callable(function, where)
         if not isinstance(one_to_one, bool):
@@ -284,6 +291,9 @@ class RowSteps(UnkeyedSteps[S]):
 
         >>> orders.select({"id": "id", "eur": "price * 0.908", "version": 2, "shop": "'berlin'"})
         """
+
+        from barrier_runtime.operators.functions.batch_functions import SelectColumnsOperator
+
         where = f"select {name or ''}".strip()
         given_columns = (
             columns
@@ -334,11 +344,20 @@ class RowSteps(UnkeyedSteps[S]):
         table: Any,
         *,
         on: str | Sequence[str],
-        how: How = "left",
+        how: "How" = "left",
     ) -> S:
         """Add the columns of a small table (Arrow table, pandas or Polars frame, list of dicts, or path to a file),
         matched by the columns `on`, whose values are unique in it. `how`: "left" keeps rows without a match (nulls),
         "inner" drops them."""
+
+        from barrier_runtime.connectors.files.source.small_table import small_table
+        from barrier_runtime.operators.joins.broadcast import (
+            EnrichOperator,
+            check_small_table,
+            enriched_schema,
+            small_keys,
+        )
+
         where = f"broadcast_join {name!r}"
         if how not in ("left", "inner"):
             raise InvalidJob(f'{where}: how={how!r}: use "left" or "inner"')

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -20,10 +20,12 @@ from barrier_runtime.data.event_time import Detail
 from barrier_runtime.graph.logical import Input, Plan, StepNode, Within
 from barrier_runtime.graph.updates import Updates, UpdatesOfStep, updates_of
 from barrier_runtime.operators.keyed.progress import keys_said
-from barrier_runtime.operators.state.handle import KeyedState
 from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription
+
+if TYPE_CHECKING:
+    from barrier_runtime.operators.state.handle import KeyedState
 
 S = TypeVar("S")
 WINDOW_END = "window_end"  # the event time of results of windows
@@ -152,12 +154,15 @@ class KeyedSteps(Steps[S]):
         within: frozenset[Within] | None = None,
         side_outputs: Mapping[str, pa.Schema | None] | None = None,
         by_wall_clock: str = "",
-        states: Mapping[str, KeyedState | StateDescription] | None = None,
+        states: "Mapping[str, KeyedState | StateDescription] | None" = None,
         updates: UpdatesOfStep | None = None,
     ) -> Any:
         """The stream of a step with state, or a tuple of it and its side outputs. `states`: of the user's function, or
         whatever is compared with a checkpoint before a run begins. `within`: see `StepNode`, of results of windows of
         event time."""
+
+        from barrier_runtime.operators.state.handle import KeyedState
+
         rows = self._keyed_input()
         told = "" if updates is None else warn_of_updates(rows, f"{kind} {name!r}", updates.counts)
         node = StepNode(

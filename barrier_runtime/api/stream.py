@@ -7,7 +7,7 @@ Each gives the others, so they are one file; most of their steps come from the c
 
 import copy
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast, overload
 
@@ -21,10 +21,6 @@ from barrier_runtime.api.lookup_steps import LookupSteps
 from barrier_runtime.api.missing_steps import AFTER_KEY_BY, BEFORE_BROADCAST, BEFORE_KEY_BY, no_step
 from barrier_runtime.api.row_steps import RowSteps
 from barrier_runtime.api.steps import KeyedInput, one_or_all
-from barrier_runtime.api.windowed import WindowedStream
-from barrier_runtime.connectors.batch_function.caller import BatchCall, BatchCheckpoint
-from barrier_runtime.connectors.batch_function.sink import BatchFunctionSink
-from barrier_runtime.connectors.memory.callable import CallableSink, print_rows
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink, check_methods, sink_facts
 from barrier_runtime.data.event_time import Detail, check_event_time_type
 from barrier_runtime.data.keys import check_key_type
@@ -33,24 +29,20 @@ from barrier_runtime.data.schemas import SchemaLike, as_schema, described, milli
 from barrier_runtime.graph.drawing import drawn, told
 from barrier_runtime.graph.logical import Input, Plan, SourceNode, StepNode
 from barrier_runtime.graph.updates import UpdatesOfStep, first_update_passes
-from barrier_runtime.launch.display.shown_rows import Rows, rich_table
 from barrier_runtime.launch.plain_errors import plain_errors
-from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
-from barrier_runtime.operators.functions.batch_functions import UnionOperator
-from barrier_runtime.operators.functions.connected import check_switch
-from barrier_runtime.operators.functions.process_rows import ProcessRowsOperator
-from barrier_runtime.operators.outputs.dead_letters import DEAD_LETTERS, DeadLetterOperator
 from barrier_runtime.operators.outputs.declared_outputs import side_schemas
 from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
-from barrier_runtime.operators.watermark_generator import GeneratedWatermarkOperator, WatermarkGenerator
-from barrier_runtime.operators.watermarks import WatermarkOperator
 from barrier_runtime.operators.windows.assigners import Session, WindowAssigner
 from barrier_runtime.operators.windows.triggers import Every
-from barrier_runtime.operators.windows.whole.one_key import ONE_KEY, OneKeyOperator
-from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.state.errors import InvalidJob
+
+if TYPE_CHECKING:
+    from barrier_runtime.api.windowed import WindowedStream
+    from barrier_runtime.connectors.batch_function.caller import BatchCall, BatchCheckpoint
+    from barrier_runtime.launch.display.shown_rows import Rows
+    from barrier_runtime.operators.watermark_generator import WatermarkGenerator
 
 _NO_DELAY = datetime.timedelta()
 
@@ -87,11 +79,15 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         column: str,
         max_out_of_orderness: datetime.timedelta = _NO_DELAY,
         *,
-        generator: Callable[[], WatermarkGenerator] | None = None,
+        generator: "Callable[[], WatermarkGenerator] | None" = None,
     ) -> "Stream":
         """Event time follows `column`: the greatest value seen minus `max_out_of_orderness`. Directly after a source
         the watermark is made per split there, which is more exact; elsewhere it replaces the input's. With `generator`,
         a subclass of `WatermarkGenerator`, that says at each row how far event time has come, per subtask."""
+
+        from barrier_runtime.operators.watermark_generator import GeneratedWatermarkOperator
+        from barrier_runtime.operators.watermarks import WatermarkOperator
+
         where = "with_watermarks"
         bound_ms = milliseconds(max_out_of_orderness, f"max_out_of_orderness of {where}")
         require_columns(self.schema, (column,), where)
@@ -115,6 +111,9 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
 
     def union(self, *others: "Stream", name: str | None = None) -> "Stream":
         """Rows of this and the other streams, which have the same columns."""
+
+        from barrier_runtime.operators.functions.batch_functions import UnionOperator
+
         if not others:
             raise InvalidJob("union() without other streams: pass at least one")
         for stream in others:
@@ -160,13 +159,16 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         allowed_lateness: datetime.timedelta = _NO_DELAY,
         early: Every | None = None,
         clock: Literal["event", "processing"] = "event",
-    ) -> WindowedStream["Stream"]:
+    ) -> "WindowedStream[Stream]":
         """Windows over all rows, without a key: as `key_by(…).window(…)`, whose arguments it has, and results have no
         key columns; a function of `apply` gets None for the key. All rows go to one subtask, so the rate is that of
         one; where many keys can be aggregated first, let windows by key come before.
 
         >>> orders.window_all("per minute", Tumbling(timedelta(minutes=1)), event_time="at").aggregate(n=count())
         """
+
+        from barrier_runtime.operators.windows.whole.one_key import ONE_KEY, OneKeyOperator
+
         if self.schema is None:
             raise InvalidJob(
                 f"window {name!r}: window_all() has to know the columns of its rows: pass schema= to the step before it"
@@ -182,6 +184,9 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
     def broadcast(self, switch: Literal["row", "barrier"] = "row") -> "BroadcastStream":
         """All (few) rows go to every subtask of the step to come, in one order: an input of `connect`. Its handler runs
         for each as it comes ("row"), or behind the next checkpoint barrier ("barrier"), the same in all subtasks."""
+
+        from barrier_runtime.operators.functions.connected import check_switch
+
         check_switch(switch, "broadcast")
         return BroadcastStream(self, switch)
 
@@ -230,6 +235,9 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         """A row-wise function without key and state: a class with `process(self, row, ctx)`, which yields rows or gives
         a row, a list or None, or a function of (row, ctx). The class may have `open(self, ctx)`, called in each subtask
         before the first row, and `close(self)`. See `RowContext` for `ctx`; the others as in `KeyedStream.process`."""
+
+        from barrier_runtime.operators.functions.process_rows import ProcessRowsOperator
+
         where = f"process {name!r}"
         check_row_function(function, where)
         output = as_schema(schema, where) if schema is not None else None
@@ -242,9 +250,8 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
             on_error=on_error,
         )
         describe = with_errors(function_name(function), on_error)
-        streams: Stream | tuple[Stream, ...]
-        streams = one_or_all(self._step_and_sides("process", name, make, output, describe, sides))
-        return streams
+        steps = self._step_and_sides("process", name, make, output, describe, sides)
+        return cast("Stream | tuple[Stream, ...]", one_or_all(steps))
 
     def deduplicate(self, name: str, *columns: str, within: datetime.timedelta | None) -> "Stream":
         """Let the first row of each id (the values of `columns`; null is a value like others) pass, and drop the later
@@ -257,6 +264,9 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
 
         >>> orders.deduplicate("once", "order_id", within=timedelta(hours=1))
         """
+
+        from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
+
         where = f"deduplicate {name!r}"
         within_ms = milliseconds(within, f"within of {where}") if within is not None else None
         if within_ms == 0:
@@ -268,8 +278,8 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         horizon = "for ever" if within is None else f"within {within}"
         said, updates = f"{', '.join(columns)} {horizon}", UpdatesOfStep(partial(first_update_passes, columns=columns))
         detail: Detail = "none" if within is None else "every"
-        stream: Stream = keyed._stateful(name, "deduplicate", make, self.schema, said, detail=detail, updates=updates)
-        return stream
+        made = keyed._stateful(name, "deduplicate", make, self.schema, said, detail=detail, updates=updates)
+        return cast("Stream", made)
 
     # ------------------------------------------------------------ the end
 
@@ -282,6 +292,9 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         >>> orders.sink("orders", ParquetSink("s3://lake/orders"))
         >>> orders.sink("look", print)
         """
+
+        from barrier_runtime.connectors.memory.callable import CallableSink, print_rows
+
         where = f"sink {name!r}"
         if sink is print:
             sink = CallableSink(print_rows)
@@ -304,7 +317,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
 
     def for_each_batch(
         self,
-        function: Callable[[Any, BatchCheckpoint], Any],
+        function: "Callable[[Any, BatchCheckpoint], Any]",
         *,
         name: str = "for_each_batch",
         attempts: int = 10,
@@ -320,6 +333,10 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
 
         >>> orders.for_each_batch(write_orders, name="orders_out")
         """
+
+        from barrier_runtime.connectors.batch_function.caller import BatchCall
+        from barrier_runtime.connectors.batch_function.sink import BatchFunctionSink
+
         where = f"for_each_batch {name!r}"
         check_callable(function, where)
         if not isinstance(attempts, int) or attempts < 1:
@@ -334,9 +351,12 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         self._add_sink(name, sink, partial(copy.deepcopy, sink), BatchCall(function, attempts))
 
     def _add_sink(
-        self, name: str, sink: Any, make_sink: Callable[[], TwoPhaseCommitSink], call: BatchCall | None
+        self, name: str, sink: Any, make_sink: Callable[[], TwoPhaseCommitSink], call: "BatchCall | None"
     ) -> None:
         """`sink`: one, or a factory that carries the same attributes."""
+
+        from barrier_runtime.runtime.sinks.operator import SinkOperator
+
         self._plan.add(
             StepNode(
                 name,
@@ -364,41 +384,24 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
 
         >>> orders.filter("amount > 100").show(3)
         """
+
         from rich.console import Console
+
+        from barrier_runtime.launch.display.shown_rows import rich_table
 
         Console().print(rich_table(self.take(rows)))
 
-    def preview(self, rows: int = 20, *, within: float = 10.0) -> Rows:
+    def preview(self, rows: int = 20, *, within: float = 10.0) -> "Rows":
         """The first rows, for the last line of a notebook's cell: as `take`, but no longer than `within` seconds, so
         also of a stream that is slow or silent.
 
         >>> orders.filter("amount > 100").preview()
         """
+
         from barrier_runtime.launch.display.preview import first_rows
+        from barrier_runtime.launch.display.shown_rows import Rows
 
         return Rows(first_rows(self._plan, self._as_input(), rows, within), rows)
-
-    # ------------------------------------------------------------ inside
-
-    def _with_dead_letters(
-        self, error: str, good: Sequence[str], dead_letter: Mapping[str, str]
-    ) -> tuple["Stream", "Stream"]:
-        """Good rows, and the others: see `DeadLetterOperator`."""
-        schema = self.schema
-        good_schema = letter_schema = None
-        if schema is not None:
-            good_schema = pa.schema([schema.field(name) for name in good])
-            letter_schema = pa.schema([schema.field(column).with_name(name) for name, column in dead_letter.items()])
-        node = StepNode(
-            None,
-            "dead letters",
-            (self._as_input(),),
-            partial(DeadLetterOperator, error=error, good=good, dead_letter=dead_letter),
-            good_schema,
-            side_outputs={DEAD_LETTERS: letter_schema},
-        )
-        good_rows, letters = self._added(node)
-        return good_rows, letters
 
     def _as_input(self) -> Input:
         return Input(self._node, "rebalance" if self._rebalanced else "forward", tag=self._tag)

@@ -3,11 +3,10 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.batch_function.caller import BatchCall
 from barrier_runtime.connectors.source import Source
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.graph.job_graph import Partitioning
@@ -15,6 +14,9 @@ from barrier_runtime.operators.base import Operator
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.ids import check_job_id, check_operator_name
 from barrier_runtime.state.snapshots.snapshot import StateDescription
+
+if TYPE_CHECKING:
+    from barrier_runtime.connectors.batch_function.caller import BatchCall
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class StepNode:
     sink_kind: str = ""  # see `OperatorSpec`
     target: str = ""  # see `OperatorSpec`
     places: tuple[str, ...] = ()  # of a sink: what it writes, see `TwoPhaseCommitSink.places`
-    batch_call: BatchCall | None = None  # a function that the program calls for what this sink has decided
+    batch_call: "BatchCall | None" = None  # a function that the program calls for what this sink has decided
     reads: frozenset[str] | None = None  # columns of its input that it needs itself; None: all
     updates: frozenset[str] = frozenset()  # columns that go out anew with every row, see `updates`
     made_of: Mapping[str, frozenset[str] | None] | None = None  # a select's: new name -> columns; None: not known

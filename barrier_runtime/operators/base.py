@@ -10,15 +10,17 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.operators.metrics import MetricGroup
-from barrier_runtime.state.backend.backend_snapshots import BackendSnapshots
-from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.errors import ProtocolViolation
 from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
 from barrier_runtime.state.store.object_store import ObjectStore
+
+if TYPE_CHECKING:  # a flow that is only written down loads no backend
+    from barrier_runtime.state.backend.backend_snapshots import BackendSnapshots
+    from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 
 
 class Emit:
@@ -96,7 +98,7 @@ class OperatorContext:
     max_parallelism: int
     restored: tuple[OperatorSnapshot, ...]  # own snapshots, or all that may matter when rescaled; () = start empty
     open_keyed: Callable[
-        [], KeyedBackend
+        [], "KeyedBackend"
     ]  # opens (and restores) this subtask's keyed state; call at most once, in open()
     executor: SequentialExecutor  # for what may take as long as it likes, as a commit
     snapshot_executor: (
@@ -130,7 +132,7 @@ class OperatorContext:
         object.__setattr__(self, "open_keyed", _open_already)
 
 
-def _open_already() -> KeyedBackend:
+def _open_already() -> "KeyedBackend":
     raise ProtocolViolation("keyed state is opened once, in open(): keep what open_keyed() returned")
 
 
@@ -160,7 +162,7 @@ class Capture:
     """
 
     values: dict[str, bytes] = field(default_factory=dict)
-    keyed: BackendSnapshots | None = None  # already frozen
+    keyed: "BackendSnapshots | None" = None  # already frozen
     blocking: Callable[[], dict[str, bytes]] | None = None  # run off the loop; its result is merged into `values`
     stored: Mapping[str, FileRef] = field(default_factory=dict)  # values that are objects already; none of `values`
     on_stored: Callable[[Mapping[str, FileRef]], None] | None = None

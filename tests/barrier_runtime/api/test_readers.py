@@ -1,7 +1,10 @@
 """The methods that read a source have the arguments of its class; event time is said in the source or beside it."""
 
 import inspect
+import subprocess
+import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,3 +65,16 @@ def test_every_class_of_sources_is_found_by_its_name() -> None:
     assert [getattr(sources, name).__name__ for name in sources._HOME] == list(sources._HOME)
     with pytest.raises(AttributeError, match="no attribute 'XmlSource'"):
         sources.XmlSource  # noqa: B018
+
+
+def test_a_flow_loads_only_what_it_uses(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("n\n1\n")
+    code = (
+        "import sys\nfrom barrier_runtime import Dataflow, JsonlSink\n"
+        f"rows = Dataflow('few').read_csv('rows', {str(tmp_path)!r})\n"
+        "rows.filter('n > 0').sink('out', JsonlSink('out'))\n"
+        "print(*(name for name in sys.modules if name.startswith('barrier_runtime')))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    unused = ("kafka", "postgres", "rabbitmq", "kinesis", "operators.joins", "sessions", "windows.aggregate")
+    assert [name for name in loaded for part in unused if f".{part}" in name] == []
