@@ -166,6 +166,9 @@ def validated_spec(spec: JobSpec) -> JobSpec:
     )
 
 
+MAX_COMMIT_EVERY_MS = 24 * 60 * 60 * 1000
+
+
 def _check_chains(spec: JobSpec) -> None:
     seen: set[str] = set()
     for expected, chain in enumerate(spec.chains):
@@ -180,6 +183,12 @@ def _check_chains(spec: JobSpec) -> None:
             if name not in chain.operators:
                 raise InvalidJob(f"job {spec.job}: {name!r} is listed as stateful or sink but is not in its chain")
             seen.add(name)
+        for name, every_ms in chain.commit_every_ms.items():
+            if name not in chain.global_sinks or not 0 <= every_ms <= MAX_COMMIT_EVERY_MS:
+                raise InvalidJob(
+                    f"job {spec.job}: commits of {name!r} are held back for {every_ms} ms: only those of a sink with a "
+                    "global committer can be, for a day at most"
+                )
         for name in chain.global_sinks:
             if name not in chain.sinks:
                 raise InvalidJob(f"job {spec.job}: {name!r} has a global committer but is not a sink of its chain")

@@ -77,6 +77,7 @@ def sink_facts(sink: Any) -> dict[str, Any]:
     return {
         "guarantee": sink.guarantee,
         "global_committer": getattr(sink, "global_committer", False),
+        "commit_every_ms": getattr(sink, "commit_every_ms", 0),
         "describe": repr(sink),
         "sink_kind": getattr(sink, "kind", ""),
         "target": sink.target() if isinstance(sink, TwoPhaseCommitSink) else "",
@@ -94,6 +95,7 @@ class TwoPhaseCommitSink:
     guarantee: Guarantee = "exactly_once"
     global_committer: bool = False  # True: `commit` shows nothing, `commit_globally` shows the parts of all subtasks
     commits_only_globally: bool = False  # True, with `global_committer`: `commit` has nothing to do and is not called
+    commit_every_ms: int = 0  # with `global_committer`: checkpoints of so long are shown by one `commit_globally`
     commits_together: bool = False  # True: `commit_together` costs less than one `commit` after the other
     keeps_rows: bool = False  # True: rows may stay in the sink past the checkpoint that they came before, see `kept`
     most_decided: int | None = None  # set in `open`: how many transactions the target can hold between their decision

@@ -298,6 +298,7 @@ def _operator(node: StepNode, behind: StepBehind) -> OperatorSpec:
         node.sink_kind,
         node.target,
         _columns(node, node.name),
+        node.commit_every_ms,
     )
 
 

@@ -39,6 +39,7 @@ class OperatorSpec:
     sink_kind: str = ""  # sinks only: name of the kind of sink, "" of a user's own
     target: str = ""  # sinks only: what it writes to
     columns: Mapping[str, str] = field(default_factory=dict)  # that its state depends on, with their types where known
+    commit_every_ms: int = 0  # with `global_committer`: how long commits are held back
 
     @property
     def state_kind(self) -> str:
@@ -133,6 +134,7 @@ class JobGraph:
                 + tuple(op.name for op in chain.operators if op.stateful),
                 sinks=tuple(op.name for op in chain.operators if op.is_sink),
                 global_sinks=tuple(op.name for op in chain.operators if op.is_sink and op.global_committer),
+                commit_every_ms={op.name: op.commit_every_ms for op in chain.operators if op.commit_every_ms},
                 is_source=chain.source is not None,
                 definitions={op.name: op.definition for op in chain.operators if op.definition},
                 keys={op.name: op.keys for op in chain.operators if op.keys},

@@ -61,6 +61,7 @@ class StepNode:
     is_sink: bool = False
     guarantee: str = ""
     global_committer: bool = False
+    commit_every_ms: int = 0  # see `OperatorSpec`
     describe: str = ""
     definition: str = ""  # see `OperatorSpec`
     makes_watermarks: bool = False  # whatever its input has

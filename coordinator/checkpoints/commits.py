@@ -20,6 +20,9 @@ half a minute later at worst, so troubles are in the job's history, too:
 | one before it is visible | none | as it is |
 | another number of slots, another program | none | gone: all was visible before that |
 
+A sink with `commit_every` has its global commit held back, see `held_commits`: until it is due, what waits for it does
+not count as behind.
+
 `noted` says when the history is worth writing: a trouble began or ended, or has another reason, but not twice in
 `NOTE_AGAIN_MS` (reasons may contain times and numbers of requests). Attempts alone are not worth it.
 """
@@ -28,6 +31,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from barrier_runtime.coordinator.checkpoints.held_commits import HOLD_BYTES, HeldCommits
 from barrier_runtime.coordinator.checkpoints.slow_commits import Uncommitted
 from barrier_runtime.coordinator.wire.carried import MAX_CARRIED_BYTES, encoded_size
 from barrier_runtime.coordinator.wire.messages import (
@@ -81,13 +85,21 @@ class CommitTracker:
         ]
         members += [(sink, GLOBAL_COMMITTER) for sink in self._global_sinks]
         self._through = {sink_key(sink, subtask): 0 for sink, subtask in members}
+        every_ms = {sink: each for chain in spec.chains for sink, each in chain.commit_every_ms.items()}
+        self._held = HeldCommits({sink: every_ms.get(sink, 0) for sink in self._global_sinks})
+        self._held_members = {
+            sink_key(sink, GLOBAL_COMMITTER): sink for sink in self._global_sinks if sink in self._held
+        }
         self.last_through = ""  # the sink that committed last
         self._failing: dict[str, FailingCommit] = {}
-        self._open: deque[tuple[int, int]] = deque()  # completed checkpoints that some sink is not through with, oldest
-        # first, and when each was decided
+        self._open: deque[tuple[int, int]] = (
+            deque()
+        )  # completed checkpoints that some sink is not through with, oldest
+        # first, and when each was decided; held back commits do not count
         self._decided: dict[int, _Decided] = {}  # checkpoint -> what its manifest says of global sinks
         self._due: dict[str, int] = {}  # sink -> the checkpoint that was due last: its global committer may be at it
         self._sinks = frozenset(sink for chain in spec.chains for sink in chain.sinks)
+        self._held_bytes = 0  # of `_pending_bytes`, those of sinks that are held back
         self._newest = 0  # the newest checkpoint whose manifest was seen, and what its sinks list as pending
         self._pending_bytes = 0
 
@@ -129,15 +141,28 @@ class CommitTracker:
     def completed(self, checkpoint: int, now_ms: int) -> None:
         """`checkpoint` is complete. Remembered until every sink is through."""
         self._open.append((checkpoint, now_ms))
+        self._held.completed()
         self._close()
+
+    def look(self, completed: int, now_ms: int, *, at_once: bool) -> None:
+        """Decide which of the global commits that are held back are due now. `at_once`: all of them."""
+        for member, sink in self._held_members.items():
+            now = at_once or self._held_bytes > HOLD_BYTES
+            self._held.look(sink, completed, self._through[member], now_ms, at_once=now)
+
+    def next_due_ms(self, completed: int) -> int | None:
+        """When time alone makes a global commit due; None: nothing is held back."""
+        through = {sink: self._through[member] for member, sink in self._held_members.items()}
+        return self._held.next_ms(completed, through)
 
     @property
     def too_far_behind(self) -> str:
         """Why no more checkpoints are taken; "" if they are. A snapshot lists what is not visible yet: while sinks do
         not come along, more checkpoints only add to it."""
-        if len(self._open) >= self._max_behind:
+        waiting = max(len(self._open), self._held.behind)
+        if waiting >= self._max_behind:
             return (
-                f"{len(self._open)} completed checkpoints are not visible yet, {self._max_behind} are allowed "
+                f"{waiting} completed checkpoints are not visible yet, {self._max_behind} are allowed "
                 "(max_commits_behind)"
             )
         if self._pending_bytes > MAX_PENDING_BYTES and not self.all_through(self._newest):
@@ -150,23 +175,31 @@ class CommitTracker:
     def uncommitted(self) -> tuple[Uncommitted, ...]:
         """By sink, the oldest completed checkpoint that it is not through with. Not of sinks whose commit fails: that
         is a trouble of its own."""
-        if not self._open:
-            return ()
         through: dict[str, int] = {}
-        for key, checkpoint in self._through.items():
-            sink = key.rpartition("/")[0]
-            through[sink] = min(checkpoint, through.get(sink, checkpoint))
-        for key in self._failing:
-            through.pop(key.rpartition("/")[0], None)
-        waiting = {
-            sink: next(((number, at_ms) for number, at_ms in self._open if number > done), None)
+        for key, checkpoint in self._through.items() if self._open else ():
+            if key not in self._held_members:
+                sink = key.rpartition("/")[0]
+                through[sink] = min(checkpoint, through.get(sink, checkpoint))
+        failing = {key.rpartition("/")[0] for key in self._failing}
+        oldest = {
+            sink: next((Uncommitted(sink, number, at_ms) for number, at_ms in self._open if number > done), None)
             for sink, done in through.items()
         }
-        return tuple(Uncommitted(sink, *oldest) for sink, oldest in waiting.items() if oldest is not None)
+        for sink in self._held_members.values():
+            due = self._held.oldest_due(sink)
+            if due is not None and oldest.get(sink) is None:
+                oldest[sink] = Uncommitted(sink, due.checkpoint, due.since_ms)
+        return tuple(each for sink, each in oldest.items() if each is not None and sink not in failing)
 
     def behind(self, checkpoint: int) -> tuple[str, ...]:
-        """Sink subtasks (and global committers) that have not yet made `checkpoint` visible."""
-        return tuple(sorted(sink for sink, through in self._through.items() if through < checkpoint))
+        """Sink subtasks (and global committers) that have not yet made `checkpoint` visible, but for what is held
+        back."""
+        late = (key for key, through in self._through.items() if through < checkpoint and not self._is_held(key))
+        return tuple(sorted(late))
+
+    def _is_held(self, member: str) -> bool:
+        sink = self._held_members.get(member)
+        return sink is not None and self._held.oldest_due(sink) is None
 
     @property
     def through(self) -> dict[str, int]:
@@ -188,6 +221,7 @@ class CommitTracker:
         self._newest = checkpoint
         operators = tuple(without_own(each) for each in operators)  # rows that are not to be committed yet
         self._pending_bytes = sum(_value_bytes(each) for each in operators if each.operator in self._sinks)
+        self._held_bytes = sum(_value_bytes(each) for each in operators if each.operator in self._held)
         if self._global_sinks:
             self._decided[checkpoint] = self._decision(operators, manifest)
             self._forget()
@@ -222,11 +256,16 @@ class CommitTracker:
             del self._decided[kept[len(kept) // 2]]
 
     def due_globally(self) -> tuple[GlobalCommit, ...]:
-        """What every subtask has committed and the global committer has not, per sink. Held until more is due."""
+        """What every subtask has committed and the global committer has not, per sink, but for what `look` holds back.
+        Held until more is due."""
         due = []
         for sink in self._global_sinks:
             reached = min(self._through[sink_key(sink, subtask)] for subtask in range(self._parallelism))
             done = self._through[sink_key(sink, GLOBAL_COMMITTER)]
+            if sink in self._held:
+                wanted = self._held.oldest_due(sink)
+                if wanted is None or reached < wanted.checkpoint:
+                    continue
             known = max((number for number in self._decided if done < number <= reached), default=None)
             if known is not None:
                 self._due[sink] = known
@@ -242,13 +281,16 @@ class CommitTracker:
 
     def _close(self) -> None:
         """Forget the checkpoints which every sink is through."""
-        while self._open and (not self._through or self._open[0][0] <= min(self._through.values())):
+        through = min((each for key, each in self._through.items() if key not in self._held_members), default=None)
+        while self._open and (through is None or self._open[0][0] <= through):
             self._open.popleft()
 
     def _advance(self, sink: str, checkpoint: int) -> None:
         if sink in self._through and checkpoint > self._through[sink]:
             self._through[sink] = checkpoint
             self.last_through = sink
+            if sink in self._held_members:
+                self._held.committed(self._held_members[sink], checkpoint)
             self._close()
             trouble = self._failing.get(sink)
             if trouble is not None and trouble.checkpoint <= checkpoint:

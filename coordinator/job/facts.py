@@ -329,8 +329,15 @@ class Job:
         if by_global and self.leads:
             self.outbox.broadcast(Visible(self.led.token, message.checkpoint, message.operator))
 
-    def commit_globally(self) -> None:
+    @property
+    def _commits_at_once(self) -> bool:
+        """Whether something waits for all to be visible, so that no commit is held back."""
+        ends = self.stop is not None or self.generation.final is not None or self.all_ended or self.generation.drained
+        return ends or self.rescales.open is not None or bool(self.savepoints.open)
+
+    def commit_globally(self, now_ms: int) -> None:
         """Tell slot 0 what its global committers may do now; each thing once per connection. Only while running."""
+        self.commits.look(self.last_completed, now_ms, at_once=self._commits_at_once)
         slot, asked = self.slots.at(0), self.generation.asked
         if slot is None or slot.link is None:
             return

@@ -40,6 +40,7 @@ class ChainSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kinds: dict[str, str] = {}  # operator -> kind of step, see `state.snapshots.snapshot.KIND`
     targets: dict[str, str] = {}  # sink -> what it writes to, where it says so
     columns: dict[str, dict[str, str]] = {}  # operator -> columns that its state depends on, where known -> type
+    commit_every_ms: dict[str, int] = {}  # of `global_sinks`: those whose commits are held back, and for how long
 
 
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,17 +1,26 @@
 """Late commits: the judge counts decided checkpoints that are not committed, and asks that the status tells of
-a sink that stays behind. A coordinator answers for what was decided while it led."""
+a sink that stays behind. A coordinator answers for what was decided while it led.
+
+In some jobs global commits are held back (`commit_every`): they may come later by that time, and until then nobody is
+told that the sink is slow."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from facts import Facts
+import msgspec
+from facts import Decision, Facts
 from schedule import Schedule
 
 from barrier_runtime.coordinator.server.runner import JobRunner
+from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.coordinator.wire.messages import ChainSpec
 from barrier_runtime.testing.simulation.loop import Simulation
 
 LATE_MS = 1_000  # at least; else two intervals
 _SLACK_MS = 1_500  # a commit is reported, the condition is looked at, a coordinator is stalled
+_FOR_EVER_MS = 3_600_000  # no run takes so long: only what ends or moves the job brings the commit
+_GLOBAL = "/global"
+_LAST = 3  # checkpoints that the end of a job asks for
 
 
 class LateCommits:
@@ -29,12 +38,25 @@ class LateCommits:
         self._wrong = wrong
         self._note = note
         self.bound = random.Random(f"commits behind {schedule.seed}").choice((1, 2, 3, 10))
+        self.every_ms = random.Random(f"commit every {schedule.seed}").choice((0, 0, 0, 400, 4_000, _FOR_EVER_MS))
+        self._shown: dict[str, tuple[int, int]] = {}  # global committer -> what it has shown, and since when
         self._decided_ms: dict[int, int] = {}  # log position -> when it was seen first
         self._runs: tuple[JobRunner, int] | None = None  # this generation, as this runner leads it …
         self._since_ms = 0  # … runs since
 
-    def look(self, runner: JobRunner, *, asked: int) -> None:
-        """At each poll of a coordinator that leads. `asked`: checkpoints that were wanted by somebody so far."""
+    def holding(self, chains: tuple[ChainSpec, ...]) -> tuple[ChainSpec, ...]:
+        """The job, whose global commits are held back."""
+        every = ((each, dict.fromkeys(each.global_sinks, self.every_ms) if self.every_ms else {}) for each in chains)
+        return tuple(msgspec.structs.replace(each, commit_every_ms=held) for each, held in every)
+
+    def reached(self, through: Mapping[str, int]) -> int:
+        """What every sink has committed, but for what is held back for ever."""
+        held = self.every_ms == _FOR_EVER_MS
+        return min((each for key, each in through.items() if not (held and key.endswith(_GLOBAL))), default=0)
+
+    def look(self, runner: JobRunner, *, asked: int, ends: bool) -> None:
+        """At each poll of a coordinator that leads. `asked`: checkpoints that were wanted by somebody so far. `ends`: the
+        job may end at any time, so that nothing is held back."""
         now_ms = self._simulation.now_us // 1000
         for decision in self._facts.decisions:
             self._decided_ms.setdefault(decision.position, now_ms)
@@ -47,29 +69,52 @@ class LateCommits:
         told = {each.sink for each in status.commits.slow} | {
             each.sink.rpartition("/")[0] for each in status.commits.troubles
         }
-        late_ms = max(2 * self._schedule.interval_ms, LATE_MS) + _SLACK_MS
-        through: dict[str, int] = {}
+        reached: dict[tuple[str, int], int] = {}  # sink and how long its commits are held back -> checkpoint
         for key, checkpoint in status.commits.through.items():
-            sink = key.rpartition("/")[0]
-            through[sink] = min(checkpoint, through.get(sink, checkpoint))
+            held_ms = self.every_ms if key.endswith(_GLOBAL) else 0
+            part = key.rpartition("/")[0], held_ms
+            reached[part] = min(checkpoint, reached.get(part, checkpoint))
         own = [
             each
             for each in self._facts.decisions
             if each.position > status.token and self._decided_ms[each.position] >= self._since_ms
         ]
-        for sink, reached in through.items():
-            behind = [each for each in own if each.record.checkpoint > reached]
-            most = self.bound + self._schedule.max_concurrent + asked
-            if len(behind) > most:
+        for (sink, held_ms), through in reached.items():
+            behind = [each for each in own if each.record.checkpoint > through]
+            most = self.bound + self._schedule.max_concurrent + asked + _LAST
+            if len(behind) > most and not held_ms:
                 self._wrong("CommitsKeepUp", f"sink {sink} has {len(behind)} checkpoints to commit, {most} are allowed")
-            seen_ms = [self._decided_ms[each.position] for each in behind]
             if self._schedule.clocks_jump:
                 continue  # so do ages
-            if seen_ms and now_ms - min(seen_ms) > late_ms:
+            allowed_ms = late_ms + held_ms
+            seen_ms = [self._decided_ms[each.position] for each in behind]
+            if seen_ms and now_ms - min(seen_ms) > allowed_ms:
                 self._note("a commit was late, and told")
                 if sink not in told and status.condition in ("RUNNING", "WAITING_SINK"):
                     waited = now_ms - min(seen_ms)
                     self._wrong("SlowCommitIsTold", f"sink {sink} has not committed for {waited} ms; told: {told}")
+            if held_ms and through and asked == 0 and not ends:
+                self._look_at_held(sink, through, own, reached[sink, 0], status, now_ms)
+
+    def _look_at_held(
+        self,
+        sink: str,
+        through: int,
+        own: list[Decision],
+        parts: int,
+        status: JobStatus,
+        now_ms: int,
+    ) -> None:
+        """The global committer of `sink` has shown `through`, and its subtasks have committed `parts`. Until
+        `commit_every` is over nothing of it is late, unless somebody asked for all to be visible."""
+        before = self._shown.get(sink)
+        if before is None or before[0] != through:
+            before = self._shown[sink] = (through, now_ms)
+        held = own and own[-1].record.checkpoint > through and parts >= own[-1].record.checkpoint
+        if held and before[1] >= self._since_ms:
+            self._note("a commit was held back")
+            if now_ms - before[1] < self.every_ms and sink in {each.sink for each in status.commits.slow}:
+                self._wrong("HeldIsNotLate", f"sink {sink} is told to be slow while its commits are held back")
 
     def _token(self) -> int:
         return 0 if self._facts.fence is None else self._facts.fence.token

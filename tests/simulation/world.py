@@ -533,7 +533,7 @@ class World(SimCluster):
             parallelism=parallelism,
             max_parallelism=16,
             allow_drained=True,
-            chains=graph.chain_specs(),
+            chains=self._late_commits.holding(graph.chain_specs()),
             checkpoints=CheckpointOptions(
                 interval_ms=s.interval_ms,
                 min_pause_ms=s.min_pause_ms,
@@ -583,7 +583,8 @@ class World(SimCluster):
         if self.hanging is not None and program is self._current():
             self.hanging.look(runner, self.schedule.slot_timeout_ms)
         if program is self._current():
-            self._late_commits.look(runner, asked=len(self._wishes) + self._rescales + 3)  # with the last ones
+            ends = self.schedule.bounded or bool(self._stopping)
+            self._late_commits.look(runner, asked=len(self._wishes) + self._rescales, ends=ends)
 
     def _hears(self, process: SimProcess, slot: Slot, message: ToSlot) -> None:
         if not self._steps.takes(process, slot, message):
@@ -1185,7 +1186,7 @@ class World(SimCluster):
         runner = self._runner(self._current())
         if runner is None:
             return 0
-        return min(runner.status().commits.through.values(), default=0)
+        return self._late_commits.reached(runner.status().commits.through)
 
 
 def _hooks(checkers: list[Checker], name: str) -> list[Callable[..., None]]:

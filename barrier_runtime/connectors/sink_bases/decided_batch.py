@@ -1,4 +1,5 @@
-"""Write-ahead rows that are shown once for all subtasks: one batch per checkpoint, in the order of checkpoints.
+"""Write-ahead rows that are shown once for all subtasks: one batch per checkpoint, in the order of checkpoints. All
+batches that were decided meanwhile are delivered together, so that a sink can make one commit of them.
 
 Staging is `WriteAheadSink`'s. A subtask has nothing to commit by itself, and keeps the staged rows of what the restored
 checkpoint decided; subtask 0, as global committer, delivers the batches and then drops them.
@@ -70,11 +71,17 @@ def _batch_of(entries: Sequence[WriteAheadCommittable]) -> DecidedBatch:
 
 
 class BatchingSink(WriteAheadSink):
-    """`deliver_batch` is to be written."""
+    """`deliver_batch` is to be written, or `deliver_batches` where one commit can have several batches."""
 
     global_committer = True
     commits_only_globally = True
-    required_methods: ClassVar[tuple[str, ...]] = ("deliver_batch",)
+    required_methods: ClassVar[tuple[str, ...]] = ()
+
+    def deliver_batches(self, batches: Sequence[DecidedBatch]) -> None:
+        """Show the rows of all these, oldest first. Must have no effect for a batch that was shown before. Raises what
+        is to be tried again."""
+        for batch in batches:
+            self.deliver_batch(batch)
 
     def deliver_batch(self, batch: DecidedBatch) -> None:
         """Show these rows, at once. Must have no effect when it was done before. Raises what is to be tried again."""
@@ -88,9 +95,10 @@ class BatchingSink(WriteAheadSink):
         self._decoded(committable)
 
     def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
-        for batch in batches_of(self._decoded(each) for each in committables):
-            self.deliver_batch(batch)
-            self._context.job_store.delete([each.key for each in batch.objects])
+        batches = batches_of(self._decoded(each) for each in committables)
+        if batches:
+            self.deliver_batches(batches)
+            self._context.job_store.delete([each.key for batch in batches for each in batch.objects])
 
     def recover(self, decided: Sequence[bytes]) -> None:
         """Drop what older generations staged and no checkpoint lists. What it lists waits for the global commit."""

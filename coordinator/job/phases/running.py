@@ -90,7 +90,6 @@ class Running(Phase):
             job.commits.decided(job.decided.manifest.checkpoint, job.decided.manifest.operators, job.decided.ref)
         for slot in job.slots.connected:
             self._tell_visible(job, slot)
-        job.commit_globally()
         return self._pump(job, now_ms)
 
     # ------------------------------------------------------------ time
@@ -100,7 +99,8 @@ class Running(Phase):
         held = self._holds_checkpoints(job)
         pending = self._pending(job).next_deadline(with_trigger=not job.commits.too_far_behind, held=held)
         rescale = job.rescales.open
-        others = (pending, None if rescale is None or self._decides_move(job) else rescale.deadline_ms)
+        commit_ms = job.commits.next_due_ms(job.last_completed)
+        others = (pending, commit_ms, None if rescale is None or self._decides_move(job) else rescale.deadline_ms)
         return min([*graces, *(moment for moment in others if moment is not None)], default=None)
 
     def on_tick(self, job: Job, now_ms: int) -> Decision | None:
@@ -238,7 +238,7 @@ class Running(Phase):
             job.record.ignored[str(error)] += 1
             return None
         job.commits.decided(manifest.checkpoint, manifest.operators, ManifestRef(key, complete_of(entry).sha256))
-        job.commit_globally()
+        job.commit_globally(now_ms)
         return None
 
     def on_manifest_failed(self, job: Job, key: str, error: str, now_ms: int) -> Decision | None:
@@ -256,7 +256,7 @@ class Running(Phase):
         job.outbox.complete(appended.permit)
         checkpoint_appended(job, record, now_ms)
         job.rescales.completed(record.checkpoint, now_ms)
-        job.commit_globally()
+        job.commit_globally(now_ms)
         self._copy_savepoints(job)
         self._sweep_if_due(job, now_ms)
         return end_if_done(job) or self._pump(job, now_ms)
@@ -286,7 +286,8 @@ class Running(Phase):
     # ------------------------------------------------------------ inside
 
     def _pump(self, job: Job, now_ms: int) -> Decision | None:
-        """Do all that is due: expire, trigger, persist."""
+        """Do all that is due: commit, expire, trigger, persist."""
+        job.commit_globally(now_ms)
         pending = self._pending(job)
         exceeded = ""
         for checkpoint in pending.expire(now_ms):
@@ -493,7 +494,7 @@ class Running(Phase):
 
     def _committed(self, job: Job, now_ms: int) -> None:
         """More may be visible than was."""
-        job.commit_globally()
+        job.commit_globally(now_ms)
         job.record.commits_seen(job.commits, now_ms)
         self._copy_savepoints(job)
 
