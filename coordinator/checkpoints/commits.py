@@ -92,9 +92,7 @@ class CommitTracker:
         }
         self.last_through = ""  # the sink that committed last
         self._failing: dict[str, FailingCommit] = {}
-        self._open: deque[tuple[int, int]] = (
-            deque()
-        )  # completed checkpoints that some sink is not through with, oldest
+        self._open: deque[tuple[int, int]] = deque()  # completed checkpoints that some sink is not through with, oldest
         # first, and when each was decided; held back commits do not count
         self._decided: dict[int, _Decided] = {}  # checkpoint -> what its manifest says of global sinks
         self._due: dict[str, int] = {}  # sink -> the checkpoint that was due last: its global committer may be at it

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from datetime import date
+from datetime import date, timedelta
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from pyiceberg.table import Table
 
 from barrier_runtime import Dataflow
 from barrier_runtime.connectors.iceberg.sink import IcebergSink
-from barrier_runtime.connectors.iceberg.table import APPLICATION, CHECKPOINT, IcebergTable
+from barrier_runtime.connectors.iceberg.table import APPLICATION, CHECKPOINT, IcebergTable, has
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
@@ -105,32 +105,42 @@ def test_a_zombie_that_looked_before_its_successor_appended_appends_nothing(
     """The client library would append to what it finds then."""
     zombie, successor = (IcebergTable(NAME, "default", properties, "here") for _ in range(2))
     rows = pa.RecordBatch.from_pydict({"n": [1]}, schema=SCHEMA)
-    zombie.append("other/out/lineage", 1, [zombie.write([rows], SCHEMA)])
-
-    def late_rows() -> Any:
-        """Written after the zombie has looked at the table, before it commits."""
-        successor.append("job/out/lineage", 1, [successor.write([rows], SCHEMA)])
-        yield zombie.write([rows], SCHEMA)
-
+    written = zombie.write([rows], SCHEMA)
+    zombie.append(zombie.looked_at(), "other/out/lineage", 1, [written])
+    seen = zombie.looked_at()
+    successor.append(successor.looked_at(), "job/out/lineage", 1, [successor.write([rows], SCHEMA)])
     with pytest.raises(Unavailable, match="another writer has changed the table"):
-        zombie.append("job/out/lineage", 1, late_rows())
+        zombie.append(seen, "job/out/lineage", 1, [zombie.write([rows], SCHEMA)])
     assert numbers(properties) == [1, 1]
-    zombie.append("job/out/lineage", 1, [zombie.write([rows], SCHEMA)])
-    assert numbers(properties) == [1, 1]
+    assert has(zombie.looked_at(), "job/out/lineage", 1)
+
+
+def test_all_that_was_decided_meanwhile_is_one_snapshot(sink: IcebergSink, properties: dict[str, str]) -> None:
+    decided = [pre_committed(sink, checkpoint, [checkpoint]) for checkpoint in range(1, 6)]
+    sink.commit_globally(2, decided[:2])
+    sink.commit_globally(5, decided)
+    assert numbers(properties) == [1, 2, 3, 4, 5]
+    assert [each.summary.additional_properties[CHECKPOINT] for each in table(properties).snapshots()] == ["2", "5"]
+
+
+def test_a_time_that_no_commit_can_be_held_back_for_is_refused(properties: dict[str, str]) -> None:
+    for wrong in (-1, timedelta(days=1, seconds=1), "30s", float("nan"), True):
+        with pytest.raises(InvalidJob, match="commit_every"):
+            IcebergSink(NAME, properties=properties, commit_every=wrong)
+    assert IcebergSink(NAME).commit_every_ms == 30_000
+    assert IcebergSink(NAME, commit_every=timedelta(minutes=1)).commit_every_ms == 60_000
 
 
 def test_another_writer_delays_an_append_and_does_not_lose_it(properties: dict[str, str]) -> None:
     ours = IcebergTable(NAME, "default", properties, "here")
     rows = pa.RecordBatch.from_pydict({"n": [1]}, schema=SCHEMA)
-    ours.append("job/out/lineage", 1, [ours.write([rows], SCHEMA)])
-
-    def late_rows() -> Any:
-        table(properties).append(pa.table({"n": [100]}))
-        yield ours.write([rows], SCHEMA)
-
+    first = ours.write([rows], SCHEMA)
+    ours.append(ours.looked_at(), "job/out/lineage", 1, [first])
+    seen, second = ours.looked_at(), ours.write([rows], SCHEMA)
+    table(properties).append(pa.table({"n": [100]}))
     with pytest.raises(Unavailable):
-        ours.append("job/out/lineage", 2, late_rows())
-    ours.append("job/out/lineage", 2, [ours.write([rows], SCHEMA)])
+        ours.append(seen, "job/out/lineage", 2, [second])
+    ours.append(ours.looked_at(), "job/out/lineage", 2, [second])
     assert numbers(properties) == [1, 1, 100]
 
 

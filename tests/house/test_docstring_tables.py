@@ -22,6 +22,7 @@ Row = tuple[str, ...]
 
 PROSE = {  # tables that no code holds as data
     "barrier_runtime/connectors/batch_function/caller.py": "cases: tests/barrier_runtime/connectors/batch_function",
+    "coordinator/checkpoints/held_commits.py": "cases: tests/coordinator/checkpoints/test_held_commits.py",
     "barrier_runtime/connectors/batch_function/queue.py": "crash points: certify goes through them",
     "barrier_runtime/connectors/files/csv_text/rows.py": "cases: tests/field/local/test_csv.py",
     "barrier_runtime/connectors/sink_bases/json_values.py": "types: test_text_round_trips.py reads each back",

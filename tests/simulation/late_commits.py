@@ -38,7 +38,7 @@ class LateCommits:
         self._wrong = wrong
         self._note = note
         self.bound = random.Random(f"commits behind {schedule.seed}").choice((1, 2, 3, 10))
-        self.every_ms = random.Random(f"commit every {schedule.seed}").choice((0, 0, 0, 400, 4_000, _FOR_EVER_MS))
+        self.every_ms = random.Random(f"commit every {schedule.seed}").choice((0, 0, 400, 4_000, _FOR_EVER_MS))
         self._shown: dict[str, tuple[int, int]] = {}  # global committer -> what it has shown, and since when
         self._decided_ms: dict[int, int] = {}  # log position -> when it was seen first
         self._runs: tuple[JobRunner, int] | None = None  # this generation, as this runner leads it …
@@ -55,8 +55,8 @@ class LateCommits:
         return min((each for key, each in through.items() if not (held and key.endswith(_GLOBAL))), default=0)
 
     def look(self, runner: JobRunner, *, asked: int, ends: bool) -> None:
-        """At each poll of a coordinator that leads. `asked`: checkpoints that were wanted by somebody so far. `ends`: the
-        job may end at any time, so that nothing is held back."""
+        """At each poll of a coordinator that leads. `asked`: checkpoints that were wanted by somebody so far.
+        `ends`: the job may end at any time, so that nothing is held back."""
         now_ms = self._simulation.now_us // 1000
         for decision in self._facts.decisions:
             self._decided_ms.setdefault(decision.position, now_ms)
@@ -69,6 +69,7 @@ class LateCommits:
         told = {each.sink for each in status.commits.slow} | {
             each.sink.rpartition("/")[0] for each in status.commits.troubles
         }
+        late_ms = max(2 * self._schedule.interval_ms, LATE_MS) + _SLACK_MS
         reached: dict[tuple[str, int], int] = {}  # sink and how long its commits are held back -> checkpoint
         for key, checkpoint in status.commits.through.items():
             held_ms = self.every_ms if key.endswith(_GLOBAL) else 0
@@ -86,9 +87,8 @@ class LateCommits:
                 self._wrong("CommitsKeepUp", f"sink {sink} has {len(behind)} checkpoints to commit, {most} are allowed")
             if self._schedule.clocks_jump:
                 continue  # so do ages
-            allowed_ms = late_ms + held_ms
             seen_ms = [self._decided_ms[each.position] for each in behind]
-            if seen_ms and now_ms - min(seen_ms) > allowed_ms:
+            if seen_ms and now_ms - min(seen_ms) > late_ms + held_ms:
                 self._note("a commit was late, and told")
                 if sink not in told and status.condition in ("RUNNING", "WAITING_SINK"):
                     waited = now_ms - min(seen_ms)

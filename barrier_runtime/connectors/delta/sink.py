@@ -1,9 +1,9 @@
-"""Exactly-once into a Delta Lake table: one table commit per checkpoint, over all subtasks.
+"""Exactly-once into a Delta Lake table: one commit of the table for all that was decided since the last one.
 
 Pre-commit stages whole Parquet files, hidden; nothing about them can expire, and no vacuum sees them. Commit gives each
 its final name inside the table's folder, where no reader of the table looks for it yet. The global committer then adds
-them all to the table's log in one commit that carries the checkpoint as the format's own application transaction, so
-the table itself tells whether it was made: by us, by a zombie, or by nobody. See `delta/table`.
+them all to the table's log in one commit that carries the highest checkpoint as the format's own application
+transaction, so the table itself tells whether it was made: by us, by a zombie, or by nobody. See `delta/table`.
 
 A reader that lists the folder instead of reading the table sees files that are not in it yet. Compaction (OPTIMIZE) and
 VACUUM are the user's business; small checkpoint intervals make many small files. A vacuum deletes files that are not in
@@ -12,6 +12,7 @@ subtasks and that of the table, so only an outage of that length in between is a
 missing.
 """
 
+import datetime
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -31,6 +32,7 @@ from barrier_runtime.connectors.delta.schema import check_partition_columns, del
 from barrier_runtime.connectors.delta.table import DeltaLog
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_bases import encoders
+from barrier_runtime.connectors.sink_bases.commit_every import commit_every_ms, described
 from barrier_runtime.connectors.sink_bases.folder_names import folder_name
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
 from barrier_runtime.connectors.sink_bases.staging import Staging, check_folder, example_of, names_of
@@ -52,6 +54,8 @@ class DeltaSink(TwoPhaseCommitSink):
 
     `partition_by`: columns of text, whole numbers, booleans or dates; default: as the table has it, or none. Empty text
     there is read back as null, as the format has it.
+    `commit_every`: a duration, or seconds. Rows are decided with each checkpoint, and the table gets one commit for all
+    checkpoints of that time. 0: with each checkpoint.
     `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask before they are staged early.
     """
 
@@ -59,8 +63,14 @@ class DeltaSink(TwoPhaseCommitSink):
     kind = "delta"
 
     def __init__(
-        self, url: str, *, partition_by: Sequence[str] | str | None = None, max_bytes_in_memory: int = 128 << 20
+        self,
+        url: str,
+        *,
+        partition_by: Sequence[str] | str | None = None,
+        commit_every: datetime.timedelta | float = 0,
+        max_bytes_in_memory: int = 128 << 20,
     ) -> None:
+        self.commit_every_ms = commit_every_ms(commit_every, "DeltaSink")
         self.url = without_credentials(str(url), "the location of DeltaSink")
         if "://" in self.url and not self.url.startswith(("file://", "s3://", "s3a://")):
             raise InvalidJob(f"DeltaSink cannot write to {shown(self.url)}: use a folder, file:// or s3://")
@@ -68,11 +78,16 @@ class DeltaSink(TwoPhaseCommitSink):
         self.max_bytes_in_memory = max_bytes_in_memory
 
     def __repr__(self) -> str:
-        return f"DeltaSink({shown(self.url)!r})"
+        return f"DeltaSink({shown(self.url)!r}){described(self.commit_every_ms)}"
 
     def settings(self) -> dict[str, Any]:
         columns = None if self.partition_by is None else list(self.partition_by)
-        return {"url": self.url, "partition_by": columns, "max_bytes_in_memory": self.max_bytes_in_memory}
+        return {
+            "url": self.url,
+            "partition_by": columns,
+            "commit_every": self.commit_every_ms / 1000,
+            "max_bytes_in_memory": self.max_bytes_in_memory,
+        }
 
     def target(self) -> str:
         return f"Delta table {last_part(self.url)}"
@@ -196,6 +211,10 @@ class DeltaSink(TwoPhaseCommitSink):
 
     def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
         self._log.commit([self._decoded(each) for each in committables])
+
+    def close(self) -> None:
+        if hasattr(self, "_log"):
+            self._log.close()
 
     def abort(self, committable: bytes) -> None:
         self._staging.drop([each.file for each in self._decoded(committable).files])

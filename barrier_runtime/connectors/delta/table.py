@@ -9,12 +9,13 @@ put-if-absent of its first log record, and rows only ever come as appends. The m
 such never expire (`delta.setTransactionRetentionDuration` removes only those that have).
 """
 
+import contextlib
 import os
 import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import parse_qs, quote, unquote, urlsplit
@@ -22,7 +23,8 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 import msgspec
 
 from barrier_runtime.connectors.delta.committable import DeltaCommittable
-from barrier_runtime.connectors.delta.schema import DeltaType, check_fits, has_zoneless_times, schema_string
+from barrier_runtime.connectors.delta.schema import DeltaType, has_zoneless_times, schema_string
+from barrier_runtime.connectors.delta.table_facts import DeltaTableFacts
 from barrier_runtime.state.errors import PERMANENT, BarrierRuntimeError, Corrupt, InvalidJob, Unavailable, missing_extra
 from barrier_runtime.state.outside_errors import must_be_mended, says_refused
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, PutOutcome
@@ -33,10 +35,6 @@ _UNSYNCED = 200  # commits that a predecessor may have left unsynced: more than 
 _APPENDABLE = {  # features of a table that whole new files cannot violate, or whose use is looked for
     *("appendOnly", "invariants", "timestampNtz", "deletionVectors", "v2Checkpoint", "vacuumProtocolCheck"),
     *("changeDataFeed", "checkConstraints", "generatedColumns", "columnMapping", "identityColumns"),
-}
-_NOT_REPLACED = {
-    "delta.appendOnly": "so no row may be replaced",
-    "delta.enableDeletionVectors": "which delta-rs does not keep when it replaces rows",
 }
 Change: TypeAlias = tuple[dict[str, int], Callable[[], None]]  # applications' checkpoints that it commits; makes it
 _NOTHING_KNOWN: tuple[int, dict[str, int]] = (-1, {})
@@ -50,12 +48,15 @@ class DeltaLog:
         self._library = load_deltalake(where, "DeltaSink")
         self._store = store
         self._where = where
+        self._is_local = store.url.startswith("file://")
         self._options = storage_options(url)
         self._table: Any = None  # the newest that was seen; None: load it
         self._synced = -1  # version up to which the log is known to survive a power cut
         self._known = _NOTHING_KNOWN  # of this version: applications' highest checkpoints
+        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="delta-log")
+        self._reading: Future[None] | None = None  # what our last commit has added, for the next one
 
-    def existing(self) -> "DeltaTableFacts | None":
+    def existing(self) -> DeltaTableFacts | None:
         """What is there; None when there is no table. Raises `InvalidJob` for a table that must not be appended to."""
         table = self._newest()
         return None if table is None else self._facts(table)
@@ -65,8 +66,12 @@ class DeltaLog:
         return self.has_checkpoint(committable.application, committable.checkpoint)
 
     def has_checkpoint(self, application: str, checkpoint: int) -> bool:
+        return checkpoint <= self.committed(application)
+
+    def committed(self, application: str) -> int:
+        """The highest checkpoint of this application that the table has; 0 when it has none."""
         table = self._newest()
-        return table is not None and checkpoint <= self._committed(table, application)
+        return 0 if table is None else self._committed(table, application)
 
     def commit(self, pending: Sequence[DeltaCommittable]) -> None:
         """Make the files of all of these part of the table at once, except for what it has already. Idempotent."""
@@ -85,13 +90,14 @@ class DeltaLog:
         """Replace, add and delete rows in one commit, unless the table has this checkpoint already. Idempotent."""
 
         def change(table: Any) -> Change | None:
-            if merging.checkpoint <= self._committed(table, merging.application):
+            after = self._committed(table, merging.application)
+            if merging.checkpoint <= after:
                 return None
             facts = self._facts(table)
             facts.check(merging.fields, merging.partition_by, self._where)
             facts.check_replacing(self._where)
             done = {merging.application: merging.checkpoint}
-            return done, lambda: merging.execute(table, self._transaction(done))
+            return done, lambda: merging.execute(table, after, self._transaction(done))
 
         self._until_done(merging.fields, merging.partition_by, change, data=True)
 
@@ -106,8 +112,8 @@ class DeltaLog:
         """Make the table if there is none, and change it until there is nothing left to change. `data`: delta-rs
         writes the data files itself."""
         failed: BaseException | None = None
-        for _ in range(_ATTEMPTS):
-            table = self._newest()
+        for attempt in range(_ATTEMPTS):
+            table = (self._read_ahead() if attempt == 0 else None) or self._newest()
             if table is None:
                 self._create(fields, partition_by)
                 continue
@@ -129,6 +135,9 @@ class DeltaLog:
                     raise trouble(error, said) from error
             else:  # in the next version at the earliest; if it is that one, nobody else came between
                 self._known = (version + 1, {**self._known[1], **done})
+                if not self._is_local:  # no need to see what the conditional put has told
+                    self._reading = self._threads.submit(self._read_own)
+                    return
         raise Unavailable(
             f"{self._where}: nothing could be committed to the table {self._store.url} in {_ATTEMPTS} attempts "
             f"({brief(failed) if failed else 'it vanished each time'}); it is tried again"
@@ -137,6 +146,12 @@ class DeltaLog:
     # ------------------------------------------------------------ the table
 
     def _newest(self) -> Any:
+        if self._reading is not None:
+            self._reading.result()
+            self._reading = None
+        return self._newest_now()
+
+    def _newest_now(self) -> Any:
         from deltalake.exceptions import TableNotFoundError
 
         try:
@@ -150,6 +165,23 @@ class DeltaLog:
             self._forget()
             raise self._unreadable(error) from error
         return self._table
+
+    def _read_own(self) -> None:
+        """Off the path of commits. Whatever fails here fails again when the table is read for the next commit."""
+        with contextlib.suppress(BarrierRuntimeError):
+            self._newest_now()
+
+    def _read_ahead(self) -> Any:
+        """The table as it was after our last commit, good for the next one: what others have committed since is a
+        conflict, or is committed upon. None: it has to be read."""
+        if self._reading is None:
+            return None
+        self._reading.result()
+        self._reading = None
+        return self._table
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
 
     def _forget(self) -> None:
         """It is read anew the next time."""
@@ -173,7 +205,7 @@ class DeltaLog:
     def _unreadable(self, error: Exception) -> BarrierRuntimeError:
         return trouble(error, f"{self._where}: the table {self._store.url} could not be read")
 
-    def _facts(self, table: Any) -> "DeltaTableFacts":
+    def _facts(self, table: Any) -> DeltaTableFacts:
         metadata = table.metadata()
         fields = msgspec.json.decode(table.schema().to_json())["fields"]
         features = set(table.protocol().writer_features or ())
@@ -240,7 +272,7 @@ class DeltaLog:
 
     # ------------------------------------------------------------ before and after
 
-    def _check(self, facts: "DeltaTableFacts", new: Sequence[DeltaCommittable]) -> None:
+    def _check(self, facts: DeltaTableFacts, new: Sequence[DeltaCommittable]) -> None:
         for each in new:
             facts.check(each.fields, each.partition_by, self._where)
         names = [each.file.final for committable in new for each in committable.files]
@@ -262,7 +294,7 @@ class DeltaLog:
     def _sync(self, version: int, data: bool) -> None:
         """delta-rs leaves the log, and with `data` the data files that it writes, to the file system's own time. What
         we report as visible must outlive a power cut."""
-        if not self._store.url.startswith("file://") or version <= self._synced:
+        if not self._is_local or version <= self._synced:
             return
         table = Path(unquote(urlsplit(self._store.url).path))
         folder = table / "_delta_log"
@@ -314,45 +346,10 @@ class Merging(Protocol):
     @property
     def partition_by(self) -> Sequence[str]: ...
 
-    def execute(self, table: Any, properties: Any) -> None:
-        """One commit with these properties, on top of the table's version as it was loaded."""
+    def execute(self, table: Any, after: int, properties: Any) -> None:
+        """One commit of all behind checkpoint `after` with these properties, on top of the table's version as it was
+        loaded."""
         ...
-
-
-class DeltaTableFacts:
-    """What a change has to fit."""
-
-    def __init__(
-        self,
-        url: str,
-        partition_by: tuple[str, ...],
-        fields: Sequence[Mapping[str, Any]],
-        settings: Mapping[str, str],
-    ) -> None:
-        self.url = url
-        self.partition_by = partition_by
-        self.fields = fields
-        self._settings = settings
-
-    def check_replacing(self, where: str) -> None:
-        """Raise `InvalidJob` for a table whose rows must not, or cannot, be replaced."""
-        for setting, why in _NOT_REPLACED.items():
-            if self._settings.get(setting, "false").lower() == "true":
-                raise InvalidJob(f"{where}: the table {self.url} has {setting}=true, {why}: unset it, or use DeltaSink")
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        """Columns that must not be null."""
-        return tuple(field["name"] for field in self.fields if not field.get("nullable", True))
-
-    def check(self, fields: Mapping[str, DeltaType], partition_by: Sequence[str], where: str) -> None:
-        """Raise `InvalidJob` when rows of these columns, in files cut like this, do not belong into the table."""
-        check_fits(fields, self.fields, where, self.url)
-        if tuple(partition_by) != self.partition_by:
-            raise InvalidJob(
-                f"{where}: partition_by is {list(partition_by)}, the table {self.url} is partitioned by "
-                f"{list(self.partition_by)}: leave partition_by out, or write to another table"
-            )
 
 
 def _highest(committables: Sequence[DeltaCommittable]) -> dict[str, int]:

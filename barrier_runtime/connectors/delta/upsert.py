@@ -1,9 +1,9 @@
-"""Upserts into a Delta Lake table, exactly once: one MERGE per checkpoint, over all subtasks.
+"""Upserts into a Delta Lake table, exactly once: one MERGE for all that was decided since the last one.
 
 Rows wait in the job's storage until their checkpoint is decided (`sink_bases/write_ahead`). Then subtask 0 takes those
-of all subtasks, keeps the last one of each key, and merges them into the table in one commit that carries the
-checkpoint as the format's own application transaction: so the table itself tells whether it was made: by us, by a
-zombie, or by nobody.
+of all subtasks, of one checkpoint after the other, keeps the last one of each key, and merges them into the table in
+one commit that carries the highest checkpoint as the format's own application transaction: so the table itself tells
+whether it was made: by us, by a zombie, or by nobody.
 
 | it dies, or stalls …               | the next one                                                                 |
 |------------------------------------|------------------------------------------------------------------------------|
@@ -18,7 +18,9 @@ with longer checkpoint intervals there are fewer, and where the key has the part
 alone.
 """
 
+import datetime
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,6 +32,7 @@ from barrier_runtime.connectors.delta import files as delta_files
 from barrier_runtime.connectors.delta.schema import DeltaType, check_partition_columns, delta_fields, stored_schema
 from barrier_runtime.connectors.delta.table import DeltaLog
 from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.connectors.sink_bases.commit_every import commit_every_ms, described
 from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
 from barrier_runtime.connectors.sink_bases.staging import example_of
 from barrier_runtime.data.rows import preview
@@ -46,10 +49,11 @@ _KEY_TYPES = ("byte", "short", "integer", "long", "boolean", "string", "date", "
 @kinds_checked
 class DeltaUpsertSink(BatchingSink):
     """`url` and the table as for `DeltaSink`. A row replaces the one with the same `key`, columns of text, whole
-    numbers, booleans, dates or times, none of them null; of the rows of one checkpoint the last one of a key stays.
+    numbers, booleans, dates or times, none of them null; of the rows of one MERGE the last one of a key stays.
     `deletes`: a boolean column, which the table does not get; where it is true the row with that key is removed.
 
-    A checkpoint is one MERGE, whose rows are in memory together. `partition_by`: as for `DeltaSink`; part of the key,
+    `commit_every`: a duration, or seconds; one MERGE has the checkpoints of that time, 0: each has its own. Its rows
+    are in memory together. `partition_by`: as for `DeltaSink`; part of the key,
     or every MERGE reads the whole table. `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask
     before they are staged early.
 
@@ -65,9 +69,11 @@ class DeltaUpsertSink(BatchingSink):
         key: Sequence[str],
         deletes: str | None = None,
         partition_by: Sequence[str] | str | None = None,
+        commit_every: datetime.timedelta | float = 0,
         max_bytes_in_memory: int = 32 << 20,
     ) -> None:
         super().__init__(max_bytes_in_memory=max_bytes_in_memory)
+        self.commit_every_ms = commit_every_ms(commit_every, "DeltaUpsertSink")
         self.url = without_credentials(str(url), "the location of DeltaUpsertSink")
         if "://" in self.url and not self.url.startswith(("file://", "s3://", "s3a://")):
             raise InvalidJob(f"DeltaUpsertSink cannot write to {shown(self.url)}: use a folder, file:// or s3://")
@@ -83,7 +89,7 @@ class DeltaUpsertSink(BatchingSink):
         )
 
     def __repr__(self) -> str:
-        return f"DeltaUpsertSink({shown(self.url)!r}, by {', '.join(self.key)})"
+        return f"DeltaUpsertSink({shown(self.url)!r}, by {', '.join(self.key)}){described(self.commit_every_ms)}"
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -91,6 +97,7 @@ class DeltaUpsertSink(BatchingSink):
             "key": list(self.key),
             "deletes": self.deletes,
             "partition_by": None if self.partition_by is None else list(self.partition_by),
+            "commit_every": self.commit_every_ms / 1000,
             "max_bytes_in_memory": self.max_bytes_in_memory,
         }
 
@@ -110,6 +117,10 @@ class DeltaUpsertSink(BatchingSink):
             self._table.check_replacing(self._where)
             if self.partition_by is None:
                 self._partition_by = self._table.partition_by
+
+    def close(self) -> None:
+        if hasattr(self, "_log"):
+            self._log.close()
 
     # ------------------------------------------------------------ staging
 
@@ -162,23 +173,36 @@ class DeltaUpsertSink(BatchingSink):
 
     # ------------------------------------------------------------ delivering
 
-    def deliver_batch(self, batch: DecidedBatch) -> None:
+    def deliver_batches(self, batches: Sequence[DecidedBatch]) -> None:
+        for application in dict.fromkeys(batch.application for batch in batches):  # one, but after another start
+            self._deliver(application, [batch for batch in batches if batch.application == application])
+
+    def _deliver(self, application: str, batches: Sequence[DecidedBatch]) -> None:
+        """Merge those that the table does not have in one commit."""
+        done = self._log.committed(application) if len(batches) > 1 else 0
+        new = [batch for batch in batches if batch.checkpoint > done]
+        if not new:
+            return
+        last = new[-1].checkpoint
         try:
-            rows = pa.concat_tables(
-                [pa.Table.from_batches(self._read(staged)) for staged in batch.objects], promote_options="default"
-            )
+            by_checkpoint = [(batch.checkpoint, self._rows_of(batch)) for batch in new]
         except ObjectNotFound as error:
-            if self._log.has_checkpoint(batch.application, batch.checkpoint):
+            if self._log.has_checkpoint(application, last):
                 return
             raise Corrupt(
-                f"{self._where}: of the {batch.rows} rows that checkpoint {batch.checkpoint} decided some are gone, "
-                f"and the table {shown(self.url)} does not have them ({error}). Were they aborted, moved or deleted? "
-                "Restore the object from a backup; the commit is tried again"
+                f"{self._where}: of the {sum(batch.rows for batch in new)} rows that checkpoints up to {last} decided "
+                f"some are gone, and the table {shown(self.url)} does not have them ({error}). Were they aborted, "
+                "moved or deleted? Restore the object from a backup; the commit is tried again"
             ) from error
-        last = _last_of_each(rows, self.key)
-        fields = self._fields(rows.schema, self._where)
-        merge = _Merge(batch.application, batch.checkpoint, fields, self._partition_by, last, self.key, self.deletes)
-        self._log.merge(merge)
+        fields = self._fields(by_checkpoint[-1][1].schema, self._where)
+        self._log.merge(
+            _Merge(application, last, fields, self._partition_by, tuple(by_checkpoint), self.key, self.deletes)
+        )
+
+    def _rows_of(self, batch: DecidedBatch) -> pa.Table:
+        with ThreadPoolExecutor(max_workers=8) as reading:
+            tables = list(reading.map(lambda staged: pa.Table.from_batches(self._read(staged)), batch.objects))
+        return pa.concat_tables(tables, promote_options="default")
 
 
 def _last_of_each(rows: pa.Table, key: Sequence[str]) -> pa.Table:
@@ -190,20 +214,21 @@ def _last_of_each(rows: pa.Table, key: Sequence[str]) -> pa.Table:
 
 @dataclass(frozen=True)
 class _Merge:
-    """`rows`: at most one of each key."""
+    """`rows`: by checkpoint, oldest first."""
 
     application: str
     checkpoint: int
     fields: Mapping[str, DeltaType]
     partition_by: Sequence[str]
-    rows: pa.Table
+    rows: Sequence[tuple[int, pa.Table]]
     key: Sequence[str]
     deletes: str | None
 
-    def execute(self, table: Any, properties: Any) -> None:
+    def execute(self, table: Any, after: int, properties: Any) -> None:
+        new = [rows for checkpoint, rows in self.rows if checkpoint > after]
         same_key = " AND ".join(f"target.`{name}` = source.`{name}`" for name in self.key)
         values = {f"`{name}`": f"source.`{name}`" for name in self.fields}
-        rows, gone = self.rows, None
+        rows, gone = _last_of_each(pa.concat_tables(new, promote_options="default"), self.key), None
         if self.deletes is not None:
             rows = rows.set_column(
                 rows.schema.get_field_index(self.deletes),

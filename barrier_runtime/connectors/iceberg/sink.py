@@ -1,9 +1,9 @@
-"""Exactly-once into an Iceberg table: one snapshot per checkpoint, over all subtasks.
+"""Exactly-once into an Iceberg table: one snapshot for all that was decided since the last one, over all subtasks.
 
 Before a checkpoint is decided every subtask writes its rows as data files of the table, which no snapshot has yet, and
 stages a description of them in the job's storage (`iceberg/data_files`). Then subtask 0 appends all of them in one
-commit that carries the checkpoint (`iceberg/table`), so the table itself tells whether it was made: by us, by a zombie,
-or by nobody. No slot holds more rows than it has written itself.
+commit that carries the highest checkpoint (`iceberg/table`), so the table itself tells whether it was made: by us, by a
+zombie, or by nobody. No slot holds more rows than it has written itself.
 
 Files of a checkpoint that was given up are deleted; those of a process that died between writing and staging stay as
 orphans, which the table's maintenance removes. It must leave alone what is younger than the longest outage of the job.
@@ -11,7 +11,9 @@ Compaction and the expiry of snapshots are the user's business.
 """
 
 import contextlib
+import datetime
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,6 +22,7 @@ from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.iceberg.columns import as_stored, check_fits, stored_schema
 from barrier_runtime.connectors.iceberg.library import need_pyiceberg
 from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.connectors.sink_bases.commit_every import commit_every_ms, described
 from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
 from barrier_runtime.connectors.sink_bases.write_ahead_committable import StagedRows
 from barrier_runtime.state.errors import Corrupt, InvalidJob
@@ -40,6 +43,8 @@ class IcebergSink(BatchingSink):
 
     `catalog`: its name; `properties`: what pyiceberg is to know of it (`type`, `uri`, `warehouse`), over what it finds
     under that name in the environment (`PYICEBERG_CATALOG__<NAME>__…`), where secrets belong.
+    `commit_every`: a duration, or seconds. Rows are decided with each checkpoint, and the table gets one snapshot for
+    all checkpoints of that time, because each commit rewrites the table's metadata. 0: with each checkpoint.
     `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask before they are written early, as a data
     file of their own.
     """
@@ -52,11 +57,13 @@ class IcebergSink(BatchingSink):
         *,
         catalog: str = "default",
         properties: Mapping[str, str] | None = None,
+        commit_every: datetime.timedelta | float = 30,
         max_bytes_in_memory: int = 32 << 20,
     ) -> None:
         super().__init__(max_bytes_in_memory=max_bytes_in_memory)
         if "." not in table.strip("."):
             raise InvalidJob(f"IcebergSink: table {table!r} has no namespace: write 'namespace.table'")
+        self.commit_every_ms = commit_every_ms(commit_every, "IcebergSink")
         self.table = table
         self.catalog = catalog
         self.properties = dict(properties or {})
@@ -70,13 +77,14 @@ class IcebergSink(BatchingSink):
                 without_credentials(value, f"property {name!r} of IcebergSink")
 
     def __repr__(self) -> str:
-        return f"IcebergSink({self.table!r})"
+        return f"IcebergSink({self.table!r}){described(self.commit_every_ms)}"
 
     def settings(self) -> dict[str, Any]:
         return {
             "table": self.table,
             "catalog": self.catalog,
             "properties": self.properties,
+            "commit_every": self.commit_every_ms / 1000,
             "max_bytes_in_memory": self.max_bytes_in_memory,
         }
 
@@ -114,20 +122,36 @@ class IcebergSink(BatchingSink):
         rows = [as_stored(batch, stored, self._required, self._where) for batch in batches]
         return self._table.write(rows, stored)
 
-    def deliver_batch(self, batch: DecidedBatch) -> None:
-        if self._table.has(batch.application, batch.checkpoint):
+    def deliver_batches(self, batches: Sequence[DecidedBatch]) -> None:
+        for application in dict.fromkeys(batch.application for batch in batches):  # one, but after another start
+            self._deliver(application, [batch for batch in batches if batch.application == application])
+
+    def _deliver(self, application: str, batches: Sequence[DecidedBatch]) -> None:
+        """Append those that the table does not have as one snapshot."""
+        from barrier_runtime.connectors.iceberg.table import has
+
+        with ThreadPoolExecutor(max_workers=8) as reading:
+            looking = reading.submit(self._table.now)
+            read = {
+                batch.checkpoint: [reading.submit(self._files_of, each) for each in batch.objects] for batch in batches
+            }
+        table = looking.result() or self._table.looked_at()  # rows of an earlier release make it
+        new = [batch for batch in batches if not has(table, application, batch.checkpoint)]
+        if not new:
             return
         try:
-            written = [each for staged in batch.objects for each in self._files_of(staged)]
+            written = [files for batch in new for each in read[batch.checkpoint] for files in each.result()]
         except ObjectNotFound as error:
-            if self._table.has(batch.application, batch.checkpoint):
+            last = new[-1]
+            if has(self._table.looked_at(), application, last.checkpoint):
                 return
             raise Corrupt(
-                f"{self._where}: the description of {batch.rows} decided data files of checkpoint {batch.checkpoint} "
-                f"is gone, and the table {self.table} does not have them ({error}). Were they aborted, moved or "
-                "deleted? Restore the object from a backup; the commit is tried again"
+                f"{self._where}: the description of {sum(batch.rows for batch in new)} decided data files of "
+                f"checkpoints up to {last.checkpoint} is gone, and the table {self.table} does not have them "
+                f"({error}). Were they aborted, moved or deleted? Restore the object from a backup; the commit is "
+                "tried again"
             ) from error
-        self._table.append(batch.application, batch.checkpoint, written)
+        self._table.append(table, application, new[-1].checkpoint, written)
 
     def _files_of(self, staged: StagedRows) -> "list[WrittenFiles]":
         """Rows that an earlier release has staged are written now."""

@@ -1,14 +1,16 @@
-"""One Iceberg table through pyiceberg: what it remembers of us, and how a checkpoint is appended to it at most once.
+"""One Iceberg table through pyiceberg: what it remembers of us, and how checkpoints are appended to it at most once.
 
-Every commit of ours is one snapshot. Its summary names the application (job, sink, lineage) and the checkpoint, and the
-same commit sets the table property `barrier-runtime.<application>` to the checkpoint: who expires old snapshots, with
-their summaries, must not make us forget.
+Every commit of ours is one snapshot, of all checkpoints that were decided and are not in the table. Its summary names
+the application (job, sink, lineage) and the highest checkpoint, and the same commit sets the table property
+`barrier-runtime.<application>` to that: who expires old snapshots, with their summaries, must not make us forget.
 
 | what is seen of the application             | the checkpoint was | then                                        |
 |---------------------------------------------|--------------------|---------------------------------------------|
-| property, or a summary, >= the checkpoint   | appended           | nothing                                     |
-| neither                                     | not appended       | append, on condition that the branch is at  |
+| property >= the checkpoint                  | appended           | nothing                                     |
+| property below the checkpoint               | not appended       | append, on condition that the branch is at  |
 |                                             |                    | the snapshot that was looked at             |
+| no property (lost, or set by nobody yet)    | as the summaries   | the same; the snapshots are looked at one   |
+|                                             | say                | by one                                      |
 | the condition failed                        | unknown            | look again: a zombie, or another writer     |
 | no answer                                   | unknown            | look again                                  |
 
@@ -22,6 +24,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -81,7 +84,7 @@ class IcebergTable:
 
     def columns(self) -> pa.Schema | None:
         """Of the table as it is; None: there is none yet. Raises `Unavailable` when the catalog does not answer."""
-        table = self._loaded()
+        table = self.now()
         return None if table is None else table.schema().as_arrow()
 
     def check_writable(self) -> None:
@@ -102,31 +105,29 @@ class IcebergTable:
         with translated(f"{self._where}: a data file of the table {self._name} cannot be written"):
             return write_files(table, batches, schema)
 
-    def append(self, application: str, checkpoint: int, written: Iterable[WrittenFiles]) -> None:
-        """Append the files as one snapshot unless that was done. Raises `Unavailable` when it is to be tried again,
-        `Corrupt` when a file is gone."""
-        table = self._loaded()
+    def looked_at(self) -> Table:
+        """The table as it is now, for `append`. Raises `Unavailable` when it is gone or the catalog does not answer."""
+        table = self.now()
         if table is None:
             raise Unavailable(
                 f"{self._where}: the table {self._name} is gone, and decided rows are to be appended: restore it"
             )
-        if has(table, application, checkpoint):
-            return
+        return table
+
+    def append(self, table: Table, application: str, checkpoint: int, written: Iterable[WrittenFiles]) -> None:
+        """Append the files to `table`, as it was looked at, as one snapshot. Raises `Unavailable` when it is to be
+        tried again, `Corrupt` when a file is gone, which is seen while the snapshot is prepared."""
         table.metadata.properties[_LIBRARY_RETRIES] = "0"
         summary = {APPLICATION: application, CHECKPOINT: str(checkpoint)}
         try:
             files = [file for each in written for file in data_files(each)]
-            gone = [file.file_path for file in files if not table.io.new_input(file.file_path).exists()]
-            if gone:
-                raise Corrupt(
-                    f"{self._where}: {len(gone)} decided data files of the table {self._name} are gone, such as "
-                    f"{gone[0]} (removed as orphans?): restore them from a backup; the commit is tried again"
-                )
-            with table.transaction() as transaction:
+            with ThreadPoolExecutor(max_workers=8) as asking, table.transaction() as transaction:
+                there = [(f.file_path, asking.submit(table.io.new_input(f.file_path).exists)) for f in files]
                 with transaction._append_snapshot_producer(summary) as producer:
                     for file in files:
                         producer.append_data_file(file)
                 transaction.set_properties({_property(application): str(checkpoint)})
+                self._check_there([path for path, exists in there if not exists.result()])
         except (CommitFailedException, CommitStateUnknownException) as error:
             raise Unavailable(
                 f"{self._where}: another writer has changed the table {self._name}, or the catalog has not answered "
@@ -137,28 +138,31 @@ class IcebergTable:
         except Exception as error:
             raise trouble(error, f"{self._where}: files cannot be added to the table {self._name}") from error
 
+    def _check_there(self, gone: Sequence[str]) -> None:
+        if gone:
+            raise Corrupt(
+                f"{self._where}: {len(gone)} decided data files of the table {self._name} are gone, such as "
+                f"{gone[0]} (removed as orphans?): restore them from a backup; the commit is tried again"
+            )
+
     def drop(self, written: Sequence[WrittenFiles]) -> None:
         """Delete files that will never be in a snapshot. Those that stay are orphans for the table's maintenance."""
-        table = self._loaded()
+        table = self.now()
         if table is None:
             return
         for path in paths_of(written):
             with contextlib.suppress(OSError):
                 table.io.delete(path)
 
-    def has(self, application: str, checkpoint: int) -> bool:
-        """Was this checkpoint, or a later one, appended?"""
-        table = self._loaded()
-        return table is not None and has(table, application, checkpoint)
-
     def _known(self) -> Table | None:
         """As it was not long ago, which is good for writing files: their schema and partitions stay known to it."""
         if self._last is None or time.monotonic() - self._last[0] > _KNOWN_S:
-            table = self._loaded()
+            table = self.now()
             self._last = None if table is None else (time.monotonic(), table)
         return None if self._last is None else self._last[1]
 
-    def _loaded(self) -> Table | None:
+    def now(self) -> Table | None:
+        """The table as it is now; None: there is none. Raises `Unavailable` when the catalog does not answer."""
         try:
             with translated(f"{self._where}: the catalog does not tell of the table {self._name}", NoSuchTableError):
                 return self._catalog.load_table(self._name)
@@ -200,9 +204,10 @@ def check_transforms(table: Table, name: str, where: str) -> None:
 
 
 def has(table: Table, application: str, checkpoint: int) -> bool:
+    """Was this checkpoint, or a later one, appended? The property is set with every commit, so its word is enough."""
     said = table.properties.get(_property(application))
-    if said is not None and int(said) >= checkpoint:
-        return True
+    if said is not None:
+        return int(said) >= checkpoint
     return any(_is_of(snapshot.summary, application, checkpoint) for snapshot in table.metadata.snapshots)
 
 

@@ -18,8 +18,8 @@ def commit_every_ms(commit_every: datetime.timedelta | float, who: str) -> int:
         if 0 <= ms <= _DAY_MS and (ms or not seconds):
             return ms
     raise InvalidJob(
-        f"{who}: commit_every={commit_every!r}: give a timedelta or seconds, from 0 (a commit for each checkpoint) to a "
-        "day, as in commit_every=timedelta(seconds=30)"
+        f"{who}: commit_every={commit_every!r}: give a timedelta or seconds, from 0 (a commit for each checkpoint) to "
+        "a day, as in commit_every=timedelta(seconds=30)"
     )
 
 

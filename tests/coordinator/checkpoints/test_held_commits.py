@@ -182,7 +182,7 @@ def test_time_alone_brings_the_commit() -> None:
 
 
 def test_a_stop_with_a_checkpoint_commits_before_the_job_ends() -> None:
-    coordinator, a, b, held = held_back()
+    coordinator, a, _, held = held_back()
     coordinator.stop("checkpoint")
     assert told(a)[1:] == [held]
 

@@ -474,9 +474,18 @@ def test_the_pending_set_survives_its_encoding() -> None:
 
 def test_a_pending_set_of_an_unknown_version_is_refused() -> None:
     """B6"""
-    data_of_tomorrow = encode_pending(1, ()).replace(b'"version":1', b'"version":2')
-    with pytest.raises(InvalidJob, match="version 2, this release reads 1"):
+    data_of_tomorrow = encode_pending(1, ()).replace(b'"version":1', b'"version":3')
+    with pytest.raises(InvalidJob, match="version 3, this release reads 1 to 2"):
         decode_pending(data_of_tomorrow, "here")
+
+
+def test_many_entries_are_packed_and_come_back_as_they_were() -> None:
+    entries = tuple(PendingEntry(n, n % 3, b"the name of a staged file, number %d, \xff" % n) for n in range(600))
+    data = encode_pending(700, entries)
+    assert len(data) < sum(len(each.committable) for each in entries) / 3
+    assert (decode_pending(data, "here").checkpoint, decode_pending(data, "here").entries) == (700, entries)
+    with pytest.raises(Corrupt, match="not readable"):
+        decode_pending(data.replace(b'"packed":"', b'"packed":"AAAA'), "here")
 
 
 @pytest.mark.parametrize("wrong", [b"", b"\x80\x04K\x01.", b"{}", b'{"version":1,"checkpoint":1,"entries":[[1,2]]}'])

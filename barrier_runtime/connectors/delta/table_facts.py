@@ -1,0 +1,48 @@
+"""What rows have to fit that are written into a Delta table: its columns, partitions and settings."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from barrier_runtime.connectors.delta.schema import DeltaType, check_fits
+from barrier_runtime.state.errors import InvalidJob
+
+_NOT_REPLACED = {
+    "delta.appendOnly": "so no row may be replaced",
+    "delta.enableDeletionVectors": "which delta-rs does not keep when it replaces rows",
+}
+
+
+class DeltaTableFacts:
+    """What a change has to fit."""
+
+    def __init__(
+        self,
+        url: str,
+        partition_by: tuple[str, ...],
+        fields: Sequence[Mapping[str, Any]],
+        settings: Mapping[str, str],
+    ) -> None:
+        self.url = url
+        self.partition_by = partition_by
+        self.fields = fields
+        self._settings = settings
+
+    def check_replacing(self, where: str) -> None:
+        """Raise `InvalidJob` for a table whose rows must not, or cannot, be replaced."""
+        for setting, why in _NOT_REPLACED.items():
+            if self._settings.get(setting, "false").lower() == "true":
+                raise InvalidJob(f"{where}: the table {self.url} has {setting}=true, {why}: unset it, or use DeltaSink")
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """Columns that must not be null."""
+        return tuple(field["name"] for field in self.fields if not field.get("nullable", True))
+
+    def check(self, fields: Mapping[str, DeltaType], partition_by: Sequence[str], where: str) -> None:
+        """Raise `InvalidJob` when rows of these columns, in files cut like this, do not belong into the table."""
+        check_fits(fields, self.fields, where, self.url)
+        if tuple(partition_by) != self.partition_by:
+            raise InvalidJob(
+                f"{where}: partition_by is {list(partition_by)}, the table {self.url} is partitioned by "
+                f"{list(self.partition_by)}: leave partition_by out, or write to another table"
+            )
