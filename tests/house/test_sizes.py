@@ -77,3 +77,19 @@ def calls() -> Iterator[tuple[str, int]]:
                 names = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
                 widest[node.name] = max(widest[node.name], len([name for name in names if name not in ("self", "cls")]))
         yield from ((f"{module}:{name}", count) for name, count in widest.items())
+
+
+# Bytes. A capability adds a design record, never a chapter.
+DOCUMENTS = {"ARCHITECTURE.md": 15_000, "benchmarks/README.md": 18_000, "CHANGELOG.md": 6_000}
+RECORD_BYTES = 5_000
+
+
+def test_a_document_is_read_to_its_end() -> None:
+    records = {str(path.relative_to(ROOT)): RECORD_BYTES for path in (ROOT / "docs" / "design").glob("*.md")}
+    sizes = {name: len((ROOT / name).read_bytes()) for name in (*DOCUMENTS, *records)}
+    assert {name: size for name, size in sizes.items() if size > {**DOCUMENTS, **records}[name]} == {}, "cut a record"
+
+
+def test_a_bullet_of_the_changelog_is_one_line() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if (line.startswith("- ") and len(line) > 100) or line.startswith("  ")] == []
