@@ -24,6 +24,7 @@ from benchmarks.report.growth import growth_markdown
 from benchmarks.report.nexmark_table import nexmark_markdown
 from benchmarks.report.target_table import targets_markdown
 from benchmarks.session import FOLDER, Store, latency_targets, measure, recover, search
+from benchmarks.slow_store import command as slow_store
 from examples.servers.base import ServerError
 
 _ENGINES = ("ours", "spark", "spark-tuned", "flink", "jet", "bytewax")
@@ -139,6 +140,10 @@ def _growth(chosen: argparse.Namespace) -> None:
 
 def _ends(chosen: argparse.Namespace) -> None:
     measure_all(chosen)
+
+
+def _slow_store(chosen: argparse.Namespace) -> int:
+    return slow_store.run(chosen)
 
 
 def _answers(chosen: argparse.Namespace) -> int:
@@ -280,6 +285,9 @@ def _parser() -> argparse.ArgumentParser:
 
     targets = command("ends", _ends, "each target of ours: throughput, visible latency at short checkpoints (a table)")
     add_arguments(targets)
+
+    late = command("slow-store", _slow_store, "a store that answers in 30 ms (a table)")
+    slow_store.add_arguments(late)
 
     same = command("answers", _answers, "whether answers are those of Spark SQL, as a batch over the same events")
     same.add_argument("--engine", action="append", choices=["ours", "flink"], help="again for each; ours, unless told")

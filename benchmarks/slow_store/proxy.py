@@ -20,7 +20,7 @@ from typing import Any
 
 import uvloop
 
-from benchmarks.slow_store.delay import Delay
+from benchmarks.slow_store.delay import REGION, Delay
 from benchmarks.slow_store.messages import Message, operation, without
 from benchmarks.slow_store.requests import Request, encoded
 
@@ -309,10 +309,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def add_delay(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--delay", type=float, default=Delay.median_ms, help="median, in ms (%(default)s)")
-    parser.add_argument("--sigma", type=float, default=Delay.sigma, help="log-normal (%(default)s)")
-    parser.add_argument("--slow-share", type=float, default=Delay.slow_share, help="of the answers (%(default)s)")
-    parser.add_argument("--slow", type=float, default=Delay.slow_ms, help="ms that those take more (%(default)s)")
+    parser.add_argument("--delay", type=float, default=REGION.median_ms, help="median, in ms (%(default)s)")
+    parser.add_argument("--sigma", type=float, default=REGION.sigma, help="log-normal (%(default)s)")
+    parser.add_argument("--slow-share", type=float, default=REGION.slow_share, help="of the answers (%(default)s)")
+    parser.add_argument("--slow", type=float, default=REGION.slow_ms, help="ms that those take more (%(default)s)")
 
 
 def delay_of(chosen: argparse.Namespace) -> Delay:

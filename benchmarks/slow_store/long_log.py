@@ -1,0 +1,114 @@
+"""The store of a job that ran for long: decision log, commit log of its file sink, and the hints beside them.
+
+    python -m benchmarks.slow_store.long_log FOLDER RECORDS OUT
+
+A job of this kind has run for a few checkpoints in FOLDER (`ck` and `out`). OUT gets the objects, as MessagePack, of
+its log with so many COMPLETE records, each with its predecessor's hash as the runtime writes them, behind its first
+FENCE; then the job was cancelled and its state discarded, so that no snapshot belongs to them and the next run begins
+empty, behind all of them. The records are written by the code of the runtime that runs this, in its format.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import msgspec
+
+from barrier_runtime.connectors.files.sink.commit_log import commits_prefix
+from barrier_runtime.connectors.files.sink.commit_log_summary import RECORDS, Summaries
+from barrier_runtime.connectors.files.sink.commit_record import (
+    CommitRecord,
+    decode_commit_record,
+    encode_commit_record,
+)
+from barrier_runtime.coordinator.log.hashing import sha256_hex
+from barrier_runtime.coordinator.log.records import NO_RECORD, Complete, Finish, decode_record, encode_record
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.paths import Paths
+from benchmarks.slow_store.job import NAME
+
+_SINK = "out"
+_NUMBER = re.compile(r"^(part-)\d+")
+
+
+def decision_log(folder: Path, records: int) -> dict[str, bytes]:
+    """By key relative to the job's store. FENCE, COMPLETEs and FINISH."""
+    paths = Paths(NAME)
+    stored = sorted((folder / paths.log_prefix).glob("*.json"))
+    found = [(file.read_bytes(), decode_record(file.name, file.read_bytes())) for file in stored]
+    (previous, fence), sample = found[0], next(record for _, record in found if isinstance(record, Complete))
+    made = {paths.log_record(fence.token): previous}
+    position, prior = fence.token + 1, NO_RECORD
+    for checkpoint in range(1, records + 1):
+        record = msgspec.structs.replace(
+            sample,
+            put_id=f"made-{checkpoint}",
+            parent_sha256=sha256_hex(previous),
+            prior_complete=prior,
+            checkpoint=checkpoint,
+            manifest=paths.manifest(checkpoint, fence.token),
+        )
+        previous = made[paths.log_record(position)] = encode_record(record)
+        prior, position = position, position + 1
+    finish = Finish(
+        version=sample.version,
+        put_id="made-finish",
+        parent_sha256=sha256_hex(previous),
+        token=fence.token,
+        writer=sample.writer,
+        wall_ms=sample.wall_ms,
+        prior_complete=prior,
+        outcome="cancelled",
+        discarded=True,
+    )
+    made[paths.log_record(position)] = encode_record(finish)
+    made.update(_hint(getattr(paths, "log_hint", ""), position))
+    return made
+
+
+def commit_log(folder: Path, records: int) -> dict[str, bytes]:
+    """By key relative to the sink's folder. Records and their summaries."""
+    prefix = commits_prefix(NAME, _SINK)
+    first = folder / prefix / f"{1:020d}.json"
+    sample = decode_commit_record(first.read_bytes(), str(first), NAME, _SINK)
+    known: dict[int, CommitRecord] = {}
+    made = {}
+    for checkpoint in range(1, records + 1):
+        files = tuple(
+            msgspec.structs.replace(file, name=_NUMBER.sub(rf"\g<1>{checkpoint:08d}", file.name))
+            for file in sample.files
+        )
+        record = msgspec.structs.replace(
+            sample, checkpoint=checkpoint, highest_checkpoint=checkpoint, files=files, check=""
+        )
+        data = made[f"{prefix}{checkpoint:020d}.json"] = encode_commit_record(record)
+        known[checkpoint] = decode_commit_record(data, "made", NAME, _SINK)
+    store = MemoryStore()
+    summaries = Summaries(store, prefix, NAME, _SINK, known.get)
+    for many in range(RECORDS, records + 1, RECORDS):
+        summaries.follow(many)
+    made.update({each.key: store.get(each.key) for each in store.list(prefix)})
+    made.update(_hint(f"{prefix}hint.json", records))
+    return made
+
+
+def _hint(key: str, position: int) -> dict[str, bytes]:
+    """As the runtime keeps it; nothing of releases without."""
+    try:
+        from barrier_runtime.coordinator.log.hint import HeadHint
+    except ImportError:
+        return {}
+    store = MemoryStore()
+    HeadHint(store, key).follow(position)
+    return {each.key: store.get(each.key) for each in store.list("")}
+
+
+def main() -> None:
+    folder, records, out = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    made = {f"ck/{key}": data for key, data in decision_log(folder / "ck", records).items()}
+    made.update({f"out/{key}": data for key, data in commit_log(folder / "out", records).items()})
+    out.write_bytes(msgspec.msgpack.encode(made))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""The results of the slow store as Markdown: a line per figure, a column per commit, and what is in the figures."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.slow_store.cells import CHOSEN, GRID
+from benchmarks.slow_store.result import CellResult, Kept
+
+_AS = {"COPY": "PUT", "PART": "PUT", "START PARTS": "PUT", "COMPLETE": "PUT", "HEAD": "GET", "LIST": "GET"}
+_AS |= {"DELETE MANY": "DELETE", "ABORT": "DELETE"}
+
+_NONE = "-"
+
+Found = dict[str, CellResult]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table: cells that it needs, and its text from their results."""
+
+    label: str
+    cells: tuple[str, ...]
+    text: Callable[[Found], str]
+    aim: str = ""
+
+
+def _number(found: Found, cell: str, figure: str) -> str:
+    value = found[cell].figures.get(figure)
+    if value is None:
+        return _NONE
+    if isinstance(value, str):
+        return value
+    return f"{value:,.1f}" if abs(value) < 10 and value != round(value) else f"{value:,.0f}"
+
+
+def _figures(cell: str, *parts: str) -> Callable[[Found], str]:
+    """Names of figures, and between them what is written as it is (in angle brackets)."""
+
+    def text(found: Found) -> str:
+        return "".join(part[1:-1] if part.startswith("<") else _number(found, cell, part) for part in parts)
+
+    return text
+
+
+def _stream(cell: str) -> Callable[[Found], str]:
+    return _figures(cell, "visible p50", "<, >", "visible p99", "<; behind at the end: >", "behind at the end")
+
+
+def _cpu_share(found: Found) -> str:
+    """Of one core, by the requests of one checkpoint a second and the processor time of each kind."""
+    known = found["CPU of requests"].figures
+    total_ms = 0.0
+    for name, many in found["files, 1 s"].requests.items():
+        operation = next((each for each in _AS if name.startswith(each)), name.partition(" ")[0])
+        operation = "PUT IF" if name.startswith("PUT IF") else _AS.get(operation, operation)
+        each_ms = known.get(f"CPU ms {operation}")
+        total_ms += many * (each_ms if isinstance(each_ms, float) else 0.0)
+    return f"{total_ms / 10:.1f} % ({_number(found, 'CPU of requests', 'CPU ms')} ms a request)"
+
+
+def _both(first: str, second: str, figure: str, unit: str = "") -> Callable[[Found], str]:
+    return lambda found: f"{_number(found, first, figure)}, {_number(found, second, figure)}{unit}"
+
+
+LINES = (
+    Line(
+        "every 1 s: checkpoint / commit / visible p50, p99",
+        ("files, 1 s",),
+        _figures("files, 1 s", "checkpoint", "< / >", "commit", "< / >", "visible p50", "<, >", "visible p99"),
+        "100 / 80 / 700, 1,250",
+    ),
+    Line(
+        "… ack / manifest / decision",
+        ("files, 1 s",),
+        _figures("files, 1 s", "ack", "< / >", "manifest", "< / >", "decision"),
+    ),
+    Line(
+        "… requests in a row to the decision, of the commit",
+        ("files, 1 s",),
+        _figures("files, 1 s", "waits to the decision", "<, >", "waits of the commit"),
+        "2, 2",
+    ),
+    Line("every 0.2 s: visible p50, p99", ("files, 0.2 s",), _stream("files, 0.2 s"), "320, 600"),
+    Line("every 0.1 s: visible p50, p99", ("files, 0.1 s",), _stream("files, 0.1 s"), "280, 550"),
+    Line("Delta, every 1 s, `commit_every=0`: visible p50, p99", ("Delta, 1 s",), _stream("Delta, 1 s"), "800, 1,400"),
+    Line(
+        "Iceberg: ms per commit, first and last tenth of the commits",
+        ("Iceberg, commits",),
+        _figures(
+            "Iceberg, commits",
+            *("ms per commit, first tenth", "<, >", "ms per commit, last tenth", "< of >", "commits"),
+        ),
+        "flat",
+    ),
+    Line(
+        "PostgreSQL behind 5 ms, every 1 s: commit; answers waited for per checkpoint",
+        ("PostgreSQL behind 5 ms, 1 s",),
+        _figures("PostgreSQL behind 5 ms, 1 s", "commit", "<; >", "requests per checkpoint"),
+        "45",
+    ),
+    Line(
+        "PostgreSQL behind 5 ms, every 0.1 s: visible p50, p99",
+        ("PostgreSQL behind 5 ms, 0.1 s",),
+        _stream("PostgreSQL behind 5 ms, 0.1 s"),
+        "180, 320",
+    ),
+    Line("requests per checkpoint (all)", ("files, 1 s",), _figures("files, 1 s", "requests per checkpoint"), "10"),
+    Line("CPU of requests at one checkpoint a second", ("files, 1 s", "CPU of requests"), _cpu_share, "1.5 %"),
+    Line(
+        "restart to first row, 45 records and a long log (ms)",
+        ("restart, 45 records", "restart, long log"),
+        _both("restart, 45 records", "restart, long log", "until the first row"),
+        "1,200, 1,200",
+    ),
+    Line(
+        "… requests, of them in a row",
+        ("restart, 45 records", "restart, long log"),
+        lambda found: "; ".join(
+            _figures(cell, "requests until the first row", "<, >", "waits until the first row")(found)
+            for cell in ("restart, 45 records", "restart, long log")
+        ),
+    ),
+    Line(
+        "small files, 1 slot; 4 slots (files/s)",
+        ("small files, 1 slot", "small files, 4 slots"),
+        _both("small files, 1 slot", "small files, 4 slots", "files/s"),
+        "300, 1,000",
+    ),
+    Line(
+        "large JSON lines, 1 slot: rows/s from the store, from a folder",
+        ("JSON lines, 1 slot", "JSON lines from a folder, 1 slot"),
+        _both("JSON lines, 1 slot", "JSON lines from a folder, 1 slot", "rows/s"),
+        "80 % of the folder's",
+    ),
+    Line(
+        "Parquet, 1 slot: rows/s from the store, from a folder",
+        ("Parquet, 1 slot", "Parquet from a folder, 1 slot"),
+        _both("Parquet, 1 slot", "Parquet from a folder, 1 slot", "rows/s"),
+        "80 % of the folder's",
+    ),
+    Line(
+        "kill of a slot until the job runs again (Spark, 200,000 keys; ms), folder",
+        ("kill of a slot", "kill of a slot, folder"),
+        _both("kill of a slot", "kill of a slot, folder", "runs again"),
+        "0.3 s above the folder's",
+    ),
+)
+
+
+def markdown(kept: Kept) -> str:
+    trees = sorted({each.tree for each in kept.cells}, key=lambda tree: tree == "now")
+    parts = [_chosen(kept, trees), _requests(kept, trees), _shares(kept), _grid(kept), _errors(kept)]
+    machine = ", ".join(f"{name} {value}" for name, value in kept.machine.items())
+    return "\n".join([*filter(None, parts), f"Command: `{kept.command}`. {machine}.", ""])
+
+
+def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def _chosen(kept: Kept, trees: Sequence[str]) -> str:
+    rows = []
+    for line in LINES:
+        texts = []
+        for tree in trees:
+            found = {name: cell for name in line.cells if (cell := kept.find(name, tree)) is not None}
+            failed = len(found) < len(line.cells) or any(cell.error for cell in found.values())
+            texts.append(_NONE if failed else line.text(found))
+        if any(text != _NONE for text in texts):
+            rows.append([line.label, *texts, line.aim])
+    return _rows(["files, 2 slots, 10,000 rows/s", *trees, "aim"], rows) if rows else ""
+
+
+def _requests(kept: Kept, trees: Sequence[str]) -> str:
+    """Of one checkpoint of the files."""
+    found = {tree: cell for tree in trees if (cell := kept.find("files, 1 s", tree)) is not None and cell.requests}
+    names = sorted({name for cell in found.values() for name in cell.requests})
+    rows = [[name, *(f"{found[tree].requests.get(name, 0.0):.1f}" for tree in found)] for name in names]
+    return _rows(["requests per checkpoint, files, every 1 s", *found], rows) if rows else ""
+
+
+def _shares(kept: Kept) -> str:
+    """Cores that each of the processes used, and how long each cell took."""
+    rows = []
+    for cell in kept.cells:
+        if cell.cell in CHOSEN:
+            shares = [f"{cell.cores[name]:.2f}" if name in cell.cores else "" for name in ("job", "emulator", "proxy")]
+            cpu = cell.figures.get("job's CPU ms per checkpoint")
+            rows.append([cell.cell, cell.tree, cell.at, *shares, f"{cpu:,.0f}" if isinstance(cpu, float) else ""])
+    head = ["cell", "commit", "at", "cores: job", "emulator", "proxy", "job's CPU ms per checkpoint"]
+    return _rows(head, rows) if rows else ""
+
+
+_GRID_FIGURES: tuple[str, ...] = ("ack", "manifest", "decision", "commit", "visible p50", "visible p99")
+_GRID_FIGURES += ("behind at the end", "requests per checkpoint", "job's CPU ms per checkpoint")
+
+
+def _grid(kept: Kept) -> str:
+    rows = []
+    for name in GRID:
+        for cell in kept.cells:
+            if cell.cell == name and not cell.error:
+                figures = [_number({name: cell}, name, figure) for figure in _GRID_FIGURES]
+                rows.append(
+                    [name, cell.tree, *figures, *(f"{cell.cores.get(part, 0.0):.2f}" for part in ("job", "emulator"))]
+                )
+    return _rows(["cell", "commit", *_GRID_FIGURES, "cores: job", "emulator"], rows) if rows else ""
+
+
+def _errors(kept: Kept) -> str:
+    return "".join(f"- {each.cell} ({each.tree}) failed: {each.error}\n" for each in kept.cells if each.error)
