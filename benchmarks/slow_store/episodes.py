@@ -72,7 +72,8 @@ def start(settings: Settings, records: int) -> CellResult:
             where.emulator.load(_made(settings, records))
         order = stream_order(settings, where.url, "files", 0.2, 2)
         order = with_fields(order, checkpoints=own, warm_up_s=0.0, processes=False)
-        with running(order, settings.folder / "job", settings.tree) as job:
+        first = with_fields(order, options={"restore": "none", "allow_replay": True} if records else {})
+        with running(first, settings.folder / "job", settings.tree) as job:
             job.until("end", START_S + 60.0)
         time.sleep(1.0)  # requests that the killed process had sent
         order = with_fields(order, checkpoints=0, seconds=1.0)

@@ -2,10 +2,10 @@
 
     python -m benchmarks.slow_store.long_log FOLDER RECORDS OUT
 
-A job of this kind has run for a few checkpoints in FOLDER (`ck` and `out`). OUT gets the objects, as MessagePack, of
-its log with so many COMPLETE records, each with its predecessor's hash as the runtime writes them, behind its first
-FENCE; then the job was cancelled and its state discarded, so that no snapshot belongs to them and the next run begins
-empty, behind all of them. The records are written by the code of the runtime that runs this, in its format.
+A job of this kind has run for a few checkpoints in FOLDER (`ck` and `out`). OUT gets the objects of its log, as
+MessagePack, with so many COMPLETE records behind its first FENCE, each with its predecessor's hash as the runtime
+writes them. There are no snapshots: the next run begins with `restore="none"` and `allow_replay`, behind all of these
+records. They are written by the code of the runtime that runs this, in its format.
 """
 
 import re
@@ -22,7 +22,7 @@ from barrier_runtime.connectors.files.sink.commit_record import (
     encode_commit_record,
 )
 from barrier_runtime.coordinator.log.hashing import sha256_hex
-from barrier_runtime.coordinator.log.records import NO_RECORD, Complete, Finish, decode_record, encode_record
+from barrier_runtime.coordinator.log.records import NO_RECORD, Complete, decode_record, encode_record
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.paths import Paths
 from benchmarks.slow_store.job import NAME
@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"^(part-)\d+")
 
 
 def decision_log(folder: Path, records: int) -> dict[str, bytes]:
-    """By key relative to the job's store. FENCE, COMPLETEs and FINISH."""
+    """By key relative to the job's store. FENCE and COMPLETEs."""
     paths = Paths(NAME)
     stored = sorted((folder / paths.log_prefix).glob("*.json"))
     found = [(file.read_bytes(), decode_record(file.name, file.read_bytes())) for file in stored]
@@ -50,19 +50,7 @@ def decision_log(folder: Path, records: int) -> dict[str, bytes]:
         )
         previous = made[paths.log_record(position)] = encode_record(record)
         prior, position = position, position + 1
-    finish = Finish(
-        version=sample.version,
-        put_id="made-finish",
-        parent_sha256=sha256_hex(previous),
-        token=fence.token,
-        writer=sample.writer,
-        wall_ms=sample.wall_ms,
-        prior_complete=prior,
-        outcome="cancelled",
-        discarded=True,
-    )
-    made[paths.log_record(position)] = encode_record(finish)
-    made.update(_hint(getattr(paths, "log_hint", ""), position))
+    made.update(_hint(getattr(paths, "log_hint", ""), prior))
     return made
 
 
