@@ -39,7 +39,7 @@ from barrier_runtime.connectors.redis.sink import RedisUpsertSink
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.clouds import CloudStore
 from barrier_runtime.state.store.local import LocalStore
-from barrier_runtime.state.store.s3 import S3Store
+from barrier_runtime.state.store.s3.by_boto3 import S3Store
 
 WHERE = "sink 'orders'"
 

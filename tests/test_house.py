@@ -21,15 +21,15 @@ MAY_IMPORT = {
 }
 DOORWAYS = {  # library -> the only places that may import it
     "obstore": ("state/store/clouds.py",),
-    "botocore": ("state/store/s3.py", "barrier_runtime/connectors/kinesis/client.py"),
-    "mypy_boto3_s3": ("state/store/s3.py",),
+    "botocore": ("state/store/s3/aws.py", "barrier_runtime/connectors/kinesis/client.py"),
+    "mypy_boto3_s3": ("state/store/s3/aws.py",),
     "rocksdict": ("state/kv/rocksdb.py",),
     **{
         row.library.module: (f"barrier_runtime/connectors/{row.name}/{row.library.doorway}",)
         for row in CONNECTORS
         if row.library is not None
     },
-    "boto3": ("state/store/s3.py", "barrier_runtime/connectors/kinesis/client.py"),
+    "boto3": ("state/store/s3/aws.py", "barrier_runtime/connectors/kinesis/client.py"),
     "pyspark": ("barrier_runtime/spark/",),
     "hdrh": (),  # benchmarks and tests only: it drags in packages and a program
     "greenlet": ("barrier_runtime/testing/simulation/jobs.py",),

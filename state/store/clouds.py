@@ -1,13 +1,18 @@
-"""Object storage on Google Cloud Storage and Azure Blob: `gs://` and `abfss://`. The only file that knows obstore.
+"""Object storage by obstore: `gs://` and `abfss://`, and, with what `s3/by_obstore` adds, `s3://`. The only file that
+imports obstore.
 
 Credentials come from the clouds' default chains only (environment, files of their tools, identities of machines); no
 secret is ever in our URLs, settings or messages. The client's own retries are off: a conditional put must reach the
 store once (a retry could meet its own first try and take it for another's), and everything else is retried here.
+obstore releases the interpreter's lock while a request is under way.
 """
 
 import contextlib
 import json
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -19,18 +24,27 @@ from barrier_runtime.state.store.object_store import (
     ObjectNotFound,
     ObjectStore,
     PutOutcome,
+    RangeBehindEnd,
     check_published,
     sha256_of,
 )
 from barrier_runtime.state.store.paths import check_key, check_prefix
-from barrier_runtime.state.store.retrying import retried
+from barrier_runtime.state.store.retrying import RetryBudget, retried
+from barrier_runtime.state.store.use import StoreUse
 
 _T = TypeVar("_T")
-Cloud = Literal["gs", "abfss"]
-_ATTEMPTS = 8  # about 15 s of trouble that may pass
-_FIRST_WAIT_S = 0.1  # doubles with each attempt
-_LONGEST_WAIT_S = 5.0
-_FIRST_TOKEN_ATTEMPTS = 4  # under a second; then this process has no credentials
+Cloud = Literal["gs", "abfss", "s3"]
+_PART_BYTES = 8 << 20  # of an object that travels in parts: each within the time limit of a request
+_SINGLE_PUT_BYTES = 16 << 20  # above this, an object is sent in parts
+_MOST_PARTS = 10_000
+_PARTS_AT_ONCE = 8
+_REFUSED_ATTEMPTS = 4  # under a second
+_BEHIND_END = (
+    "Wanted range starting at"  # obstore's message when a server answers such a range with the end of the object
+)
+_STATUS = re.compile(r"status code: ([0-9]{3})")
+_CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,100})</Code>")
+_CONNECTION = re.compile(r"HttpError \{\s*kind: ([A-Za-z]+)")
 _RIGHTS = {
     "gs": "storage.objects.get, create, delete and list (role Storage Object User)",
     "abfss": "to read, write, delete and list blobs (role Storage Blob Data Contributor)",
@@ -42,8 +56,13 @@ _CREDENTIALS = {
 }
 
 
-class _NoToken(Unavailable):
-    """No access token could be had, so the request was not sent."""
+class NotDone(Unavailable):
+    """The store has not executed the request, so that it may be sent again whatever it was. `then`: the error after a
+    few attempts; None: as for other trouble."""
+
+    def __init__(self, message: str, then: BarrierRuntimeError | None = None) -> None:
+        super().__init__(message)
+        self.then = then
 
 
 class CloudStore:
@@ -51,21 +70,25 @@ class CloudStore:
     or a gateway."""
 
     def __init__(
-        self, cloud: Cloud, bucket: str, prefix: str = "", account: str = "", endpoint: str | None = None
+        self,
+        cloud: Cloud,
+        bucket: str,
+        prefix: str = "",
+        account: str = "",
+        endpoint: str | None = None,
+        budget: RetryBudget | None = None,
     ) -> None:
         self._cloud = cloud
         self._prefix = check_key(prefix.strip("/")) + "/" if prefix.strip("/") else ""
         self._place = f"{bucket}@{account}.dfs.core.windows.net" if account else bucket
-        try:
-            import obstore
-        except ImportError as error:
-            raise missing_extra(f"{cloud}://", "clouds", error) from None
-        self._obstore: Any = obstore
-        self._errors: Any = obstore.exceptions
+        self._budget = budget or RetryBudget()
+        self.use = StoreUse()
+        self._obstore: Any = _obstore(cloud)
+        self._errors: Any = self._obstore.exceptions
         self._had_token = False  # once, so there are credentials
         try:
-            self._client = _client(cloud, bucket, account, endpoint)
-        except obstore.exceptions.BaseError as error:
+            self._made: Any = None if cloud == "s3" else _client(cloud, bucket, account, endpoint, self._budget)
+        except self._errors.BaseError as error:
             raise InvalidJob(f"the client of {self.url} could not be set up: {_first_line(error)}") from error
 
     @property
@@ -76,30 +99,35 @@ class CloudStore:
     def key_prefix(self) -> str:
         return self._prefix
 
+    @property
+    def _client(self) -> Any:
+        return self._made
+
     # ---- the contract
 
     def put(self, key: str, data: bytes) -> None:
-        name = self._name(key)
-        self._retrying("put", key, lambda: self._obstore.put(self._client, name, data))
+        self._put(key, data, len(data))
 
     def put_file(self, key: str, path: Path) -> None:
-        name = self._name(key)
-        self._retrying("put", key, lambda: self._obstore.put(self._client, name, path))
+        self._name(key)
+        size = path.stat().st_size
+        self._put(key, path if size > _SINGLE_PUT_BYTES else path.read_bytes(), size)
 
     def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
         name = self._name(key)
+        self.use.sent(len(data))
 
         def create() -> PutOutcome:
             try:
                 self._obstore.put(self._client, name, data, mode="create", use_multipart=False)
-            except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
-                return PutOutcome.EXISTS
+                return PutOutcome.CREATED
             except Exception as error:
+                if self._says_exists(error):
+                    return PutOutcome.EXISTS
                 trouble = self._trouble("put_if_absent", key, error)
-                if isinstance(trouble, InvalidJob | _NoToken):
-                    raise trouble from error
-                return PutOutcome.UNKNOWN  # it may be there, or come later
-            return PutOutcome.CREATED
+            if isinstance(trouble, InvalidJob | NotDone):
+                raise trouble
+            return PutOutcome.UNKNOWN  # it may be there, or come later
 
         try:
             return self._retrying("put_if_absent", key, create)
@@ -107,41 +135,54 @@ class CloudStore:
             return PutOutcome.UNKNOWN
 
     def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes:
-        name = self._name(key)
+        try:
+            return self._get(key, offset, size, None)
+        except ObjectChanged as error:
+            raise Unavailable(f"{error} while it was read in parts: read it again") from error
+
+    def _get(self, key: str, offset: int, size: int | None, etag: str | None) -> bytes:
+        self._name(key)
         if size == 0:
             return b""
+        data, total, tag = self._first_part(key, offset, size, etag)
+        end = total if size is None else min(total, offset + size)
+        if end - offset <= len(data):
+            return data
+        whole = bytearray(end - offset)
+        whole[: len(data)] = data
 
-        def read() -> bytes:
-            if not offset and size is None:
-                return bytes(self._obstore.get(self._client, name).bytes())
-            there = self._obstore.head(self._client, name)["size"]
-            end = there if size is None else min(there, offset + size)
-            return bytes(self._obstore.get_range(self._client, name, start=offset, end=end)) if offset < end else b""
+        def take(start: int, part: bytes) -> None:
+            whole[start - offset : start - offset + len(part)] = part
 
-        return self._retrying("get", key, read)
+        self._other_parts(key, offset + len(data), end, tag, take)
+        return bytes(whole)
 
     def get_version(self, key: str, etag: str, offset: int, size: int) -> bytes:
-        name = self._name(key)
-        if size == 0:
-            return b""
-        wanted: Any = {"if_match": etag, "range": (offset, offset + size)}
-        return self._retrying("get", key, lambda: bytes(self._obstore.get(self._client, name, options=wanted).bytes()))
+        return self._get(key, offset, size, etag)
 
     def get_file(self, key: str, path: Path) -> None:
-        name = self._name(key)
+        self._name(key)
         if path.exists():
             raise FileExistsError(f"{path} is there already: download to a fresh file")
-
-        def read() -> None:
-            path.unlink(missing_ok=True)  # what an attempt before has left
-            found = self._obstore.get(self._client, name)
-            with path.open("xb") as file:
-                for chunk in found.stream():
-                    file.write(chunk)
-
+        data, total, tag = self._first_part(key, 0, None, None)
         try:
-            self._retrying("get", key, read)
-        except BarrierRuntimeError:
+            with path.open("xb") as file:
+                file.write(data)
+                file.flush()
+                if len(data) < total:
+
+                    def take(start: int, part: bytes) -> None:
+                        while part:
+                            written = os.pwrite(file.fileno(), part, start)
+                            start, part = start + written, part[written:]
+
+                    self._other_parts(key, len(data), total, tag, take)
+        except FileExistsError:
+            raise
+        except ObjectChanged as error:
+            path.unlink(missing_ok=True)
+            raise Unavailable(f"{error} while it was read in parts: read it again") from error
+        except BaseException:
             path.unlink(missing_ok=True)
             raise
 
@@ -202,6 +243,51 @@ class CloudStore:
     def _name(self, key: str) -> str:
         return self._prefix + check_key(key)
 
+    def _put(self, key: str, body: bytes | Path, size: int) -> None:
+        name, many, part = self._name(key), size > _SINGLE_PUT_BYTES, max(_PART_BYTES, -(-size // _MOST_PARTS))
+        self.use.sent(size)
+        if many:
+            self.use.request("put", 1 + -(-size // part))  # begin, parts and end; the last is counted with the attempt
+        self._retrying(
+            "put",
+            key,
+            lambda: self._obstore.put(
+                self._client, name, body, use_multipart=many, chunk_size=part, max_concurrency=_PARTS_AT_ONCE
+            ),
+        )
+
+    def _first_part(self, key: str, offset: int, size: int | None, etag: str | None) -> tuple[bytes, int, str | None]:
+        """Bytes of the object from `offset` on, its size, its tag. Nothing behind its end, nor of an empty object."""
+        end = offset + (_PART_BYTES if size is None else min(size, _PART_BYTES))
+        try:
+            return self._part(key, offset, end, etag)
+        except RangeBehindEnd:
+            return b"", 0, None
+
+    def _other_parts(self, key: str, start: int, end: int, tag: str | None, take: Callable[[int, bytes], None]) -> None:
+        """Hand the bytes from `start` to `end` to `take`, on several threads; all of the version that has this tag."""
+
+        def fetch(first: int) -> None:
+            take(first, self._part(key, first, min(first + _PART_BYTES, end), tag)[0])
+
+        with ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="object-parts") as pool:
+            for _ in pool.map(fetch, range(start, end, _PART_BYTES)):
+                pass
+
+    def _part(self, key: str, start: int, end: int, tag: str | None) -> tuple[bytes, int, str | None]:
+        name, options = self._name(key), {"range": (start, end), **({"if_match": tag} if tag else {})}
+
+        def read() -> tuple[bytes, int, str | None]:
+            found = self._obstore.get(self._client, name, options=options)
+            data = found.bytes().to_bytes()
+            if len(data) < min(end, found.meta["size"]) - start:
+                raise Unavailable(f"get of {self.url}/{key} broke off after {len(data)} bytes; it is tried again")
+            return data, found.meta["size"], found.meta["e_tag"]
+
+        part = self._retrying("get", key, read)
+        self.use.received(len(part[0]))
+        return part
+
     def _is_there(self, key: str) -> bool:
         name = self._name(key)
         try:
@@ -218,15 +304,33 @@ class CloudStore:
         return None
 
     def _retrying(self, operation: str, key: str, call: Callable[[], _T]) -> _T:
-        def trouble_of(error: Exception, attempt: int) -> BarrierRuntimeError:
-            trouble = error if isinstance(error, BarrierRuntimeError) else self._trouble(operation, key, error)
-            if isinstance(trouble, _NoToken) and not self._had_token and attempt == _FIRST_TOKEN_ATTEMPTS:
-                return InvalidJob(f"{operation} of {self.url}/{key} found no credentials: {_CREDENTIALS[self._cloud]}")
+        budget = self._budget
+        if budget.attempts < 1:
+            raise Unavailable(f"{operation} of {self.url}/{key} has no attempts in its budget: allow one or more")
+
+        def ask() -> _T:
+            self.use.request(operation)
+            try:
+                return call()
+            except BarrierRuntimeError:
+                raise
+            except Exception as error:
+                trouble = self._trouble(operation, key, error)
+            raise trouble  # without its cause, in which a server may repeat keys and signatures
+
+        def trouble_of(trouble: Exception, attempt: int) -> BarrierRuntimeError:
+            assert isinstance(trouble, BarrierRuntimeError)
+            if isinstance(trouble, NotDone) and trouble.then is not None and attempt >= _REFUSED_ATTEMPTS:
+                return trouble.then
             return trouble
 
-        found = retried(call, trouble_of, _ATTEMPTS, _FIRST_WAIT_S, _LONGEST_WAIT_S)
+        found = retried(ask, trouble_of, budget.attempts, budget.first_wait_s, budget.longest_wait_s)
         self._had_token = True
         return found
+
+    def _says_exists(self, error: Exception) -> bool:
+        """Whether a conditional put failed because the object is there."""
+        return isinstance(error, self._errors.AlreadyExistsError | self._errors.PreconditionError)
 
     def _trouble(self, operation: str, key: str, error: Exception) -> BarrierRuntimeError:
         """What an exception of the client means for the caller. Keeps answers of servers out of the message."""
@@ -245,15 +349,81 @@ class CloudStore:
         if isinstance(error, self._errors.NotSupportedError | self._errors.InvalidPathError):
             return InvalidJob(f"{operation} of {place} was refused ({type(error).__name__}): use another store or key")
         if "token request" in _first_line(error):
-            return _NoToken(f"{operation} of {place} got no access token; it is tried again")
-        return Unavailable(f"{operation} of {place} failed ({type(error).__name__}); it is tried again")
+            return self._no_token(operation, key, _CREDENTIALS[self._cloud])
+        code, status = answer_of(error)
+        if status == 416 or _BEHIND_END in _first_line(error):
+            return RangeBehindEnd(f"the requested part of {place} is behind its end")
+        return Unavailable(f"{operation} of {place} failed ({code or kind_of(error)}); it is tried again")
+
+    def _no_token(self, operation: str, key: str, remedy: str) -> NotDone:
+        place = f"{self.url}/{key}"
+        then = None if self._had_token else InvalidJob(f"{operation} of {place} found no credentials: {remedy}")
+        return NotDone(f"{operation} of {place} got no access token; it is tried again", then)
 
 
-def _client(cloud: Cloud, bucket: str, account: str, endpoint: str | None) -> Any:
+def answer_of(error: Exception) -> tuple[str, int]:
+    """(error code, HTTP status) of the answer that an exception of obstore tells; "" and 0 where it tells none."""
+    status, code = _STATUS.search(str(error)), _CODE.search(str(error))
+    return code[1] if code else "", int(status[1]) if status else 0
+
+
+def kind_of(error: Exception) -> str:
+    """A word for an exception of obstore: what went wrong with the connection, where the exception tells."""
+    connection = _CONNECTION.search(str(error))
+    return connection[1] if connection else type(error).__name__
+
+
+def _obstore(cloud: Cloud) -> Any:
+    try:
+        import obstore
+    except ImportError as error:
+        raise missing_extra(f"{cloud}://", "s3" if cloud == "s3" else "clouds", error) from None
+    return obstore
+
+
+def _settings(budget: RetryBudget, endpoint: str | None) -> dict[str, Any]:
+    options: Any = {
+        "timeout": timedelta(seconds=budget.read_timeout_s),
+        "connect_timeout": timedelta(seconds=budget.connect_timeout_s),
+        "allow_http": endpoint is not None,
+    }
+    return {"client_options": options, "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=30)}}
+
+
+def s3_client(
+    bucket: str, endpoint: str, region: str, virtual_host: bool, credentials: Callable[[], Any], budget: RetryBudget
+) -> Any:
+    """obstore's client of a bucket of S3. Every setting that decides where requests go and how they are signed is
+    given, so that none is taken from variables of the environment which boto3 does not know."""
+    unknown_setting = _obstore("s3").exceptions.UnknownConfigurationKeyError
+    from obstore.store import S3Store
+
+    config: dict[str, Any] = {
+        "endpoint": endpoint,
+        "region": region,
+        "virtual_hosted_style_request": virtual_host,
+        "checksum_algorithm": "SHA256",
+        "conditional_put": "etag",
+        "skip_signature": False,
+        "unsigned_payload": False,
+        "s3_express": False,
+    }
+    made: dict[str, Any] = {**_settings(budget, endpoint), "credential_provider": credentials}
+
+    def make(**more: Any) -> Any:
+        settings: Any = {**config, **more}
+        return S3Store(bucket, config=settings, **made)
+
+    try:  # releases of obstore that know this name take it from the environment, before `endpoint`
+        return make(aws_endpoint_url_s3=endpoint)
+    except unknown_setting:
+        return make()
+
+
+def _client(cloud: Cloud, bucket: str, account: str, endpoint: str | None, budget: RetryBudget) -> Any:
     from obstore.store import AzureStore, GCSStore
 
-    retry: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=30)}
-    options: Any = {"timeout": "30s", "connect_timeout": "5s", "allow_http": endpoint is not None}
+    settings = _settings(budget, endpoint)
     if cloud == "gs":
         more: dict[str, Any] = {}
         if endpoint is not None:
@@ -265,9 +435,9 @@ def _client(cloud: Cloud, bucket: str, account: str, endpoint: str | None) -> An
                 "private_key_id": "",
             }
             more = {"service_account_key": json.dumps(emulator)}
-        return GCSStore(bucket, client_options=options, retry_config=retry, **more)
+        return GCSStore(bucket, **settings, **more)
     more = {"endpoint": endpoint} if endpoint else {}
-    return AzureStore(bucket, account_name=account, client_options=options, retry_config=retry, **more)
+    return AzureStore(bucket, account_name=account, **settings, **more)
 
 
 def _etag(listed: str | None) -> str:

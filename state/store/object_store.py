@@ -29,6 +29,10 @@ class ObjectChanged(BarrierRuntimeError):
     """The object under this key is not the version that was asked for."""
 
 
+class RangeBehindEnd(BarrierRuntimeError):
+    """The requested range starts at or behind the end of the object: no bytes."""
+
+
 class PutOutcome(enum.Enum):
     CREATED = "created"
     EXISTS = "exists"

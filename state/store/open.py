@@ -25,7 +25,8 @@ _FORMS = (
 def open_store(url: str) -> ObjectStore:
     """The store behind `url`; raises `InvalidJob` when there can be none.
 
-    `file:///folder` and plain paths: a folder, made if absent. `s3://bucket/prefix[?endpoint=http://host:port]`.
+    `file:///folder` and plain paths: a folder, made if absent. `s3://bucket/prefix[?endpoint=http://host:port]`, also
+    with `client=boto3`, in place of obstore.
     `gs://bucket/prefix` and `abfss://container@account.dfs.core.windows.net/prefix`, also with `?endpoint=`.
     `webhdfs://namenode:9870/folder`: HDFS, by its REST interface. `memory://name`: the store of that name in this
     process.
@@ -111,19 +112,23 @@ def _open_memory(name: str) -> ObjectStore:
 
 
 def _open_s3(url: str) -> ObjectStore:
-    from barrier_runtime.state.store.s3 import S3Store
+    from barrier_runtime.state.store.s3.by_obstore import s3_store
 
     parts = urlsplit(url)
     if not parts.netloc:
         raise InvalidJob(f"storage URL {shown(url)!r} names no bucket: use s3://bucket/prefix")
-    return S3Store(parts.netloc, _prefix_of(url), _endpoint_of(url))
+    settings = _settings_of(url, "endpoint", "client")
+    client = settings.get("client")
+    if client not in (None, "boto3", "obstore"):
+        raise InvalidJob(f"storage URL {shown(url)!r} has client={client!r}: use client=boto3, or leave client= out")
+    return s3_store(parts.netloc, _prefix_of(url), settings.get("endpoint"), client)
 
 
 def _open_cloud(url: str) -> ObjectStore:
     from barrier_runtime.state.store.clouds import CloudStore
 
     parts = urlsplit(url)
-    endpoint = _endpoint_of(url)
+    endpoint = _settings_of(url, "endpoint").get("endpoint")
     if parts.scheme == "gs":
         if not parts.netloc:
             raise InvalidJob(f"storage URL {shown(url)!r} names no bucket: use gs://bucket/prefix")
@@ -166,12 +171,14 @@ def _prefix_of(url: str) -> str:
     return prefix
 
 
-def _endpoint_of(url: str) -> str | None:
+def _settings_of(url: str, *known: str) -> dict[str, str]:
     query = parse_qs(split_settings(url)[1], keep_blank_values=True)
-    unknown = sorted(set(query) - {"endpoint"})
+    unknown = sorted(set(query) - set(known))
     if unknown:
-        raise InvalidJob(f"storage URL {shown(url)!r} has unknown settings {unknown}: only endpoint= is known")
-    endpoint = query["endpoint"][-1] if "endpoint" in query else None
-    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        names = " and ".join(f"{name}=" for name in known)
+        only = f"only {names} is known" if len(known) == 1 else f"only {names} are known"
+        raise InvalidJob(f"storage URL {shown(url)!r} has unknown settings {unknown}: {only}")
+    settings = {name: values[-1] for name, values in query.items()}
+    if not settings.get("endpoint", "http://").startswith(("http://", "https://")):
         raise InvalidJob(f"the endpoint of storage URL {shown(url)!r} must start with http:// or https://")
-    return endpoint
+    return settings

@@ -4,11 +4,23 @@ not ask again all at once. The one such loop, for all remote stores."""
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class RetryBudget:
+    """Bounds of retries and waits: trouble that may pass is borne for about 15 s, then `Unavailable` is raised."""
+
+    attempts: int = 8
+    first_wait_s: float = 0.1  # doubles with each attempt
+    longest_wait_s: float = 5.0
+    connect_timeout_s: float = 5.0
+    read_timeout_s: float = 30.0
 
 
 def retried(

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _OURS = """
 import importlib, pkgutil, sys, threading, msgspec, barrier_runtime
 sys.setswitchinterval(1e-6)
-doorways = (".store.s3", ".postgres.session", ".delta.table", ".rabbitmq.broker", ".__main__")
+doorways = (".store.s3.aws", ".postgres.session", ".delta.table", ".rabbitmq.broker", ".__main__")
 found = {}
 for module in pkgutil.walk_packages(barrier_runtime.__path__, "barrier_runtime."):
     if not module.name.endswith(doorways) and ".spark" not in module.name:

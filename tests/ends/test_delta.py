@@ -24,7 +24,7 @@ from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
-from barrier_runtime.state.store.s3 import S3Store
+from barrier_runtime.state.store.s3.by_boto3 import S3Store
 from barrier_runtime.testing import certify
 from examples.servers import S3Server
 
@@ -730,7 +730,7 @@ def test_a_bucket_that_is_not_there_and_a_folder_in_the_way_are_named(s3: S3Serv
 
 def test_a_store_that_ignores_the_condition_of_a_put_is_refused(s3: S3Server) -> None:
     """O9: two writers of the table could both commit the same version."""
-    url = f"{s3.url}/careless"
+    url = f"{s3.url}/careless?client=boto3"
     store = store_of(url)
     assert isinstance(store, S3Store)
 

@@ -13,7 +13,8 @@ from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.open import open_store
-from barrier_runtime.state.store.s3 import RetryBudget, S3Store
+from barrier_runtime.state.store.retrying import RetryBudget
+from barrier_runtime.state.store.s3.by_boto3 import S3Store
 from barrier_runtime.testing import certify
 from examples.servers import S3Server
 
@@ -23,7 +24,7 @@ SCHEMA = pa.schema([("n", pa.int64())])
 @pytest.fixture
 def store(s3: S3Server) -> S3Store:
     """An impatient one."""
-    store = open_store(f"{s3.url}/target")
+    store = open_store(f"{s3.url}/target?client=boto3")
     assert isinstance(store, S3Store)
     store._budget = RetryBudget(attempts=2, first_wait_s=0.01)
     return store

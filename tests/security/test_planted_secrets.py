@@ -31,7 +31,9 @@ from barrier_runtime.runtime.resources import SlotOptions
 from barrier_runtime.spark.task import SlotSettings
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.store.open import open_store
-from barrier_runtime.state.store.s3 import RetryBudget, S3Store
+from barrier_runtime.state.store.retrying import RetryBudget
+from barrier_runtime.state.store.s3.by_boto3 import S3Store
+from barrier_runtime.state.store.s3.by_obstore import ObstoreS3Store
 from barrier_runtime.state.store.urls import shown, without_credentials
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -288,11 +290,14 @@ def test_the_search_finds_what_is_said() -> None:
     assert CANARY in done.stdout
 
 
-def test_what_s3_says_of_a_refused_request_is_not_passed_on(refusing_s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("client", [ObstoreS3Store, S3Store])
+def test_what_s3_says_of_a_refused_request_is_not_passed_on(
+    refusing_s3: str, monkeypatch: pytest.MonkeyPatch, client: type[ObstoreS3Store] | type[S3Store]
+) -> None:
     """J6: S3 repeats the request's Authorization header in its answer."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAPLANTED")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", CANARY)
-    store = S3Store("bucket", "x", refusing_s3, RetryBudget(attempts=1))
+    store = client("bucket", "x", refusing_s3, RetryBudget(attempts=1))
     for use in (
         lambda: store.put("k", b""),
         lambda: store.get("k"),

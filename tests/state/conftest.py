@@ -1,7 +1,7 @@
 """Fixtures of the state tests: a workbench per backend kind, and each object store behind one name."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # backend_bench
 from backend_bench import Bench
 
 from tests import cloud_emulators
+from tests.state.store.s3_script import Script
 
 
 @pytest.fixture(params=["rocksdb", "memory"])
@@ -28,7 +29,7 @@ def rocksdb_bench(tmp_path: Path) -> Bench:
 _SLOW = [pytest.param(cloud, marks=pytest.mark.slow) for cloud in ("abfss", "gs")]
 
 
-@pytest.fixture(params=["memory", "local", "s3", *_SLOW])
+@pytest.fixture(params=["memory", "local", "s3", "boto3", *_SLOW])
 def any_store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     from barrier_runtime.state.store.local import LocalStore
     from barrier_runtime.state.store.memory import MemoryStore
@@ -44,4 +45,14 @@ def any_store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
     if request.param == "gs":
         return open_store(request.getfixturevalue("google_emulator").bucket())
     s3_url: Callable[[str], str] = request.getfixturevalue("s3_url")
-    return open_store(s3_url("some/prefix"))
+    return open_store(s3_url("some/prefix") + ("&client=boto3" if request.param == "boto3" else ""))
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "canary-key-id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    script = Script()
+    yield script
+    script.close()

@@ -148,6 +148,11 @@ NO_SERVER = "127.0.0.1:9"
 MISSING: dict[str, tuple[str, str, Callable[[Dataflow], Any]]] = {  # case: module, extra, what needs it
     "spark": ("pyspark", "spark", on_spark),
     "s3 checkpoints": ("boto3", "s3", into(CollectSink(), checkpoints="s3://bucket/c")),
+    "s3 checkpoints by obstore": (
+        "obstore",
+        "s3",
+        into(CollectSink(), checkpoints=f"s3://bucket/c?endpoint=http://{NO_SERVER}"),
+    ),
     "s3 sink": ("boto3", "s3", into(JsonlSink("s3://bucket/out"))),
     "gs sink": ("obstore", "clouds", into(JsonlSink("gs://bucket/out"))),
     "gs source": ("obstore", "clouds", out_of(lambda flow: flow.read_jsonl("in", "gs://bucket/in"))),

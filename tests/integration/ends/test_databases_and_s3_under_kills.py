@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 
 from barrier_runtime.connectors.files.sink.commit_log import committed_files
 from barrier_runtime.state.store.open import open_store
-from barrier_runtime.state.store.s3 import S3Store
+from barrier_runtime.state.store.s3.by_obstore import ObstoreS3Store
 from examples.servers import ClickHouseServer, MariaServer, RedisServer, S3Server
 from tests.integration.ends import clickhouse_counts, database_counts, mysql_counts, redis_counts
 from tests.integration.ends.audit import Numbers
@@ -90,7 +90,7 @@ def check_table(url: str, rows: int) -> None:
 
 def check_files(url: str) -> None:
     store = open_store(url)
-    assert isinstance(store, S3Store)
+    assert isinstance(store, ObstoreS3Store)
     assert list(store.multipart().list("")) == []
     assert list(store.list("_staging/")) == []
     named = {name.rsplit("/", 1)[-1] for name in committed_files(url)}

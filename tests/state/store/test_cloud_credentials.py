@@ -3,6 +3,7 @@
 import http.server
 import os
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from barrier_runtime.state.store import clouds
 from barrier_runtime.state.store.object_store import ObjectNotFound, PutOutcome
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.probe import probe_conditional_put
+from barrier_runtime.state.store.retrying import RetryBudget
 
 PLACES = {"gs": "gs://lake/jobs", "abfss": "abfss://lake@account.dfs.core.windows.net/jobs"}
 WANTED = {"gs": "GOOGLE_APPLICATION_CREDENTIALS", "abfss": "AZURE_STORAGE_ACCOUNT_KEY"}
@@ -21,7 +23,7 @@ WANTED = {"gs": "GOOGLE_APPLICATION_CREDENTIALS", "abfss": "AZURE_STORAGE_ACCOUN
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clouds, "_FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(clouds, "RetryBudget", partial(RetryBudget, first_wait_s=0.0))
     for name in ("ACCOUNT_KEY", "SAS_TOKEN"):
         monkeypatch.delenv(f"AZURE_STORAGE_{name}", raising=False)
 
@@ -62,14 +64,17 @@ def test_an_identity_that_is_away_for_a_moment_is_waited_for_and_nobodys_fault(m
         store.put("b", b"x")
 
 
-def test_without_aws_credentials_the_variables_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("client", ["obstore", "boto3"])
+def test_without_aws_credentials_the_variables_are_named(
+    client: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     with pytest.raises(InvalidJob, match=r"s3://lake/jobs/a found no AWS credentials: set AWS_ACCESS_KEY_ID and"):
-        open_store("s3://lake/jobs?endpoint=http://127.0.0.1:1").get("a")
+        open_store(f"s3://lake/jobs?endpoint=http://127.0.0.1:1&client={client}").get("a")
 
 
 def test_a_gateway_of_google_cloud_storage_is_asked_without_credentials() -> None:

@@ -8,7 +8,7 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.local import LocalStore
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.open import open_store
-from barrier_runtime.state.store.s3 import S3Store
+from barrier_runtime.state.store.s3.by_obstore import ObstoreS3Store
 
 
 def test_a_path_and_a_file_url_open_the_same_folder(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_a_memory_url_opens_the_store_of_that_name_in_this_process() -> None:
 
 def test_an_s3_url_opens_s3_below_its_prefix(s3_endpoint: str) -> None:
     store = open_store(f"s3://bucket/some/prefix/?endpoint={s3_endpoint}")
-    assert isinstance(store, S3Store)
+    assert isinstance(store, ObstoreS3Store)
     assert store.url == "s3://bucket/some/prefix"
     assert open_store(f"s3://bucket/a#b 100% +ü?endpoint={s3_endpoint}").url == "s3://bucket/a#b 100% +ü"
 
@@ -49,7 +49,10 @@ def test_an_s3_url_opens_s3_below_its_prefix(s3_endpoint: str) -> None:
         ("s3://key:secret@bucket/x", "must not carry credentials"),
         ("s3://bucket/../x", "segment"),
         ("s3://bucket/x?endpoint=localhost", "http://"),
-        ("s3://bucket/x?access_key=1", "only endpoint="),
+        ("s3://bucket/x?access_key=1", "only endpoint= and client= are known"),
+        ("gs://bucket/x?client=boto3", "only endpoint= is known"),
+        ("s3://bucket/x?client=aws", "has client='aws': use client=boto3, or leave client= out"),
+        ("s3://bucket--use1-az4--x-s3/x?client=obstore", "directory buckets of S3 Express are reached by boto3 only"),
         ("s3://bucket/x?", "has a question mark in its path"),
         ("s3://bucket/my%20data", "keys are not encoded: write the path as it is, 'my data'"),
         ("gs://bucket/a%2Fb", "write the path as it is, 'a/b'"),

@@ -31,7 +31,8 @@ from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.multipart import MultipartUploads
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
-from barrier_runtime.state.store.s3 import RetryBudget, S3Store
+from barrier_runtime.state.store.retrying import RetryBudget
+from barrier_runtime.state.store.s3.by_boto3 import S3Store
 
 T = TypeVar("T")
 MakeStore: TypeAlias = Callable[[], S3Store]
@@ -48,7 +49,7 @@ def make_store(s3_url: Callable[[str], str]) -> MakeStore:
     made = iter(range(1_000_000))
 
     def make() -> S3Store:
-        store = open_store(s3_url(f"target-{next(made)}"))
+        store = open_store(s3_url(f"target-{next(made)}") + "&client=boto3")
         assert isinstance(store, S3Store)
         store._budget = RetryBudget(attempts=2, first_wait_s=0.001, longest_wait_s=0.001)
         return store

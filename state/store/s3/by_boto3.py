@@ -1,4 +1,4 @@
-"""Object storage on S3 or anything that speaks it: `s3://bucket/prefix`. The only file that knows boto3.
+"""Object storage on S3 by boto3: `s3://bucket/prefix?client=boto3`, and what `by_obstore` leaves to boto3.
 
 Credentials come from boto3's default chain only; no secret is ever in our URLs, settings or messages. The endpoint is
 AWS_ENDPOINT_URL or `?endpoint=` of the URL. botocore's own retries are off everywhere: a conditional put must reach the
@@ -9,28 +9,26 @@ with a budget, where it can be seen.
 import base64
 import contextlib
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable, missing_extra
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.store.multipart import MultipartUploads
 from barrier_runtime.state.store.object_store import (
-    ObjectChanged,
     ObjectInfo,
     ObjectNotFound,
     ObjectStore,
     PutOutcome,
+    RangeBehindEnd,
     check_published,
     sha256_of,
 )
 from barrier_runtime.state.store.paths import check_key, check_prefix
-from barrier_runtime.state.store.retrying import retried
-from barrier_runtime.state.store.urls import without_credentials
+from barrier_runtime.state.store.retrying import RetryBudget, retried
+from barrier_runtime.state.store.s3.aws import make_client
+from barrier_runtime.state.store.s3.errors import ABSENT, NOT_ALLOWED, S3Failure, s3_trouble
 from barrier_runtime.state.store.use import StoreUse
 
 _T = TypeVar("_T")
@@ -38,35 +36,33 @@ _PART_BYTES = 8 << 20  # of boto3's managed transfer
 _SINGLE_PUT_BYTES = 64 << 20  # above this, boto3's managed transfer sends parts in parallel
 _TOO_LARGE_TO_COPY = ("InvalidRequest", "EntityTooLarge")  # by CopyObject, whose limit is 5 GiB
 _CHUNK = 1 << 20
-_ABSENT = {"NoSuchKey", "NoSuchUpload", "404", "NotFound"}
-_NOT_ALLOWED = {
-    "AccessDenied", "403", "Forbidden", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AllAccessDisabled",
-    "ExpiredToken", "InvalidToken", "AccountProblem", "UnauthorizedAccess",
-}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class RetryBudget:
-    """How long trouble that may pass is borne before `Unavailable` is raised: about 15 s."""
+@runtime_checkable
+class OnS3(Protocol):
+    """A store whose objects boto3 can reach."""
 
-    attempts: int = 8
-    first_wait_s: float = 0.1  # doubles with each attempt
-    longest_wait_s: float = 5.0
-    connect_timeout_s: float = 5.0
-    read_timeout_s: float = 30.0
+    @property
+    def by_boto3(self) -> "S3Store": ...
 
 
 class S3Store:
     """Keys are below `prefix` of `bucket`. Thread-safe: one client, whose connections are pooled."""
 
     def __init__(
-        self, bucket: str, prefix: str = "", endpoint: str | None = None, budget: RetryBudget | None = None
+        self,
+        bucket: str,
+        prefix: str = "",
+        endpoint: str | None = None,
+        budget: RetryBudget | None = None,
+        client: Any = None,
+        use: StoreUse | None = None,
     ) -> None:
         self._bucket = bucket
         self._prefix = check_key(prefix.strip("/")) + "/" if prefix.strip("/") else ""
         self._budget = budget or RetryBudget()
-        self.use = StoreUse()
-        self._client = _make_client(endpoint, self._budget)
+        self.use = use or StoreUse()
+        self._client = client or make_client(endpoint, self._budget)
         self._endpoint: str = self._client.meta.endpoint_url
 
     @property
@@ -76,6 +72,10 @@ class S3Store:
     @property
     def key_prefix(self) -> str:
         return self._prefix
+
+    @property
+    def by_boto3(self) -> "S3Store":
+        return self
 
     @property
     def place(self) -> str:
@@ -146,7 +146,7 @@ class S3Store:
 
         try:
             found = self._retrying("get", key, read)
-        except _RangeBehindEnd:
+        except RangeBehindEnd:
             return b""
         self.use.received(len(found))
         return found
@@ -160,9 +160,9 @@ class S3Store:
 
     def copy_from(self, source: ObjectStore, key: str, to: str, beside_work: bool = False) -> bool:
         """By the service, in parts where the object is large. Only from a bucket of the same service."""
-        if not isinstance(source, S3Store) or source._endpoint != self._endpoint:
+        if not isinstance(source, OnS3) or source.by_boto3._endpoint != self._endpoint:
             return False
-        what = {"Bucket": source._bucket, "Key": source._name(key)}
+        what = {"Bucket": source.by_boto3._bucket, "Key": source.by_boto3._name(key)}
         extra = {"ChecksumAlgorithm": "SHA256"}
         name = self._name(to)
         self._retrying("copy", key, lambda: self._client.copy(what, self._bucket, name, ExtraArgs=extra))
@@ -202,16 +202,21 @@ class S3Store:
             def remove(wanted: Any = wanted) -> None:
                 answer = self._client.delete_objects(Bucket=self._bucket, Delete=wanted)
                 for failed in answer.get("Errors", ()):
-                    if failed.get("Code") in _ABSENT:
+                    if failed.get("Code") in ABSENT:
                         continue
                     what = f"delete of s3://{self._bucket}/{failed.get('Key')} failed: {failed.get('Code')}"
-                    if failed.get("Code") in _NOT_ALLOWED:
+                    if failed.get("Code") in NOT_ALLOWED:
                         raise InvalidJob(f"{what}; allow s3:DeleteObject there")
                     raise Unavailable(f"{what}; it is tried again")
 
             self._retrying("delete", batch[0][len(self._prefix) :], remove)
 
     def publish(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
+        self.show(staged, final, sha256, fresh=fresh)
+        self.delete([staged])
+
+    def show(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
+        """As `publish`; `staged` stays."""
         found = None if fresh else self._sha256_of(final)
         if found is None:
             # Without the staged object another process has published and dropped it, or it is nowhere.
@@ -219,7 +224,6 @@ class S3Store:
                 found = self._copy(staged, final)
             found = found or self._sha256_of(final)
         check_published(self, staged, final, sha256, found)
-        self.delete([staged])
 
     # ---- uploads that are completed later
 
@@ -298,42 +302,9 @@ class S3Store:
 
     def _trouble(self, operation: str, key: str, error: Exception) -> BarrierRuntimeError:
         """What an exception of boto3 means for the caller. Keeps request headers and credentials out of the message."""
-        place = f"{self.url}/{key}"
         code, status = _code_of(error)
-        if code == "NoSuchBucket" or (operation == "list" and status == 404):
-            return InvalidJob(f"bucket {self._bucket!r} does not exist: create it, or correct the URL {self.url}")
-        if code in _ABSENT or status == 404:
-            return ObjectNotFound(f"no object {place}")
-        if operation == "get" and status == 412:
-            return ObjectChanged(f"{place} was replaced")
-        if code == "InvalidRange" or status == 416:
-            return _RangeBehindEnd(f"the asked part of {place} is behind its end")
-        if code in _NOT_ALLOWED or status in (401, 403):
-            return InvalidJob(
-                f"{operation} of {place} is not allowed ({code}): give the credentials of this process the permissions "
-                "s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket there"
-            )
-        if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"):
-            return InvalidJob(
-                f"{operation} of {place} found no AWS credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
-                "a profile in ~/.aws (AWS_PROFILE), or run where the machine has a role"
-            )
-        if type(error).__name__ in ("ParamValidationError", "InvalidRegionError", "ProfileNotFound"):
-            return InvalidJob(f"{operation} of {place} was refused by boto3: {error}; correct URL or AWS settings")
-        if status in (400, 405, 501) and code not in ("RequestTimeout", "BadDigest", "IncompleteBody"):
-            return InvalidJob(
-                f"{operation} of {place} was refused by the store ({code}): it may lack this feature; use another"
-            )
-        if "certificate verify failed" in str(error).lower():
-            return InvalidJob(
-                f"{operation} of {place}: the store's certificate is not trusted: set AWS_CA_BUNDLE to the file with "
-                "the authority that signed it, or correct the endpoint"
-            )
-        return Unavailable(f"{operation} of {place} failed ({code or type(error).__name__}); it is tried again")
-
-
-class _RangeBehindEnd(BarrierRuntimeError):
-    """The asked range starts at or behind the end of the object: no bytes."""
+        failure = S3Failure(operation, key, type(error).__name__, code, status, str(error))
+        return s3_trouble(self.url, self._bucket, failure)
 
 
 def _checksum(digest: bytes) -> str:
@@ -355,41 +326,3 @@ def _code_of(error: Exception) -> tuple[str, int]:
         return _code_of(cause) if isinstance(cause, Exception) else ("", 0)
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     return str(response.get("Error", {}).get("Code", "")), status
-
-
-def _make_client(endpoint: str | None, budget: RetryBudget) -> Any:
-    try:
-        import boto3
-        import botocore.session
-        from botocore.config import Config
-    except ImportError as error:
-        raise missing_extra("s3://", "s3", error) from None
-    for given, what in ((endpoint, "the endpoint"), (_environment_endpoint(), "AWS_ENDPOINT_URL")):
-        if given is not None:
-            without_credentials(given, what)
-    config = Config(
-        retries={"total_max_attempts": 1, "mode": "standard"},
-        connect_timeout=budget.connect_timeout_s,
-        read_timeout=budget.read_timeout_s,
-        max_pool_connections=16,
-        tcp_keepalive=True,
-        s3={"addressing_style": "path"} if endpoint or _environment_endpoint() else {},
-    )
-    try:
-        session = botocore.session.get_session()
-        session.register_component("data_loader", _descriptions())
-        return boto3.session.Session(botocore_session=session).client("s3", endpoint_url=endpoint, config=config)
-    except Exception as error:
-        raise InvalidJob(f"the S3 client could not be set up: {error}; check region, profile and endpoint") from error
-
-
-@cache
-def _descriptions() -> Any:
-    """botocore's descriptions of services, read once per process: a session of its own reads a megabyte of JSON."""
-    import botocore.session
-
-    return botocore.session.get_session().get_component("data_loader")
-
-
-def _environment_endpoint() -> str | None:
-    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")

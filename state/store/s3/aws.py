@@ -1,0 +1,149 @@
+"""How this process reaches S3: clients of boto3, the place of a bucket, credentials. The only file of the stores that
+imports boto3.
+
+Credentials come from boto3's default chain only; no secret is ever in our URLs, settings or messages.
+"""
+
+import os
+import threading
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from functools import cache
+from typing import Any
+from urllib.parse import urlsplit
+
+from barrier_runtime.state.errors import InvalidJob, missing_extra
+from barrier_runtime.state.store.retrying import RetryBudget
+from barrier_runtime.state.store.urls import without_credentials
+
+_LEASE = timedelta(minutes=10)  # of credentials; botocore renews those that end within 10 minutes
+_NOBODY = "nobody"  # signs the request that shows where botocore sends requests
+
+
+@dataclass(frozen=True)
+class S3Place:
+    """Where botocore sends requests for a bucket. `virtual_host`: the bucket is in the host's name and not in the path;
+    `ca_bundle`: the file of the authorities that the environment or the profile names."""
+
+    service: str  # its endpoint, whichever the bucket
+    endpoint: str
+    region: str
+    virtual_host: bool
+    ca_bundle: str | None
+
+
+def make_client(endpoint: str | None, budget: RetryBudget, region: str | None = None, key_id: str | None = None) -> Any:
+    """A client of boto3. `key_id`: signs with this id and no secret in place of credentials, to send nothing."""
+    for given, what in ((endpoint, "the endpoint"), (_environment_endpoint(), "AWS_ENDPOINT_URL")):
+        if given is not None:
+            without_credentials(given, what)
+    session = make_session()
+    from botocore.config import Config
+
+    options = Config(
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        connect_timeout=budget.connect_timeout_s,
+        read_timeout=budget.read_timeout_s,
+        max_pool_connections=16,
+        tcp_keepalive=True,
+        s3={"addressing_style": "path"} if endpoint or _environment_endpoint() else {},
+    )
+    keys = {"aws_access_key_id": key_id, "aws_secret_access_key": key_id} if key_id else {}
+    try:
+        return session.client("s3", endpoint_url=endpoint, region_name=region, config=options, **keys)
+    except Exception as error:
+        raise InvalidJob(f"the S3 client could not be set up: {error}; check region, profile and endpoint") from error
+
+
+def make_session() -> Any:
+    """A session of boto3: profile, region and credentials as the environment says them now."""
+    try:
+        import boto3
+        import botocore.session
+    except ImportError as error:
+        raise missing_extra("s3://", "s3", error) from None
+    try:
+        session = botocore.session.get_session()
+        session.register_component("data_loader", _descriptions())
+        return boto3.session.Session(botocore_session=session)
+    except Exception as error:
+        raise InvalidJob(f"the S3 client could not be set up: {error}; check region, profile and endpoint") from error
+
+
+def place_of(bucket: str, endpoint: str | None, region: str | None = None) -> S3Place:
+    """The place of `bucket` by botocore's rules: profile, region, partition, FIPS, dual stack, acceleration, endpoint.
+    A signed request shows them; it is kept from being sent. `region`: in place of the one that is set up."""
+    client = make_client(endpoint, RetryBudget(), region, _NOBODY)
+    shown: list[Any] = []
+
+    def keep(request: Any, **_: Any) -> None:
+        shown.append(request)
+        raise _NotSent
+
+    client.meta.events.register("before-send.s3", keep)
+    try:
+        client.get_object(Bucket=bucket, Key="key")
+    except _NotSent:
+        pass
+    except Exception as error:
+        raise InvalidJob(f"bucket {bucket!r} was refused by boto3: {error}; correct the URL") from error
+    url, signature = urlsplit(shown[0].url), shown[0].headers["Authorization"]
+    signing_region = (signature if isinstance(signature, str) else signature.decode()).split("/")[2]
+    virtual_host = url.netloc.startswith(f"{bucket}.")
+    path = url.path.removesuffix("/key")
+    path = path if virtual_host else path.removesuffix(f"/{bucket}")
+    bundle = make_session()._session.get_config_variable("ca_bundle")
+    own = f"{url.scheme}://{url.netloc}{path}"
+    return S3Place(client.meta.endpoint_url, own, signing_region, virtual_host, bundle)
+
+
+class _NotSent(Exception):
+    """A request was complete, and was not sent."""
+
+
+def region_of(client: Any, bucket: str) -> str | None:
+    """The region of a bucket as the service names it; None if it does not."""
+    try:
+        answer = client.head_bucket(Bucket=bucket)
+    except client.exceptions.ClientError as error:
+        answer = error.response
+    except Exception:  # no answer at all: the refusal that has led here is raised then
+        return None
+    found = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
+    return str(found) if found else None
+
+
+class AwsCredentials:
+    """Credentials of boto3's default chain, in the form in which obstore asks for them. Called on any thread."""
+
+    def __init__(self) -> None:
+        self._session = make_session()
+        self._looking = threading.Lock()  # sessions are not thread-safe
+
+    def __call__(self) -> dict[str, Any]:
+        from botocore.exceptions import NoCredentialsError
+
+        with self._looking:
+            found = self._session.get_credentials()
+        if found is None:
+            raise NoCredentialsError
+        frozen, ends = found.get_frozen_credentials(), datetime.now(timezone.utc) + _LEASE
+        known_end = getattr(found, "_expiry_time", None)  # of credentials that botocore renews; it has no public name
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": min(ends, known_end) if isinstance(known_end, datetime) else ends,
+        }
+
+
+@cache
+def _descriptions() -> Any:
+    """botocore's descriptions of services, read once per process: a session of its own reads a megabyte of JSON."""
+    import botocore.session
+
+    return botocore.session.get_session().get_component("data_loader")
+
+
+def _environment_endpoint() -> str | None:
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")

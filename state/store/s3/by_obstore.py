@@ -1,0 +1,212 @@
+"""Object storage on S3 by obstore, the client of `s3://` unless the URL or the environment asks for boto3.
+
+obstore carries puts, conditional puts, gets, transfers of files and deletions: less than half of the processor time of
+boto3, and without the interpreter's lock. boto3 finds credentials, region and endpoint, and carries these requests,
+which obstore cannot send as the contract needs them:
+
+| request                                   | obstore                                                              |
+|-------------------------------------------|----------------------------------------------------------------------|
+| list                                      | one key that it cannot name (`a//b`, `./x`) fails the whole listing, |
+|                                           | and a prefix must end at a slash                                     |
+| copy with the checksum of the copy        | does not return the answer's checksum                                |
+| copy of more than 5 GiB, or from a bucket | has no copy in parts, and none between buckets                       |
+| a deletion that the store refused in part | reports one key of the answer only                                   |
+| uploads that are completed later          | has no access to their parts                                         |
+
+obstore cannot hold the contract in two cases, which boto3 carries: a directory bucket of S3 Express, whose sessions
+obstore would have to renew, and a bundle of own authorities (`AWS_CA_BUNDLE`): obstore refuses self-signed certificates
+that boto3 takes, and its older releases take no bundle.
+"""
+
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
+from barrier_runtime.state.store.clouds import CloudStore, NotDone, answer_of, kind_of, s3_client
+from barrier_runtime.state.store.multipart import MultipartUploads
+from barrier_runtime.state.store.object_store import ObjectInfo, ObjectStore
+from barrier_runtime.state.store.retrying import RetryBudget
+from barrier_runtime.state.store.s3.aws import AwsCredentials, S3Place, make_client, place_of, region_of
+from barrier_runtime.state.store.s3.by_boto3 import S3Store
+from barrier_runtime.state.store.s3.errors import S3Failure, s3_trouble
+
+_CREDENTIALS = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
+_KEYS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch"})
+_OTHER_REGION = frozenset({"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"})
+_NO_LOCATION = "Received redirect without LOCATION"  # obstore's message for a redirect to another region
+_OWN_PROVIDER = "External AWS credential provider"  # obstore's message when `AwsCredentials` raised
+_EXPRESS = "--x-s3"  # at the end of a directory bucket's name
+_BATCH = 1_000  # keys of a deletion
+
+
+def s3_store(bucket: str, prefix: str, endpoint: str | None, client: str | None) -> "S3Store | ObstoreS3Store":
+    """The store of a bucket. `client`: "boto3" or "obstore"; None: the better one that can carry this bucket."""
+    if client == "boto3":
+        return S3Store(bucket, prefix, endpoint)
+    why_not = _why_not(bucket, endpoint)
+    if why_not and client is None:
+        return S3Store(bucket, prefix, endpoint)
+    if why_not:
+        raise InvalidJob(f"client=obstore of s3://{bucket} cannot be: {why_not}; leave client= out, then boto3 is used")
+    return ObstoreS3Store(bucket, prefix, endpoint)
+
+
+def _why_not(bucket: str, endpoint: str | None) -> str:
+    if bucket.endswith(_EXPRESS):
+        return "directory buckets of S3 Express are reached by boto3 only"
+    place = _shared(bucket, endpoint, RetryBudget()).place
+    if place.ca_bundle and place.endpoint.startswith("https://"):
+        return "AWS_CA_BUNDLE, or ca_bundle of the profile, is understood by boto3 only"
+    return ""
+
+
+class _Access:
+    """What the stores of one bucket share in a process: clients with their connections, and credentials."""
+
+    def __init__(self, bucket: str, endpoint: str | None, budget: RetryBudget) -> None:
+        self._bucket = bucket
+        self._endpoint = endpoint
+        self._budget = budget
+        self._lock = threading.Lock()
+        self._boto3: Any = None
+        self.place = place_of(bucket, endpoint)
+        self.client = self._made(self.place)
+
+    def _made(self, place: S3Place) -> Any:
+        return s3_client(self._bucket, place.endpoint, place.region, place.virtual_host, AwsCredentials(), self._budget)
+
+    @property
+    def boto3(self) -> Any:
+        with self._lock:
+            if self._boto3 is None:
+                self._boto3 = make_client(self._endpoint, self._budget)
+            return self._boto3
+
+    def renew(self, failed: Any) -> None:
+        """Reads the credentials anew, unless another thread has done so since the client `failed` was made."""
+        with self._lock:
+            if self.client is failed:
+                self._boto3 = None
+                self.client = self._made(self.place)
+
+    def move(self, failed: Any) -> bool:
+        """Finds the bucket's region. False: it is the one where the client `failed` has asked."""
+        found = region_of(self.boto3, self._bucket)
+        with self._lock:
+            if self.client is not failed:
+                return True
+            if found is None or found == self.place.region:
+                return False
+            self.place = place_of(self._bucket, self._endpoint, found)
+            self.client = self._made(self.place)
+            return True
+
+
+@lru_cache(maxsize=64)
+def _access(
+    bucket: str, endpoint: str | None, budget: RetryBudget, process: int, environment: tuple[tuple[str, str], ...]
+) -> _Access:
+    return _Access(bucket, endpoint, budget)
+
+
+def _shared(bucket: str, endpoint: str | None, budget: RetryBudget) -> _Access:
+    """One per process, bucket and environment: opening a store again makes no client and no connection."""
+    asked = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "home", "ssl_cert_file", "ssl_cert_dir")
+    names = (name for name in os.environ if name.startswith("AWS_") or name.lower() in asked)
+    return _access(bucket, endpoint, budget, os.getpid(), tuple((name, os.environ[name]) for name in sorted(names)))
+
+
+class _NotAll(BarrierRuntimeError):
+    """A deletion whose answer names keys that were not deleted."""
+
+
+class ObstoreS3Store(CloudStore):
+    """Keys are below `prefix` of `bucket`. Thread-safe."""
+
+    def __init__(
+        self, bucket: str, prefix: str = "", endpoint: str | None = None, budget: RetryBudget | None = None
+    ) -> None:
+        super().__init__("s3", bucket, prefix, endpoint=endpoint, budget=budget)
+        self._bucket = bucket
+        self._endpoint = endpoint
+        self._access = _shared(bucket, endpoint, self._budget)
+
+    @property
+    def _client(self) -> Any:
+        return self._access.client
+
+    @property
+    def by_boto3(self) -> S3Store:
+        return S3Store(self._bucket, self._prefix, self._endpoint, self._budget, self._access.boto3, self.use)
+
+    @property
+    def place(self) -> str:
+        """The bucket with its endpoint: two services may have buckets of one name."""
+        return f"{self._access.place.service}/{self._bucket}"
+
+    # ---- what boto3 carries, or may have to
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        return self.by_boto3.list(prefix)
+
+    def folders(self, prefix: str) -> Iterator[str]:
+        return self.by_boto3.folders(prefix)
+
+    def copy_from(self, source: ObjectStore, key: str, to: str, beside_work: bool = False) -> bool:
+        return self.by_boto3.copy_from(source, key, to, beside_work)
+
+    def multipart(self) -> MultipartUploads:
+        return MultipartUploads(self.by_boto3)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        names = iter([(key, self._name(key)) for key in keys])
+        while batch := list(islice(names, _BATCH)):
+            asked = [name for _, name in batch]
+            try:
+                self._retrying(
+                    "delete",
+                    batch[0][0],
+                    lambda asked=asked: self._obstore.delete(self._client, asked),  # type: ignore[misc]
+                )
+            except _NotAll:
+                self.by_boto3.delete(key for key, _ in batch)
+
+    def publish(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
+        self.by_boto3.show(staged, final, sha256, fresh=fresh)
+        self.delete([staged])
+
+    # ---- errors
+
+    def _says_exists(self, error: Exception) -> bool:
+        """Only 412 does: obstore raises the same exception for 409, after which nobody knows."""
+        return super()._says_exists(error) and answer_of(error)[1] == 412
+
+    def _trouble(self, operation: str, key: str, error: Exception) -> BarrierRuntimeError:
+        text, (code, status) = str(error), answer_of(error)
+        if _OWN_PROVIDER in text:
+            remedy = s3_trouble(self.url, self._bucket, S3Failure(operation, key, "NoCredentialsError"))
+            return NotDone(
+                f"{operation} of {self.url}/{key} got no credentials; it is tried again",
+                None if self._had_token else remedy,
+            )
+        if operation == "delete" and ("DeleteResult" in text or "DeleteObjects" in text):
+            return _NotAll(f"delete of {self.url}/{key} was refused in part")
+        if not code and isinstance(error, self._errors.NotFoundError | FileNotFoundError):
+            status = 404
+        trouble = s3_trouble(self.url, self._bucket, S3Failure(operation, key, kind_of(error), code, status, text))
+        if code in _CREDENTIALS | _KEYS:
+            self._access.renew(self._client)
+            if code in _CREDENTIALS:
+                return NotDone(f"{operation} of {self.url}/{key} failed ({code}); it is tried again", trouble)
+        if (code in _OTHER_REGION or _NO_LOCATION in text) and self._access.move(self._client):
+            return NotDone(f"{self.url} is in another region; it is asked there", trouble)
+        if _NO_LOCATION in text:
+            return InvalidJob(
+                f"{operation} of {self.url}/{key}: the bucket is in another region than "
+                f"{self._access.place.region}: set AWS_DEFAULT_REGION, or the region of the profile"
+            )
+        return trouble

@@ -1,0 +1,61 @@
+"""An S3 server on loopback that answers what it is told, and keeps what it was asked."""
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Script:
+    """Answers in order, with an error's code or a body; the last one is repeated. `None` closes the connection without
+    an answer."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, str] | None] = [(200, "")]
+        self.headers: dict[str, str] = {}  # of each answer, beside the usual ones
+        self.requests: list[tuple[str, str, dict[str, str]]] = []
+        script = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self) -> None:
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                script.requests.append((self.command, self.path, headers))
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                answer = script.answers.pop(0) if len(script.answers) > 1 else script.answers[0]
+                if answer is None:
+                    self.close_connection = True
+                    self.connection.close()
+                    return
+                status, code = answer
+                error = f"<Error><Code>{code}</Code><Message>m</Message></Error>"
+                body = (code if code.startswith("<") else error).encode() if code else b""
+                part = status == 200 and "range" in headers
+                self.send_response(206 if part else status)
+                if part:
+                    self.send_header("Content-Range", f"bytes 0-{len(body) - 1}/{len(body)}")
+                self.send_header("Content-Length", str(len(body)))
+                self.send_header("ETag", '"tag"')
+                self.send_header("Last-Modified", "Sat, 28 Nov 2026 12:00:00 GMT")
+                for name, value in script.headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(body)
+
+            do_PUT = do_GET = do_HEAD = do_POST = do_DELETE = answer
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Quiet."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
+        self.thread.start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
