@@ -165,26 +165,21 @@ class CloudStore:
         if path.exists():
             raise FileExistsError(f"{path} is there already: download to a fresh file")
         data, total, tag = self._first_part(key, 0, None, None)
-        try:
-            with path.open("xb") as file:
-                file.write(data)
-                file.flush()
-                if len(data) < total:
+        with path.open("xb") as file:
 
-                    def take(start: int, part: bytes) -> None:
-                        while part:
-                            written = os.pwrite(file.fileno(), part, start)
-                            start, part = start + written, part[written:]
+            def take(start: int, part: bytes) -> None:
+                while part:
+                    written = os.pwrite(file.fileno(), part, start)
+                    start, part = start + written, part[written:]
 
-                    self._other_parts(key, len(data), total, tag, take)
-        except FileExistsError:
-            raise
-        except ObjectChanged as error:
-            path.unlink(missing_ok=True)
-            raise Unavailable(f"{error} while it was read in parts: read it again") from error
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
+            try:
+                take(0, data)
+                self._other_parts(key, len(data), total, tag, take)
+            except BaseException as error:
+                path.unlink(missing_ok=True)
+                if isinstance(error, ObjectChanged):
+                    raise Unavailable(f"{error} while it was read in parts: read it again") from error
+                raise
 
     def copy_from(self, source: ObjectStore, key: str, to: str, beside_work: bool = False) -> bool:
         """By the service; only from the same bucket or container."""
@@ -270,6 +265,8 @@ class CloudStore:
         def fetch(first: int) -> None:
             take(first, self._part(key, first, min(first + _PART_BYTES, end), tag)[0])
 
+        if start >= end:
+            return
         with ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="object-parts") as pool:
             for _ in pool.map(fetch, range(start, end, _PART_BYTES)):
                 pass
@@ -427,14 +424,8 @@ def _client(cloud: Cloud, bucket: str, account: str, endpoint: str | None, budge
     if cloud == "gs":
         more: dict[str, Any] = {}
         if endpoint is not None:
-            emulator = {
-                "gcs_base_url": endpoint,
-                "disable_oauth": True,
-                "client_email": "",
-                "private_key": "",
-                "private_key_id": "",
-            }
-            more = {"service_account_key": json.dumps(emulator)}
+            nobody = {"client_email": "", "private_key": "", "private_key_id": ""}
+            more = {"service_account_key": json.dumps({"gcs_base_url": endpoint, "disable_oauth": True, **nobody})}
         return GCSStore(bucket, **settings, **more)
     more = {"endpoint": endpoint} if endpoint else {}
     return AzureStore(bucket, account_name=account, **settings, **more)
