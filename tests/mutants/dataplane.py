@@ -105,8 +105,8 @@ MUTANTS = (
         "snapshot-before-all-barriers",
         "an aligned snapshot waits for the barrier of every live channel",
         "barrier_runtime/runtime/alignment/aligner.py",
-        "if self._live <= self._arrived:",
-        "if len(self._live - self._arrived) <= 1 and len(self._live) > 1 or self._live <= self._arrived:",
+        "if self._live <= state.delivered:",
+        "if len(self._live - state.delivered) <= 1 and len(self._live) > 1 or self._live <= state.delivered:",
         ("tests/barrier_runtime/runtime/alignment/test_alignment.py",),
     ),
     Mutant(

@@ -33,6 +33,8 @@ Barriers with an `aligned_timeout_ms`, for which no other checkpoint is under wa
                      channel that lacked it
     recording n      m > n, or cancel m >= n on a channel    abort n → idle, and go on with m
                      that lacks n; or abort n by order
+    recording n      an aligned m > n is delivered, which    aligning m; n is recorded on
+                     had arrived behind n
     after recording  the overtaken barrier n is delivered    nothing: the snapshot is taken
 
 Barriers without one, where what has to come first takes the subtask long (`overtake`):
@@ -45,7 +47,7 @@ Source: Flink's SingleCheckpointBarrierHandler and CheckpointBarrierTracker (beh
 """
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from barrier_runtime.data.elements import Barrier, CancelBarrier, EndOfInput
 from barrier_runtime.runtime.alignment.effects import (
@@ -60,6 +62,31 @@ from barrier_runtime.runtime.alignment.effects import (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class NoCheckpoint:
+    """No checkpoint is under way here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The snapshot is taken; rows before the barrier still arrive on the channels `missing`, which is not empty."""
+
+    checkpoint: int
+    missing: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Aligning:
+    """Some barrier of the checkpoint is here, or wanted without any to come, and the snapshot is not taken."""
+
+    barrier: Barrier
+    first_at_ms: float
+    urgent: bool  # it may be aligned no longer
+    announced: frozenset[int] = frozenset()  # channels whose barrier arrived
+    delivered: frozenset[int] = frozenset()  # … and was taken out of the queue: they are blocked
+    recording: Recording | None = None  # an older checkpoint, when this one's barriers came behind those of that
+
+
 class Aligner:
     """Exactly-once alignment over `channels` input channels of generation `token`."""
 
@@ -68,13 +95,7 @@ class Aligner:
         self._aligned_only = frozenset(aligned_only)
         self._live = set(range(channels))
         self._ends: set[int] = set()  # channels on which the end arrived
-        self._pending: Barrier | None = None
-        self._arrived: set[int] = set()  # the pending barrier was delivered
-        self._announced: set[int] = set()  # … or is in the queue
-        self._urgent = False  # the pending barrier may be aligned no longer
-        self._first_at_ms = 0.0
-        self._recording = 0  # checkpoint, 0: none
-        self._missing: set[int] = set()  # channels being recorded
+        self._state: NoCheckpoint | Aligning | Recording = NoCheckpoint()
         self._overtook = 0  # the last checkpoint whose barriers were overtaken
         self._triggered: Barrier | None = None
         self._timed = 0  # the last checkpoint whose timer was started
@@ -85,15 +106,24 @@ class Aligner:
 
     @property
     def blocked(self) -> frozenset[int]:
-        return frozenset(self._arrived)
+        """Channels that are not read: their barrier of the pending checkpoint was delivered."""
+        return self._state.delivered if isinstance(self._state, Aligning) else frozenset()
 
     @property
     def aligning(self) -> int | None:
-        return self._pending.id if self._pending else None
+        """Checkpoint whose snapshot waits for barriers."""
+        return self._state.barrier.id if isinstance(self._state, Aligning) else None
 
     @property
     def recording(self) -> int | None:
-        return self._recording or None
+        """Checkpoint whose rows in flight still arrive."""
+        return self._recorded.checkpoint if self._recorded else None
+
+    @property
+    def _recorded(self) -> Recording | None:
+        if isinstance(self._state, Aligning):
+            return self._state.recording
+        return self._state if isinstance(self._state, Recording) else None
 
     # ------------------------------------------------------------ what is known before it is delivered
 
@@ -119,31 +149,35 @@ class Aligner:
     def on_timeout(self, checkpoint: int, now_ms: float) -> list[AlignmentEffect]:
         """The time for aligning `checkpoint` is over."""
         self._timed_out = max(self._timed_out, checkpoint)
-        if self._pending is not None and self._pending.id == checkpoint:
-            self._urgent = self._pending.aligned_timeout_ms is not None
+        state = self._state
+        if isinstance(state, Aligning) and state.barrier.id == checkpoint:
+            self._state = replace(state, urgent=state.barrier.aligned_timeout_ms is not None)
         return self._progress(now_ms)
 
     def _barrier_arrived(self, channel: int, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
-        if self._recording and barrier.id == self._recording:
+        if barrier.id == self.recording:
             return self._heard_from(channel)
         effects: list[AlignmentEffect] = []
-        if self._recording and barrier.id > self._recording:
+        if self._recorded and barrier.id > self._recorded.checkpoint:
             effects += self._abort_recording(f"barrier {barrier.id} came before its in-flight data were complete")
         if barrier.aligned_timeout_ms is None or channel in self._aligned_only or not self._is_new(barrier.id):
             return effects
-        if self._pending is not None and barrier.id < self._pending.id:
+        if barrier.id < (self.aligning or 0):
             return effects
-        if self._pending is not None and barrier.id > self._pending.id:
-            effects += self._abort(self._pending.id, f"barrier {barrier.id} overtook it")
-        effects += self._begin(barrier, now_ms)
-        self._announced.add(channel)
-        return effects + self._progress(now_ms)
+        effects += self._overtaken_by(barrier)
+        state, started = self._begin(barrier, now_ms)
+        self._state = replace(state, announced=state.announced | {channel})
+        return effects + started + self._progress(now_ms)
 
     def _cancel_arrived(self, channel: int, cancel: CancelBarrier) -> list[AlignmentEffect]:
-        if self._recording and cancel.id >= self._recording and channel in self._missing:
+        state, recorded = self._state, self._recorded
+        if recorded and cancel.id >= recorded.checkpoint and channel in recorded.missing:
             return self._abort_recording(f"cancelled upstream by {cancel.id}")
-        pending = self._pending
-        if pending is not None and pending.aligned_timeout_ms is not None and cancel.id >= pending.id:
+        if (
+            isinstance(state, Aligning)
+            and state.barrier.aligned_timeout_ms is not None
+            and cancel.id >= state.barrier.id
+        ):
             return self.on_cancel(channel, cancel)
         if cancel.id > self.done:
             self._aborted.add(cancel.id)
@@ -152,38 +186,36 @@ class Aligner:
     # ------------------------------------------------------------ what is delivered
 
     def on_barrier(self, channel: int, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
+        """`barrier` was taken out of the queue of `channel`."""
         if barrier.token == self._token and barrier.id == self._overtook:
             return []
         if barrier.token != self._token or barrier.id <= self.done or channel not in self._live:
             self.ignored += 1
             return []
-        effects: list[AlignmentEffect] = []
-        if self._pending is not None and barrier.id < self._pending.id:
+        if barrier.id < (self.aligning or 0):
             self.ignored += 1
             return []
-        if self._pending is not None and barrier.id > self._pending.id:
-            effects += self._abort(self._pending.id, f"barrier {barrier.id} overtook it")
+        effects = self._overtaken_by(barrier)
         if barrier.id in self._aborted:
             self.ignored += 1
             return effects
-        effects += self._begin(barrier, now_ms)
-        if channel in self._arrived:
+        state, started = self._begin(barrier, now_ms)
+        effects += started
+        if channel in state.delivered:
             self.ignored += 1
             return effects
-        self._arrived.add(channel)
+        self._state = replace(state, delivered=state.delivered | {channel})
         completed = self._progress(now_ms)
         return effects + (completed or [Block(channel)])
 
     def on_cancel(self, channel: int, cancel: CancelBarrier) -> list[AlignmentEffect]:
-        if cancel.token != self._token or cancel.id <= self.done:
-            self.ignored += 1
-            return []
-        if self._pending is not None and cancel.id < self._pending.id:
+        """`cancel` was taken out of the queue of `channel`."""
+        if cancel.token != self._token or cancel.id <= self.done or cancel.id < (self.aligning or 0):
             self.ignored += 1
             return []
         effects: list[AlignmentEffect] = []
-        if self._pending is not None:
-            effects += self._abort(self._pending.id, f"cancelled upstream by {cancel.id}")
+        if isinstance(self._state, Aligning):
+            effects += self._abort(self._state, f"cancelled upstream by {cancel.id}")
         if cancel.id > self.done:
             self._finish(cancel.id)
             effects.append(Aborted(cancel.id, "cancelled upstream"))
@@ -197,10 +229,11 @@ class Aligner:
 
     def on_order_to_abort(self, checkpoint: int) -> list[AlignmentEffect]:
         """The coordinator aborted `checkpoint`."""
-        if self._recording == checkpoint:
-            return self._abort_recording("ordered by the coordinator")
-        if self._pending is not None and self._pending.id == checkpoint:
-            return self._abort(checkpoint, "ordered by the coordinator")
+        state, reason = self._state, "ordered by the coordinator"
+        if self.recording == checkpoint:
+            return self._abort_recording(reason)
+        if isinstance(state, Aligning) and state.barrier.id == checkpoint:
+            return self._abort(state, reason)
         if checkpoint > self.done:
             self._aborted.add(checkpoint)
         return []
@@ -208,14 +241,15 @@ class Aligner:
     def overtake(self, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
         """`barrier`, which is an aligned one, or the end, has arrived on every channel, and is to wait no longer for
         the rows before it."""
-        pending = self._pending or barrier
-        missing = self._live - self._arrived
-        if barrier.token != self._token or not self._is_new(barrier.id) or pending.id != barrier.id or self._recording:
+        missing = self._live - self.blocked
+        if barrier.token != self._token or not self._is_new(barrier.id) or self._recorded:
+            return []
+        if self.aligning not in (None, barrier.id):
             return []
         if missing & self._aligned_only:
             return []
-        self._begin(barrier, now_ms)
-        effects = self._taken(barrier, tuple(sorted(missing)), now_ms)
+        state, _ = self._begin(barrier, now_ms)
+        effects = self._taken(state, barrier, tuple(sorted(missing)), now_ms)
         self._overtook = barrier.id
         return [*effects, InFlightComplete(barrier.id)]
 
@@ -228,14 +262,20 @@ class Aligner:
         timeout_ms = barrier.aligned_timeout_ms
         return timeout_ms is not None and (timeout_ms == 0 or self._timed_out >= barrier.id)
 
-    def _begin(self, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
-        """Barrier of the pending checkpoint, or of the one that is pending from now on."""
-        self._urgent = self._urgent or self._is_late(barrier)
-        if self._pending is not None:
-            return []
-        self._pending = barrier
-        self._first_at_ms = now_ms
-        return self._start_timer(barrier)
+    def _overtaken_by(self, barrier: Barrier) -> list[AlignmentEffect]:
+        """Ends the alignment of an older checkpoint."""
+        state = self._state
+        if isinstance(state, Aligning) and barrier.id > state.barrier.id:
+            return self._abort(state, f"barrier {barrier.id} overtook it")
+        return []
+
+    def _begin(self, barrier: Barrier, now_ms: float) -> tuple[Aligning, list[AlignmentEffect]]:
+        """A barrier of the pending checkpoint, or of the one that is pending from now on."""
+        if isinstance(self._state, Aligning):
+            self._state = replace(self._state, urgent=self._state.urgent or self._is_late(barrier))
+            return self._state, []
+        self._state = Aligning(barrier, now_ms, self._is_late(barrier), recording=self._recorded)
+        return self._state, self._start_timer(barrier)
 
     def _start_timer(self, barrier: Barrier) -> list[AlignmentEffect]:
         if not barrier.aligned_timeout_ms or barrier.id <= self._timed:
@@ -245,22 +285,22 @@ class Aligner:
 
     def _progress(self, now_ms: float) -> list[AlignmentEffect]:
         """Snapshot if that is due now."""
-        if self._pending is None:
+        if not isinstance(self._state, Aligning):
             self._begin_without_barriers(now_ms)
-        if self._pending is None:
+        state = self._state
+        if not isinstance(state, Aligning):
             return []
-        if self._live <= self._arrived:
-            return self._taken(self._pending, (), now_ms)
-        if self._urgent and self._live & self._aligned_only <= self._arrived:
-            recorded = tuple(sorted(self._live - self._arrived))
-            missing = set(recorded) - self._announced - self._ends
-            barrier = replace(self._pending, aligned_timeout_ms=0)
-            effects = self._taken(barrier, recorded, now_ms)
-            self._overtook = barrier.id
+        if self._live <= state.delivered:
+            return self._taken(state, state.barrier, (), now_ms)
+        if state.urgent and self._live & self._aligned_only <= state.delivered:
+            recorded = tuple(sorted(self._live - state.delivered))
+            missing = frozenset(recorded) - state.announced - self._ends
+            effects = self._taken(state, replace(state.barrier, aligned_timeout_ms=0), recorded, now_ms)
+            self._overtook = state.barrier.id
             if missing:
-                self._recording, self._missing = barrier.id, missing
+                self._state = Recording(state.barrier.id, missing)
                 return effects
-            return [*effects, InFlightComplete(barrier.id)]
+            return [*effects, InFlightComplete(state.barrier.id)]
         return []
 
     def _begin_without_barriers(self, now_ms: float) -> None:
@@ -269,47 +309,50 @@ class Aligner:
         if triggered is None or not self._is_new(triggered.id) or not self._is_late(triggered):
             return
         if self._live and self._live <= self._ends:
-            self._pending, self._first_at_ms, self._urgent = triggered, now_ms, True
+            self._state = Aligning(triggered, now_ms, urgent=True, recording=self._recorded)
 
     def _heard_from(self, channel: int) -> list[AlignmentEffect]:
         """What is recorded on `channel` is complete."""
-        if channel not in self._missing:
+        recorded = self._recorded
+        if recorded is None or channel not in recorded.missing:
             return []
-        self._missing.discard(channel)
-        if self._missing:
-            return []
-        checkpoint, self._recording = self._recording, 0
-        return [InFlightComplete(checkpoint)]
+        missing = recorded.missing - {channel}
+        self._record(Recording(recorded.checkpoint, missing) if missing else None)
+        return [] if missing else [InFlightComplete(recorded.checkpoint)]
 
-    def _taken(self, barrier: Barrier, recorded: tuple[int, ...], now_ms: float) -> list[AlignmentEffect]:
-        unblock = self._release()
-        self._finish(barrier.id)
+    def _record(self, recording: Recording | None) -> None:
+        if isinstance(self._state, Aligning):
+            self._state = replace(self._state, recording=recording)
+        else:
+            self._state = recording or NoCheckpoint()
+
+    def _taken(
+        self, state: Aligning, barrier: Barrier, recorded: tuple[int, ...], now_ms: float
+    ) -> list[AlignmentEffect]:
+        """`barrier`: that of `state`, as it goes on to the outputs."""
+        unblock = self._ended(state)
         snapshot = TakeSnapshot(
             barrier,
-            start_delay_ms=max(0.0, self._first_at_ms - barrier.triggered_at_ms),
-            alignment_ms=max(0.0, now_ms - self._first_at_ms),
+            start_delay_ms=max(0.0, state.first_at_ms - barrier.triggered_at_ms),
+            alignment_ms=max(0.0, now_ms - state.first_at_ms),
             recorded=recorded,
         )
         return [snapshot, *unblock]
 
-    def _abort(self, checkpoint: int, reason: str) -> list[AlignmentEffect]:
-        unblock = self._release()
-        self._finish(checkpoint)
-        return [Aborted(checkpoint, reason), *unblock]
+    def _abort(self, state: Aligning, reason: str) -> list[AlignmentEffect]:
+        return [Aborted(state.barrier.id, reason), *self._ended(state)]
 
     def _abort_recording(self, reason: str) -> list[AlignmentEffect]:
-        checkpoint, self._recording = self._recording, 0
-        self._missing = set()
+        checkpoint = self.recording or 0
+        self._record(None)
         return [Aborted(checkpoint, reason)]
+
+    def _ended(self, state: Aligning) -> list[AlignmentEffect]:
+        """The snapshot is taken, or will not be."""
+        self._state = state.recording or NoCheckpoint()
+        self._finish(state.barrier.id)
+        return [Unblock(tuple(sorted(state.delivered)))] if state.delivered else []
 
     def _finish(self, checkpoint: int) -> None:
         self.done = checkpoint
         self._aborted = {each for each in self._aborted if each > checkpoint}
-
-    def _release(self) -> list[AlignmentEffect]:
-        channels = tuple(sorted(self._arrived))
-        self._arrived = set()
-        self._announced = set()
-        self._urgent = False
-        self._pending = None
-        return [Unblock(channels)] if channels else []
