@@ -1,7 +1,8 @@
 """Every connector in one row: folder, public classes, the library behind them, and what the docs say of them.
 
 Made from it: the tables of docs/connectors.md (`make tables`), the kinds of sinks that a snapshot may name
-(`sink_value`), the doorways that tests hold. Data only: nothing of a connector is imported here.
+(`sink_value`), the doorways that tests hold. Data only: nothing of a connector is imported here. Other packages have
+rows of their own (`installed`).
 """
 
 from dataclasses import dataclass
@@ -9,16 +10,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PublicClass:
-    """`module` is below `barrier_runtime.connectors`; the package exports the class. `kind`: of a sink that can be made
-    again from a snapshot, its name there."""
+    """The class `name` in module `path` of `package`. `kind`: the name in snapshots of a sink that can be made again
+    from one."""
 
     path: str
     name: str
     kind: str = ""
+    package: str = "barrier_runtime.connectors"
 
     @property
     def module(self) -> str:
-        return f"barrier_runtime.connectors.{self.path}"
+        """Full name of the class's module."""
+        return f"{self.package}.{self.path}" if self.path else self.package
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What a snapshot says of the sink that wrote it, and how an equal sink is made from that, without the flow.
 
-Only the kinds that the registry names are ever imported, whatever a snapshot says: it is data. Secrets are in no
-snapshot; a sink takes them from the environment, or whoever makes one gives them.
+Only kinds of the registry and of installed packages are imported, whatever a snapshot says: it is data. Secrets are in
+no snapshot; a sink takes them from the environment, or whoever makes one gives them.
 """
 
 import importlib
@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from barrier_runtime.connectors.registry import SINKS
+from barrier_runtime.connectors.installed import sinks_by_kind
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import value_format
@@ -51,9 +51,13 @@ def decode_sink(data: bytes, where: str) -> SinkValue:
 
 def make_sink(kind: str, settings: Mapping[str, Any]) -> TwoPhaseCommitSink:
     """An unopened sink. Raises `InvalidJob` for an unknown kind, or settings that it does not take."""
-    if kind not in SINKS:
-        raise InvalidJob(f"{kind!r} is not a kind of sink that this release has; it has: {', '.join(sorted(SINKS))}")
-    sink_class = getattr(importlib.import_module(SINKS[kind].module), SINKS[kind].name)
+    sinks = sinks_by_kind()
+    if kind not in sinks:
+        raise InvalidJob(
+            f"{kind!r} is not a kind of sink of this release or of an installed package: install the package, or use "
+            f"one of {', '.join(sorted(sinks))}"
+        )
+    sink_class = getattr(importlib.import_module(sinks[kind].module), sinks[kind].name)
     try:
         sink = sink_class(**settings)
     except TypeError as error:
