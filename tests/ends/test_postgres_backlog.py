@@ -134,12 +134,14 @@ def test_a_large_backlog_is_committed_in_groups(
     postgres: PostgresServer, connection: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, job = new_table(connection), new_job()
-    sink = opened(postgres.url, table, job)
-    backlog = [pre_committed(sink, checkpoint, checkpoint) for checkpoint in range(1, 6)]
+    first = opened(postgres.url, table, job)
+    backlog = [pre_committed(first, checkpoint, checkpoint) for checkpoint in range(1, 6)]
+    first.close()
     decide(job, *range(1, 6))
     size = connection.execute("select max(length(data)) from barrier_runtime.staged where job = %s", (job,)).fetchone()
     assert size is not None
     monkeypatch.setattr(postgres_staged, "_MOVE_BYTES", 2 * size[0])
+    sink = opened(postgres.url, table, job)
     made_visible(sink, 5, backlog)
     groups = connection.execute(
         f"select array_agg(n order by n) from {table} group by xmin::text order by 1"

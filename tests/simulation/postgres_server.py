@@ -1,8 +1,9 @@
 """A PostgreSQL server as far as staged transactions need it: the statements that the sink issues, on rows with locks,
 in transactions that read what is committed. The production sink runs down to its session.
 
-Each statement travels by itself, so those of several processes come between each other; a lock that somebody holds is
-waited for as the server would have it, and a transaction whose client is dead, or silent for too long, is ended by it.
+Each statement travels by itself, or with those that are sent with it, so those of several processes come between each
+other; a lock that somebody holds is waited for as the server would have it, and a transaction whose client is dead, or
+silent for too long, is ended by it. A commit travels by itself here: it may be lost, or its answer, or come late.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import csv
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -96,6 +98,7 @@ class PostgresServer:
             patch.object(postgres, "make_layout", lambda *_: None),
             patch.object(postgres_staged, "make_check_table", lambda *_: None),
             patch.object(postgres_staged, "copy_into", _copied),
+            patch.object(postgres_staged, "at_once", lambda connection: connection.at_once()),
         ):
             yield
 
@@ -170,6 +173,8 @@ class PostgresServer:
                 text = text.removesuffix(lock)
                 table = text.split(" from barrier_runtime.")[1].split()[0]
                 self.lock(transaction, (table, *given), share=lock == " for share")
+        if text.startswith("insert into barrier_runtime.staged"):
+            return self.insert_part(transaction, text, *given)
         statement = _STATEMENTS.get(text)
         if statement is None:
             raise AssertionError(f"the simulated PostgreSQL does not know this statement: teach it\n{text}")
@@ -185,21 +190,34 @@ class PostgresServer:
         transaction.changes[key] = max(self.get(transaction, key) or 0, given[3])
         return [(transaction.changes[key],)]
 
-    def insert_part(self, transaction: _Transaction, *given: Any) -> None:
-        key = ("staged", *given[:4])
+    def insert_part(self, transaction: _Transaction, text: str, *given: Any) -> list[tuple[Any, ...]]:
+        """A row for the part that was inserted. `text` may lack what keeps an older generation's rows out."""
+        batch, part, store, token, subtask, data, job, sink, lineage, _ = given
+        fence, key = ("fences", job, sink, lineage), ("staged", job, sink, batch, part)
+        if " for share" in text:
+            self.lock(transaction, fence, share=True)
+        newest = self.get(transaction, fence)
+        if newest is None or ("token <= %s" in text and newest > token):
+            self.note("an older generation's rows refused by PostgreSQL")
+            return []
         self.lock(transaction, key)
-        if self.get(transaction, key) is None:
-            transaction.changes[key] = _Part(*given[4:])
+        if self.get(transaction, key) is not None:
+            return []
+        transaction.changes[key] = _Part(lineage, store, token, subtask, data)
+        return [(1,)]
 
     def read_fence(self, transaction: _Transaction, *key: str) -> list[tuple[Any, ...]]:
         token = self.get(transaction, ("fences", *key))
-        staging = [part.token for part in transaction.changes.values() if isinstance(part, _Part)]
-        if token is not None and any(own < token for own in staging):
-            self.note("an older generation's rows refused by PostgreSQL")
         return [] if token is None else [(token,)]
 
-    def count_parts(self, transaction: _Transaction, job: str, sink: str, batch: str) -> list[tuple[Any, ...]]:
-        return [(sum(key[3] == batch for key in self.staged(transaction, job, sink)),)]
+    def there(
+        self, transaction: _Transaction, batches: list[str], lineages: list[str], job: str, sink: str, *_: str
+    ) -> list[tuple[Any, ...]]:
+        parts = [key[3] for key in self.staged(transaction, job, sink)]
+        return [
+            (batch, parts.count(batch), self.get(transaction, ("commits", job, sink, lineage)) or 0)
+            for batch, lineage in zip(batches, lineages, strict=True)
+        ]
 
     def read_commits(self, transaction: _Transaction, *key: str) -> list[tuple[Any, ...]]:
         checkpoint = self.get(transaction, ("commits", *key))
@@ -251,31 +269,17 @@ _STATEMENTS: dict[str, Callable[..., list[tuple[Any, ...]] | None]] = {
     for text, run in (
         ("select pg_advisory_xact_lock(hashtextextended(%s, 0))", PostgresServer.take_advisory_lock),
         (postgres._RAISE_FENCE, PostgresServer.raise_fence),
-        (postgres_staged._INSERT_PART, PostgresServer.insert_part),
         (postgres_staged._TAKE_PARTS, PostgresServer.take_parts),
         (postgres_staged._SWEEP, PostgresServer.sweep),
         (
             "select token from barrier_runtime.fences where job = %s and sink = %s and lineage = %s",
             PostgresServer.read_fence,
         ),
-        (
-            "select count(*) from barrier_runtime.staged where job = %s and sink = %s and batch = %s",
-            PostgresServer.count_parts,
-        ),
-        (
-            "select checkpoint from barrier_runtime.commits where job = %s and sink = %s and lineage = %s",
-            PostgresServer.read_commits,
-        ),
-        (
-            "insert into barrier_runtime.commits (job, sink, lineage, checkpoint) values (%s, %s, %s, 0) "
-            "on conflict do nothing",
-            PostgresServer.insert_commits,
-        ),
-        (
-            "update barrier_runtime.commits set checkpoint = %s, committed_at = now() "
-            "where job = %s and sink = %s and lineage = %s",
-            PostgresServer.update_commits,
-        ),
+        (postgres_staged._THERE, PostgresServer.there),
+        (postgres_staged._LOCK_MARK.replace(" for update", ""), PostgresServer.read_commits),
+        (postgres_staged._MAKE_MARK, PostgresServer.insert_commits),
+        (postgres_staged._RAISE_MARK, PostgresServer.update_commits),
+        ("drop table if exists pg_temp.barrier_runtime_check", lambda *_: None),
         (
             "delete from barrier_runtime.staged where job = %s and sink = %s and batch = %s",
             PostgresServer.drop_batch,
@@ -297,11 +301,11 @@ class _Session:
         fresh = self._connection is None
         try:
             try:
-                return self._attempt(work)
+                return self._attempt(work, autocommit)
             except _Lost:
                 if fresh:
                     raise
-                return self._attempt(work)
+                return self._attempt(work, autocommit)
         except (_Lost, _LockTimeout) as error:
             raise Unavailable(f"{self._where}: {what} failed at PostgreSQL: {error}. It is tried again") from error
 
@@ -309,11 +313,13 @@ class _Session:
         self._closed = True
         self._drop()
 
-    def _attempt(self, work: Callable[[Any], Any]) -> Any:
+    def _attempt(self, work: Callable[[Any], Any], autocommit: bool) -> Any:
         connection = self._connection = self._connection or _Connection(self._server)
+        connection.autocommit = autocommit
         try:
             result = work(connection)
-            connection.commit()
+            if not autocommit:
+                connection.commit()
         except BaseException:
             self._drop()
             raise
@@ -327,36 +333,100 @@ class _Session:
             connection.close()
 
 
+class _Cursor:
+    """Over the rows of one statement."""
+
+    def __init__(self, connection: "_Connection") -> None:
+        self._connection = connection
+        self.found: list[tuple[Any, ...]] = []
+
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> "_Cursor":
+        self._connection.send(_plain(statement), parameters, self)
+        return self
+
+    @property
+    def rowcount(self) -> int:
+        return len(self.found)
+
+    def fetchone(self) -> tuple[Any, ...] | None:
+        return self.found[0] if self.found else None
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        return self.found
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+
 class _Connection:
-    """A connection of psycopg; `cursor()` is itself."""
+    """A connection of psycopg. Without `begin` each statement of one with `autocommit` is a transaction."""
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
         self._simulation = server.simulation
         self._transaction: _Transaction | None = None
-        self._found: list[tuple[Any, ...]] = []
+        self._sent_together: list[tuple[str, Sequence[Any], _Cursor]] | None = None
+        self.autocommit = False
 
-    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> "_Connection":
-        text, transaction = _plain(statement), self._begun()
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> _Cursor:
+        return self.cursor().execute(statement, parameters)
+
+    def cursor(self, binary: bool = False) -> _Cursor:
+        return _Cursor(self)
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        self._sent_together = []
+        try:
+            yield
+            together = self._sent_together
+        finally:
+            self._sent_together = None
+        self._carried_out(together)
+
+    def send(self, text: str, parameters: Sequence[Any], cursor: _Cursor) -> None:
+        if self._sent_together is not None:
+            self._sent_together.append((text, parameters, cursor))
+        else:
+            self._carried_out([(text, parameters, cursor)])
+
+    def _carried_out(self, statements: Sequence[tuple[str, Sequence[Any], _Cursor]]) -> None:
+        """All up to a commit in one trip, but for locks that are waited for."""
+        left = list(statements)
+        explicit = self._transaction is not None or not self.autocommit
         waits_until_us = self._simulation.now_us + _LOCK_TIMEOUT_US
-        while True:
+        while left:
+            text = left[0][0]
+            if text in ("begin", "commit", "rollback"):
+                del left[0]
+                if text == "commit":
+                    self.commit()
+                elif text == "rollback":
+                    self.close()
+                explicit = text == "begin"
+                continue
+            transaction = self._begun()
             try:
-                self._found = self._asked(lambda: self._server.execute(transaction, text, parameters))
-                return self
+                self._asked(partial(self._executed, transaction, left, explicit))
             except _Locked:
                 self._server.note("a lock of PostgreSQL waited for")
                 if self._simulation.now_us > waits_until_us:
                     raise _LockTimeout("canceling statement due to lock timeout") from None
                 self._simulation.jobs.block(self._simulation.between_us(*_LOOK_AGAIN_US))
+                continue
+            if not explicit:
+                self.commit()
 
-    def cursor(self, binary: bool = False) -> Any:
-        return contextlib.nullcontext(self)
-
-    def fetchone(self) -> tuple[Any, ...] | None:
-        return self._found[0] if self._found else None
-
-    def fetchall(self) -> list[tuple[Any, ...]]:
-        return self._found
+    def _executed(
+        self, transaction: _Transaction, left: list[tuple[str, Sequence[Any], _Cursor]], explicit: bool
+    ) -> None:
+        """At the server: those that belong to the transaction, or the first."""
+        while left and left[0][0] not in ("begin", "commit", "rollback"):
+            text, parameters, cursor = left[0]
+            cursor.found = self._server.execute(transaction, text, parameters)
+            del left[0]
+            if not explicit:
+                return
 
     def copy(self, columns: Sequence[str], parts: Sequence[bytes]) -> None:
         transaction = self._begun()

@@ -218,45 +218,34 @@ _CHANGES: tuple[tuple[str, str, str | None, str, str, str], ...] = (  # name, th
         "rows are staged in PostgreSQL without a look at the fence: a zombie's come after its successor's sweep",
         "staged",
         "barrier_runtime/connectors/postgres/staged.py",
-        "            copy_into(connection, _temporary(), columns, [data])\n            self._check_fence(connection)\n",
-        "            copy_into(connection, _temporary(), columns, [data])\n",
+        "connection.execute(_INSERT_PART, (",
+        'connection.execute(_INSERT_PART.replace("token <= %s", "%s > 0"), (',
     ),
     (
-        "fence-checked-apart-from-the-staging",
-        "the fence is checked in a transaction before the one that stages rows",
+        "fence-checked-without-a-lock",
+        "the statement that stages rows looks at the fence without a lock: a newer generation may open before it ends",
         "staged",
         "barrier_runtime/connectors/postgres/staged.py",
-        "            copy_into(connection, _temporary(), columns, [data])\n"
-        "            self._check_fence(connection)\n"
-        "\n"
-        '        self._staging.run("staging rows", work)\n',
-        "            copy_into(connection, _temporary(), columns, [data])\n"
-        "\n"
-        '        self._staging.run("looking at the fence", self._check_fence)\n'
-        '        self._staging.run("staging rows", work)\n',
+        "connection.execute(_INSERT_PART, (",
+        'connection.execute(_INSERT_PART.replace(" for share", ""), (',
     ),
     (
         "commits-apart-from-the-move",
         "rows are moved into the table in one transaction, what is visible is raised in the next one",
         "staged",
         "barrier_runtime/connectors/postgres/staged.py",
-        "                (max(visible, checkpoint), self._context.job, self._context.sink, lineage),\n"
-        "            )\n"
-        "\n"
-        "        self._deciding.run(",
-        "                (visible, self._context.job, self._context.sink, lineage),\n"
-        "            )\n"
-        "\n"
-        "        def raised(connection: Any) -> None:\n"
-        "            connection.execute(\n"
-        '                "update barrier_runtime.commits set checkpoint = %s, committed_at = now() "\n'
-        '                "where job = %s and sink = %s and lineage = %s",\n'
-        "                (checkpoint, self._context.job, self._context.sink, lineage),\n"
-        "            )\n"
-        "\n"
-        '        self._deciding.run("moving", work)\n'
-        "        work = raised\n"
-        "        self._deciding.run(",
+        "                            connection.execute(_RAISE_MARK, (checkpoint, *owner))\n"
+        '                            connection.execute("commit")\n',
+        '                            connection.execute("commit")\n'
+        "                            connection.execute(_RAISE_MARK, (checkpoint, *owner))\n",
+    ),
+    (
+        "mark-remembered-before-the-commit",
+        "a sink takes a checkpoint for visible in PostgreSQL before the transaction that shows it has ended",
+        "staged",
+        "barrier_runtime/connectors/postgres/staged.py",
+        "                windows = _windows(due)\n",
+        "                windows = _windows(due)\n                self._visible[lineage] = checkpoint\n",
     ),
     (
         "savepoint-before-its-rows-are-visible",

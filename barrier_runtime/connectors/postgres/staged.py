@@ -23,9 +23,9 @@ Statements whose answers nothing depends on travel together. A global commit of 
 The client remembers a mark that it has seen or set, and asks for no part up to that: marks only rise, so a remembered
 one is never too high. If the row says more, another process was at it: the client begins again with that mark.
 
-A group of checkpoints that fails is split, so that a row which the target refuses, or a statement that takes too long,
-holds back no older checkpoint. Groups are split between decisions and not between committables: one of a checkpoint
-that was given up holds rows of some subtasks only, and must appear together with the next decided ones.
+A group of checkpoints that fails is halved (`sink_bases/commit_groups`), between decisions and not between
+committables: one of a checkpoint that was given up holds rows of some subtasks only, and must appear together with the
+next decided ones.
 
 `commits` holds one number per lineage, and that is enough for ever: within a lineage checkpoint ids only rise, and what
 a manifest lists and a global commit up to n has not moved belongs to a checkpoint after n.
@@ -45,7 +45,8 @@ from barrier_runtime.connectors.postgres.fence import check_fence
 from barrier_runtime.connectors.postgres.session import PostgresSession, at_once, load_psycopg
 from barrier_runtime.connectors.postgres.target import PostgresTarget, copy_into, make_check_table
 from barrier_runtime.connectors.sink import SinkContext
-from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, Unavailable
+from barrier_runtime.connectors.sink_bases.commit_groups import CommitGroups
+from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt
 
 _MOVE_BYTES = 16 << 20  # fetched and copied at a time, and of checkpoints that are committed together
 _ROWS_TABLE = "barrier_runtime_check"
@@ -83,6 +84,7 @@ and (lineage = %s or store = %s) and batch <> all(%s::text[])
 """
 
 _Part = tuple[PostgresCommittable, int]  # a committable and the number of its part
+_Step = tuple[int, list[PostgresCommittable]]  # a decided checkpoint and what it shows
 
 
 class StagedTransactions:
@@ -108,7 +110,7 @@ class StagedTransactions:
         self._checks_on: tuple[Any, tuple[str, ...]] | None = None  # connection and columns of its temporary table
         self._rows_on: tuple[Any, tuple[str, ...]] | None = None
         self._visible: dict[str, int] = {}  # by lineage: all up to this checkpoint is known to be visible
-        self._most_together: int | None = None  # decisions of a group, after a larger one has failed
+        self._groups = CommitGroups(_MOVE_BYTES)
 
     # ------------------------------------------------------------ staging
 
@@ -160,51 +162,37 @@ class StagedTransactions:
             inherited = [each for each in committables if each.lineage == lineage]
             self._show(lineage, max(each.checkpoint for each in inherited), inherited)
         due = self._due(own, committables)
-        decisions: list[int] = []
-        while due:
-            through = checkpoint
-            if self._most_together is not None or _bytes_of(due) > _MOVE_BYTES:
-                decisions = decisions or self._decisions(checkpoint, due)
-                through = self._last_together(decisions, due)
-            group = [each for each in due if each.checkpoint <= through]
+        if not due:
+            return
+        if not self._groups.limited and _bytes_of(due) <= _MOVE_BYTES:
             try:
-                self._show(own, through, group)
-            except BarrierRuntimeError as error:
-                if group[0].checkpoint == through:
-                    raise
-                decisions = decisions or self._decisions(checkpoint, due)
-                together = len(_steps(decisions, group))
-                if together == 1:
-                    raise
-                self._most_together = together // 2
-                if isinstance(error, Unavailable):  # of the server, or too slow: the next attempt takes fewer
-                    raise
+                self._show(own, checkpoint, due)
+            except BarrierRuntimeError as error:  # which decisions there are to be halved, only the log says
+                self._groups.failed(len(self._steps(checkpoint, due)), error)
             else:
-                due = self._due(own, due)
-                self._most_together = self._most_together and 2 * self._most_together
-        self._most_together = None
+                return
+
+        def show(steps: Sequence[_Step]) -> None:
+            self._show(own, steps[-1][0], [each for _, step in steps for each in step])
+
+        self._groups.commit(self._steps(checkpoint, due), lambda step: _bytes_of(step[1]), show)
 
     def _due(self, lineage: str, committables: Sequence[PostgresCommittable]) -> list[PostgresCommittable]:
         visible = self._visible.get(lineage, 0)
         return [each for each in committables if each.lineage == lineage and each.checkpoint > visible]
 
-    def _decisions(self, checkpoint: int, due: Sequence[PostgresCommittable]) -> list[int]:
-        """Rising checkpoints in whose steps `due` can be shown; the last one is `checkpoint`."""
-        numbers = sorted({each.checkpoint for each in due})
-        if numbers[0] == checkpoint:
-            return numbers
-        between = decided_checkpoints(self._context, numbers[0] - 1)
-        return [*(each for each in between if each < checkpoint), checkpoint]
-
-    def _last_together(self, decisions: Sequence[int], due: Sequence[PostgresCommittable]) -> int:
-        """The last of the decisions that are committed together, at least one."""
-        steps = _steps(decisions, due)
-        end = steps[0]
-        for decided in steps[1 : self._most_together]:
-            if _bytes_of([each for each in due if each.checkpoint <= decided]) > _MOVE_BYTES:
-                break
-            end = decided
-        return end
+    def _steps(self, checkpoint: int, due: Sequence[PostgresCommittable]) -> list[_Step]:
+        """The decisions that show something, oldest first, and what each shows; the last one is `checkpoint`."""
+        oldest = min(each.checkpoint for each in due)
+        between = decided_checkpoints(self._context, oldest - 1) if oldest < checkpoint else []
+        steps: list[_Step] = []
+        shown = 0
+        for decided in [*(each for each in between if each < checkpoint), checkpoint]:
+            step = [each for each in due if shown < each.checkpoint <= decided]
+            if step:
+                steps.append((decided, step))
+                shown = decided
+        return steps
 
     def _show(self, lineage: str, checkpoint: int, committables: Sequence[PostgresCommittable]) -> None:
         """Move what is not visible yet, and say that everything of this lineage up to `checkpoint` is."""
@@ -306,16 +294,6 @@ class StagedTransactions:
 
 def _temporary() -> Any:
     return load_psycopg().sql.Identifier("pg_temp", _ROWS_TABLE)
-
-
-def _steps(decisions: Sequence[int], due: Sequence[PostgresCommittable]) -> list[int]:
-    """Those of the decisions that show something."""
-    steps, shown = [], 0
-    for decided in decisions:
-        if any(shown < each.checkpoint <= decided for each in due):
-            steps.append(decided)
-            shown = decided
-    return steps
 
 
 def _bytes_of(committables: Sequence[PostgresCommittable]) -> int:
