@@ -75,6 +75,7 @@ class BatchingSink(WriteAheadSink):
 
     global_committer = True
     commits_only_globally = True
+    commits_together = False  # a part has nothing to commit
     required_methods: ClassVar[tuple[str, ...]] = ()
 
     def deliver_batches(self, batches: Sequence[DecidedBatch]) -> None:

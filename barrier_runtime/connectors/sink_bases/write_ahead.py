@@ -4,8 +4,12 @@ Pre-commit stages the rows as immutable objects beside the checkpoints (Arrow, c
 can expire. Once the checkpoint is decided, `commit` reads them back, checks every hash and calls `deliver` with a token
 that is the same however often it is repeated. Deliveries of one origin subtask come one at a time, oldest first.
 
+Transactions of one origin subtask that were decided while others were delivered are delivered together: their objects
+are read ahead, and one note and one request to delete do for all of them.
+
 Subclasses write `deliver`, and may write
 
+- `deliver_together`, when the target takes several transactions at once for less than one after the other;
 - `delivered(token)`, when the target itself remembers what it got: asked before anything is sent;
 - `prepare(batches)`, to refuse or convert rows while they can still be refused: what fails after the decision is tried
   for ever.
@@ -40,6 +44,7 @@ from typing import ClassVar, TypeAlias
 import pyarrow as pa
 
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
+from barrier_runtime.connectors.sink_bases.read_ahead import read_ahead
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
 from barrier_runtime.connectors.sink_bases.write_ahead_committable import (
     DeliveryToken,
@@ -50,10 +55,11 @@ from barrier_runtime.connectors.sink_bases.write_ahead_committable import (
 )
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.state.errors import Corrupt
-from barrier_runtime.state.store.object_store import ObjectNotFound, get_or_none
+from barrier_runtime.state.store.object_store import ObjectNotFound, get_or_none, side_by_side
 from barrier_runtime.state.store.paths import Paths
 
 _COMPRESSION = "zstd"
+_READS_AT_ONCE = 8
 _MOST_IN_MEMORY = 1 << 20  # Arrow bytes of staged rows that one subtask keeps: what is small is what is awaited
 
 StagedTransaction: TypeAlias = RowBuffer[StagedRows]
@@ -64,6 +70,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
     an object of its own. Delivering reads one object at a time."""
 
     required_methods: ClassVar[tuple[str, ...]] = ("deliver",)
+    commits_together = True
     delivers_from_memory: ClassVar[bool] = False
     """A few staged rows are kept, and delivered without being read back. A zombie then does not see that its successor
     has deleted them: only for targets that refuse it, however late it comes."""
@@ -94,6 +101,12 @@ class WriteAheadSink(TwoPhaseCommitSink):
     def deliver(self, token: DeliveryToken, batches: Iterator[pa.RecordBatch]) -> None:
         """Write decided rows, as one whole and in order. Must have no effect when `token` was delivered before."""
         raise NotImplementedError
+
+    def deliver_together(self, deliveries: Iterator[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]) -> None:
+        """`deliver` for several transactions of one origin, oldest first. The rows of one can be read until the next is
+        asked for. If it raises, they are delivered alone next time, whatever was written."""
+        for token, batches in deliveries:
+            self.deliver(token, batches)
 
     def must_deliver_nothing(self) -> bool:
         """Shall `deliver` be called for a transaction without rows, too? Asked when one is closed."""
@@ -163,15 +176,37 @@ class WriteAheadSink(TwoPhaseCommitSink):
     def commit(self, committable: bytes) -> None:
         self._commit_entry(self._decoded(committable))
 
+    def commit_together(self, committables: Sequence[bytes]) -> None:
+        entries = [self._decoded(each) for each in committables]
+        for _, same in itertools.groupby(entries, lambda entry: (entry.lineage, entry.subtask)):
+            self._commit_entries(list(same))
+
+    def _commit_entries(self, entries: Sequence[WriteAheadCommittable]) -> None:
+        """Of one origin, oldest first."""
+        remembered = [self.delivered(entry.delivery, entry.rows) for entry in entries]
+        missing = [entry for entry, known in zip(entries, remembered, strict=True) if not known]
+        try:
+            if missing:
+                self.deliver_together(self._deliveries(missing))
+        except ObjectNotFound:  # of which one, and has a successor delivered it? Asked one by one
+            for entry in entries:
+                self._commit_entry(entry)
+            return
+        to_note = [entry for entry, known in zip(entries, remembered, strict=True) if known is None]
+        if to_note:
+            self._note(to_note[-1])
+        self._drop(entries)
+
     def _commit_entry(self, entry: WriteAheadCommittable) -> None:
         remembered = self.delivered(entry.delivery, entry.rows)
         if not remembered:
+            deliveries = self._deliveries([entry])
             try:
-                batches = self._batches(entry)
+                token, batches = next(deliveries)
             except ObjectNotFound as error:
                 self._already_delivered(entry, remembered, error)
                 return
-            self.deliver(entry.delivery, batches)
+            self.deliver(token, batches)
         if remembered is None:
             self._note(entry)
         self._drop([entry])
@@ -202,11 +237,23 @@ class WriteAheadSink(TwoPhaseCommitSink):
 
     # ------------------------------------------------------------ reading back
 
-    def _batches(self, entry: WriteAheadCommittable) -> Iterator[pa.RecordBatch]:
-        """All rows in order. The first object is read here and now: while that one is there, all are."""
-        first = [self._read(each) for each in entry.objects[:1]]
-        rest = (self._read(each) for each in entry.objects[1:])
-        return (batch for table in itertools.chain(first, rest) for batch in table)
+    def _deliveries(
+        self, entries: Sequence[WriteAheadCommittable]
+    ) -> Iterator[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]:
+        """All rows in order. The first object of each transaction is read before its token is handed out: while that
+        one is there, all are."""
+        objects = self._read_all([each for entry in entries for each in entry.objects])
+        for entry in entries:
+            rest = itertools.islice(objects, len(entry.objects))
+            first = list(itertools.islice(rest, 1))
+            yield entry.delivery, itertools.chain.from_iterable(itertools.chain(first, rest))
+            for _ in rest:  # what the target had already, and did not want to see
+                pass
+
+    def _read_all(self, objects: Sequence[StagedRows]) -> Iterator[Sequence[pa.RecordBatch]]:
+        """Of each its rows, in order; small ones are read side by side, ahead of their turn."""
+        at_once = side_by_side(self._context.job_store, _READS_AT_ONCE)
+        return read_ahead(self._read, objects, lambda staged: staged.rows, at_once)
 
     def _read(self, staged: StagedRows) -> Sequence[pa.RecordBatch]:
         kept = self._in_memory.pop(staged.key, None)

@@ -36,9 +36,8 @@ from barrier_runtime.connectors.kafka.sink.topic_limits import KafkaLimits, chec
 from barrier_runtime.connectors.kafka.sink.transactions import MarkedProducer, Marker, TransactionOrigin
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.write_ahead import WriteAheadSink
-from barrier_runtime.connectors.sink_bases.write_ahead_committable import DeliveryToken, WriteAheadCommittable
+from barrier_runtime.connectors.sink_bases.write_ahead_committable import DeliveryToken
 from barrier_runtime.state.errors import Corrupt, Fenced, Unavailable
-from barrier_runtime.state.store.object_store import ObjectNotFound
 
 
 class KafkaWriteAhead(WriteAheadSink):
@@ -121,40 +120,25 @@ class KafkaWriteAhead(WriteAheadSink):
             producer.close()
 
     def deliver(self, token: DeliveryToken, batches: Iterator[pa.RecordBatch]) -> None:
-        self._deliver(token, [(token, batches)])
+        self.deliver_together(iter([(token, batches)]))
 
     def commit_together(self, committables: Sequence[bytes]) -> None:
         """What follows each other from one origin goes in one transaction, with the marker of the last."""
-        entries = [self._decoded(each) for each in committables]
-        for each in entries:
+        for each in map(self._decoded, committables):
             origin = each.lineage, each.subtask
             self._decided[origin] = max(each.checkpoint, self._decided.get(origin, 0))
-        for _, same in itertools.groupby(entries, lambda entry: (entry.lineage, entry.subtask)):
-            self._commit_all(list(same))
+        super().commit_together(committables)
 
-    def _commit_all(self, entries: Sequence[WriteAheadCommittable]) -> None:
-        missing = [entry for entry in entries if not self.delivered(entry.delivery, entry.rows)]
-        try:
-            if missing:
-                self._deliver(missing[0].delivery, ((entry.delivery, self._batches(entry)) for entry in missing))
-        except ObjectNotFound:  # of which one, and has a successor written it? Asked one by one
-            for entry in entries:
-                self._commit_entry(entry)
-        else:
-            self._drop(entries)
-
-    def _deliver(
-        self, first: DeliveryToken, transactions: Iterable[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]
-    ) -> None:
-        """`transactions`: of one origin, oldest first."""
-        producer = self._connected(first.lineage, first.subtask, first)
-        try:
-            self._write(producer, transactions)
-        except BaseException:
-            producer.abandon()
-            raise
-        if (first.lineage, first.subtask) == self._own:
-            self._marked_at = time.monotonic()
+    def deliver_together(self, deliveries: Iterator[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]) -> None:
+        for first, batches in deliveries:
+            producer = self._connected(first.lineage, first.subtask, first)
+            try:
+                self._write(producer, itertools.chain([(first, batches)], deliveries))
+            except BaseException:
+                producer.abandon()
+                raise
+            if (first.lineage, first.subtask) == self._own:
+                self._marked_at = time.monotonic()
 
     def _write(
         self, producer: MarkedProducer, transactions: Iterable[tuple[DeliveryToken, Iterator[pa.RecordBatch]]]

@@ -1,0 +1,42 @@
+"""Staged objects that are read ahead of their turn, because each read is a wait for the store."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+_Object = TypeVar("_Object")
+_Read = TypeVar("_Read")
+_MOST_ROWS = 1 << 16  # of objects that are being read or wait for their turn, but for a larger one alone
+
+
+def read_ahead(
+    read: Callable[[_Object], _Read],
+    objects: Sequence[_Object],
+    rows_of: Callable[[_Object], int],
+    at_once: int,
+    most_rows: int = _MOST_ROWS,
+) -> Iterator[_Read]:
+    """`read` of each object, in order, `at_once` of them on threads of their own. What it raises for an object comes at
+    the turn of that object. Reading begins when the first result is asked for."""
+    at_once = min(at_once, len(objects))
+    if at_once < 2:
+        yield from map(read, objects)
+        return
+    pool = ThreadPoolExecutor(at_once, thread_name_prefix="read-ahead")
+    reading: deque[tuple[int, Future[_Read]]] = deque()
+    rows = position = 0
+    try:
+        while position < len(objects) or reading:
+            while position < len(objects) and len(reading) < at_once:
+                more = rows_of(objects[position])
+                if reading and rows + more > most_rows:
+                    break
+                reading.append((more, pool.submit(read, objects[position])))
+                rows += more
+                position += 1
+            less, result = reading.popleft()
+            yield result.result()
+            rows -= less
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
