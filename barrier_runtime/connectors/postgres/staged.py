@@ -23,7 +23,7 @@ Statements whose answers nothing depends on travel together. A global commit of 
 The client remembers a mark that it has seen or set, and asks for no part up to that: marks only rise, so a remembered
 one is never too high. If the row says more, another process was at it: the client begins again with that mark.
 
-A group of checkpoints that fails is halved (`sink_bases/commit_groups`), between decisions and not between
+A group of checkpoints that fails is halved (`connectors/commit_groups`), between decisions and not between
 committables: one of a checkpoint that was given up holds rows of some subtasks only, and must appear together with the
 next decided ones.
 
@@ -39,13 +39,13 @@ leave a dead row behind for every row, and would have to follow every change of 
 from collections.abc import Sequence
 from typing import Any
 
+from barrier_runtime.connectors.commit_groups import CommitGroups
 from barrier_runtime.connectors.decisions import decided_checkpoints
 from barrier_runtime.connectors.postgres.committable import Names, PostgresCommittable
 from barrier_runtime.connectors.postgres.fence import check_fence
 from barrier_runtime.connectors.postgres.session import PostgresSession, at_once, load_psycopg
 from barrier_runtime.connectors.postgres.target import PostgresTarget, copy_into, make_check_table
 from barrier_runtime.connectors.sink import SinkContext
-from barrier_runtime.connectors.sink_bases.commit_groups import CommitGroups
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt
 
 _MOVE_BYTES = 16 << 20  # fetched and copied at a time, and of checkpoints that are committed together

@@ -43,8 +43,8 @@ from typing import ClassVar, TypeAlias
 
 import pyarrow as pa
 
+from barrier_runtime.connectors.read_ahead import read_ahead
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
-from barrier_runtime.connectors.sink_bases.read_ahead import read_ahead
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
 from barrier_runtime.connectors.sink_bases.write_ahead_committable import (
     DeliveryToken,
