@@ -86,7 +86,8 @@ def sink_facts(sink: Any) -> dict[str, Any]:
 
 
 class TwoPhaseCommitSink:
-    """One instance per sink subtask. `begin_transaction`, `write` and `stage_early` run on the loop and must not block.
+    """One instance per sink subtask. `begin_transaction`, `write`, `stage_early` and `encode_early` run on the loop and
+    must not block.
 
     Everything else runs off the loop: `pre_commit` on one thread, `commit`, `abort` and `recover` on another. So a
     commit of an older transaction may run beside the pre-commit of a newer one.
@@ -148,6 +149,12 @@ class TwoPhaseCommitSink:
     def stage_early(self, transaction: Any) -> Callable[[], None] | None:
         """Called after each write. Work to be done off the loop for a transaction that grew too large to keep in memory
         until `pre_commit`, or None. If the work fails, `pre_commit` has to make up for it."""
+        return None
+
+    def encode_early(self, transaction: Any) -> Callable[[], None] | None:
+        """Called after each write, unless earlier work of this kind is still under way. Work to be done off the loop on
+        rows that have come, so that less is left for `pre_commit`, or None. If it raises an error that a person must
+        mend, the job ends with the next rows; what else it raises is for `pre_commit` to make up for."""
         return None
 
     def pre_commit(self, transaction: Any, checkpoint: int) -> bytes | None:

@@ -81,6 +81,9 @@ class WatchedSink(TwoPhaseCommitSink):
 
         return staged
 
+    def encode_early(self, transaction: _Open) -> Callable[[], None] | None:
+        return self.sink.encode_early(transaction.transaction)
+
     def pre_commit(self, transaction: _Open, checkpoint: int) -> bytes | None:
         self._call(f"pre_commit({checkpoint})")
         with self._watcher.lines.watched():

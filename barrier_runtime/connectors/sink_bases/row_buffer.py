@@ -6,7 +6,7 @@ Written on the loop, staged off it. `staging` guards every part but the last, wh
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -21,8 +21,8 @@ _FEW_OVERHEAD = 512  # bytes that a small batch costs as lists, beside its value
 _MERGE_BYTES = 64 << 20  # what is larger stays as it is: it needs no merging, and 32-bit offsets end at 2 GiB
 
 
-class _Part(Generic[_Staged]):
-    """`staged` is set once the rows are durable; then `batches` is dropped."""
+class Part(Generic[_Staged]):
+    """`staged` is set once the rows are durable; then the rows are dropped."""
 
     __slots__ = ("batches", "bytes", "merged", "rows", "staged", "unmerged_bytes")
 
@@ -34,6 +34,14 @@ class _Part(Generic[_Staged]):
         self.rows = 0
         self.staged: _Staged | None = None
 
+    def content(self) -> Sequence[Any]:
+        """The rows as `make` gets them, when the part is full."""
+        return self.batches
+
+    def drop(self) -> None:
+        """The rows are durable."""
+        self.batches = []
+
 
 class RowBuffer(Generic[_Staged]):
     """Parts in the order of their rows; the last one is still written to."""
@@ -43,9 +51,13 @@ class RowBuffer(Generic[_Staged]):
     def __init__(self) -> None:
         self._few: list[FewRows] = []  # the last rows of the current part, not in Arrow yet
         self._few_rows = self._few_bytes = 0
-        self._full: list[_Part[_Staged]] = []
-        self._current: _Part[_Staged] = _Part()
+        self._full: list[Part[_Staged]] = []
+        self._current: Part[_Staged] = self._part()
         self._staging = threading.Lock()
+
+    def _part(self) -> Part[_Staged]:
+        """A new one."""
+        return Part()
 
     @property
     def bytes_in_current(self) -> int:
@@ -91,21 +103,21 @@ class RowBuffer(Generic[_Staged]):
         self._write_gathered()
         if self._current.rows:
             self._full.append(self._current)
-            self._current = _Part()
+            self._current = self._part()
 
     def rest(self) -> Sequence[pa.RecordBatch]:
         """What is not full, when nobody writes to it any more. May be asked for again."""
         self._write_gathered()
         return tuple(self._current.batches)
 
-    def stage(self, make: Callable[[Sequence[pa.RecordBatch]], _Staged]) -> list[_Staged]:
+    def stage(self, make: Callable[[Sequence[Any]], _Staged]) -> list[_Staged]:
         """Make durable, by `make`, whatever is full and is not yet. May be called again after it raised."""
         with self._staging:
             staged = []
             for part in list(self._full):
                 if part.staged is None:
-                    part.staged = make(part.batches)
-                    part.batches = []
+                    part.staged = make(part.content())
+                    part.drop()
                 staged.append(part.staged)
             return staged
 

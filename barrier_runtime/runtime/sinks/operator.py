@@ -1,9 +1,9 @@
 """The operator around a `TwoPhaseCommitSink`: carries the effects of `SinkDriver` out.
 
-Three places of work: `write` on the loop; early staging and `pre_commit` on the executor of snapshots; `commit` on an
-executor of its own, so that a slow commit delays neither barriers nor the next pre-commit. The sink is thus used by two
-threads at a time: a commit of the past beside a pre-commit of the present. When rows come faster than they can be
-staged, the operator has no room until they are: memory stays bounded, and the stream waits.
+Three places of work: `write` on the loop; early encoding, early staging and `pre_commit` on the executor of snapshots;
+`commit` on an executor of its own, so that a slow commit delays neither barriers nor the next pre-commit. The sink is
+thus used by two threads at a time: a commit of the past beside a pre-commit of the present. When rows come faster than
+they can be staged, the operator has no room until they are: memory stays bounded, and the stream waits.
 
 A pre-commit that failed, or never ran because its checkpoint was aborted, loses nothing: the blocking part of the next
 snapshot first makes up for every older transaction that is not durable yet.
@@ -127,6 +127,8 @@ class SinkOperator(Operator):
             only_globally=self._sink.global_committer and self._sink.commits_only_globally,
         )
         self._stagings = 0  # early ones that have not ended
+        self._encoding = False  # early, and not ended
+        self._refused: Exception | None = None  # what encoding raised, and a person must mend
         self._staged: dict[int, _Staged] = {}  # by transaction number; the open one included
         self._sealing = threading.Lock()
         self._recovered: tuple[int, BaseException | None] | None = None  # outcome, until the loop has heard of it
@@ -141,6 +143,8 @@ class SinkOperator(Operator):
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         if self._recovered is not None:
             self._hear_of_recovery()
+        if self._refused is not None:
+            self._trouble.raise_named(self._refused, STAGING)
         rows, staged = batch.count, self._open_staged
         try:
             if self._takes_few and batch.few is not None:
@@ -157,6 +161,11 @@ class SinkOperator(Operator):
         if early is not None:
             self._stagings += 1
             self._context.snapshot_executor.submit(early, self._staged_early)
+        if not self._encoding:
+            encode = self._sink.encode_early(staged.transaction)
+            if encode is not None:
+                self._encoding = True
+                self._context.snapshot_executor.submit(encode, self._encoded_early)
 
     @property
     def has_room(self) -> bool:
@@ -331,6 +340,12 @@ class SinkOperator(Operator):
         self._context.wake()
         if error is not None and not self._closed:
             self._context.metrics.count(EARLY_STAGING_FAILED)
+
+    def _encoded_early(self, _: Any, error: BaseException | None) -> None:
+        """Other failures are no news: pre-commit encodes the rows, and reports."""
+        self._encoding = False
+        if isinstance(error, Exception) and must_be_mended(error):
+            self._refused = error
 
     # ------------------------------------------------------------ the global committer (on the loop)
 

@@ -116,6 +116,9 @@ class CrashingSink(TwoPhaseCommitSink):
     def stage_early(self, transaction: Any) -> Callable[[], None] | None:
         return self.sink.stage_early(transaction)
 
+    def encode_early(self, transaction: Any) -> Callable[[], None] | None:
+        return self.sink.encode_early(transaction)
+
     def pre_commit(self, transaction: Any, checkpoint: int) -> bytes | None:
         self._at("pre-commit")
         committable = self.sink.pre_commit(transaction, checkpoint)

@@ -24,6 +24,7 @@ from barrier_runtime.connectors.files.sink.commit_log import CommitLog, Committe
 from barrier_runtime.connectors.files.sink.open_files import OpenFiles, Rolling, restored
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_bases import encoders
+from barrier_runtime.connectors.sink_bases.encoded_rows import EncodedRows, EncodingBuffer
 from barrier_runtime.connectors.sink_bases.file_committable import (
     StagedFile,
     check_names,
@@ -64,7 +65,8 @@ class FileSink(TwoPhaseCommitSink):
     """Base of the file sinks. `url`: a local folder or that of a store (docs/running.md); several jobs may share it.
 
     `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask before a part of it is staged early, as a
-    file of its own. The default is smaller for text, which is larger than its rows.
+    file of its own. The default is smaller for text, which is larger than its rows: rows are encoded while they arrive,
+    and text of four times as many bytes is staged early as well.
 
     `staging`: where rows wait for the decision, see `staging`. `"object"` works everywhere; `"multipart"` (S3 only)
     saves a copy per file and is refused in a bucket that aborts old uploads.
@@ -86,6 +88,7 @@ class FileSink(TwoPhaseCommitSink):
     format: ClassVar[str]  # its name …
     remedy: ClassVar[str]  # … and what to do about a type that the format does not hold
     default_bytes_in_memory: ClassVar[int] = 32 << 20
+    _open_files = OpenFiles("")
 
     def __init__(
         self,
@@ -355,7 +358,47 @@ class ParquetSink(FileSink):
             yield str(row)
 
 
-class JsonlSink(FileSink):
+class TextSink(FileSink):
+    """Base of formats whose files are a head and the texts of rows: rows are encoded while they arrive."""
+
+    def head(self, schema: pa.Schema) -> bytes:
+        """What a file begins with."""
+        return b""
+
+    def encode_rows(self, batches: Sequence[pa.RecordBatch]) -> bytes:
+        """The texts of rows, in order. Runs off the loop."""
+        raise NotImplementedError
+
+    def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
+        return self.head(batches[0].schema) + self.encode_rows(batches)
+
+    def begin_transaction(self) -> RowBuffer[_Files]:
+        """Rows whose file may grow, or is known only by its folder, and those of a subclass with an `encode` of its own
+        stay as they are until they are staged."""
+        waits = self._rolling is not None or self._open_files.parts or self.partition_by
+        if waits or type(self).encode is not TextSink.encode:
+            return RowBuffer()
+        return EncodingBuffer(self.encode_rows)
+
+    def encode_early(self, transaction: RowBuffer[_Files]) -> Callable[[], None] | None:
+        return transaction.encode_early() if isinstance(transaction, EncodingBuffer) else None
+
+    def _stage(self, transaction: RowBuffer[_Files], earliest: int) -> list[StagedFile]:
+        if not isinstance(transaction, EncodingBuffer):
+            return super()._stage(transaction, earliest)
+
+        def stage(encoded: Sequence[EncodedRows]) -> _Files:
+            schema = encoded[0].schema
+            for each in encoded:
+                if not each.schema.equals(schema):
+                    raise pa.ArrowInvalid(f"rows with the columns {each.schema} follow rows with the columns {schema}")
+            data = b"".join([self.head(schema), *(each.data for each in encoded)])
+            return (self._staging.stage(data, sum(each.rows for each in encoded), earliest),)
+
+        return [file for part in transaction.stage(stage) for file in part]
+
+
+class JsonlSink(TextSink):
     """JSON lines: times as RFC 3339, durations as ISO 8601, binary as base64, a map as an object; NaN and infinities as
     the texts `NaN`, `Infinity` and `-Infinity`."""
 
@@ -367,11 +410,11 @@ class JsonlSink(FileSink):
     def holds(self, kind: pa.DataType) -> bool:
         return wire_type(kind) is not None
 
-    def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
+    def encode_rows(self, batches: Sequence[pa.RecordBatch]) -> bytes:
         return encoders.jsonl(batches)
 
 
-class CsvSink(FileSink):
+class CsvSink(TextSink):
     """CSV with a header line in each file. A null is an empty field, an empty text is `""`; times with a zone are
     written in UTC."""
 
@@ -385,8 +428,11 @@ class CsvSink(FileSink):
             return self.holds(kind.value_type)
         return not (pa.types.is_nested(kind) or is_binary(kind) or pa.types.is_interval(kind))
 
-    def encode(self, batches: Sequence[pa.RecordBatch]) -> bytes:
-        return encoders.csv(batches)
+    def head(self, schema: pa.Schema) -> bytes:
+        return encoders.csv_head(schema)
+
+    def encode_rows(self, batches: Sequence[pa.RecordBatch]) -> bytes:
+        return encoders.csv_rows(batches)
 
     def texts(self, data: bytes) -> Iterator[str]:
         begins = row_begins(data, ",", blank_rows=True)
