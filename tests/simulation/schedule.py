@@ -109,6 +109,7 @@ class Schedule:
     rounds: int = 4  # of a pass over the subtasks of a slot, at most; virtual time stands still in a pass, so a slow
     # machine, where a round alone takes a pass's time, has to be drawn
     chunk_rows: int = 0  # rows in flight are processed so many at once, and frames are small; 0: as in production
+    encoded_rows: int | None = None  # so many are encoded before the barrier; None: as in production
     clocks_jump: bool = False  # wall clocks of processes are set now and then
     target: str = "files"  # of the bank's sink "out"; or topic (Kafka), tokens, upserts (Redis), staged (PostgreSQL)
     queue: bool = False  # the bank's transfers are messages of RabbitMQ
@@ -167,6 +168,7 @@ def draw(seed: int) -> Schedule:
         _draw_drift,
         _draw_memory,
         _draw_overtaken,
+        _draw_encoding,
     )
     for drawn in parts:
         schedule = drawn(schedule)
@@ -205,6 +207,14 @@ def _draw_overtaken(schedule: Schedule) -> Schedule:
             actions=tuple(sorted([*schedule.actions, *strikes], key=lambda action: action.at_ms)),
         )
     )
+
+
+def _draw_encoding(schedule: Schedule) -> Schedule:
+    """In some of the bank's jobs rows of files are encoded while they arrive: a few are enough."""
+    rng = random.Random(f"encoding {schedule.seed}")
+    if schedule.story not in ("bank", "twins") or schedule.rolls or rng.random() > 0.4:
+        return schedule
+    return replace(schedule, encoded_rows=rng.choice((1, 2, 3)))
 
 
 def _draw_drift(schedule: Schedule) -> Schedule:

@@ -49,6 +49,7 @@ from zombie_checkers import ZOMBIE_CHECKERS
 from barrier_runtime.connectors.files.sink.commit_log import CommitRecord
 from barrier_runtime.connectors.files.sink.sink import JsonlSink
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink
+from barrier_runtime.connectors.sink_bases import encoded_rows
 from barrier_runtime.coordinator.checkpoints.retention import Retention
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.phases import running as phase_running
@@ -262,7 +263,7 @@ class World(SimCluster):
         tuned = patch.object(subtask_module, "_ELEMENTS_PER_STEP", self.schedule.elements_per_step)
         slices = patch.object(timers_module, "_SLICE_TIMERS", self.schedule.elements_per_step)
         rounds = patch.object(scheduler_module, "_MOST_ROUNDS", self.schedule.rounds)
-        chunks, sweeps = self._small_chunks(), self._sweeps()
+        chunks, sweeps, encoding = self._small_chunks(), self._sweeps(), self._early_encoding()
         with (
             self.sim,
             tuned,
@@ -274,6 +275,7 @@ class World(SimCluster):
             in_one_thread(),
             chunks,
             sweeps,
+            encoding,
             counted(self.near_misses),
             self._servers(),
             self._savepoints(),
@@ -378,6 +380,15 @@ class World(SimCluster):
             return
         rows = patch.object(in_flight, "_ROWS_AT_ONCE", self.schedule.chunk_rows)
         with rows, patch.object(frames, "MAX_PAYLOAD", 1_500):
+            yield
+
+    @contextlib.contextmanager
+    def _early_encoding(self) -> Iterator[None]:
+        """Rows of a file become pieces, although they are few."""
+        if self.schedule.encoded_rows is None:
+            yield
+            return
+        with patch.object(encoded_rows, "_ROWS_AT_ONCE", self.schedule.encoded_rows):
             yield
 
     @contextlib.contextmanager
