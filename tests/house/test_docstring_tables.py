@@ -54,6 +54,7 @@ PROSE = {  # tables that no code holds as data
     "coordinator/checkpoints/slow_commits.py": "moves: tests/coordinator/checkpoints/test_slow_commits.py",
     "coordinator/checkpoints/commits.py": "moves of a trouble: tests/coordinator/status/test_history.py",
     "coordinator/job/fetching_ahead.py": "moves: tests/coordinator/job/test_fetching_ahead.py",
+    "barrier_runtime/connectors/sink_bases/encoded_rows.py": "moves: tests/barrier_runtime/connectors/sink_bases",
     "barrier_runtime/connectors/sink_bases/file_committable.py": "cases: tests of the sweep",
     "barrier_runtime/connectors/sink_bases/write_ahead.py": "crash points: certify goes through them",
     "barrier_runtime/launch/local_handle.py": "cases: tests/barrier_runtime/launch/test_local_handle.py",
