@@ -20,7 +20,7 @@ from typing import TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.sink_bases.row_buffer import Part, RowBuffer
+from barrier_runtime.connectors.sink_bases.row_buffer import BufferPart, RowBuffer
 
 _Staged = TypeVar("_Staged")
 Encode: TypeAlias = Callable[[Sequence[pa.RecordBatch]], bytes]
@@ -46,7 +46,7 @@ class _Piece:
         self.encoded: EncodedRows | None = None
 
 
-class _EncodedPart(Part[_Staged]):
+class _EncodedPart(BufferPart[_Staged]):
     """A part whose first rows are pieces; the others are batches."""
 
     __slots__ = ("_encode", "bytes_in_pieces", "pieces", "rows_in_pieces", "text_bytes")

@@ -21,7 +21,7 @@ _FEW_OVERHEAD = 512  # bytes that a small batch costs as lists, beside its value
 _MERGE_BYTES = 64 << 20  # what is larger stays as it is: it needs no merging, and 32-bit offsets end at 2 GiB
 
 
-class Part(Generic[_Staged]):
+class BufferPart(Generic[_Staged]):
     """`staged` is set once the rows are durable; then the rows are dropped."""
 
     __slots__ = ("batches", "bytes", "merged", "rows", "staged", "unmerged_bytes")
@@ -51,13 +51,13 @@ class RowBuffer(Generic[_Staged]):
     def __init__(self) -> None:
         self._few: list[FewRows] = []  # the last rows of the current part, not in Arrow yet
         self._few_rows = self._few_bytes = 0
-        self._full: list[Part[_Staged]] = []
-        self._current: Part[_Staged] = self._part()
+        self._full: list[BufferPart[_Staged]] = []
+        self._current: BufferPart[_Staged] = self._part()
         self._staging = threading.Lock()
 
-    def _part(self) -> Part[_Staged]:
+    def _part(self) -> BufferPart[_Staged]:
         """A new one."""
-        return Part()
+        return BufferPart()
 
     @property
     def bytes_in_current(self) -> int:
