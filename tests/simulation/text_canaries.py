@@ -377,17 +377,17 @@ _CHANGES: tuple[tuple[str, str, str | None, str, str, str], ...] = (  # name, th
         "rows that were encoded before the barrier are not in the file",
         "bank",
         "barrier_runtime/connectors/sink_bases/encoded_rows.py",
-        "        return [self.encoded(piece) for piece in self.pieces]\n",
-        "        early, late = [p for p in self.pieces if p.encoded], [p for p in self.pieces if not p.encoded]\n"
-        "        return [self.encoded(piece) for piece in late or early]\n",
+        "        return [self.encoded(chunk) for chunk in self.chunks]\n",
+        "        early, late = [p for p in self.chunks if p.encoded], [p for p in self.chunks if not p.encoded]\n"
+        "        return [self.encoded(chunk) for chunk in late or early]\n",
     ),
     (
         "rows-encoded-early-go-last",
         "rows that were encoded before the barrier come behind those that were not",
         "bank",
         "barrier_runtime/connectors/sink_bases/encoded_rows.py",
-        "        return [self.encoded(piece) for piece in self.pieces]\n",
-        "        return [self.encoded(piece) for piece in sorted(self.pieces, key=lambda p: p.encoded is not None)]\n",
+        "        return [self.encoded(chunk) for chunk in self.chunks]\n",
+        "        return [self.encoded(chunk) for chunk in sorted(self.chunks, key=lambda p: p.encoded is not None)]\n",
     ),
     (
         "decided-rows-swept-from-the-table",

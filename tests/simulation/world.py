@@ -384,7 +384,7 @@ class World(SimCluster):
 
     @contextlib.contextmanager
     def _early_encoding(self) -> Iterator[None]:
-        """Rows of a file become pieces, although they are few."""
+        """Rows of a file become chunks, although they are few."""
         if self.schedule.encoded_rows is None:
             yield
             return

@@ -2,14 +2,14 @@
 
 | rows are      | event                                        | next                                               |
 |---------------|----------------------------------------------|----------------------------------------------------|
-| batches       | enough of them, no encoding is under way     | a piece: nothing more is written to it             |
-| a piece       | its encoding ends                            | encoded: the batches are dropped                   |
-|               | its encoding fails                           | still a piece, which staging encodes               |
-| any of these  | the part is full, or the barrier is here     | pieces and the batches behind them are encoded;    |
+| batches       | enough of them, no encoding is under way     | a chunk: nothing more is written to it             |
+| a chunk       | its encoding ends                            | encoded: the batches are dropped                   |
+|               | its encoding fails                           | still a chunk, which staging encodes               |
+| any of these  | the part is full, or the barrier is here     | chunks and the batches behind them are encoded;    |
 |               |                                              | the part is staged                                 |
 
-Nothing here is durable: a crash loses an open transaction as ever. Pieces keep the order of their rows. Early encoding
-and staging exclude each other, and a piece that is encoded is not encoded again.
+Nothing here is durable: a crash loses an open transaction as ever. Chunks keep the order of their rows. Early encoding
+and staging exclude each other, and a chunk that is encoded is not encoded again.
 """
 
 import threading
@@ -38,7 +38,7 @@ class EncodedRows:
     schema: pa.Schema
 
 
-class _Piece:
+class _Chunk:
     __slots__ = ("batches", "encoded")
 
     def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:
@@ -47,42 +47,42 @@ class _Piece:
 
 
 class _EncodedPart(BufferPart[_Staged]):
-    """A part whose first rows are pieces; the others are batches."""
+    """A part whose first rows are chunks; the others are batches."""
 
-    __slots__ = ("_encode", "bytes_in_pieces", "pieces", "rows_in_pieces", "text_bytes")
+    __slots__ = ("_encode", "bytes_in_chunks", "chunks", "rows_in_chunks", "text_bytes")
 
     def __init__(self, encode: Encode) -> None:
         super().__init__()
         self._encode = encode
-        self.pieces: list[_Piece] = []  # the loop appends, other threads read
-        self.rows_in_pieces = self.bytes_in_pieces = 0
-        self.text_bytes = 0  # that pieces have so far
+        self.chunks: list[_Chunk] = []  # the loop appends, other threads read
+        self.rows_in_chunks = self.bytes_in_chunks = 0
+        self.text_bytes = 0  # that chunks have so far
 
-    def cut(self) -> _Piece:
-        """The batches become a piece. On the loop, or when nobody writes to the part any more."""
-        piece = _Piece(self.batches)
+    def cut(self) -> _Chunk:
+        """The batches become a chunk. On the loop, or when nobody writes to the part any more."""
+        chunk = _Chunk(self.batches)
         self.batches, self.merged, self.unmerged_bytes = [], 0, 0
-        self.rows_in_pieces, self.bytes_in_pieces = self.rows, self.bytes
-        self.pieces.append(piece)
-        return piece
+        self.rows_in_chunks, self.bytes_in_chunks = self.rows, self.bytes
+        self.chunks.append(chunk)
+        return chunk
 
-    def encoded(self, piece: _Piece) -> EncodedRows:
+    def encoded(self, chunk: _Chunk) -> EncodedRows:
         """Not by two threads at once."""
-        if piece.encoded is None:
-            batches = piece.batches
+        if chunk.encoded is None:
+            batches = chunk.batches
             data, rows = self._encode(batches), sum(batch.num_rows for batch in batches)
-            piece.encoded, piece.batches = EncodedRows(data, rows, batches[0].schema), ()
+            chunk.encoded, chunk.batches = EncodedRows(data, rows, batches[0].schema), ()
             self.text_bytes += len(data)
-        return piece.encoded
+        return chunk.encoded
 
     def content(self) -> Sequence[EncodedRows]:
         if self.batches:
             self.cut()
-        return [self.encoded(piece) for piece in self.pieces]
+        return [self.encoded(chunk) for chunk in self.chunks]
 
     def drop(self) -> None:
         super().drop()
-        self.pieces = []
+        self.chunks = []
 
 
 class EncodingBuffer(RowBuffer[_Staged]):
@@ -103,16 +103,16 @@ class EncodingBuffer(RowBuffer[_Staged]):
         return max(super().bytes_in_current, self._current.text_bytes // _TEXT_PER_BYTE)
 
     def encode_early(self) -> Callable[[], None] | None:
-        """Work to be done off the loop when there are enough rows since the last piece. On the loop."""
+        """Work to be done off the loop when there are enough rows since the last chunk. On the loop."""
         part = self._current
-        rows = part.rows - part.rows_in_pieces + self._few_rows
-        if rows < _ROWS_AT_ONCE and part.bytes - part.bytes_in_pieces + self._few_bytes < _BYTES_AT_ONCE:
+        rows = part.rows - part.rows_in_chunks + self._few_rows
+        if rows < _ROWS_AT_ONCE and part.bytes - part.bytes_in_chunks + self._few_bytes < _BYTES_AT_ONCE:
             return None
         self._write_gathered()
         return partial(_encode_early, self._staging, part, part.cut())
 
 
-def _encode_early(staging: threading.Lock, part: "_EncodedPart[_Staged]", piece: _Piece) -> None:
+def _encode_early(staging: threading.Lock, part: "_EncodedPart[_Staged]", chunk: _Chunk) -> None:
     with staging:
         if part.staged is None:
-            part.encoded(piece)
+            part.encoded(chunk)
