@@ -1,4 +1,7 @@
-"""What is said when a stream has no method of a name: where the method is, if another kind of stream has it."""
+"""Answers to a name that a stream has no method of: another kind of stream has it, or another framework.
+
+`OTHER_FRAMEWORKS` is the one table for names of Spark, pandas, Flink, Kafka Streams, Bytewax and Quix: name → answer.
+"""
 
 import difflib
 from collections.abc import Mapping
@@ -54,11 +57,43 @@ BEFORE_BROADCAST = {
     "connect": _CONNECT,
 }
 
+_SINK = "rows are written by .sink(name, …), with a sink such as ParquetSink(url), KafkaSink(servers, topic) or print"
+_AGGREGATE = (
+    "it is an aggregate: .key_by(…).aggregate(name, n=count(), total=sum_('x')), or of a .window(…) behind .key_by(…)"
+)
+_COLUMNS = ".select([…]) keeps columns, .select({'name': 'expression', …}) names and computes them"
+_WATERMARKS = "say it at the source: event_time='at', max_out_of_orderness=timedelta(seconds=5); or .with_watermarks(…)"
+OTHER_FRAMEWORKS = {
+    **dict.fromkeys(("where", "filter_rows"), "rows are filtered by .filter('price > 100') or .filter(function)"),
+    **dict.fromkeys(("groupby", "groupBy", "group_by", "keyBy", "partition_by", "partitionBy"), "keys are .key_by(…)"),
+    **dict.fromkeys(("with_column", "withColumn", "withColumns", "with_columns", "assign", "mutate"), _COLUMNS),
+    **dict.fromkeys(("drop", "rename", "withColumnRenamed", "selectExpr", "select_expr", "apply"), _COLUMNS),
+    **dict.fromkeys(("flatMap", "explode", "flatten"), "one row becomes several by .flat_map(function)"),
+    **dict.fromkeys(("count", "sum", "mean", "avg", "min", "max", "agg", "reduce", "fold", "stats"), _AGGREGATE),
+    **dict.fromkeys(("distinct", "drop_duplicates", "dropDuplicates"), "ids once: .deduplicate(name, 'id', within=…)"),
+    **dict.fromkeys(("dropDuplicatesWithinWatermark",), "ids once: .deduplicate(name, 'id', within=…)"),
+    **dict.fromkeys(("withWatermark", "assign_timestamps_and_watermarks", "set_timestamp"), _WATERMARKS),
+    **dict.fromkeys(("print", "write", "writeStream", "write_stream", "to", "to_topic", "output"), _SINK),
+    **dict.fromkeys(("to_kafka", "to_parquet", "to_csv", "to_json", "to_sql", "sink_to", "add_sink", "foreach"), _SINK),
+    **dict.fromkeys(("foreachBatch", "foreach_batch"), "whole checkpoints go to .for_each_batch(function)"),
+    **dict.fromkeys(("limit", "head", "collect", "to_pandas", "toPandas"), "look at rows by .take(20) or .show(20)"),
+    **dict.fromkeys(("repartition", "shuffle", "coalesce", "redistribute"), "rows are spread by .rebalance()"),
+    **dict.fromkeys(("merge", "concat", "unionAll", "unionByName"), "streams become one by .union(…)"),
+    **dict.fromkeys(("transform", "mapPartitions", "map_partitions"), "whole batches go to .map_batches(function)"),
+    **dict.fromkeys(("merge_asof", "join_asof"), "as-of joins are .key_by(…).asof_join(…)"),
+    **dict.fromkeys(
+        ("tumbling_window", "hopping_window", "sliding_window", "resample", "rolling"),
+        "windows are .key_by(…).window(name, Tumbling(timedelta(minutes=1)), event_time='at').aggregate(…)",
+    ),
+    **dict.fromkeys(("get_side_output", "side_output"), "side outputs are returned: main, late = ….process(…, side=…)"),
+}
+
 
 def no_step(stream: object, name: str, hints: Mapping[str, str]) -> AttributeError:
     kind = type(stream).__name__
-    if name in hints:
-        return NoSuchStep(f"{kind} has no method {name!r}: {hints[name]}")
+    answer = hints.get(name) or OTHER_FRAMEWORKS.get(name)
+    if answer:
+        return NoSuchStep(f"{kind} has no method {name!r}: {answer}")
     steps = [step for step in dir(type(stream)) if not step.startswith("_")]
     close = [] if name.startswith("_") else difflib.get_close_matches(name, [*steps, *hints], 1)
     meant = "" if not close else f": did you mean {close[0]!r}?"

@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import pkgutil
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from barrier_runtime import CollectSink, Dataflow, InvalidJob, RabbitMQSource, Stream, count
+from barrier_runtime import CollectSink, Dataflow, InvalidJob, KeyedStream, RabbitMQSource, Stream, count
+from barrier_runtime.api.missing_steps import OTHER_FRAMEWORKS
 from barrier_runtime.samples import READINGS
 
 ROWS = [{"n": 1, "city": "b"}, {"n": 2, "city": "c"}]
@@ -117,3 +119,23 @@ def test_messages_are_not_taken_from_a_queue_for_looking() -> None:
         queue.show()
     with pytest.raises(InvalidJob, match="0 rows: give a whole number"):
         queue.take(0)
+
+
+def test_names_of_other_frameworks_are_answered_with_ours() -> None:
+    rows = Dataflow("names").rate("ticks", 10)
+    for name, ours in [
+        ("where", ".filter("),
+        ("withColumn", ".select("),
+        ("groupby", ".key_by("),
+        ("to_kafka", ".sink("),
+        ("foreachBatch", ".for_each_batch("),
+        ("withWatermark", "event_time="),
+    ]:
+        with pytest.raises(InvalidJob, match=f"Stream has no method {name!r}: .*{re.escape(ours)}"):
+            getattr(rows, name)
+    with pytest.raises(InvalidJob, match=r"KeyedStream has no method 'count': .*aggregate"):
+        rows.key_by("value").count()  # type: ignore[attr-defined]
+
+
+def test_no_answer_hides_a_method_that_there_is() -> None:
+    assert [name for name in OTHER_FRAMEWORKS if hasattr(Stream, name) and hasattr(KeyedStream, name)] == []
