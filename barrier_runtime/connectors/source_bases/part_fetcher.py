@@ -20,10 +20,10 @@ MOST_BYTES = 64 << 20
 class PartFetcher:
     """Thread-safe. `wake` is called by a thread when a request is answered."""
 
-    def __init__(self, wake: Callable[[], None], most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, wake: Callable[[], None], most_bytes: int | None = None) -> None:
         self._wake = wake
-        self._most_bytes = most_bytes
-        self._lock = threading.Lock()
+        self._most_bytes = MOST_BYTES if most_bytes is None else most_bytes
+        self._lock = threading.RLock()  # the collector may close a file that was left open, in any line
         self._pool: ThreadPoolExecutor | None = None
         self._parts = 0  # on their way
         self._refused = False  # a part that somebody waits for, in this pass

@@ -7,7 +7,7 @@ far as the bound of the `PartFetcher` allows. Reading waits for bytes that have 
 
 import io
 from bisect import bisect_right, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -93,6 +93,13 @@ class RangesFile(io.RawIOBase):
             self._parts = [part for part in self._parts if part.start < start or part.end > end]
             self._release(gone)
 
+    def keep(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Drops parts that have nothing of these ranges (start, end)."""
+        wanted = list(ranges)
+        kept = [part for part in self._parts if any(part.start < end and part.end > start for start, end in wanted)]
+        gone, self._parts = [part for part in self._parts if part not in kept], kept
+        self._release(gone)
+
     def has_read(self, offset: int) -> None:
         """Nobody reads before `offset` any more, and it may take long until somebody reads on."""
         if self._fetcher is None:
@@ -133,6 +140,15 @@ class RangesFile(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         data = self.read_at(self._size if size < 0 else size, self._at)
         self._at += len(data)
+        return data
+
+    def read_buffer(self, size: int) -> memoryview | bytes:
+        """As `read`, without a copy where it can be: for Arrow."""
+        part, end = self._at_or_after(self._at), min(self._at + size, self._size)
+        if part is None or part.start > self._at or part.end < end:
+            return self.read(size)
+        data = memoryview(part.data.result())[self._at - part.start : end - part.start]
+        self._at = end
         return data
 
     def readinto(self, buffer: Any) -> int:

@@ -68,6 +68,7 @@ _PREPARED_AHEAD = 32  # splits whose files are opened before the stream starts; 
 _POLL_NS = 10_000_000  # for discovered splits, when nothing is due before
 _POLL_WAKING_NS = 500_000_000  # the same of a discovery that wakes
 _WAITING_NS = 1_000_000_000  # for a split that waits for slower ones; the slot is woken when it may go on
+_WAITING_AT_ONCE = 256  # splits that wait for bytes: those after them are not asked
 _REOPEN_S = 1.0  # a discovered split that cannot be opened now is tried again then
 _Place: TypeAlias = tuple[int, int, int, OpenSplit]  # its `order`, a number that no other place has, and the split
 
@@ -198,6 +199,7 @@ class SourceDriver:
             self._look_for_splits(self._discovery, now_ns)
         limit = max_rows or self._spec.max_rows_per_batch
         in_vain: list[_Place] = []  # in order
+        waiting = 0
         self._held_up, self._soonest_ns = False, None
         self._fetcher.begin_pass()
         try:
@@ -218,6 +220,9 @@ class SourceDriver:
                 if polled is not None:
                     self._held_up = False
                     return polled
+                waiting += split.waits_for_bytes
+                if waiting >= _WAITING_AT_ONCE:
+                    break
         except Exception as error:
             at = in_vain[-1][-1]
             raise_named(error, self._spec, self._context.subtask, at.id, at.rows)

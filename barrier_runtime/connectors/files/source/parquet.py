@@ -1,8 +1,10 @@
 """Parquet files as a source: one split per file, read row group by row group, only the columns wanted.
 
-The position is a row number; row groups before it are skipped without being read.
+The position is a row number; row groups before it are skipped without being read. Of a file of a store the bytes of the
+wanted columns are fetched ahead for some row groups together, and decoded when all of them have come.
 """
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from barrier_runtime.connectors.files.source.reader import ROWS_PER_CHUNK, FileP
 from barrier_runtime.connectors.files.source.remote import is_remote
 from barrier_runtime.connectors.files.source.source import FileSource
 from barrier_runtime.connectors.parquet_format import Int96Columns, int96_columns, open_parquet
+from barrier_runtime.connectors.source_bases.ranges import NotThere, RangesFile
 from barrier_runtime.data import plain_rows
 from barrier_runtime.data.schemas import fit
 from barrier_runtime.state.errors import InvalidJob, Unavailable
@@ -26,6 +29,11 @@ from barrier_runtime.state.errors import InvalidJob, Unavailable
 _READ_BYTES = 1 << 16  # at once, of a column of a local file; of a remote one all that a row group has of it: a request
 _CHUNK_BYTES = 8 << 20  # of wide rows a chunk has so many bytes rather than ROWS_PER_CHUNK rows
 _LOOKED_AT = 8  # row groups, for how wide rows are
+_WINDOW_BYTES = 4 << 20  # of row groups that are fetched together, at least
+_PART_BYTES = 4 << 20  # of one request
+_AHEAD_BYTES = 16 << 20  # requested beyond the row groups that are decoded
+_GAP_BYTES = 128 << 10  # between wanted columns, which is fetched with them
+_BEHIND_BYTES = 128  # a reader of files of old writers looks so far behind a column
 
 
 @kinds_checked
@@ -78,6 +86,18 @@ class ParquetFiles(Files):
         return plain_schema(_footer_schema(file, self.where))
 
 
+@dataclass(frozen=True)
+class _Window:
+    """Row groups that are decoded together; of a file of a store the ranges (start, end) of their wanted columns."""
+
+    groups: list[int]
+    ranges: list[tuple[int, int]]
+
+    @property
+    def size(self) -> int:
+        return sum(end - start for start, end in self.ranges)
+
+
 class ParquetReader(FileReader):
     """`found` is called with the name of the file and those of its columns."""
 
@@ -94,14 +114,21 @@ class ParquetReader(FileReader):
         self._raw: Any = None
         self._opened: pq.ParquetFile | None = None
         self._int96: Int96Columns | None = None
-        self._chunks: Iterator[pa.RecordBatch] = iter(())
+        self._ranges: RangesFile | None = None  # of a file of a store
+        self._windows: Iterator[_Window] = iter(())  # not planned yet
+        self._planned: deque[_Window] = deque()  # the next ones
+        self._chunks: Iterator[pa.RecordBatch] = iter(())  # of the present window
+        self._skip = 0  # rows of the next chunks to leave out
         self._decoded = 0  # rows handed out as chunks, from the file's beginning
         self._rows = 0
+        self._rows_at_once = ROWS_PER_CHUNK
 
     def open(self) -> None:
         if self._opened is not None:
             return
         raw = self._raw = open_file(self.file, self.where, fetcher=self.fetcher)
+        if isinstance(raw, RangesFile):
+            self._ranges, raw = raw, pa.PythonFile(raw, mode="r")
         try:
             buffered = 0 if is_remote(self.file.url) else _READ_BYTES
             self._opened = open_parquet(raw, pre_buffer=False, buffer_size=buffered)
@@ -117,6 +144,8 @@ class ParquetReader(FileReader):
     def next_chunk(self) -> pa.RecordBatch | None:
         try:
             chunk = next(self._chunks, None)
+            while chunk is None and self._begin_window():
+                chunk = next(self._chunks, None)
         except (pa.ArrowInvalid, OSError) as error:
             raise corrupt(f"{self.where}, after row {self._decoded}", error) from error
         if chunk is None:
@@ -138,6 +167,8 @@ class ParquetReader(FileReader):
         self._chunks = iter(())
         if self._opened is not None:
             self._opened.close(force=True)
+        if self._raw is not None:
+            self._raw.close()
 
     def _start_at(self, row: int) -> None:
         assert self._opened is not None
@@ -145,19 +176,86 @@ class ParquetReader(FileReader):
         while group < metadata.num_row_groups and first + metadata.row_group(group).num_rows <= row:
             first += metadata.row_group(group).num_rows
             group += 1
-        self._decoded = row
-        self._chunks = self._from(list(range(group, metadata.num_row_groups)), row - first)
+        self._decoded, self._skip = row, row - first
+        groups = list(range(group, metadata.num_row_groups))
+        self._rows_at_once = self._rows_per_chunk(groups)
+        self._windows = iter([_Window(groups, [])]) if self._ranges is None else self._windows_of(groups)
+        self._planned.clear()
+        self._chunks = iter(())
 
-    def _from(self, groups: list[int], skip: int) -> Iterator[pa.RecordBatch]:
+    def request_first(self) -> None:
+        if self._ranges is not None and self._plan():
+            self._ranges.request(self._planned[0].ranges, needed=False, most=_PART_BYTES)
+
+    def _begin_window(self) -> bool:
+        """Go on with the next row groups; False: there are none. Raises `NotThere` while their bytes have not come."""
+        if not self._plan():
+            return False
+        window = self._planned[0]
+        if self._ranges is not None:
+            self._ranges.keep(range for each in self._planned for range in each.ranges)
+            if not self._ranges.request(window.ranges, needed=True, most=_PART_BYTES):
+                raise NotThere
+            for later in list(self._planned)[1:]:
+                if not self._ranges.request(later.ranges, needed=False, most=_PART_BYTES):
+                    break
+            if self.fetcher is not None and not self._ranges.have(window.ranges):
+                raise NotThere
+        self._planned.popleft()
+        self._chunks = self._from(window.groups)
+        return True
+
+    def _plan(self) -> bool:
+        """Whether there is a next window. Plans those after it that are to be fetched ahead."""
+        ahead = sum(window.size for window in self._planned)
+        while not self._planned or ahead - self._planned[0].size < _AHEAD_BYTES:
+            window = next(self._windows, None)
+            if window is None:
+                break
+            self._planned.append(window)
+            ahead += window.size
+        return bool(self._planned)
+
+    def _windows_of(self, groups: Sequence[int]) -> Iterator[_Window]:
+        """Row groups of some megabytes each, or single ones."""
         assert self._opened is not None
-        rows = self._rows_per_chunk(groups)
+        paths = [self._opened.schema.column(number).path for number in range(len(self._opened.schema.names))]
+        wanted = [number for number, path in enumerate(paths) if self._is_wanted(path)]
+        window = _Window([], [])
+        for group in groups:
+            ranges = self._ranges_of(self._opened.metadata.row_group(group), wanted)
+            window.groups.append(group)
+            window.ranges.extend(ranges)
+            if window.size >= _WINDOW_BYTES:
+                yield window
+                window = _Window([], [])
+        if window.groups:
+            yield window
+
+    def _is_wanted(self, path: str) -> bool:
+        """Of a leaf; names may have dots."""
+        return any(path == name or path.startswith(f"{name}.") for name in self.schema.names)
+
+    def _ranges_of(self, group: Any, wanted: Sequence[int]) -> list[tuple[int, int]]:
+        """The bytes of the wanted leaves of a row group, in order; those that lie near one another together."""
+        found: list[tuple[int, int]] = []
+        for start, end in sorted(_place(group.column(number), self.file.size) for number in wanted):
+            if found and start <= found[-1][1] + _GAP_BYTES:
+                found[-1] = found[-1][0], max(end, found[-1][1])
+            else:
+                found.append((start, end))
+        return found
+
+    def _from(self, groups: list[int]) -> Iterator[pa.RecordBatch]:
+        assert self._opened is not None
+        rows = self._rows_at_once
         chunks = self._opened.iter_batches(rows, row_groups=groups, columns=self.schema.names, use_threads=False)
         for chunk in chunks if self._int96 is None else self._int96.checked(chunks, rows, groups):
-            if skip >= chunk.num_rows:
-                skip -= chunk.num_rows
-            elif skip:
-                chunk, skip = chunk.slice(skip), 0
-                yield chunk
+            if self._skip >= chunk.num_rows:
+                self._skip -= chunk.num_rows
+            elif self._skip:
+                skip, self._skip = self._skip, 0
+                yield chunk.slice(skip)
             else:
                 yield chunk
 
@@ -172,10 +270,18 @@ class ParquetReader(FileReader):
         return max(1, min(ROWS_PER_CHUNK, int(_CHUNK_BYTES / widest)))
 
 
+def _place(column: Any, size: int) -> tuple[int, int]:
+    """Start and end of a column chunk in a file of `size` bytes."""
+    start = column.data_page_offset
+    if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:
+        start = column.dictionary_page_offset
+    return start, min(size, start + column.total_compressed_size + _BEHIND_BYTES)
+
+
 def _footer_schema(file: FoundFile, where: str) -> pa.Schema:
     raw = open_file(file, where)
     try:
-        with open_parquet(raw) as opened:
+        with open_parquet(pa.PythonFile(raw, mode="r") if isinstance(raw, RangesFile) else raw) as opened:
             return opened.schema_arrow
     except (pa.ArrowInvalid, OSError) as error:
         raise corrupt(f"{where}, file {file.url}", error) from error
