@@ -223,6 +223,11 @@ class CloudStore:
                 self._retrying("delete", key, lambda name=name: self._obstore.delete(self._client, name))  # type: ignore[misc]
 
     def publish(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
+        self.show(staged, final, sha256, fresh=fresh)
+        self.delete([staged])
+
+    def show(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
+        """As `publish`; `staged` stays."""
         old, new = self._name(staged), self._name(final)
         copied = False
         if fresh or not self._is_there(final):
@@ -231,7 +236,6 @@ class CloudStore:
                 copied = True
         if not copied:
             check_published(self, staged, final, sha256, self._sha256_of(final))
-        self.delete([staged])
 
     # ---- inside
 

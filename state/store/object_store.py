@@ -95,6 +95,15 @@ class ReadsVersions(Protocol):
 
 
 @runtime_checkable
+class CopiesStaged(Protocol):
+    """A store that publishes by a copy, so that the staged object may be deleted later."""
+
+    def show(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
+        """As `publish`; `staged` stays."""
+        ...
+
+
+@runtime_checkable
 class HasFolders(Protocol):
     """A store that can name the folders below a prefix without listing what is in them."""
 

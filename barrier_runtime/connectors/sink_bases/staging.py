@@ -30,7 +30,7 @@ from barrier_runtime.connectors.sink_bases.file_committable import (
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.lengths import too_long
 from barrier_runtime.state.store.multipart import HasMultipart, MultipartUploads
-from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
+from barrier_runtime.state.store.object_store import CopiesStaged, ObjectNotFound, ObjectStore
 from barrier_runtime.state.store.open import within
 
 StagingKind = Literal["object", "multipart"]
@@ -104,20 +104,32 @@ class Staging:
         )
 
     def show(self, file: StagedFile) -> None:
-        """Make it appear under its final name. Idempotent; `Corrupt` when its bytes are gone or others are there."""
+        """Make the file appear under its final name; `drop_shown` comes later. Idempotent; `Corrupt` when its bytes are
+        gone or others are there."""
         if file.upload is not None:
             self._show_upload(file)
             return
         fresh = file.staged in self._never_shown
         self._never_shown.discard(file.staged)
+        show = self._store.show if isinstance(self._store, CopiesStaged) else self._store.publish
         try:
-            self._store.publish(file.staged, file.final, file.sha256, fresh=fresh)
+            show(file.staged, file.final, file.sha256, fresh=fresh)
         except ObjectNotFound as error:
             raise Corrupt(
                 f"{self._where}: a decided file of {file.rows} rows is gone: {self._store.url} has neither the "
                 f"staged {file.staged} nor the final {file.final} (sha256 {file.sha256}). Was it aborted, moved or "
                 "deleted? Put one of them back; the commit is tried again"
             ) from error
+
+    @property
+    def leaves_staged(self) -> bool:
+        """Whether there is anything to do for `drop_shown`."""
+        return isinstance(self._store, CopiesStaged)
+
+    def drop_shown(self, files: Sequence[StagedFile]) -> None:
+        """Delete what `show` has left of these. A process that dies before leaves it to the sweep of a successor."""
+        if self.leaves_staged:
+            self._store.delete([file.staged for file in files if file.upload is None])
 
     def drop(self, files: Sequence[StagedFile]) -> None:
         """Idempotent. What has been shown stays."""

@@ -175,9 +175,8 @@ class ObstoreS3Store(CloudStore):
             except _NotAll:
                 self.by_boto3.delete(key for key, _ in batch)
 
-    def publish(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
+    def show(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
         self.by_boto3.show(staged, final, sha256, fresh=fresh)
-        self.delete([staged])
 
     # ---- errors
 

@@ -16,6 +16,7 @@ another life of the same job.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import takewhile
 from urllib.parse import quote, unquote
 
@@ -77,12 +78,19 @@ def _is_there(found: CommitRecord | Summary | None) -> bool:
 
 
 class CommitLog:
-    """The log as one writer or reader sees it. Blocking."""
+    """The log as one writer or reader sees it. Blocking. `later`: does work, in order, that no commit waits for."""
 
-    def __init__(self, store: ObjectStore, job: str, sink: str) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        job: str,
+        sink: str,
+        later: Callable[[Callable[[], None]], None] = lambda work: work(),
+    ) -> None:
         self._store = store
         self._job = job
         self._sink = sink
+        self._later = later
         self._summaries = Summaries(store, commits_prefix(job, sink), job, sink, self.record)
         self._hint = HeadHint(store, f"{commits_prefix(job, sink)}hint.json")
         self._head: int | None = None  # highest record seen; None: not looked for yet
@@ -127,11 +135,11 @@ class CommitLog:
             record = CommitRecord(PLAIN_VERSION, self._job, self._sink, checkpoint, token, *highest, new)
             if self._put(self._head + 1, record):  # behind a head that is the newest record: no other names `new`
                 self._saw(record)
-                self._hint.follow(self._head)
+                self._later(partial(self._hint.follow, self._head))
             else:
                 self._catch_up()
         self._keep()
-        self._summaries.follow(self._head or 0)
+        self._later(partial(self._summaries.follow, self._head or 0))
         asked = {file.name for file in files}
         self._named = {name: of for name, of in self._named.items() if name in asked or of > checkpoint}
 

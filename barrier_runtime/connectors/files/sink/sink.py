@@ -20,6 +20,7 @@ import pyarrow as pa
 from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.files.csv_text.quoting import row_begins
 from barrier_runtime.connectors.files.hive import by_folder, check_partitions
+from barrier_runtime.connectors.files.sink.afterwards import Afterwards
 from barrier_runtime.connectors.files.sink.commit_log import CommitLog, CommittedFile, read_commit_log
 from barrier_runtime.connectors.files.sink.open_files import OpenFiles, Rolling, restored
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
@@ -141,7 +142,8 @@ class FileSink(TwoPhaseCommitSink):
         self._last_checkpoint = 0  # the highest that closed a transaction, as far as this incarnation knows
         self._store = self._checked_store(context)
         self._staging = make_staging(self.staging, self._store, self._names, self._where)
-        self._commit_log = CommitLog(self._store, context.job, context.sink)
+        self._afterwards = Afterwards(self._where)
+        self._commit_log = CommitLog(self._store, context.job, context.sink, self._later)
 
     def _checked_store(self, context: SinkContext) -> ObjectStore:
         try:
@@ -299,6 +301,15 @@ class FileSink(TwoPhaseCommitSink):
     def commit_together(self, committables: Sequence[bytes]) -> None:
         files = [file for each in committables for file in self._files_of(each)]
         in_parallel(self._show, files, side_by_side(self._store, _SHOWN_AT_ONCE))
+        if files:
+            self._later(lambda: self._staging.drop_shown(files))
+
+    def _later(self, work: Callable[[], None]) -> None:
+        """Off the path of a commit, where the store is one that answers late; no rows are to come: at once."""
+        if self._last or not self._staging.leaves_staged:
+            work()
+        else:
+            self._afterwards.do(work)
 
     def _show(self, file: StagedFile) -> None:
         try:
@@ -328,6 +339,10 @@ class FileSink(TwoPhaseCommitSink):
     def _files_of(self, committable: bytes) -> tuple[StagedFile, ...]:
         decoded = decode_committable(committable, self._where)
         return check_names(decoded, self._context.job, self._context.sink, self._where).files
+
+    def close(self) -> None:
+        if hasattr(self, "_afterwards"):  # open may have failed before
+            self._afterwards.close()
 
     def recover(self, decided: Sequence[bytes]) -> None:
         self.commit_together(decided)

@@ -1,0 +1,170 @@
+"""What a commit of files leaves for later: no commit waits for it, and a crash loses none of it for good."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from barrier_runtime import JsonlSink
+from barrier_runtime.connectors.files.sink.afterwards import Afterwards
+from barrier_runtime.connectors.files.sink.commit_log import read_commit_log
+from barrier_runtime.connectors.files.sink.commit_record import live_files
+from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.state.errors import Unavailable
+from barrier_runtime.state.store.memory import MemoryStore
+from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.s3.by_boto3 import S3Store
+from barrier_runtime.state.store.s3.by_obstore import ObstoreS3Store
+from tests.waiting import until
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Deletions in S3 wait for this."""
+    go, delete = threading.Event(), ObstoreS3Store.delete
+
+    def late(store: ObstoreS3Store, keys: Iterable[str]) -> None:
+        keys = list(keys)
+        if any("_staging/" in key and "probe" not in key for key in keys):
+            assert go.wait(60)
+        delete(store, keys)
+
+    monkeypatch.setattr(ObstoreS3Store, "delete", late)
+    yield go
+    go.set()
+
+
+def opened(url: str, token: int = 1) -> JsonlSink:
+    sink = JsonlSink(url)
+    sink.open(SinkContext("job", "out", token, 0, 1, open_store, JOB_STORE, "lineage"))
+    return sink
+
+
+JOB_STORE = MemoryStore("job of test_after_commit")
+
+
+def staged(sink: JsonlSink, number: int, checkpoint: int) -> bytes:
+    transaction = sink.begin_transaction()
+    sink.write(transaction, pa.record_batch({"n": [number]}))
+    committable = sink.pre_commit(transaction, checkpoint)
+    assert committable is not None
+    return committable
+
+
+def in_staging(url: str) -> list[str]:
+    return [info.key for info in open_store(url).list("_staging/")]
+
+
+def rows(url: str) -> list[bytes]:
+    store = open_store(url)
+    return [line for file in live_files(read_commit_log(store, "job", "out")) for line in store.get(file.name).split()]
+
+
+def test_a_commit_does_not_wait_for_the_deletion_of_its_staged_object(
+    s3_url: Callable[[str], str], held: threading.Event
+) -> None:
+    url = s3_url("out")
+    sink = opened(url)
+    for checkpoint in (1, 2):
+        committable = staged(sink, checkpoint, checkpoint)
+        sink.commit(committable)
+        sink.commit_globally(checkpoint, [committable])
+    assert rows(url) == [b'{"n":1}', b'{"n":2}']
+    assert len(in_staging(url)) == 2
+    held.set()
+    until(lambda: in_staging(url) == [])
+    sink.close()
+
+
+def test_a_successor_sweeps_what_a_dead_process_has_not_deleted(
+    s3_url: Callable[[str], str], held: threading.Event
+) -> None:
+    url = s3_url("out")
+    dead = opened(url)
+    decided = staged(dead, 1, 1)
+    dead.commit(decided)
+    assert len(in_staging(url)) == 1
+    held.set()  # for the successor; the first deletion comes too late to be needed
+    successor = opened(url, token=2)
+    successor.recover([decided])
+    successor.commit_globally(1, [decided])
+    until(lambda: in_staging(url) == [])
+    assert rows(url) == [b'{"n":1}']
+    dead.close()
+    successor.close()
+
+
+def test_the_last_commit_of_an_input_leaves_nothing_staged(s3_url: Callable[[str], str]) -> None:
+    url = s3_url("out")
+    sink = opened(url)
+    sink.end_of_input()
+    sink.commit(staged(sink, 1, 1))
+    assert in_staging(url) == []
+    sink.close()
+
+
+def test_a_commit_sends_one_request_for_a_file_and_one_for_its_record(
+    s3_url: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    for kind in (ObstoreS3Store, S3Store):
+        retrying = kind._retrying
+
+        def counting(store: Any, operation: str, key: str, call: Any, retrying: Any = retrying) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                asked.append(operation)
+            return retrying(store, operation, key, call)
+
+        monkeypatch.setattr(kind, "_retrying", counting)
+    sink = opened(s3_url("out"))
+    first = staged(sink, 1, 1)
+    sink.commit(first)
+    sink.commit_globally(1, [first])
+    asked.clear()
+    second = staged(sink, 2, 2)
+    assert asked == ["put"]
+    asked.clear()
+    sink.commit(second)
+    assert asked == ["publish"]
+    asked.clear()
+    sink.commit_globally(2, [second])
+    assert asked == ["put_if_absent"]
+    sink.close()
+
+
+def test_work_behind_commits_is_bounded_and_done_in_order() -> None:
+    go, done, afterwards = threading.Event(), list[int](), Afterwards("sink 'out'")
+
+    def work(number: int) -> None:
+        assert go.wait(60)
+        done.append(number)
+
+    for number in range(16):
+        afterwards.do(partial(work, number))
+    adding = threading.Thread(target=lambda: afterwards.do(lambda: done.append(-1)))
+    adding.start()
+    go.set()
+    adding.join()
+    until(lambda: len(done) == 17)
+    assert [each for each in done if each >= 0] == list(range(16))
+    afterwards.close()
+    afterwards.do(lambda: done.append(99))
+    assert done[-1] == 99
+
+
+def test_work_that_fails_is_logged_and_leaves_the_rest(caplog: pytest.LogCaptureFixture) -> None:
+    done, afterwards = threading.Event(), Afterwards("sink 'out'")
+
+    def fails() -> None:
+        raise Unavailable("the store is away")
+
+    with caplog.at_level(logging.WARNING, "barrier_runtime.files"):
+        afterwards.do(fails)
+        afterwards.do(done.set)
+        assert done.wait(60)
+    assert "sink 'out': work behind a commit is left for the next start: the store is away" in caplog.text
+    afterwards.close()
