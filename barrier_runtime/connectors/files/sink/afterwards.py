@@ -15,6 +15,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from barrier_runtime.state.errors import BarrierRuntimeError
 
@@ -33,8 +34,14 @@ class Afterwards:
         self._waiting = 0
         self._closed = False
 
-    def do(self, work: Callable[[], None]) -> None:
-        """Later, and at once when too much waits or the sink is closed."""
+    def __reduce__(self) -> Any:
+        return Afterwards, (self._where,)  # sinks are copied and pickled before they are opened
+
+    def do(self, work: Callable[[], None], *, at_once: bool = False) -> None:
+        """Later; without a thread when too much waits or the sink is closed. `at_once`: now, raising its errors."""
+        if at_once:
+            work()
+            return
         with self._lock:
             later = self._waiting < _MOST and not self._closed
             if later:

@@ -69,8 +69,7 @@ class FileSink(TwoPhaseCommitSink):
     file of its own. The default is smaller for text, which is larger than its rows: rows are encoded while they arrive,
     and text of four times as many bytes is staged early as well.
 
-    `staging`: where rows wait for the decision, see `staging`. `"object"` works everywhere; `"multipart"` (S3 only)
-    saves a copy per file and is refused in a bucket that aborts old uploads.
+    `staging`: `"object"` works everywhere; `"multipart"` (S3 only) is refused in a bucket that aborts old uploads.
 
     `partition_by`: columns (text, integers, booleans, dates) whose values stand in the path and not in the file, as
     Hive and Spark do it: `day=2026-01-01/part-….parquet`.
@@ -105,6 +104,7 @@ class FileSink(TwoPhaseCommitSink):
         self.url = without_credentials(str(url), f"the location of {name}")
         self.max_bytes_in_memory = max_bytes_in_memory or self.default_bytes_in_memory
         self.staging = check_staging(staging, self.url)
+        self._afterwards = Afterwards(repr(self))
         self.partition_by = column_names(partition_by, f"{name}: partition_by")
         if len(set(self.partition_by)) != len(self.partition_by):
             raise InvalidJob(f"{name}: partition_by={partition_by!r} names a column twice: leave one out")
@@ -142,7 +142,6 @@ class FileSink(TwoPhaseCommitSink):
         self._last_checkpoint = 0  # the highest that closed a transaction, as far as this incarnation knows
         self._store = self._checked_store(context)
         self._staging = make_staging(self.staging, self._store, self._names, self._where)
-        self._afterwards = Afterwards(self._where)
         self._commit_log = CommitLog(self._store, context.job, context.sink, self._later)
 
     def _checked_store(self, context: SinkContext) -> ObjectStore:
@@ -301,15 +300,10 @@ class FileSink(TwoPhaseCommitSink):
     def commit_together(self, committables: Sequence[bytes]) -> None:
         files = [file for each in committables for file in self._files_of(each)]
         in_parallel(self._show, files, side_by_side(self._store, _SHOWN_AT_ONCE))
-        if files:
-            self._later(lambda: self._staging.drop_shown(files))
+        self._later(lambda: self._staging.drop_shown(files))
 
     def _later(self, work: Callable[[], None]) -> None:
-        """Off the path of a commit, where the store is one that answers late; no rows are to come: at once."""
-        if self._last or not self._staging.leaves_staged:
-            work()
-        else:
-            self._afterwards.do(work)
+        self._afterwards.do(work, at_once=self._last or not self._staging.leaves_staged)
 
     def _show(self, file: StagedFile) -> None:
         try:
@@ -341,8 +335,7 @@ class FileSink(TwoPhaseCommitSink):
         return check_names(decoded, self._context.job, self._context.sink, self._where).files
 
     def close(self) -> None:
-        if hasattr(self, "_afterwards"):  # open may have failed before
-            self._afterwards.close()
+        self._afterwards.close()
 
     def recover(self, decided: Sequence[bytes]) -> None:
         self.commit_together(decided)
