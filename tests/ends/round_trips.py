@@ -22,18 +22,18 @@ class Waits(Protocol):
 
 
 class Turns:
-    """For clients that send a request in one piece and wait: a wait begins with what is sent after an answer."""
+    """For clients that send a request in one piece and wait: a wait ends with the first bytes after a request."""
 
     def __init__(self) -> None:
-        self._server_was_last = True
+        self._asked = False
 
     def sent(self, data: bytes) -> int:
-        began, self._server_was_last = self._server_was_last, False
-        return began
+        self._asked = True
+        return 0
 
     def answered(self, data: bytes) -> int:
-        self._server_was_last = True
-        return 0
+        ended, self._asked = self._asked, False
+        return ended
 
 
 class PostgresWaits:

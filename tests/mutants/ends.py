@@ -453,9 +453,9 @@ MUTANTS = (
     Mutant(
         "mysql-mark-is-not-raised",
         "rows and their mark are in one transaction, so whoever repeats the commit finds them",
-        "barrier_runtime/connectors/mysql/sink.py",
-        "                raise_mark(cursor, batch)\n",
-        "",
+        "barrier_runtime/connectors/mysql/target.py",
+        "            if changed:\n",
+        "            if changed:\n                cursor.connection.rollback()\n",
         ("tests/ends/test_mysql.py",),
     ),
     Mutant(

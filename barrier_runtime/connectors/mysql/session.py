@@ -129,7 +129,6 @@ class MySQLSession(KeptConnection):
         def transaction() -> T:
             if self._connection is None:
                 self._connection = self._connect()
-            self._connection.begin()
             with self._connection.cursor() as cursor:
                 result = work(cursor)
             self._connection.commit()
@@ -153,7 +152,7 @@ class MySQLSession(KeptConnection):
             ssl={"ca": server.ssl_ca, "check_hostname": True} if server.ssl_ca else None,
             read_default_file=str(defaults) if defaults.is_file() else None,
             program_name="barrier-runtime",
-            autocommit=False,
+            autocommit=False,  # the first statement begins a transaction
         )
         try:
             with connection.cursor() as cursor:

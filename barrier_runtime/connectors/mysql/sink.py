@@ -1,8 +1,10 @@
-"""Exactly-once rows in a table of MySQL or MariaDB: inserted, or upserted by key; one SQL transaction per checkpoint.
+"""Exactly-once rows in a table of MySQL or MariaDB: inserted, or upserted by key; one SQL transaction per commit.
 
-Rows wait in the job's storage until their checkpoint is decided; then subtask 0 writes those of all subtasks and raises
-a mark, in one transaction of InnoDB. MySQL's own two-phase commit (XA) is not used: a prepared transaction keeps its
-rows locked until somebody decides, and some releases and replicas forget it.
+Rows wait in the job's storage until their checkpoint is decided; then subtask 0 writes those of all subtasks, and of
+all checkpoints that were decided meanwhile, in one transaction of InnoDB: raise a mark, if it is still where this
+process knows it; write the rows, some thousands with a statement; commit. The client waits once for each. If the mark
+is elsewhere, the client looks it up, and writes what it does not cover. MySQL's own two-phase commit (XA) is not used:
+a prepared transaction keeps its rows locked until somebody decides, and some releases and replicas forget it.
 
 What happens where a process dies, or two deliver the same rows
 
@@ -25,15 +27,14 @@ from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
+from barrier_runtime.connectors.commit_groups import CommitGroups
 from barrier_runtime.connectors.declared_kinds import kinds_checked
 from barrier_runtime.connectors.mysql.columns import Fitted, checked, fitted
 from barrier_runtime.connectors.mysql.session import MySQLSession, server_of
 from barrier_runtime.connectors.mysql.target import (
-    begin_mark,
+    DeliveryMark,
     make_commits,
-    raise_mark,
     read_target,
-    visible_through,
 )
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
@@ -42,6 +43,7 @@ from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound
 
 _WRITE_ROWS = 4_096
+_ROWS_TOGETHER = 1 << 18  # of the checkpoints of one transaction
 
 
 @kinds_checked
@@ -111,6 +113,8 @@ class MySQLSink(BatchingSink):
     def open(self, context: SinkContext) -> None:
         super().open(context)
         self._fits: tuple[Fitted, ...] = ()
+        self._marks: dict[str, DeliveryMark] = {}  # by lineage
+        self._groups = CommitGroups(_ROWS_TOGETHER)
         self._session = MySQLSession(self._server, self.call_s, self._where)
         database = self._server.database
         self._target = self._session.run(
@@ -138,43 +142,62 @@ class MySQLSink(BatchingSink):
 
     # ------------------------------------------------------------ delivering
 
-    def deliver_batch(self, batch: DecidedBatch) -> None:
-        session, what = self._session, f"committing checkpoint {batch.checkpoint}"
-        through = session.run(what, lambda cursor: visible_through(cursor, batch))
-        if through >= batch.checkpoint:
-            return
-        if not through:
-            session.run(what, lambda cursor: begin_mark(cursor, batch))
+    def deliver_batches(self, batches: Sequence[DecidedBatch]) -> None:
+        for lineage in dict.fromkeys(batch.lineage for batch in batches):
+            mark = self._marks.setdefault(lineage, DeliveryMark(batches[0].job, batches[0].sink, lineage))
+            due = [batch for batch in batches if batch.lineage == lineage and batch.checkpoint > mark.known]
+            self._groups.commit(due, lambda batch: batch.rows, lambda group, mark=mark: self._deliver(mark, group))
+
+    def _deliver(self, mark: DeliveryMark, batches: Sequence[DecidedBatch]) -> None:
+        """In one SQL transaction. `batches`: of one lineage, oldest first."""
+        checkpoint = batches[-1].checkpoint
+        session, what = self._session, f"committing checkpoint {checkpoint}"
+        if not mark.is_there:
+            session.run(what, mark.make)
 
         def write(cursor: Any) -> None:
-            if visible_through(cursor, batch, locked=True) < batch.checkpoint:
-                for rows in self._rows_of(batch):
+            if due := mark.raised(cursor, batches):
+                for rows in self._rows_of(due):
                     self._write(cursor, rows)
-                raise_mark(cursor, batch)
 
         try:
             session.run(what, write)
         except ObjectNotFound as error:
             # A successor may have written and dropped them between our look and our reading.
-            if session.run(what, lambda cursor: visible_through(cursor, batch)) < batch.checkpoint:
+            if session.run(what, mark.looked_up) < checkpoint:
                 raise Corrupt(
-                    f"{self._where}: of the {batch.rows} rows that checkpoint {batch.checkpoint} decided some are "
-                    f"gone, and table {self.table} does not have them ({error}). Were they aborted, moved or deleted? "
-                    "Restore the object from a backup; the commit is tried again"
+                    f"{self._where}: of the {sum(batch.rows for batch in batches)} rows that checkpoints up to "
+                    f"{checkpoint} decided some are gone, and table {self.table} does not have them ({error}). Were "
+                    "they aborted, moved or deleted? Restore the object from a backup; the commit is tried again"
                 ) from error
+        mark.known = max(mark.known, checkpoint)
 
-    def _rows_of(self, batch: DecidedBatch) -> Iterator[pa.RecordBatch]:
-        """One object at a time."""
-        for staged in batch.objects:
-            for rows in self._read(staged):
-                for start in range(0, rows.num_rows, _WRITE_ROWS):
-                    yield rows.slice(start, _WRITE_ROWS)
+    def _rows_of(self, batches: Sequence[DecidedBatch]) -> Iterator[pa.RecordBatch]:
+        """All rows in order, as many as one statement takes at a time."""
+        gathered: list[pa.RecordBatch] = []
+        count = 0
+        for read in self._read_all([staged for batch in batches for staged in batch.objects]):
+            for rows in read:
+                if gathered and (count + rows.num_rows > _WRITE_ROWS or gathered[0].schema != rows.schema):
+                    yield from _cut(gathered)
+                    gathered, count = [], 0
+                gathered.append(rows)
+                count += rows.num_rows
+        yield from _cut(gathered)
 
     def _write(self, cursor: Any, rows: pa.RecordBatch) -> None:
         names = rows.schema.names
         values = list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
         cursor.max_stmt_length = min(cursor.max_stmt_length, self._target.packet // 2)
         cursor.executemany(_statement(self.table, names, self.key), values)
+
+
+def _cut(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    if not batches:
+        return
+    rows = pa.concat_batches(batches)
+    for start in range(0, rows.num_rows, _WRITE_ROWS):
+        yield rows.slice(start, _WRITE_ROWS)
 
 
 def _statement(table: str, names: Sequence[str], key: Sequence[str]) -> str:

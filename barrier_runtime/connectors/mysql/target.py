@@ -14,7 +14,7 @@ from typing import Any
 
 from barrier_runtime.connectors.mysql.columns import TableColumn
 from barrier_runtime.connectors.sink_bases.decided_batch import DecidedBatch
-from barrier_runtime.state.errors import InvalidJob
+from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.versioned import Format
 
 COMMITS = "barrier_runtime_commits"
@@ -207,27 +207,43 @@ def make_commits(cursor: Any, database: str, where: str) -> None:
     _LAYOUT.check(int(number[1]) if number else 0, where)
 
 
-def visible_through(cursor: Any, batch: DecidedBatch, *, locked: bool = False) -> int:
-    """The last checkpoint of the batch's lineage that is in the target. `locked`: nobody else raises it before this
-    transaction ends."""
-    owner = _owner(batch)
-    look = f"select checkpoint from {COMMITS} where owner = %s{' for update' if locked else ''}"
-    cursor.execute(look, (owner,))
-    found = cursor.fetchone()
-    return int(found[0]) if found else 0
+class DeliveryMark:
+    """The last checkpoint of one lineage whose rows are in the target. `known`: never more than the row of our table
+    says, which only rises."""
 
+    def __init__(self, job: str, sink: str, lineage: str) -> None:
+        self._names = (job, sink, lineage)
+        self._owner = hashlib.sha256("\x00".join(self._names).encode()).digest()
+        self.is_there = False
+        self.known = 0
 
-def begin_mark(cursor: Any, batch: DecidedBatch) -> None:
-    """The row that will be locked. In a transaction of its own: two that insert it at once would deadlock later."""
-    cursor.execute(
-        f"insert ignore into {COMMITS} (owner, job, sink, lineage, checkpoint) values (%s, %s, %s, %s, 0)",
-        (_owner(batch), batch.job, batch.sink, batch.lineage),
-    )
+    def make(self, cursor: Any) -> None:
+        """The row, unless it is there. In a transaction of its own: two that insert it at once would deadlock later."""
+        cursor.execute(
+            f"insert ignore into {COMMITS} (owner, job, sink, lineage, checkpoint) values (%s, %s, %s, %s, %s)",
+            (self._owner, *self._names, self.known),
+        )
+        self.looked_up(cursor)
+        self.is_there = True
 
+    def looked_up(self, cursor: Any) -> int:
+        cursor.execute(f"select checkpoint from {COMMITS} where owner = %s", (self._owner,))
+        found = cursor.fetchone()
+        if found is None:
+            self.is_there = False
+            raise Unavailable(f"{COMMITS} has lost the row of job {self._names[0]!r}: the next attempt makes it again")
+        self.known = max(self.known, int(found[0]))
+        return self.known
 
-def raise_mark(cursor: Any, batch: DecidedBatch) -> None:
-    cursor.execute(f"update {COMMITS} set checkpoint = %s where owner = %s", (batch.checkpoint, _owner(batch)))
-
-
-def _owner(batch: DecidedBatch) -> bytes:
-    return hashlib.sha256("\x00".join((batch.job, batch.sink, batch.lineage)).encode()).digest()
+    def raised(self, cursor: Any, batches: Sequence[DecidedBatch]) -> list[DecidedBatch]:
+        """Those of `batches`, oldest first, that this transaction has to write; if there are any, it has raised the row
+        to the last of them, and nobody else raises it before the transaction ends."""
+        while due := [batch for batch in batches if batch.checkpoint > self.known]:
+            changed = cursor.execute(
+                f"update {COMMITS} set checkpoint = %s where owner = %s and checkpoint = %s",
+                (due[-1].checkpoint, self._owner, self.known),
+            )
+            if changed:
+                return due
+            self.looked_up(cursor)  # somebody else has raised it
+        return []
