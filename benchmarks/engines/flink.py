@@ -10,6 +10,7 @@ import datetime
 import os
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -38,7 +39,7 @@ _COMPLETED = re.compile(
     r"^(\S+ \S+) .*Completed checkpoint (\d+) for job \S+ \((\d+) bytes, checkpointDuration=(\d+) ms"
     r"(?:, finalizationTime=(\d+) ms)?"
 )
-_LOG = "flink.log"
+LOG = "flink.log"
 _DATA_STREAM = ("keyed-count", "interval-join")
 
 # Of Nexmark's own runner, and memory for the state of its joins.
@@ -77,22 +78,30 @@ def _settings(spec: RunSpec) -> dict[str, str]:
 
 def main() -> int:
     spec = spec_of_this_run()
-    Path(spec.folder, "log4j.properties").write_text(_log4j(Path(spec.folder, _LOG).resolve()))
+    Path(spec.folder, "log4j.properties").write_text(log4j(Path(spec.folder, LOG).resolve()))
     command = _pyflink(spec) if spec.engine == "pyflink" else _java(spec)
     code = run_program(command, _environment(spec))
     if code == 0:
         leave_facts(
             spec,
-            Facts(version=FLINK_VERSION, settings=settings(spec), checkpoints=_checkpoints(Path(spec.folder, _LOG))),
+            Facts(version=FLINK_VERSION, settings=settings(spec), checkpoints=completed(Path(spec.folder, LOG))),
         )
     return code
 
 
 def _java(spec: RunSpec) -> list[str]:
+    return java_command(spec, settings(spec))
+
+
+def java_command(
+    spec: RunSpec, chosen: Mapping[str, str], target: str = "", jars: Sequence[Path] = (), sink: str = ""
+) -> list[str]:
+    """`chosen`: Flink's settings. `sink`: another than the spec's; "files" go to `target`. `jars`: more of them."""
     known = workload(spec.workload)
     options = {
         "source": spec.source,
-        "sink": spec.sink,
+        "sink": sink or spec.sink,
+        "target": target,
         "rate": repr(spec.rate),
         "keys": str(spec.keys),
         "parallelism": str(spec.parallelism),
@@ -101,9 +110,9 @@ def _java(spec: RunSpec) -> list[str]:
         "sql": known.flink,
         "source_ddl": _source_ddl(spec),
         "sink_ddl": _sink_ddl(spec),
-        **{f"conf.{name}": value for name, value in settings(spec).items()},
+        **{f"conf.{name}": value for name, value in chosen.items()},
     }
-    path = [classes("flink"), *flink_jars(), *connectors("flink"), *spark_jars().glob("hadoop-client-*.jar")]
+    path = [*jars, classes("flink"), *flink_jars(), *connectors("flink"), *spark_jars().glob("hadoop-client-*.jar")]
     return [
         find_program("java", "openjdk-17-jre-headless"),
         "-Xmx4g",
@@ -171,7 +180,7 @@ def _sink_ddl(spec: RunSpec) -> str:
     )
 
 
-def _log4j(log: Path) -> str:
+def log4j(log: Path) -> str:
     return f"""rootLogger.level = ERROR
 rootLogger.appenderRef.file.ref = File
 logger.checkpoints.name = org.apache.flink.runtime.checkpoint.CheckpointCoordinator
@@ -184,7 +193,7 @@ appender.file.layout.pattern = %d{{yyyy-MM-dd HH:mm:ss.SSS}}{{UTC}} %m%n%throwab
 """
 
 
-def _checkpoints(log: Path) -> list[Checkpoint]:
+def completed(log: Path) -> list[Checkpoint]:
     found = []
     for line in log.read_text(errors="replace").splitlines() if log.exists() else []:
         match = _COMPLETED.match(line)

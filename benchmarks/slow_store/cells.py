@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from benchmarks.slow_store.delay import EXPRESS, NONE, Delay
 from benchmarks.slow_store.episodes import calls, kills, reading, start
+from benchmarks.slow_store.flink import flink
 from benchmarks.slow_store.place import Settings
 from benchmarks.slow_store.result import CellResult
 from benchmarks.slow_store.streams import iceberg, postgres_behind, stream
@@ -44,7 +45,11 @@ CHOSEN: dict[str, Cell] = {
     "Parquet from a folder, 1 slot": _reading_cell("parquet", 1, False),
     "kill of a slot": lambda settings: kills(settings, settings.delay),
     "kill of a slot, folder": lambda settings: kills(settings, None),
+    "Flink, files, 1 s": lambda settings: flink(settings, 1.0),
+    "Flink, files, 0.2 s": lambda settings: flink(settings, 0.2),
 }
+
+OF_NO_TREE = ("Flink, files, 1 s", "Flink, files, 0.2 s")  # another checkout's runtime changes nothing in them
 
 GRID: dict[str, Cell] = {
     f"{sink}, {store}, {interval_s:g} s, {slots} slots": _stream_cell(sink, store, interval_s, slots)

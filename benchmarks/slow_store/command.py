@@ -11,7 +11,7 @@ import msgspec
 
 from benchmarks.machine import command, facts
 from benchmarks.progress import Progress
-from benchmarks.slow_store.cells import CHOSEN, GRID, Cell
+from benchmarks.slow_store.cells import CHOSEN, GRID, OF_NO_TREE, Cell
 from benchmarks.slow_store.place import Settings
 from benchmarks.slow_store.proxy import add_delay, delay_of
 from benchmarks.slow_store.result import CellResult, Kept, load, save
@@ -79,7 +79,8 @@ def _cells(chosen: argparse.Namespace, settings: Settings, folder: Path) -> int:
         (name, each)
         for name in names
         for each in trees
-        if (found := kept.find(name, each.tree_name)) is None or found.error
+        if not (each.tree and name in OF_NO_TREE)
+        and ((found := kept.find(name, each.tree_name)) is None or found.error)
     ]
     failed = 0
     with Progress(len(todo), "slow store") as progress:

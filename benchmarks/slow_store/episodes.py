@@ -70,7 +70,7 @@ def start(settings: Settings, records: int) -> CellResult:
         assert where.emulator is not None
         if records:
             where.emulator.load(_made(settings, records))
-        order = stream_order(settings, where.url, "files", 0.2, 2)
+        order = stream_order(settings, where.url, "files", 0.5, 2)
         order = with_fields(order, checkpoints=own, warm_up_s=0.0, processes=False)
         first = with_fields(order, options={"restore": "none", "allow_replay": True} if records else {})
         with running(first, settings.folder / "job", settings.tree) as job:

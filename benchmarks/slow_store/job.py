@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -202,7 +203,7 @@ def _in_processes(order: Order) -> Iterator[Callable[[], JobStatus]]:
             slots.append(subprocess.Popen(command, stdin=subprocess.PIPE))
             stdin = slots[-1].stdin
             assert stdin is not None
-            stdin.write(_ENCODER.encode(own))
+            stdin.write(_ENCODER.encode(own) + b"\n")
             stdin.close()
 
         def status() -> JobStatus:
@@ -330,11 +331,18 @@ def _read(order: Order, status: Callable[[], JobStatus]) -> None:
     _tell("end", Figures(records=found.records))
 
 
+def _end_with_who_started_it() -> None:
+    """Nothing of a job outlives the program that measures it."""
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
 def main() -> None:
-    order = ORDERS.decode(sys.stdin.buffer.read())
+    order = ORDERS.decode(sys.stdin.buffer.readline())
     if "--slot" in sys.argv:
         _be_a_slot(order)
         return
+    threading.Thread(target=_end_with_who_started_it, daemon=True).start()
     run = _in_processes if order.processes else _on_spark if order.kills else _in_this_process
     try:
         if order.processes:

@@ -100,12 +100,14 @@ def running(order: Order, folder: Path, tree: Path | None = None) -> Iterator[Ru
     job = RunningJob(process, log)
     try:
         assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(order))
-        process.stdin.close()
+        process.stdin.write(msgspec.json.encode(order) + b"\n")
+        process.stdin.flush()  # and open until the end: the program ends with this one
         yield job
     finally:
         job.kill()
+        assert process.stdin is not None
         assert process.stdout is not None
+        process.stdin.close()
         process.stdout.close()
 
 

@@ -82,6 +82,16 @@ LINES = (
     ),
     Line("every 0.2 s: visible p50, p99", ("files, 0.2 s",), _stream("files, 0.2 s"), "320, 600"),
     Line("every 0.1 s: visible p50, p99", ("files, 0.1 s",), _stream("files, 0.1 s"), "280, 550"),
+    Line(
+        "Flink, the same files and store: checkpoint / visible p50, p99, every 1 s",
+        ("Flink, files, 1 s",),
+        _figures("Flink, files, 1 s", "checkpoint", "< / >", "visible p50", "<, >", "visible p99"),
+    ),
+    Line(
+        "… every 0.2 s",
+        ("Flink, files, 0.2 s",),
+        _figures("Flink, files, 0.2 s", "checkpoint", "< / >", "visible p50", "<, >", "visible p99"),
+    ),
     Line("Delta, every 1 s, `commit_every=0`: visible p50, p99", ("Delta, 1 s",), _stream("Delta, 1 s"), "800, 1,400"),
     Line(
         "Iceberg: ms per commit, first and last tenth of the commits",

@@ -12,17 +12,21 @@ import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.stream.Collectors;
 import org.apache.flink.api.common.eventtime.WatermarkStrategy;
 import org.apache.flink.api.common.functions.OpenContext;
+import org.apache.flink.api.common.serialization.SimpleStringEncoder;
 import org.apache.flink.api.common.state.ValueState;
 import org.apache.flink.api.common.state.ValueStateDescriptor;
 import org.apache.flink.api.common.typeinfo.Types;
 import org.apache.flink.configuration.Configuration;
+import org.apache.flink.connector.file.sink.FileSink;
 import org.apache.flink.core.execution.JobClient;
+import org.apache.flink.core.fs.FileSystem;
 import org.apache.flink.runtime.client.JobCancellationException;
 import org.apache.flink.streaming.api.datastream.DataStream;
 import org.apache.flink.streaming.api.datastream.KeyedStream;
 import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
 import org.apache.flink.streaming.api.functions.KeyedProcessFunction;
 import org.apache.flink.streaming.api.functions.co.ProcessJoinFunction;
+import org.apache.flink.streaming.api.functions.sink.filesystem.rollingpolicies.OnCheckpointRollingPolicy;
 import org.apache.flink.streaming.api.functions.sink.v2.DiscardingSink;
 import org.apache.flink.table.api.DataTypes;
 import org.apache.flink.table.api.Schema;
@@ -47,6 +51,7 @@ public final class FlinkJob {
             (parts[0].startsWith("conf.") ? settings : options).put(parts[0].replaceFirst("^conf\\.", ""), parts[1]);
         }
         say("began");
+        FileSystem.initialize(Configuration.fromMap(settings), null);
         StreamExecutionEnvironment env =
             StreamExecutionEnvironment.createLocalEnvironment(Configuration.fromMap(settings));
         env.setParallelism(Integer.parseInt(options.get("parallelism")));
@@ -161,6 +166,15 @@ public final class FlinkJob {
                 Files.writeString(Path.of(options.get("folder"), "answer-columns.txt"), String.join("\n", names));
                 rows.addSink(new AnswerSink(options.get("folder")));
                 return env.executeAsync("answer");
+            case "files":
+                rows.map(row -> "{\"key\":" + row.getField(0) + ",\"n\":" + row.getField(1)
+                        + ",\"emitted\":" + row.getField(names.indexOf("emitted")) + "}")
+                    .returns(Types.STRING)
+                    .sinkTo(FileSink.forRowFormat(
+                            new org.apache.flink.core.fs.Path(options.get("target")),
+                            new SimpleStringEncoder<String>())
+                        .withRollingPolicy(OnCheckpointRollingPolicy.build()).build());
+                return env.executeAsync("bench");
             case "discard":
                 rows.sinkTo(new DiscardingSink<>());
                 return env.executeAsync("bench");
