@@ -142,11 +142,11 @@ class Reader:
         self._table, self._rows = None, {}
 
 
-def certified(url: str, partition_by: str | None, **drawn: Any) -> None:
+def certified(url: str, partition_by: str | None, commit_every: float = 0, **drawn: Any) -> None:
     reader = Reader(url)
     print(
         certify(
-            lambda: DeltaSink(url, partition_by=partition_by),
+            lambda: DeltaSink(url, partition_by=partition_by, commit_every=commit_every),
             reader.look,
             make_store=store_of,
             reset=reader.empty,
@@ -160,6 +160,68 @@ def certified(url: str, partition_by: str | None, **drawn: Any) -> None:
 def test_the_sink_is_certified_on_a_folder(folder: str, partition_by: str | None) -> None:
     """T1, T2, T3, T6, T7, T8, T9, T10, T12, T14, T15, Z11"""
     certified(folder, partition_by, scenarios=30 if partition_by is None else 5, seeds=range(3))
+
+
+@pytest.mark.slow
+def test_the_sink_is_certified_with_commits_that_are_held_back(folder: str) -> None:
+    certified(folder, "key", commit_every=0.05, scenarios=10, seeds=range(2))
+
+
+def held(url: str, **place: Any) -> DeltaSink:
+    return opened(DeltaSink(url, commit_every=60), **place)
+
+
+def test_small_files_of_many_checkpoints_become_one(url: str) -> None:
+    sinks = [held(url, subtask=subtask, parallelism=2) for subtask in range(2)]
+    decided = []
+    for checkpoint in range(1, 6):
+        for subtask, sink in enumerate(sinks):
+            decided.append(pre_committed(sink, checkpoint, [10 * checkpoint + subtask]))
+            sink.commit(decided[-1])
+    assert not there(url)
+    sinks[0].commit_globally(2, decided[:4])
+    sinks[0].commit_globally(5, decided)
+    assert numbers(url) == [10, 11, 20, 21, 30, 31, 40, 41, 50, 51]
+    assert len(table(url).file_uris()) == 2, "one file for each commit"
+    assert table(url).version() == 2
+    assert outside_the_log(url) == []
+    sinks[0].commit_globally(5, decided)
+    assert table(url).version() == 2
+
+
+def test_a_successor_keeps_what_is_decided_and_joins_it_after_a_crash(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process dies when the larger file is written and the table does not know it."""
+    first = held(url)
+    decided = [pre_committed(first, checkpoint, [checkpoint]) for checkpoint in (1, 2, 3)]
+    pre_committed(first, 4, [4])  # never decided
+
+    def refusing(*_: object) -> None:
+        raise Unavailable("the process dies")
+
+    with monkeypatch.context() as dies:
+        dies.setattr(DeltaLog, "_append", refusing)
+        with pytest.raises(Unavailable):
+            first.commit_globally(3, decided)
+    successors = [held(url, token=2, subtask=subtask, parallelism=3) for subtask in range(3)]
+    for subtask, sink in enumerate(successors):
+        sink.recover(decided if subtask == 0 else [])
+    successors[0].commit_globally(3, decided)
+    assert numbers(url) == [1, 2, 3]
+    assert [key for key in outside_the_log(url) if key.startswith("_staging/")] == []
+    first.commit_globally(3, decided)
+    assert numbers(url) == [1, 2, 3], "a zombie shows nothing twice"
+
+
+def test_a_job_that_holds_commits_back_from_now_on_shows_what_was_shown_halfway(folder: str) -> None:
+    before = opened(DeltaSink(folder))
+    decided = [pre_committed(before, checkpoint, [checkpoint]) for checkpoint in (1, 2)]
+    before.commit(decided[0])
+    now = held(folder, token=2)
+    now.recover(decided)
+    now.commit_globally(2, decided)
+    assert numbers(folder) == [1, 2]
 
 
 def test_the_sink_is_certified_on_s3(s3: S3Server) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.table import Table
 
 from barrier_runtime import Dataflow
@@ -40,8 +41,8 @@ def sink(properties: dict[str, str]) -> IcebergSink:
     return opened(properties)
 
 
-def opened(properties: dict[str, str], store: MemoryStore | None = None, token: int = 1) -> IcebergSink:
-    sink = IcebergSink(NAME, properties=properties)
+def opened(properties: dict[str, str], store: MemoryStore | None = None, token: int = 1, **options: Any) -> IcebergSink:
+    sink = IcebergSink(NAME, properties=properties, **options)
     store = store or MemoryStore()
     sink.open(SinkContext("job", "out", token, 0, 1, lambda url: store, store, "lineage"))
     return sink
@@ -121,6 +122,108 @@ def test_all_that_was_decided_meanwhile_is_one_snapshot(sink: IcebergSink, prope
     sink.commit_globally(5, decided)
     assert numbers(properties) == [1, 2, 3, 4, 5]
     assert [each.summary.additional_properties[CHECKPOINT] for each in table(properties).snapshots()] == ["2", "5"]
+
+
+def data_files_of(properties: dict[str, str]) -> list[str]:
+    return [task.file.file_path for task in table(properties).scan().plan_files()]
+
+
+def test_small_files_of_many_checkpoints_become_one(sink: IcebergSink, properties: dict[str, str]) -> None:
+    decided = [pre_committed(sink, checkpoint, [checkpoint]) for checkpoint in range(1, 6)]
+    sink.commit_globally(2, decided[:2])
+    sink.commit_globally(5, decided)
+    assert table(properties).scan().to_arrow().column("n").to_pylist() in ([1, 2, 3, 4, 5], [3, 4, 5, 1, 2])
+    assert len(data_files_of(properties)) == 2, "one file for each commit"
+    sink._table._threads.shutdown(wait=True)
+    assert metadata_files(properties, "*.parquet") == 2, "the small ones are gone"
+    sink.commit_globally(5, decided)
+    assert len(table(properties).snapshots()) == 2
+
+
+def test_an_unknown_outcome_of_a_commit_with_joined_files_doubles_nothing(
+    sink: IcebergSink, properties: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided = [pre_committed(sink, checkpoint, [checkpoint]) for checkpoint in (1, 2)]
+    commit = Table._do_commit
+
+    def unanswered(self: Table, *arguments: Any, **named: Any) -> None:
+        commit(self, *arguments, **named)
+        raise CommitStateUnknownException("the answer is lost")
+
+    with monkeypatch.context() as network:
+        network.setattr(Table, "_do_commit", unanswered)
+        with pytest.raises(Unavailable):
+            sink.commit_globally(2, decided)
+    sink.commit_globally(2, decided)
+    assert numbers(properties) == [1, 2]
+    assert len(table(properties).snapshots()) == 1
+
+
+def test_an_attempt_that_failed_leaves_its_joined_files_for_the_next(
+    sink: IcebergSink, properties: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided = [pre_committed(sink, checkpoint, [checkpoint]) for checkpoint in (1, 2)]
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise CommitFailedException("another writer was quicker")
+
+    with monkeypatch.context() as catalog:
+        catalog.setattr(Table, "_do_commit", refused)
+        with pytest.raises(Unavailable):
+            sink.commit_globally(2, decided)
+    sink.commit_globally(2, decided)
+    assert numbers(properties) == [1, 2]
+    sink._table._threads.shutdown(wait=True)
+    assert metadata_files(properties, "*.parquet") == 1
+
+
+def metadata_files(properties: dict[str, str], pattern: str) -> int:
+    return len(list(Path(properties["warehouse"].removeprefix("file://")).rglob(pattern)))
+
+
+def test_metadata_stays_bounded_and_no_row_or_commit_is_forgotten(properties: dict[str, str]) -> None:
+    bounded = opened(properties, keep_snapshots=3)
+    decided: list[bytes] = []
+    for checkpoint in range(1, 61):
+        decided = [pre_committed(bounded, checkpoint, [checkpoint])]
+        bounded.commit_globally(checkpoint, decided)
+    assert numbers(properties) == list(range(1, 61))
+    assert [each.summary.additional_properties[CHECKPOINT] for each in table(properties).snapshots()] == [
+        "58",
+        "59",
+        "60",
+    ]
+    successor = opened(properties, bounded._context.job_store, token=2, keep_snapshots=3)
+    successor.commit_globally(60, decided)
+    assert len(table(properties).snapshots()) == 3, "a repeated commit is none"
+    bounded._table._threads.shutdown(wait=True)
+    assert metadata_files(properties, "*.metadata.json") <= 22
+    assert metadata_files(properties, "snap-*.avro") <= 3 + 2 * 16
+    assert numbers(properties) == list(range(1, 61))
+
+
+def test_snapshots_of_others_and_what_branches_and_tags_refer_to_never_expire(properties: dict[str, str]) -> None:
+    bounded = opened(properties, keep_snapshots=2)
+
+    def commit(*checkpoints: int) -> None:
+        for checkpoint in checkpoints:
+            bounded.commit_globally(checkpoint, [pre_committed(bounded, checkpoint, [checkpoint])])
+
+    commit(1, 2)
+    table(properties).append(pa.table({"n": [100]}))
+    commit(3, 4)
+    tagged = table(properties).current_snapshot()
+    table(properties).manage_snapshots().create_tag(tagged.snapshot_id, "audit").commit()
+    commit(5)
+    table(properties).manage_snapshots().create_branch(table(properties).current_snapshot().snapshot_id, "b").commit()
+    commit(*range(6, 60))
+    bounded._table._threads.shutdown(wait=True)
+    said = [each.summary.additional_properties.get(CHECKPOINT) for each in table(properties).snapshots()]
+    assert None in said, "another writer's"
+    assert {"4", "5", "58", "59"} <= set(said)
+    assert len(said) < 10
+    assert numbers(properties) == [*range(1, 60), 100]
+    assert table(properties).scan(snapshot_id=tagged.snapshot_id).to_arrow().num_rows == 5
 
 
 def test_a_time_that_no_commit_can_be_held_back_for_is_refused(properties: dict[str, str]) -> None:

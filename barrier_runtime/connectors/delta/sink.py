@@ -1,7 +1,8 @@
 """Exactly-once into a Delta Lake table: one commit of the table for all that was decided since the last one.
 
 Pre-commit stages whole Parquet files, hidden; nothing about them can expire, and no vacuum sees them. Commit gives each
-its final name inside the table's folder, where no reader of the table looks for it yet. The global committer then adds
+its final name inside the table's folder, where no reader of the table looks for it yet. With `commit_every` the global
+committer does that, and makes large files of small ones (`delta/joined_files`). The global committer then adds
 them all to the table's log in one commit that carries the highest checkpoint as the format's own application
 transaction, so the table itself tells whether it was made: by us, by a zombie, or by nobody. See `delta/table`.
 
@@ -28,6 +29,7 @@ from barrier_runtime.connectors.delta.committable import (
     decode_delta_committable,
     encode_delta_committable,
 )
+from barrier_runtime.connectors.delta.joined_files import JoinedFiles
 from barrier_runtime.connectors.delta.schema import check_partition_columns, delta_fields, stored_schema
 from barrier_runtime.connectors.delta.table import DeltaLog
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
@@ -71,6 +73,7 @@ class DeltaSink(TwoPhaseCommitSink):
         max_bytes_in_memory: int = 128 << 20,
     ) -> None:
         self.commit_every_ms = commit_every_ms(commit_every, "DeltaSink")
+        self.commits_only_globally = self.commit_every_ms > 0
         self.url = without_credentials(str(url), "the location of DeltaSink")
         if "://" in self.url and not self.url.startswith(("file://", "s3://", "s3a://")):
             raise InvalidJob(f"DeltaSink cannot write to {shown(self.url)}: use a folder, file:// or s3://")
@@ -105,6 +108,7 @@ class DeltaSink(TwoPhaseCommitSink):
         store = self._store = self._checked_store(context)
         self._staging = Staging(store, self._names, self._where)
         self._log = DeltaLog(self.url, store, self._where)
+        self._joined = JoinedFiles(store, self._staging, self._names)
         self._table = self._log.existing()
         if self.partition_by is None:
             self._partition_by = self._table.partition_by if self._table else ()
@@ -202,6 +206,8 @@ class DeltaSink(TwoPhaseCommitSink):
 
     def commit(self, committable: bytes) -> None:
         decoded = self._decoded(committable)
+        if self.commits_only_globally:
+            return
         try:
             for each in decoded.files:
                 self._staging.show(each.file)
@@ -210,7 +216,14 @@ class DeltaSink(TwoPhaseCommitSink):
                 raise
 
     def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
-        self._log.commit([self._decoded(each) for each in committables])
+        decoded = [self._decoded(each) for each in committables]
+        if not self.commits_only_globally:
+            self._log.commit(decoded)
+            return
+        self._log.commit(decoded, self._joined.shown)
+        self._joined.forget()
+        staged = [each.file for committable in decoded for each in committable.files]
+        self._staging.drop(staged)
 
     def close(self) -> None:
         if hasattr(self, "_log"):
@@ -224,7 +237,7 @@ class DeltaSink(TwoPhaseCommitSink):
         for committable in decided:
             self.commit(committable)
             files += [each.file for each in self._decoded(committable).files]
-        self._staging.sweep(self._context.parallelism, files)
+        self._staging.sweep(self._context.parallelism, files, shown=not self.commits_only_globally)
 
     def _decoded(self, committable: bytes) -> DeltaCommittable:
         return decode_delta_committable(committable, self._context.job, self._context.sink, self._where)

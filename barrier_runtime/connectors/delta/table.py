@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import msgspec
 
-from barrier_runtime.connectors.delta.committable import DeltaCommittable
+from barrier_runtime.connectors.delta.committable import DeltaCommittable, DeltaFile
 from barrier_runtime.connectors.delta.schema import DeltaType, has_zoneless_times, schema_string
 from barrier_runtime.connectors.delta.table_facts import DeltaTableFacts
 from barrier_runtime.state.errors import PERMANENT, BarrierRuntimeError, Corrupt, InvalidJob, Unavailable, missing_extra
@@ -73,15 +73,26 @@ class DeltaLog:
         table = self._newest()
         return 0 if table is None else self._committed(table, application)
 
-    def commit(self, pending: Sequence[DeltaCommittable]) -> None:
-        """Make the files of all of these part of the table at once, except for what it has already. Idempotent."""
+    def commit(
+        self,
+        pending: Sequence[DeltaCommittable],
+        shown: Callable[[Sequence[DeltaCommittable]], Sequence[DeltaFile]] | None = None,
+    ) -> None:
+        """Make the files of all of these part of the table at once, except for what it has already. `shown`: brings
+        the rows of some of these under the final names that it returns; None: they are there. Idempotent."""
 
         def change(table: Any) -> Change | None:
             new = [each for each in pending if each.checkpoint > self._committed(table, each.application)]
             if not new:
                 return None
-            self._check(self._facts(table), new)
-            return _highest(new), lambda: self._append(table, new)
+            facts = self._facts(table)
+            for each in new:
+                facts.check(each.fields, each.partition_by, self._where)
+            files = [each for committable in new for each in committable.files]
+            if shown is None:
+                self._check_there(files)
+            added = files if shown is None else shown(new)
+            return _highest(new), lambda: self._append(table, added, _highest(new))
 
         if pending:
             self._until_done(pending[-1].fields, pending[-1].partition_by, change)
@@ -249,19 +260,18 @@ class DeltaLog:
         if outcome is PutOutcome.UNKNOWN:
             raise Unavailable(f"{self._where}: nobody knows whether {self._store.url}/{key} was written")
 
-    def _append(self, table: Any, new: Sequence[DeltaCommittable]) -> None:
+    def _append(self, table: Any, files: Sequence[DeltaFile], checkpoints: Mapping[str, int]) -> None:
         from deltalake.transaction import AddAction
 
         table.create_write_transaction(
             [
                 AddAction(each.file.final, each.file.size, each.partition, each.written_ms, True, each.statistics)
-                for committable in new
-                for each in committable.files
+                for each in files
             ],
             "append",
             table.schema(),
             partition_by=list(table.metadata().partition_columns),
-            commit_properties=self._transaction(_highest(new)),
+            commit_properties=self._transaction(checkpoints),
         )
 
     def _transaction(self, checkpoints: Mapping[str, int]) -> Any:
@@ -272,10 +282,8 @@ class DeltaLog:
 
     # ------------------------------------------------------------ before and after
 
-    def _check(self, facts: DeltaTableFacts, new: Sequence[DeltaCommittable]) -> None:
-        for each in new:
-            facts.check(each.fields, each.partition_by, self._where)
-        names = [each.file.final for committable in new for each in committable.files]
+    def _check_there(self, files: Sequence[DeltaFile]) -> None:
+        names = [each.file.final for each in files]
         with ThreadPoolExecutor(max_workers=8) as asking:
             gone = [name for name, there in zip(names, asking.map(self._is_there, names), strict=True) if not there]
         if gone:

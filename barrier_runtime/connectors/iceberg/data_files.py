@@ -14,8 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyiceberg.io.pyarrow
+from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
-from pyiceberg.io.pyarrow import ArrowProjectionVisitor, _dataframe_to_data_files
+from pyiceberg.io.pyarrow import ArrowProjectionVisitor, ArrowScan, _dataframe_to_data_files
 from pyiceberg.manifest import (
     DataFile,
     ManifestContent,
@@ -24,7 +25,7 @@ from pyiceberg.manifest import (
     ManifestFile,
     write_manifest,
 )
-from pyiceberg.table import Table
+from pyiceberg.table import FileScanTask, Table
 
 _VERSION = 2  # of manifests; those of any version hold files of tables of any version
 _NO_SNAPSHOT = -1
@@ -76,6 +77,13 @@ def write_files(table: Table, batches: Sequence[pa.RecordBatch], schema: pa.Sche
             entry = ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, snapshot_id=None, data_file=file)
             writer.add_entry(entry)
     return WrittenFiles(output.content, spec.spec_id, len(files), rows.num_rows)
+
+
+def joined(table: Table, files: Sequence[DataFile]) -> list[DataFile]:
+    """The rows of these files of one partition, in their order, in a new file. Raises `FileNotFoundError`."""
+    scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
+    rows = scan.to_table([FileScanTask(file) for file in files])
+    return list(_dataframe_to_data_files(table.metadata, rows, table.io, uuid.uuid4()))
 
 
 def data_files(written: WrittenFiles) -> list[DataFile]:

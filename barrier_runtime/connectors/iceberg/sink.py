@@ -14,6 +14,7 @@ import contextlib
 import datetime
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -25,11 +26,13 @@ from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.commit_every import commit_every_ms, described
 from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
 from barrier_runtime.connectors.sink_bases.write_ahead_committable import StagedRows
-from barrier_runtime.state.errors import Corrupt, InvalidJob
+from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound
 from barrier_runtime.state.store.urls import without_credentials
 
 if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
     from barrier_runtime.connectors.iceberg.data_files import WrittenFiles
 
 _SECRET = ("token", "credential", "secret", "password", "access-key")
@@ -45,6 +48,8 @@ class IcebergSink(BatchingSink):
     under that name in the environment (`PYICEBERG_CATALOG__<NAME>__…`), where secrets belong.
     `commit_every`: a duration, or seconds. Rows are decided with each checkpoint, and the table gets one snapshot for
     all checkpoints of that time, because each commit rewrites the table's metadata. 0: with each checkpoint.
+    `keep_snapshots`: so many of the newest snapshots of this sink stay; older ones expire with the next commit, but for
+    those that branches and tags need. Readers that are further behind cannot go on. None: all stay, for you to expire.
     `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask before they are written early, as a data
     file of their own.
     """
@@ -58,12 +63,16 @@ class IcebergSink(BatchingSink):
         catalog: str = "default",
         properties: Mapping[str, str] | None = None,
         commit_every: datetime.timedelta | float = 30,
+        keep_snapshots: int | None = None,
         max_bytes_in_memory: int = 32 << 20,
     ) -> None:
         super().__init__(max_bytes_in_memory=max_bytes_in_memory)
         if "." not in table.strip("."):
             raise InvalidJob(f"IcebergSink: table {table!r} has no namespace: write 'namespace.table'")
         self.commit_every_ms = commit_every_ms(commit_every, "IcebergSink")
+        if keep_snapshots is not None and not (isinstance(keep_snapshots, Real) and keep_snapshots >= 2):
+            raise InvalidJob(f"IcebergSink: keep_snapshots={keep_snapshots!r}: give a number from 2, or None: all stay")
+        self.keep_snapshots = None if keep_snapshots is None else int(keep_snapshots)
         self.table = table
         self.catalog = catalog
         self.properties = dict(properties or {})
@@ -84,6 +93,7 @@ class IcebergSink(BatchingSink):
             "table": self.table,
             "catalog": self.catalog,
             "properties": self.properties,
+            "keep_snapshots": self.keep_snapshots,
             "commit_every": self.commit_every_ms / 1000,
             "max_bytes_in_memory": self.max_bytes_in_memory,
         }
@@ -102,7 +112,14 @@ class IcebergSink(BatchingSink):
         need_pyiceberg(self._where, "IcebergSink")
         from barrier_runtime.connectors.iceberg.table import IcebergTable
 
-        self._table = IcebergTable(self.table, self.catalog, self.properties, self._where)
+        self._table = IcebergTable(
+            self.table,
+            self.catalog,
+            self.properties,
+            self._where,
+            owner=f"{context.job}/{context.sink}/",
+            keep_snapshots=self.keep_snapshots,
+        )
         self._there = self._table.columns()
         self._table.check_writable()
         self._required = frozenset(f.name for f in self._there or () if not f.nullable)
@@ -124,18 +141,25 @@ class IcebergSink(BatchingSink):
 
     def deliver_batches(self, batches: Sequence[DecidedBatch]) -> None:
         for application in dict.fromkeys(batch.application for batch in batches):  # one, but after another start
-            self._deliver(application, [batch for batch in batches if batch.application == application])
+            of_it = [batch for batch in batches if batch.application == application]
+            known = self._table.as_appended()
+            try:
+                self._deliver(application, of_it, known)
+            except Unavailable:
+                if known is None:
+                    raise
+                self._deliver(application, of_it, None)  # somebody else has written since our last commit
 
-    def _deliver(self, application: str, batches: Sequence[DecidedBatch]) -> None:
-        """Append those that the table does not have as one snapshot."""
+    def _deliver(self, application: str, batches: Sequence[DecidedBatch], known: "Table | None") -> None:
+        """Append those that the table does not have as one snapshot. `known`: the table, where a look is saved."""
         from barrier_runtime.connectors.iceberg.table import has
 
         with ThreadPoolExecutor(max_workers=8) as reading:
-            looking = reading.submit(self._table.now)
+            looking = None if known else reading.submit(self._table.now)
             read = {
                 batch.checkpoint: [reading.submit(self._files_of, each) for each in batch.objects] for batch in batches
             }
-        table = looking.result() or self._table.looked_at()  # rows of an earlier release make it
+        table = known or (looking and looking.result()) or self._table.looked_at()  # rows of an old release make it
         new = [batch for batch in batches if not has(table, application, batch.checkpoint)]
         if not new:
             return
@@ -151,7 +175,8 @@ class IcebergSink(BatchingSink):
                 f"({error}). Were they aborted, moved or deleted? Restore the object from a backup; the commit is "
                 "tried again"
             ) from error
-        self._table.append(table, application, new[-1].checkpoint, written)
+        together = self.commit_every_ms > 0
+        self._table.append(table, application, new[-1].checkpoint, written, small_together=together)
 
     def _files_of(self, staged: StagedRows) -> "list[WrittenFiles]":
         """Rows that an earlier release has staged are written now."""
@@ -160,6 +185,10 @@ class IcebergSink(BatchingSink):
         rows = self._read(staged)
         found = from_rows(rows)
         return [self._table.write(rows, rows[0].schema)] if found is None else found
+
+    def close(self) -> None:
+        if hasattr(self, "_table"):
+            self._table.close()
 
     def abort(self, committable: bytes) -> None:
         from barrier_runtime.connectors.iceberg.data_files import from_rows

@@ -24,7 +24,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -48,18 +48,28 @@ from pyiceberg.exceptions import (
     ValidationError,
     ValidationException,
 )
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
+from pyiceberg.table.update import RemoveSnapshotsUpdate
 from pyiceberg.transforms import IdentityTransform, UnknownTransform, VoidTransform
 
 from barrier_runtime.connectors.iceberg.columns import check_fits
-from barrier_runtime.connectors.iceberg.data_files import WrittenFiles, data_files, paths_of, write_files
+from barrier_runtime.connectors.iceberg.data_files import WrittenFiles, data_files, joined, paths_of, write_files
+from barrier_runtime.connectors.iceberg.expiry import APPLICATION, Expired, to_expire, unneeded_files
 from barrier_runtime.connectors.iceberg.library import need_core
+from barrier_runtime.connectors.sink_bases.small_files import groups
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.outside_errors import described, must_be_mended
 
-APPLICATION = "barrier-runtime.application"  # in a snapshot's summary
 CHECKPOINT = "barrier-runtime.checkpoint"
 _KNOWN_S = 60.0  # credentials that a catalog gives with a table are good for longer
+_BOUNDED = {  # properties of tables that are made here: the metadata must not grow with the number of commits
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+    "commit.manifest-merge.enabled": "true",
+}
+_CLEAN_FROM = 16  # expired snapshots, whose files are deleted together
 _LIBRARY_RETRIES = "commit.retry.num-retries"
 _REFUSED = (
     *(BadRequestError, ForbiddenError, UnauthorizedError, OAuthError, SignError),
@@ -76,7 +86,24 @@ class IcebergTable:
     """`name`: "namespace.table". Blocking. Raises `InvalidJob` when catalog or table cannot be used as they are,
     `Unavailable` when the catalog does not answer."""
 
-    def __init__(self, name: str, catalog: str, properties: Mapping[str, str], where: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        catalog: str,
+        properties: Mapping[str, str],
+        where: str,
+        *,
+        owner: str = "",
+        keep_snapshots: int | None = None,
+    ) -> None:
+        """`keep_snapshots`: so many of the applications that begin with `owner` stay."""
+        self._owner = owner
+        self._keep = keep_snapshots
+        self._expired: list[Expired] = []  # whose files are still to be deleted
+        self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="iceberg-expiry")
+        self._cleaning: Future[None] | None = None
+        self._made_of: dict[tuple[str, ...], list[DataFile]] = {}  # paths of small files -> files with their rows
+        self._appended: tuple[float, Table] | None = None  # when we appended last, and the table as it was then
         self._name = name
         self._where = where
         self._last: tuple[float, Table] | None = None  # when it was asked for, for writing
@@ -105,6 +132,13 @@ class IcebergTable:
         with translated(f"{self._where}: a data file of the table {self._name} cannot be written"):
             return write_files(table, batches, schema)
 
+    def as_appended(self) -> Table | None:
+        """The table as our last commit has left it, if that was not long ago: the next commit is conditional on nobody
+        having written since. None: look at it."""
+        if self._appended is None or time.monotonic() - self._appended[0] > _KNOWN_S:
+            return None
+        return self._appended[1]
+
     def looked_at(self) -> Table:
         """The table as it is now, for `append`. Raises `Unavailable` when it is gone or the catalog does not answer."""
         table = self.now()
@@ -114,19 +148,36 @@ class IcebergTable:
             )
         return table
 
-    def append(self, table: Table, application: str, checkpoint: int, written: Iterable[WrittenFiles]) -> None:
-        """Append the files to `table`, as it was looked at, as one snapshot. Raises `Unavailable` when it is to be
-        tried again, `Corrupt` when a file is gone, which is seen while the snapshot is prepared."""
+    def append(
+        self,
+        table: Table,
+        application: str,
+        checkpoint: int,
+        written: Iterable[WrittenFiles],
+        *,
+        small_together: bool = False,
+    ) -> None:
+        """Append the files to `table`, as it was looked at, as one snapshot. `small_together`: small ones as fewer and
+        larger ones. Raises `Unavailable` when it is to be tried again, `Corrupt` when a file is gone, which is seen
+        while the snapshot is prepared."""
+        self._appended = None
         table.metadata.properties[_LIBRARY_RETRIES] = "0"
+        expired = [] if self._keep is None else to_expire(table.metadata, self._owner, self._keep)
         summary = {APPLICATION: application, CHECKPOINT: str(checkpoint)}
         try:
             files = [file for each in written for file in data_files(each)]
+            replaced: Sequence[str] = ()
+            if small_together:
+                files, replaced = self._joined(table, files)
             with ThreadPoolExecutor(max_workers=8) as asking, table.transaction() as transaction:
                 there = [(f.file_path, asking.submit(table.io.new_input(f.file_path).exists)) for f in files]
                 with transaction._append_snapshot_producer(summary) as producer:
                     for file in files:
                         producer.append_data_file(file)
                 transaction.set_properties({_property(application): str(checkpoint)})
+                if expired:
+                    gone = [each.snapshot.snapshot_id for each in expired]
+                    transaction._apply((RemoveSnapshotsUpdate(snapshot_ids=gone),))
                 self._check_there([path for path, exists in there if not exists.result()])
         except (CommitFailedException, CommitStateUnknownException) as error:
             raise Unavailable(
@@ -137,6 +188,40 @@ class IcebergTable:
             raise
         except Exception as error:
             raise trouble(error, f"{self._where}: files cannot be added to the table {self._name}") from error
+        self._appended = time.monotonic(), table
+        if replaced:
+            self._threads.submit(_deleted, table.io, replaced)
+        self._expired += expired
+        if len(self._expired) >= _CLEAN_FROM and (self._cleaning is None or self._cleaning.done()):
+            expired, self._expired = self._expired, []
+            self._cleaning = self._threads.submit(_clean, expired, table.io)
+
+    def _joined(self, table: Table, files: Sequence[DataFile]) -> tuple[list[DataFile], list[str]]:
+        """Fewer files with the same rows, and those that they stand for. What was written is kept for the next attempt:
+        only one commit can have it."""
+        found: list[DataFile] = []
+        replaced: list[str] = []
+        made: dict[tuple[str, ...], list[DataFile]] = {}
+        for group in groups(files, lambda file: int(file.file_size_in_bytes), _partition_of):
+            if len(group) == 1:
+                found += group
+                continue
+            paths = tuple(file.file_path for file in group)
+            made[paths] = self._made_of.get(paths) or self._joined_files(table, group)
+            found += made[paths]
+            replaced += paths
+        self._made_of = made
+        return found, replaced
+
+    def _joined_files(self, table: Table, files: Sequence[DataFile]) -> list[DataFile]:
+        try:
+            return joined(table, files)
+        except FileNotFoundError as error:
+            self._check_there([str(error)])
+            raise
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
 
     def _check_there(self, gone: Sequence[str]) -> None:
         if gone:
@@ -185,9 +270,26 @@ class IcebergTable:
         try:
             with contextlib.suppress(NamespaceAlreadyExistsError):
                 self._catalog.create_namespace(self._name.rpartition(".")[0])
-            return self._catalog.create_table(self._name, schema)
+            return self._catalog.create_table(self._name, schema, properties=_BOUNDED)
         except TableAlreadyExistsError:
             return self._catalog.load_table(self._name)
+
+
+def _partition_of(file: DataFile) -> tuple[int, str]:
+    return file.spec_id, repr(file.partition)
+
+
+def _deleted(io: FileIO, paths: Sequence[str]) -> None:
+    """Off the path of commits. What stays is an orphan, for the table's maintenance."""
+    for path in paths:
+        with contextlib.suppress(*NO_ANSWER):
+            io.delete(path)
+
+
+def _clean(expired: Sequence[Expired], io: FileIO) -> None:
+    """Off the path of commits. What stays is an orphan, for the table's maintenance."""
+    with contextlib.suppress(*NO_ANSWER, *database_errors()):
+        _deleted(io, unneeded_files(expired, io))
 
 
 def check_transforms(table: Table, name: str, where: str) -> None:

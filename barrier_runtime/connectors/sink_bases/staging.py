@@ -139,11 +139,14 @@ class Staging:
             if file.upload is not None:
                 self._uploads().abort(file.final, file.upload.id)
 
-    def sweep(self, parallelism: int, decided: Iterable[StagedFile]) -> None:
-        """Drop what older generations left undecided and is this subtask's to finish. Only after `decided`, everything
-        decided of that, is shown."""
+    def sweep(self, parallelism: int, decided: Iterable[StagedFile], *, shown: bool = True) -> None:
+        """Drop what older generations left undecided and is this subtask's to finish. `decided`: everything decided of
+        that, which has been `shown`, or stays."""
+        decided = list(decided)
         sweep = self._sweep_of(parallelism, decided)
-        self._store.delete([info.key for info in self._store.list(self._names.staging) if sweep.takes_staged(info.key)])
+        stay = set() if shown else {file.staged for file in decided}
+        listed = (info.key for info in self._store.list(self._names.staging))
+        self._store.delete([key for key in listed if sweep.takes_staged(key) and key not in stay])
 
     def _sweep_of(self, parallelism: int, decided: Iterable[StagedFile]) -> Sweep:
         names, known = self._names, frozenset(incarnation_of(file) for file in decided)
@@ -204,9 +207,9 @@ class MultipartStaging(Staging):
     def closed(self, files: Iterable[StagedFile], checkpoint: int) -> tuple[StagedFile, ...]:
         return tuple(files)
 
-    def sweep(self, parallelism: int, decided: Iterable[StagedFile]) -> None:
+    def sweep(self, parallelism: int, decided: Iterable[StagedFile], *, shown: bool = True) -> None:
         decided = list(decided)
-        super().sweep(parallelism, decided)
+        super().sweep(parallelism, decided, shown=shown)
         names, uploads = self._final_names, self._uploads()
         sweep = dataclasses.replace(self._sweep_of(parallelism, decided), owner=names.owner)
         for key, upload_id in list(uploads.list("")):  # in any folder, whatever the sink's folders were before

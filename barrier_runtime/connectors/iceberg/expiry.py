@@ -1,0 +1,101 @@
+"""Old snapshots of this sink in an Iceberg table: which expire, and which files nobody can need then.
+
+Snapshots expire in the commit that appends newer rows, so that the table's metadata never grows and no other commit is
+in the way. What they alone refer to is deleted afterwards, off the path of commits.
+
+| a snapshot                                                          | expires                     |
+|---------------------------------------------------------------------|-----------------------------|
+| of this sink, older than its newest `keep`, in the main branch      | yes                         |
+| current, or an ancestor of what another branch or a tag refers to   | no                          |
+| of another writer                                                   | no                          |
+
+Of an expired snapshot its manifest list is deleted, and those of its manifests which neither the next snapshot that
+stays nor an older one, nor one outside of the main branch, refers to: along one branch a manifest that is gone does not
+come back. A process that dies
+before that leaves orphans, for the table's maintenance. Data files are never deleted here.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pyiceberg.io import FileIO
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.snapshots import Snapshot
+
+APPLICATION = "barrier-runtime.application"  # in a snapshot's summary
+
+
+@dataclass(frozen=True)
+class Expired:
+    """`next`: the snapshot that follows in the main branch and stays. `others`: those that stay and are older, or not
+    in the main branch."""
+
+    snapshot: Snapshot
+    next: Snapshot
+    others: tuple[Snapshot, ...]
+
+
+def to_expire(metadata: TableMetadata, owner: str, keep: int) -> list[Expired]:
+    """Snapshots of the applications that begin with `owner`, when the one that is appended next is the newest of
+    `keep`."""
+    by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+    main = metadata.refs.get(MAIN_BRANCH)
+    if main is None or len(by_id) < keep:
+        return []
+    chain = _ancestry(by_id, main.snapshot_id)  # newest first
+    named: set[int] = set()
+    for name, ref in metadata.refs.items():
+        if name != MAIN_BRANCH:
+            named.update(each.snapshot_id for each in _ancestry(by_id, ref.snapshot_id))
+    own = [each for each in chain if _is_of(each, owner)]
+    old = {each.snapshot_id for each in own[keep - 1 :]} - named - {main.snapshot_id}
+    gone: list[Expired] = []
+    stays = chain[0]
+    in_main = {each.snapshot_id for each in chain}
+    staying = [each for each in by_id.values() if each.snapshot_id not in old]
+    for snapshot in chain:
+        if snapshot.snapshot_id in old:
+            others = (each for each in staying if each.snapshot_id not in in_main or _is_older(each, snapshot))
+            gone.append(Expired(snapshot, stays, tuple(others)))
+        else:
+            stays = snapshot
+    return gone
+
+
+def unneeded_files(expired: Iterable[Expired], io: FileIO) -> list[str]:
+    """Manifest lists of expired snapshots, and manifests that nothing refers to any more."""
+    lists: dict[int, set[str]] = {}
+
+    def manifests(snapshot: Snapshot) -> set[str]:
+        found = lists.get(snapshot.snapshot_id)
+        if found is None:
+            found = lists[snapshot.snapshot_id] = {each.manifest_path for each in snapshot.manifests(io)}
+        return found
+
+    files: list[str] = []
+    for each in expired:
+        needed = set(manifests(each.next)).union(*(manifests(other) for other in each.others))
+        files += sorted(manifests(each.snapshot) - needed)
+        files.append(each.snapshot.manifest_list)
+    return list(dict.fromkeys(files))
+
+
+def _is_older(one: Snapshot, other: Snapshot) -> bool:
+    """Of two in one branch. Tables of version 1 have no sequence numbers."""
+    return (one.sequence_number or 0, one.timestamp_ms) < (other.sequence_number or 0, other.timestamp_ms)
+
+
+def _ancestry(by_id: dict[int, Snapshot], head: int | None) -> list[Snapshot]:
+    """From `head` back, as far as the table knows it."""
+    found: list[Snapshot] = []
+    at = by_id.get(head) if head is not None else None
+    while at is not None:
+        found.append(at)
+        at = None if at.parent_snapshot_id is None else by_id.get(at.parent_snapshot_id)
+    return found
+
+
+def _is_of(snapshot: Snapshot, owner: str) -> bool:
+    summary = snapshot.summary
+    return summary is not None and str(summary.additional_properties.get(APPLICATION, "")).startswith(owner)
