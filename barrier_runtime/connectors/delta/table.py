@@ -13,7 +13,6 @@ import contextlib
 import os
 import re
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -23,7 +22,8 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 import msgspec
 
 from barrier_runtime.connectors.delta.committable import DeltaCommittable, DeltaFile
-from barrier_runtime.connectors.delta.schema import DeltaType, has_zoneless_times, schema_string
+from barrier_runtime.connectors.delta.log_records import append_record, create_record, log_key
+from barrier_runtime.connectors.delta.schema import DeltaType
 from barrier_runtime.connectors.delta.table_facts import DeltaTableFacts
 from barrier_runtime.state.errors import PERMANENT, BarrierRuntimeError, Corrupt, InvalidJob, Unavailable, missing_extra
 from barrier_runtime.state.outside_errors import must_be_mended, says_refused
@@ -31,6 +31,8 @@ from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 from barrier_runtime.state.store.urls import split_settings
 
 _ATTEMPTS = 6
+_CHECKPOINT_EVERY = 100  # versions, as delta-rs has it
+_AGE_TO_CHECK_MS = 10 * 60 * 1000  # since a file was written: a vacuum may have taken older ones
 _UNSYNCED = 200  # commits that a predecessor may have left unsynced: more than lie between two of the log's checkpoints
 _APPENDABLE = {  # features of a table that whole new files cannot violate, or whose use is looked for
     *("appendOnly", "invariants", "timestampNtz", "deletionVectors", "v2Checkpoint", "vacuumProtocolCheck"),
@@ -146,9 +148,11 @@ class DeltaLog:
                     raise trouble(error, said) from error
             else:  # in the next version at the earliest; if it is that one, nobody else came between
                 self._known = (version + 1, {**self._known[1], **done})
-                if not self._is_local:  # no need to see what the conditional put has told
-                    self._reading = self._threads.submit(self._read_own)
-                    return
+                if data and self._is_local:
+                    continue  # to see what has to be brought to the disk
+                self._sync(version + 1, data)
+                self._reading = self._threads.submit(self._read_own)
+                return
         raise Unavailable(
             f"{self._where}: nothing could be committed to the table {self._store.url} in {_ATTEMPTS} attempts "
             f"({brief(failed) if failed else 'it vanished each time'}); it is tried again"
@@ -178,9 +182,14 @@ class DeltaLog:
         return self._table
 
     def _read_own(self) -> None:
-        """Off the path of commits. Whatever fails here fails again when the table is read for the next commit."""
+        """Off the path of commits: what was committed, and now and then a checkpoint of the log, so that readers need
+        not read all of it. Whatever fails here is read again for the next commit."""
         with contextlib.suppress(BarrierRuntimeError):
-            self._newest_now()
+            table = self._newest_now()
+            if table is not None and table.version() % _CHECKPOINT_EVERY == 0:
+                with contextlib.suppress(Exception):  # of delta-rs, which readers can do without
+                    table.create_checkpoint()
+                    table.cleanup_metadata()
 
     def _read_ahead(self) -> Any:
         """The table as it was after our last commit, good for the next one: what others have committed since is a
@@ -235,44 +244,20 @@ class DeltaLog:
         return DeltaTableFacts(self._store.url, tuple(metadata.partition_columns), fields, settings)
 
     def _create(self, fields: Mapping[str, DeltaType], partition_by: Sequence[str]) -> None:
-        now_ms = time.time_ns() // 1_000_000
-        protocol: dict[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 2}
-        if has_zoneless_times(fields):
-            features = ["timestampNtz"]
-            protocol = {
-                "minReaderVersion": 3,
-                "minWriterVersion": 7,
-                "readerFeatures": features,
-                "writerFeatures": features,
-            }
-        metadata = {
-            "id": str(uuid.uuid4()),
-            "format": {"provider": "parquet", "options": {}},
-            "schemaString": schema_string(fields),
-            "partitionColumns": list(partition_by),
-            "configuration": {},
-            "createdTime": now_ms,
-        }
-        operation = {"timestamp": now_ms, "operation": "CREATE TABLE", "operationParameters": {}}
-        record = [{"commitInfo": operation}, {"protocol": protocol}, {"metaData": metadata}]
-        key = _log_key(0)
-        outcome = self._store.put_if_absent(key, b"\n".join(msgspec.json.encode(line) for line in record) + b"\n")
-        if outcome is PutOutcome.UNKNOWN:
-            raise Unavailable(f"{self._where}: nobody knows whether {self._store.url}/{key} was written")
+        record = create_record(fields, partition_by, time.time_ns() // 1_000_000)
+        if self._store.put_if_absent(log_key(0), record) is PutOutcome.UNKNOWN:
+            raise Unavailable(f"{self._where}: nobody knows whether {self._store.url}/{log_key(0)} was written")
 
     def _append(self, table: Any, files: Sequence[DeltaFile], checkpoints: Mapping[str, int]) -> None:
-        from deltalake.transaction import AddAction
-
-        table.create_write_transaction(
-            [
-                AddAction(each.file.final, each.file.size, each.partition, each.written_ms, True, each.statistics)
-                for each in files
-            ],
-            "append",
-            table.schema(),
-            partition_by=list(table.metadata().partition_columns),
-            commit_properties=self._transaction(checkpoints),
-        )
+        """One record of the log, if nobody has written that version: one request, and its answer is all there is to
+        know. delta-rs would list the log before it, and read and list again after it."""
+        version: int = table.version() + 1
+        record = append_record(files, checkpoints, table.metadata().partition_columns, time.time_ns() // 1_000_000)
+        outcome = self._store.put_if_absent(log_key(version), record)
+        if outcome is PutOutcome.EXISTS:
+            raise Unavailable(f"somebody else has written version {version}")
+        if outcome is PutOutcome.UNKNOWN:
+            raise Unavailable(f"nobody knows whether version {version} was written")
 
     def _transaction(self, checkpoints: Mapping[str, int]) -> Any:
         """What a commit carries: by application, its last checkpoint in it."""
@@ -283,7 +268,9 @@ class DeltaLog:
     # ------------------------------------------------------------ before and after
 
     def _check_there(self, files: Sequence[DeltaFile]) -> None:
-        names = [each.file.final for each in files]
+        """Of files that were written just now the subtasks have told it."""
+        young_ms = time.time_ns() // 1_000_000 - _AGE_TO_CHECK_MS
+        names = [each.file.final for each in files if each.written_ms < young_ms]
         with ThreadPoolExecutor(max_workers=8) as asking:
             gone = [name for name, there in zip(names, asking.map(self._is_there, names), strict=True) if not there]
         if gone:
@@ -307,7 +294,7 @@ class DeltaLog:
         table = Path(unquote(urlsplit(self._store.url).path))
         folder = table / "_delta_log"
         first = max(self._synced + 1, version - _UNSYNCED)
-        records = [folder / Path(_log_key(number)).name for number in range(first, version + 1)]
+        records = [folder / Path(log_key(number)).name for number in range(first, version + 1)]
         if data:
             added = [table / name for record in records for name in _added(record)]
             for path in [*added, *{path.parent for path in added}]:
@@ -366,10 +353,6 @@ def _highest(committables: Sequence[DeltaCommittable]) -> dict[str, int]:
     for each in committables:
         highest[each.application] = max(each.checkpoint, highest.get(each.application, 0))
     return highest
-
-
-def _log_key(version: int) -> str:
-    return f"_delta_log/{version:020d}.json"
 
 
 def load_deltalake(where: str, who: str) -> Any:

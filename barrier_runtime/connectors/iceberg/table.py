@@ -53,11 +53,13 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyiceberg.table.update import RemoveSnapshotsUpdate
 from pyiceberg.transforms import IdentityTransform, UnknownTransform, VoidTransform
+from pyiceberg.utils.config import Config
 
 from barrier_runtime.connectors.iceberg.columns import check_fits
 from barrier_runtime.connectors.iceberg.data_files import WrittenFiles, data_files, joined, paths_of, write_files
 from barrier_runtime.connectors.iceberg.expiry import APPLICATION, Expired, to_expire, unneeded_files
 from barrier_runtime.connectors.iceberg.library import need_core
+from barrier_runtime.connectors.iceberg.quick_io import QUICK_FILE_IO
 from barrier_runtime.connectors.sink_bases.small_files import groups
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.outside_errors import described, must_be_mended
@@ -70,6 +72,7 @@ _BOUNDED = {  # properties of tables that are made here: the metadata must not g
     "commit.manifest-merge.enabled": "true",
 }
 _CLEAN_FROM = 16  # expired snapshots, whose files are deleted together
+_FILE_IO = "py-io-impl"
 _LIBRARY_RETRIES = "commit.retry.num-retries"
 _REFUSED = (
     *(BadRequestError, ForbiddenError, UnauthorizedError, OAuthError, SignError),
@@ -372,6 +375,9 @@ def opened_catalog(catalog: str, properties: Mapping[str, str], where: str, who:
 
 def _opened(name: str, properties: Mapping[str, str]) -> Catalog:
     """An SQL catalog makes tables of its own when it is opened first; of two that do so at once, one fails."""
+    configured = Config().get_catalog_config(name) or {}
+    if _FILE_IO not in {*properties, *configured}:
+        properties = {**properties, _FILE_IO: QUICK_FILE_IO}
     with contextlib.suppress(Exception):
         return load_catalog(name, **properties)
     return load_catalog(name, **properties)
