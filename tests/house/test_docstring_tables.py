@@ -22,6 +22,8 @@ Row = tuple[str, ...]
 
 PROSE = {  # tables that no code holds as data
     "barrier_runtime/connectors/batch_function/caller.py": "cases: tests/barrier_runtime/connectors/batch_function",
+    "barrier_runtime/connectors/delta/joined_files.py": "crash points: tests/ends/test_delta.py",
+    "barrier_runtime/connectors/iceberg/expiry.py": "cases: tests/ends/test_iceberg.py",
     "coordinator/checkpoints/held_commits.py": "cases: tests/coordinator/checkpoints/test_held_commits.py",
     "barrier_runtime/connectors/batch_function/queue.py": "crash points: certify goes through them",
     "barrier_runtime/connectors/files/csv_text/rows.py": "cases: tests/field/local/test_csv.py",
