@@ -10,7 +10,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from barrier_runtime import Dataflow, IcebergSink
-from barrier_runtime.connectors.iceberg.table import IcebergTable
+from barrier_runtime.connectors.iceberg.table import IcebergTable, has
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
@@ -43,14 +43,12 @@ def test_a_zombie_that_looked_before_its_successor_appended_appends_nothing(
     zombie, successor = (IcebergTable(name, "default", iceberg_rest.properties, "here") for _ in range(2))
     rows = pa.RecordBatch.from_pydict({"n": [1]}, schema=SCHEMA)
 
-    def late() -> Any:
-        successor.append("job/out/lineage", 1, [successor.write([rows], SCHEMA)])
-        yield zombie.write([rows], SCHEMA)
-
-    zombie.write([rows], SCHEMA)
+    written = zombie.write([rows], SCHEMA)
+    seen = zombie.looked_at()
+    successor.append(successor.looked_at(), "job/out/lineage", 1, [successor.write([rows], SCHEMA)])
     with pytest.raises(Unavailable, match="another writer has changed the table"):
-        zombie.append("job/out/lineage", 1, late())
-    zombie.append("job/out/lineage", 1, [zombie.write([rows], SCHEMA)])
+        zombie.append(seen, "job/out/lineage", 1, [written])
+    assert has(zombie.looked_at(), "job/out/lineage", 1)
     assert rows_of(iceberg_rest, name) == [{"n": 1}]
 
 

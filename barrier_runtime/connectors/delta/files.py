@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.connectors.sink_bases.folder_names import say_empty
-from barrier_runtime.connectors.sink_bases.lake_columns import kept_as
+from barrier_runtime.connectors.sink_bases.lake.columns import kept_as
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.lengths import FILE_NAME_BYTES
 

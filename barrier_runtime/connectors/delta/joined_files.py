@@ -24,7 +24,7 @@ from barrier_runtime.connectors.delta import files as delta_files
 from barrier_runtime.connectors.delta.committable import DeltaCommittable, DeltaFile
 from barrier_runtime.connectors.sink_bases import encoders
 from barrier_runtime.connectors.sink_bases.file_committable import FileNames
-from barrier_runtime.connectors.sink_bases.small_files import groups
+from barrier_runtime.connectors.sink_bases.lake.small_files import groups
 from barrier_runtime.connectors.sink_bases.staging import Staging
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime.connectors.sink_bases.lake_columns import is_decimal_of_tables
+from barrier_runtime.connectors.sink_bases.lake.columns import is_decimal_of_tables
 from barrier_runtime.state.errors import InvalidJob
 
 DeltaType: TypeAlias = str | dict[str, Any]  # as in the log: "long", or {"type": "array", …}

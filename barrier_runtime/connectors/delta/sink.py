@@ -34,8 +34,8 @@ from barrier_runtime.connectors.delta.schema import check_partition_columns, del
 from barrier_runtime.connectors.delta.table import DeltaLog
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_bases import encoders
-from barrier_runtime.connectors.sink_bases.commit_every import commit_every_ms, described
 from barrier_runtime.connectors.sink_bases.folder_names import folder_name
+from barrier_runtime.connectors.sink_bases.lake.commit_every import commit_every_ms, described
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
 from barrier_runtime.connectors.sink_bases.staging import Staging, check_folder, example_of, names_of
 from barrier_runtime.data.few_rows import FewRows

@@ -32,8 +32,8 @@ from barrier_runtime.connectors.delta import files as delta_files
 from barrier_runtime.connectors.delta.schema import DeltaType, check_partition_columns, delta_fields, stored_schema
 from barrier_runtime.connectors.delta.table import DeltaLog
 from barrier_runtime.connectors.sink import SinkContext
-from barrier_runtime.connectors.sink_bases.commit_every import commit_every_ms, described
 from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
+from barrier_runtime.connectors.sink_bases.lake.commit_every import commit_every_ms, described
 from barrier_runtime.connectors.sink_bases.staging import example_of
 from barrier_runtime.data.rows import preview
 from barrier_runtime.data.schemas import column_names, require_columns

@@ -7,7 +7,7 @@ of it is staged.
 
 import pyarrow as pa
 
-from barrier_runtime.connectors.sink_bases.lake_columns import is_decimal_of_tables, kept_as
+from barrier_runtime.connectors.sink_bases.lake.columns import is_decimal_of_tables, kept_as
 from barrier_runtime.state.errors import InvalidJob
 
 _PRIMITIVES = (
