@@ -95,12 +95,13 @@ class PinnedDeletions:
         self._lock = threading.Lock()
         self._waiting: list[tuple[float, tuple[str, ...]]] = []  # highest checkpoint of it, and what is to go
 
-    def free(self, keys: Sequence[str]) -> list[tuple[str, ...]]:
-        """What may be deleted now: `keys`, and what has waited before, in order. What may not, waits. No lock is held
-        while the store is asked, and what came to wait meanwhile may be younger than the pins that were found."""
+    def free(self, keys: Sequence[str], newest: int = 0) -> list[tuple[str, ...]]:
+        """What may be deleted now: `keys`, and what has waited before, in order. What may not, waits. `newest`: of the
+        checkpoints that are dropped with `keys`; 0: their names tell. No lock is held while the store is asked, and
+        what came to wait meanwhile may be younger than the pins that were found."""
         with self._lock:
             if keys:
-                self._waiting.append((highest_of(self._paths, keys), tuple(keys)))
+                self._waiting.append((float(newest) or highest_of(self._paths, keys), tuple(keys)))
             waiting = list(self._waiting)
         pins = pins_of(self._store, self._paths)  # after the checkpoints of `keys` were dropped
         now_ms = self._wall_ms()

@@ -140,6 +140,12 @@ def s3_url(s3_endpoint: str, make_bucket: Callable[[str], None]) -> Callable[[st
     return lambda prefix: f"s3://{bucket}/{prefix}?endpoint={s3_endpoint}"
 
 
+@pytest.fixture
+def manifests_are_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No manifest is small enough for its log record: each is an object, stored before its decision."""
+    monkeypatch.setattr("barrier_runtime.coordinator.log.decided.INLINE_BYTES", 0)
+
+
 @pytest.fixture(params=[pytest.param(False, marks=pytest.mark.slow), True], ids=["by reference", "over the wire"])
 def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """The test runs twice: rows and messages handed over as objects, and as bytes with the rules of a cluster. Only the

@@ -10,15 +10,17 @@ starts it.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_value import SINK_VALUE, SinkValue, decode_sink, make_sink
+from barrier_runtime.coordinator.log.decided import load_manifest
 from barrier_runtime.coordinator.log.decision_log import DecisionLog, LogView, complete_of
 from barrier_runtime.coordinator.log.lease_record import decode_lease
-from barrier_runtime.coordinator.log.manifest import check_files, verified_manifest
+from barrier_runtime.coordinator.log.manifest import check_files
 from barrier_runtime.coordinator.log.reader import LogReader
 from barrier_runtime.coordinator.log.records import Fence
 from barrier_runtime.runtime.sinks.global_committer import entries_of_all
@@ -86,13 +88,12 @@ def read_pending(store: ObjectStore, job: str) -> PendingJob:
     else:
         record = complete_of(entry)
         checkpoint = record.checkpoint
-        data = get_or_none(store, record.manifest)
-        if data is None:
+        manifest = load_manifest(record, partial(get_or_none, store))
+        if manifest is None:
             raise Corrupt(
                 f"manifest {record.manifest} of checkpoint {checkpoint} is gone from {store.url}: restore it from a "
                 "backup of the store"
             )
-        manifest = verified_manifest(record.manifest, data, record.sha256)
         check_files(record.manifest, manifest, paths)
         sinks = tuple(_sinks(with_values(store, manifest.operators, _READS_AT_ONCE), job))
         if finish is not None and finish.outcome == "finished":  # which is said when all of them are visible

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import msgspec
 
 from barrier_runtime.connectors.sink import ReadsBack
+from barrier_runtime.coordinator.log.decided import load_manifest
 from barrier_runtime.coordinator.log.decision_log import complete_of
-from barrier_runtime.coordinator.log.manifest import Manifest, verified_manifest
+from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.graph.job_graph import JobGraph
@@ -208,8 +209,8 @@ class _Verifying:
         if ended.status.outcome not in ("cancelled", "finished"):
             raise InvalidJob(f"the replay ended ({ended.status.outcome}): {ended.status.error or ended.status.reason}")
         view = read_log(store, Paths(graph.name))
-        record = complete_of(view.completes[0])
-        manifest = verified_manifest(record.manifest, store.get(record.manifest), record.sha256)
+        manifest = load_manifest(complete_of(view.completes[0]), store.get)
+        assert manifest is not None, "the store raises for a manifest that is missing"
         self._store = store
         return sum(each.total for each in ranges.values()), manifest
 

@@ -3,7 +3,9 @@
 Reading a manifest blocks: on worker threads only.
 """
 
+from barrier_runtime.coordinator.log.decided import inline_data
 from barrier_runtime.coordinator.log.manifest import check_files, verified_manifest
+from barrier_runtime.coordinator.log.records import Complete, decode_record
 from barrier_runtime.coordinator.log.restore_choice import snapshots_for_slot
 from barrier_runtime.coordinator.wire.messages import CommitGlobally, ManifestRef
 from barrier_runtime.graph.job_graph import JobGraph
@@ -18,6 +20,8 @@ def snapshots_in(store: ObjectStore, paths: Paths, ref: ManifestRef, checkpoint:
     """All snapshots of the manifest of `checkpoint` that the coordinator named. Raises `Corrupt` naming the object when
     it is gone, not what was decided, or another checkpoint's."""
     data = get_or_none(store, ref.key)
+    if data is not None and paths.log_position(ref.key) is not None:
+        data = _inside(ref.key, data)
     if data is None:
         raise Corrupt(
             f"manifest {store.url}/{ref.key} of checkpoint {checkpoint} is gone: restore it from a backup of the store"
@@ -30,6 +34,12 @@ def snapshots_in(store: ObjectStore, paths: Paths, ref: ManifestRef, checkpoint:
         )
     check_files(ref.key, manifest, paths)
     return manifest.operators
+
+
+def _inside(key: str, data: bytes) -> bytes | None:
+    """The manifest that the log record stored under `key` holds."""
+    record = decode_record(key, data)
+    return inline_data(record) if isinstance(record, Complete) else None
 
 
 def restored_in(

@@ -2,16 +2,18 @@
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 
+from barrier_runtime.coordinator.log.decided import is_kept, load_manifest
 from barrier_runtime.coordinator.log.decision_log import complete_of
-from barrier_runtime.coordinator.log.manifest import Manifest, verified_manifest
+from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.records import Complete
 from barrier_runtime.coordinator.pins import CheckpointPin
 from barrier_runtime.coordinator.savepoints.files import find_savepoint
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.ids import check_job_id
-from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
+from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
 from barrier_runtime.state.store.open import open_existing_store
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.store.read_only import ReadOnlyStore
@@ -63,20 +65,27 @@ def pinned_checkpoint(
 def _completed(store: ObjectStore, url: str, job: str, checkpoint: int | None) -> Complete:
     view = read_log(store, Paths(check_job_id(job)), restore=checkpoint)
     found = [complete_of(entry) for entry in view.completes]
-    record = next((each for each in found if checkpoint in (None, each.checkpoint)), None)
-    if record is None:
+    entry = next((each for each in view.completes if checkpoint in (None, complete_of(each).checkpoint)), None)
+    if entry is None:
         newest = f"; its newest is {found[0].checkpoint}" if found else ""
         wanted = "" if checkpoint is None else f" {checkpoint}"
         raise InvalidJob(f"job {job} has no completed checkpoint{wanted} in {shown(url)}{newest}")
-    return record
+    if not is_kept(entry.position, view.kept):
+        raise _not_kept(_named(job, complete_of(entry)))
+    return complete_of(entry)
+
+
+def _named(job: str, record: Complete) -> str:
+    return f"checkpoint {record.checkpoint} of job {job}"
+
+
+def _not_kept(what: str) -> InvalidJob:
+    return InvalidJob(f"{what} is not kept any more: read a newer one, keep more with retained=, or a savepoint")
 
 
 def _read(store: ObjectStore, job: str, record: Complete) -> StoredCheckpoint:
-    what = f"checkpoint {record.checkpoint} of job {job}"
-    try:
-        data = store.get(record.manifest)
-    except ObjectNotFound as error:
-        raise InvalidJob(
-            f"{what} is not kept any more: read a newer one, keep more with retained=, or a savepoint"
-        ) from error
-    return StoredCheckpoint(store, verified_manifest(record.manifest, data, record.sha256), what)
+    what = _named(job, record)
+    manifest = load_manifest(record, partial(get_or_none, store))
+    if manifest is None:
+        raise _not_kept(what)
+    return StoredCheckpoint(store, manifest, what)

@@ -3,6 +3,9 @@
 Who may delete: only the coordinator of the current generation, with a `Permit`. No reference counts are stored; marks
 are taken from manifests that the log decided. Leaks are allowed, corruption is not: in doubt nothing is deleted.
 
+Which checkpoints are kept is said by the log alone (`log/decided`): its records drop the oldest of what they list. Here
+the same steps are taken after a record is appended, so what is deleted is never of a checkpoint that the log keeps.
+
 Why a dropped checkpoint's files are not deleted at once: a slot builds snapshot n on the files of the newest checkpoint
 that it *knows* to be complete. While a slot may not yet have heard of the one that pushed checkpoint d out, its next
 snapshot may still refer to files of d. A slot that acknowledged a checkpoint triggered after that decision was told has
@@ -16,10 +19,11 @@ decided checkpoints alone, and uploads anything else again. So it goes, also in 
 - What its acks name goes at once (`abandoned`), with acks that come after its end. What a kept checkpoint, one that
   waits to be dropped, or an ack of an open checkpoint names as well, stays.
 - What no ack ever named is found by the sweep: an upload happens after its checkpoint's trigger. So what is older than
-  a manifest that was written before the first open checkpoint was triggered, belongs to none of them. Both times are
-  the store's, and the minimum age lies between them. Should that not be enough, an open checkpoint loses a file; it is
-  condemned, so that checkpoint is refused. A coordinator that takes the generation over knows neither condemned files
-  nor open checkpoints: it aborts those, and sweeps again when it has decided one of its own.
+  a manifest, or a file of a decided checkpoint, that was written before the first open checkpoint was triggered,
+  belongs to none of them. Both times are the store's, and the minimum age lies between them. Should that not be
+  enough, an open checkpoint loses a file; the file is condemned, so that checkpoint is refused. A coordinator that
+  takes the generation over knows neither condemned files nor open checkpoints: it aborts those, and sweeps again when
+  it has decided one of its own.
 """
 
 import enum
@@ -35,23 +39,31 @@ _CONDEMNED_BOUND = 200_000
 
 @dataclass(frozen=True)
 class Kept:
-    """A decided checkpoint and the job's own files that it needs."""
+    """A decided checkpoint and the job's own files that it needs. `inline`: no object is stored under `manifest_key`,
+    the manifest is inside the log's record."""
 
     checkpoint: int
     manifest_key: str
     files: frozenset[str]
+    inline: bool = False
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What to delete, in this order: manifests, oldest first, then the files that only they needed."""
+    """What to delete, in this order: manifests, oldest first, then the files that only they needed. `newest`: of the
+    decided checkpoints that are dropped; 0: the plan drops none, or which ones is not known."""
 
     manifests: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    newest: int = 0
 
     @property
     def keys(self) -> tuple[str, ...]:
         return self.manifests + self.files
+
+    def and_then(self, other: "SweepPlan") -> "SweepPlan":
+        """Both as one."""
+        return SweepPlan(self.manifests + other.manifests, self.files + other.files, max(self.newest, other.newest))
 
 
 class RetentionVerdict(enum.Enum):
@@ -69,7 +81,7 @@ class UnderWay:
     """Of the generation that lives: what its open checkpoints may still need."""
 
     named: frozenset[str]  # manifests that are being written and decided, and what acks name
-    behind: frozenset[str] = frozenset()  # manifests that were written before the first of them was triggered
+    behind: frozenset[str] = frozenset()  # what decisions before the first of them was triggered had stored anew
 
 
 @dataclass
@@ -127,8 +139,11 @@ class Retention:
         self._dropped = [each for each in self._dropped if each.kept not in free]
         needed = _files_of([*self.kept, *(dropped.kept for dropped in self._dropped)])
         plan = SweepPlan(
-            manifests=tuple(kept.manifest_key for kept in sorted(free, key=lambda kept: kept.checkpoint)),
+            manifests=tuple(
+                kept.manifest_key for kept in sorted(free, key=lambda kept: kept.checkpoint) if not kept.inline
+            ),
             files=tuple(sorted(_files_of(free) - needed)),
+            newest=max(kept.checkpoint for kept in free),
         )
         self._condemn(plan.keys)
         return plan
@@ -209,10 +224,14 @@ def _may_be_under_way(found: ObjectInfo, under_way: UnderWay | None, older_ms: i
 
 
 def kept_after_restore(completes: Sequence[Kept], restored: Kept | None, retained: int) -> list[Kept]:
-    """What a new generation keeps: the newest decisions (`completes`, newest first), the one it grows from last."""
+    """What a new generation keeps: the newest decisions (`completes`, newest first), the one it grows from last. The
+    newest of all is always kept, as in the log's `kept_by_fence`."""
     others = [kept for kept in completes if restored is None or kept.manifest_key != restored.manifest_key]
     room = retained if restored is None else retained - 1
     kept = list(reversed(others[:room] if room > 0 else []))
+    newest = max(others, key=lambda each: each.checkpoint, default=None)
+    if newest is not None and newest not in kept and (restored is None or newest.checkpoint > restored.checkpoint):
+        kept.insert(0, newest)
     return kept if restored is None else [*kept, restored]
 
 

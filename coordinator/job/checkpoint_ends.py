@@ -29,10 +29,13 @@ def checkpoint_appended(job: Job, record: Complete, now_ms: int) -> None:
             generation.final = checkpoint.id
     generation.failures.completed(record.checkpoint)
     job.commits.completed(record.checkpoint, now_ms)
-    if pending is not None:
-        generation.appended.append((record.manifest, pending.next_id - 1))
     job.restarts.checkpoint_completed()
+    before = job.decided
     job.decided, generation.written = generation.written, None
+    if pending is not None:
+        known = frozenset[str]() if before is None else job.kept(before).files
+        new = frozenset[str]() if job.decided is None else job.kept(job.decided).files - known
+        generation.appended.append((new | {record.manifest}, pending.next_id - 1))
     if job.decided is not None:
         job.savepoints.completed(job.decided.manifest)
         job.commits.decided(job.decided.manifest.checkpoint, job.decided.manifest.operators, job.decided.ref)
@@ -44,7 +47,7 @@ def checkpoint_appended(job: Job, record: Complete, now_ms: int) -> None:
             del job.unsorted[: -max(_UNSORTED_BOUND, job.spec.checkpoints.retained)]
         else:
             open_ids = [other.id for other in pending.open]
-            job.delete(job.retention.completed(kept, open_ids, pending.next_id - 1, job.held).keys)
+            job.delete(job.retention.completed(kept, open_ids, pending.next_id - 1, job.held))
     abandon(job, aborted)
 
 
@@ -62,7 +65,7 @@ def under_way(generation: Generation) -> UnderWay:
     if generation.written is not None:
         named.add(generation.written.key)
     first = min((each.id for each in checkpoints), default=None)
-    behind = (manifest for manifest, triggered in generation.appended if first is None or triggered < first)
+    behind = (key for keys, triggered in generation.appended if first is None or triggered < first for key in keys)
     return UnderWay(frozenset(key for key in named if key is not None), frozenset(behind))
 
 
@@ -75,7 +78,7 @@ def abandon(job: Job, acks: Iterable[Ack]) -> None:
     files = {file.key for ack in acks for file in _files_in(ack)}
     own = [key for key in files if key is not None and key.startswith(prefix)]
     if own:
-        job.delete(job.retention.abandoned(own, under_way(job.generation)).keys)
+        job.delete(job.retention.abandoned(own, under_way(job.generation)))
 
 
 def _files_in(ack: Ack) -> Iterator[FileRef]:

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 from barrier_runtime.coordinator.job.events import Link
 from barrier_runtime.coordinator.log.decision_log import Permit
+from barrier_runtime.coordinator.log.records import Complete
 from barrier_runtime.coordinator.log.savepoint import SavepointCopy
 from barrier_runtime.coordinator.wire.messages import ToSlot
 
@@ -20,6 +21,8 @@ Outcome: TypeAlias = Literal["finished", "failed", "cancelled", "fenced", "repla
 
 @dataclass(frozen=True)
 class ReadLog:
+    """Read the log's facts, with every decision that is kept."""
+
     completes: int  # so many of the newest decisions
     restore: int | None  # and back to this checkpoint
     run_id: str
@@ -41,7 +44,13 @@ class ReadRecord:
 
 @dataclass(frozen=True)
 class ReadManifest:
-    key: str
+    """Read the manifest that `record` decided: from the record itself if it is inside."""
+
+    record: Complete
+
+    @property
+    def key(self) -> str:
+        return self.record.manifest
 
 
 @dataclass(frozen=True)
@@ -52,15 +61,16 @@ class WriteManifest:
 
 @dataclass(frozen=True)
 class ListForSweep:
-    """List the job's manifests and data files, and read these manifests."""
+    """List the job's manifests and data files, and read the manifests of these decisions."""
 
-    manifests: tuple[str, ...]
+    manifests: tuple[Complete, ...]
 
 
 @dataclass(frozen=True)
 class Delete:
     permit: Permit
     keys: tuple[str, ...]  # in this order
+    newest: int = 0  # of the decided checkpoints that are dropped with them; 0: not known
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,11 @@ class LogRead:
 
 @dataclass(frozen=True)
 class AppendResult:
+    """`use`: requests that the coordinator has made to the job's store so far."""
+
     position: int
     outcome: PutOutcome
+    use: StoreCounts | None = None
 
 
 @dataclass(frozen=True)
@@ -56,10 +59,7 @@ class ManifestRead:
 
 @dataclass(frozen=True)
 class ManifestWritten:
-    """`use`: requests that the coordinator has made to the job's store so far."""
-
     key: str
-    use: StoreCounts | None = None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import msgspec
 from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint
 from barrier_runtime.coordinator.checkpoints.commits import CommitTracker, FailingCommit
 from barrier_runtime.coordinator.checkpoints.failures import FailureCounter, RestartPolicy
-from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention
+from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention, SweepPlan
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest, Savepoints, SavepointState
 from barrier_runtime.coordinator.job.effects import Append, ReadManifest, ReadRecord
 from barrier_runtime.coordinator.job.events import LogRead
@@ -24,13 +24,14 @@ from barrier_runtime.coordinator.job.slots import RegisteredSlot, SlotState, Slo
 from barrier_runtime.coordinator.log.decision_log import (
     Appended,
     DecisionLog,
+    LogEntry,
     LogView,
     Permit,
     ReadBack,
     Repeat,
     complete_of,
 )
-from barrier_runtime.coordinator.log.manifest import DecidedManifest, own_files
+from barrier_runtime.coordinator.log.manifest import DecidedManifest, Manifest, own_files
 from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
 from barrier_runtime.coordinator.log.records import Fence, Finish, Record, StopWish
 from barrier_runtime.coordinator.status.history import decode_history
@@ -104,7 +105,7 @@ class Job:
         self.starting = 0  # slots that have their cores, as was told last
         self.retreat: JobSpec | None = None  # of the program before this one, which has not run yet
         self.reported_failure: SubtaskFailed | None = None  # heard before we led; a slot says it once per connection
-        self._deletable: tuple[str, ...] = ()
+        self._deletable = SweepPlan()
         self._append_attempts = 0
         self._greeted: dict[tuple[str, int], str] = {}  # program and slot -> uuid + link that got its Registered
 
@@ -142,13 +143,13 @@ class Job:
         """Completed checkpoints whose files somebody has still to read."""
         return self.commits.held | self.savepoints.held
 
-    def delete(self, keys: tuple[str, ...]) -> None:
+    def delete(self, plan: SweepPlan) -> None:
         """Only the leader may delete, and only while nothing is undecided (I9): until then it is put off."""
-        self._deletable += keys
-        if not self._deletable or self.log.in_flight:
+        self._deletable = self._deletable.and_then(plan)
+        if not self._deletable.keys or self.log.in_flight:
             return
-        keys, self._deletable = self._deletable, ()
-        self.outbox.delete(self.led.permit, keys)
+        plan, self._deletable = self._deletable, SweepPlan()
+        self.outbox.delete(self.led.permit, plan)
 
     # ------------------------------------------------------------ the number of slots, and their program
 
@@ -356,7 +357,7 @@ class Job:
         entry = self.log.restore_point
         if entry is not None and self.generation.wanted_manifest != complete_of(entry).manifest:
             self.generation.wanted_manifest = complete_of(entry).manifest
-            self.outbox.put(ReadManifest(self.generation.wanted_manifest))
+            self.outbox.put(ReadManifest(complete_of(entry)))
 
     def highest_checkpoint(self) -> int:
         """The highest checkpoint id anyone has seen."""
@@ -366,7 +367,14 @@ class Job:
         return max([self.log.checkpoint_floor, triggered, *seen])
 
     def kept(self, decided: DecidedManifest) -> Kept:
-        return Kept(decided.manifest.checkpoint, decided.key, own_files(decided.manifest, self.paths.data_prefix))
+        files = own_files(decided.manifest, self.paths.data_prefix)
+        return Kept(decided.manifest.checkpoint, decided.key, files, bool(decided.inside))
+
+    def decided_as(self, entry: LogEntry, manifest: Manifest) -> DecidedManifest:
+        """The manifest of the decision in `entry`."""
+        record = complete_of(entry)
+        inside = self.paths.log_record(entry.position) if record.inline else ""
+        return DecidedManifest(record.manifest, record.sha256, manifest, inside)
 
 
 def _failing_commits(stored: CommitsStatus) -> tuple[FailingCommit, ...]:

@@ -20,8 +20,9 @@ class Generation:
     restored: DecidedManifest | None = None
     pending: PendingCheckpoints | None = None  # None: its slots do not run yet
     written: DecidedManifest | None = None  # its decision is under way
-    appended: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=_APPENDED_KNOWN))
-    # manifest decided by this process, and the highest checkpoint that had been triggered then; newest last
+    appended: deque[tuple[frozenset[str], int]] = field(default_factory=lambda: deque(maxlen=_APPENDED_KNOWN))
+    # what a decision of this process had stored anew, and the highest checkpoint that had been triggered then; newest
+    # last
     event_times: ReachedEventTimes = field(default_factory=ReachedEventTimes)
     ended: set[SubtaskId] = field(default_factory=set)
     drained: bool = False  # its sources were told to end early

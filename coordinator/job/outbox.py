@@ -1,5 +1,6 @@
 """What a job wants done, in the order in which it must happen, until the edge takes it."""
 
+from barrier_runtime.coordinator.checkpoints.retention import SweepPlan
 from barrier_runtime.coordinator.job.effects import CloseLink, Delete, DeleteAll, Effect, SendTo
 from barrier_runtime.coordinator.job.slots import RegisteredSlot, SlotTable
 from barrier_runtime.coordinator.log.decision_log import Permit
@@ -39,8 +40,8 @@ class Outbox:
         if permit.completed:
             self.broadcast(CheckpointComplete(permit.token, permit.completed))
 
-    def delete(self, permit: Permit, keys: tuple[str, ...]) -> None:
-        self.put(Delete(permit, keys))
+    def delete(self, permit: Permit, plan: SweepPlan) -> None:
+        self.put(Delete(permit, plan.keys, plan.newest))
 
     def delete_all(self, permit: Permit) -> None:
         self.put(DeleteAll(permit))

@@ -11,6 +11,7 @@ that lost its place, of an old link.
 
 import msgspec
 
+from barrier_runtime.coordinator.checkpoints.retention import SweepPlan
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.checkpoints.slow_commits import SlowCommit
 from barrier_runtime.coordinator.job.decisions import Attempts, Decision, EndJob
@@ -265,6 +266,8 @@ class JobProtocol:
                 return None
             return phase.on_slot_lost(job, slot, now_ms)
         if isinstance(event, AppendResult):
+            if event.use is not None:
+                job.record.store_used(event.use)
             return self._on_log_step(job.log.on_put(event.position, event.outcome), now_ms)
         if isinstance(event, RecordRead):
             self._polling, self._poll_ms = False, now_ms + POLL_MS
@@ -345,8 +348,6 @@ class JobProtocol:
         if isinstance(event, ManifestRead):
             return phase.on_manifest_read(job, event.key, event.data, now_ms)
         if isinstance(event, ManifestWritten):
-            if event.use is not None:
-                job.record.store_used(event.use)
             return phase.on_manifest_written(job, event.key, now_ms)
         if isinstance(event, ManifestFailed):
             return phase.on_manifest_failed(job, event.key, event.error, now_ms)
@@ -433,7 +434,7 @@ class JobProtocol:
             if job.leads:
                 job.rescales.end_fulfilled(now_ms)
             if job.leads and after is None:
-                job.delete(())  # what had to wait for this answer
+                job.delete(SweepPlan())  # what had to wait for this answer
             return after
         if isinstance(step, Foreign):
             return self._phase.on_foreign(job, step, now_ms)

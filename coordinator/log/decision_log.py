@@ -15,6 +15,7 @@ unknown outcome blocks deciding.
 
 from dataclasses import dataclass
 
+from barrier_runtime.coordinator.log.decided import is_discarded, kept_after, kept_by_complete, kept_by_fence
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.records import (
     FIRST_POSITION,
@@ -47,6 +48,24 @@ class LogView:
     completes: tuple[LogEntry, ...] = ()  # newest first, as many as were asked for
     restored: LogEntry | None = None  # the COMPLETE that the generation started from
     earlier_runs: tuple[LogEntry, ...] = ()  # last FENCE of each earlier run, newest first, as far as was asked for
+    other_kept: tuple[LogEntry, ...] = ()  # decisions that are kept and not among `completes`, if they were asked for
+
+    @property
+    def kept(self) -> tuple[int, ...] | None:
+        """Positions of the decisions that may be restored, the first one to be dropped first. None: an earlier release
+        wrote the log, and the store says which manifests are there."""
+        if self.head is None or is_discarded(self.head.record):
+            return ()
+        listing = [entry for entry in (self.fence, *self.completes[:1]) if entry is not None]
+        newest = max(listing, key=lambda entry: entry.position)
+        return kept_after(newest.position, newest.record)
+
+    @property
+    def kept_entries(self) -> tuple[LogEntry, ...]:
+        """The decisions that may be restored, the first one to be dropped first, as far as they were read."""
+        read = {entry.position: entry for entry in (*self.completes, *self.other_kept)}
+        kept = sorted(read) if self.kept is None else self.kept
+        return tuple(read[position] for position in kept if position in read)
 
 
 @dataclass(frozen=True)
@@ -104,6 +123,7 @@ class DecisionLog:
         self._fence = view.fence
         self._last_complete = view.completes[0] if view.completes else None
         self._restored = view.restored
+        self._kept = tuple(entry.position for entry in view.kept_entries) if view.kept is None else view.kept
         self._in_flight: _InFlight | None = None
         self._asked_back = False  # what is at its position is being read
 
@@ -165,6 +185,19 @@ class DecisionLog:
         if self._last_complete is None or (finish is not None and finish.discarded):
             return NO_RECORD
         return self._last_complete.position
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Positions of the decisions that are kept, the first one to be dropped first."""
+        return self._kept
+
+    def kept_by_fence(self, restored: int, retained: int) -> tuple[int, ...]:
+        """Positions of the decisions that are kept behind a FENCE that restores the one at `restored`."""
+        return kept_by_fence(self._kept, restored, retained)
+
+    def kept_by_complete(self, retained: int) -> tuple[int, ...]:
+        """Positions of the decisions that the next one keeps besides itself."""
+        return kept_by_complete(self._kept, retained)
 
     @property
     def checkpoint_floor(self) -> int:
@@ -253,6 +286,8 @@ class DecisionLog:
         elif isinstance(flight.record, Complete):
             self._last_complete = entry
         self._head = entry
+        kept = kept_after(entry.position, entry.record)
+        self._kept = self._kept if kept is None else kept
         self._in_flight = None
         token = self.token
         assert token is not None, "a record was appended to a log without a FENCE"

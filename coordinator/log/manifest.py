@@ -50,10 +50,12 @@ class DecidedManifest:
     key: str
     sha256: str
     manifest: Manifest
+    inside: str = ""  # key of the log record that holds the manifest; "": the manifest is an object of its own
 
     @property
     def ref(self) -> ManifestRef:
-        return ManifestRef(self.key, self.sha256)
+        """The object that a slot reads the manifest from."""
+        return ManifestRef(self.inside or self.key, self.sha256)
 
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")

@@ -2,18 +2,21 @@
 
 Positions are contiguous and immutable, so the head is found by galloping and bisecting over `get`: from a position
 that is known, from the hint beside the log (`hint`), or from the beginning (about 2·log2(n) reads). LIST is never
-asked. Back links lead to everything else. Blocking; no clock, no retry: trouble is raised.
+asked. Back links lead to everything else. FENCE and COMPLETE also list where the links of several records lead, so that
+these are read side by side. Blocking; no clock, no retry: trouble is raised.
 
 Who lost a race for the head reads again at once, while the winner goes on appending: a `LogReader` then asks only for
 what is new. If it began anew each time, a leader with short checkpoint intervals could never be taken over.
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterable
 
+from barrier_runtime.coordinator.log.decided import is_discarded
 from barrier_runtime.coordinator.log.decision_log import LogEntry, LogView
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.hint import READ_AHEAD, HeadHint
-from barrier_runtime.coordinator.log.records import FIRST_POSITION, NO_RECORD, Complete, Fence, Finish, decode_record
+from barrier_runtime.coordinator.log.records import FIRST_POSITION, NO_RECORD, Complete, Fence, decode_record
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none, side_by_side
@@ -57,9 +60,10 @@ def read_log(
     completes: int = 1,
     restore: int | None = None,
     run_id: str = "",
+    kept: bool = False,
 ) -> LogView:
     """One reading of the log; see `LogReader.read`."""
-    return LogReader(store, paths).read(completes=completes, restore=restore, run_id=run_id)
+    return LogReader(store, paths).read(completes=completes, restore=restore, run_id=run_id, kept=kept)
 
 
 class LogReader:
@@ -71,24 +75,28 @@ class LogReader:
         self._hint = HeadHint(store, paths.log_hint)
         self._known: dict[int, LogEntry] = {}  # what the last reading was made of
 
-    def read(self, *, completes: int = 1, restore: int | None = None, run_id: str = "") -> LogView:
+    def read(self, *, completes: int = 1, restore: int | None = None, run_id: str = "", kept: bool = False) -> LogView:
         """The facts of the log: `completes` newest decisions (and back to checkpoint `restore` if it is asked for), and
-        the earlier runs' fences back to `run_id`. Raises `Corrupt` for an unreadable or inconsistent log."""
+        the earlier runs' fences back to `run_id`; with `kept` every decision that is kept, too. Raises `Corrupt` for
+        an unreadable or inconsistent log."""
         reading = _Reading(self._store, self._paths.log_record, self._known)
         known = max(self._known, default=NO_RECORD)
         self._known = {}  # a reading that fails is no ground for the next one
         hint = self._hint.read() if known == NO_RECORD else NO_RECORD
         head_position = find_head(reading.exists, known, hint, side_by_side(self._store, READ_AHEAD))
-        view = _facts(reading, head_position, completes, restore, run_id)
+        view = _facts(reading, head_position, completes, restore, run_id, kept)
         self._known = reading.used
         return view
 
 
-def _facts(reader: "_Reading", head_position: int, completes: int, restore: int | None, run_id: str) -> LogView:
+def _facts(
+    reader: "_Reading", head_position: int, completes: int, restore: int | None, run_id: str, all_kept: bool
+) -> LogView:
     key_of = reader.key_of
     if head_position == NO_RECORD:
         return LogView()
     head = reader.entry(head_position)
+    reader.fetch((head_position - 1, head.record.token, head.record.prior_complete, *_kept(head, all_kept)))
     if head_position > FIRST_POSITION:
         reader.check_parent(head)
     fence = reader.entry(head.record.token)
@@ -97,14 +105,30 @@ def _facts(reader: "_Reading", head_position: int, completes: int, restore: int 
             f"log record {key_of(fence.position)} should be the FENCE of generation {head.record.token} and is "
             f"{type(fence.record).__name__}: the log was changed by hand; restore it from a backup of the store"
         )
+    reader.fetch((fence.record.restored_position, *_kept(fence, all_kept), *_earlier(fence, run_id)))
     restored = None
     if fence.record.restored_position != NO_RECORD:
         restored = reader.complete(fence.record.restored_position)
-    if isinstance(head.record, Finish) and head.record.discarded:
+    if is_discarded(head.record):
         return LogView(head, fence, (), None, reader.earlier_runs(fence, run_id))
-    return LogView(
+    view = LogView(
         head, fence, reader.completes(head, completes, restore), restored, reader.earlier_runs(fence, run_id)
     )
+    if not all_kept:
+        return view
+    read = {entry.position for entry in view.completes}
+    other_kept = tuple(reader.complete(position) for position in view.kept or () if position not in read)
+    return dataclasses.replace(view, other_kept=other_kept)
+
+
+def _kept(entry: LogEntry, wanted: bool) -> tuple[int, ...]:
+    return entry.record.kept if wanted and isinstance(entry.record, Fence | Complete) else ()
+
+
+def _earlier(fence: LogEntry, run_id: str) -> tuple[int, ...]:
+    """Positions of the earlier runs' FENCEs that are read to find the run `run_id`."""
+    record = fence.record
+    return record.earlier if isinstance(record, Fence) and record.spec.run_id != run_id else ()
 
 
 class _Reading:
@@ -116,6 +140,13 @@ class _Reading:
         self.known = known
         self.used: dict[int, LogEntry] = {}
         self._found: dict[int, bytes] = {}
+
+    def fetch(self, positions: Iterable[int]) -> None:
+        """Read the records at `positions` side by side, those that are not read yet."""
+        wanted = {each for each in positions if each >= FIRST_POSITION}
+        due = sorted(wanted - self._found.keys() - self.known.keys())
+        if due:
+            in_parallel(self._bytes_at, due, side_by_side(self._store, READ_AHEAD))
 
     def exists(self, position: int) -> bool:
         return position in self.known or self._bytes_at(position) is not None

@@ -7,9 +7,11 @@ from typing import Literal, TypedDict
 import msgspec
 
 from barrier_runtime.coordinator.log.decision_log import DecisionLog, complete_of
+from barrier_runtime.coordinator.log.reader import MAX_RUNS_BACK
 from barrier_runtime.coordinator.log.records import (
     NO_RECORD,
     RECORD_VERSION,
+    STOP_VERSION,
     Complete,
     Fence,
     Finish,
@@ -70,7 +72,7 @@ class RecordBuilder:
         self, log: DecisionLog, choice: RestoreFrom, reason: str, floor: int, now_ms: int, spec: JobSpec | None = None
     ) -> Fence:
         """`floor`: the highest checkpoint id that anyone has seen. `spec`: of the new generation; None: as before."""
-        head = self._head(log, log.next_position, now_ms)
+        head = self._head(log, log.next_position, now_ms, RECORD_VERSION)
         previous = log.fence
         if choice.lineage is Lineage.SAME and previous is not None:
             lineage = previous.lineage
@@ -78,21 +80,25 @@ class RecordBuilder:
             lineage = complete_of(choice.entry).lineage
         else:
             lineage = head["put_id"]
+        earlier: tuple[int, ...]
         if previous is None:
-            prior_run = NO_RECORD
+            prior_run, earlier = NO_RECORD, ()
         elif previous.spec.run_id == self._spec.run_id:
-            prior_run = previous.prior_run
+            prior_run, earlier = previous.prior_run, previous.earlier
         else:
-            prior_run = previous.token
+            prior_run, earlier = previous.token, (previous.token, *previous.earlier)
+        restored = NO_RECORD if choice.entry is None else choice.entry.position
         return Fence(
             **head,
             reason=reason,
             restored_checkpoint=choice.checkpoint,
-            restored_position=NO_RECORD if choice.entry is None else choice.entry.position,
+            restored_position=restored,
             lineage=lineage,
             prior_run=prior_run,
             checkpoint_floor=max(floor, log.checkpoint_floor),
             spec=spec or self._spec,
+            earlier=earlier[:MAX_RUNS_BACK],
+            kept=log.kept_by_fence(restored, (spec or self._spec).checkpoints.retained),
         )
 
     def lead(self, log: DecisionLog, now_ms: int) -> Lead:
@@ -101,13 +107,24 @@ class RecordBuilder:
     def stop(self, log: DecisionLog, now_ms: int) -> Stop:
         return Stop(**self._head(log, self._token(log), now_ms))
 
-    def complete(self, log: DecisionLog, checkpoint: int, lineage: str, manifest: ManifestRef, now_ms: int) -> Complete:
+    def complete(
+        self,
+        log: DecisionLog,
+        checkpoint: int,
+        lineage: str,
+        manifest: ManifestRef,
+        now_ms: int,
+        inline: bytes = b"",
+    ) -> Complete:
+        """`inline`: the packed manifest; empty: it is stored under the key that `manifest` names."""
         return Complete(
-            **self._head(log, self._token(log), now_ms),
+            **self._head(log, self._token(log), now_ms, RECORD_VERSION),
             checkpoint=checkpoint,
             lineage=lineage,
             manifest=manifest.key,
             sha256=manifest.sha256,
+            inline=inline,
+            kept=log.kept_by_complete(self._spec.checkpoints.retained),
         )
 
     def finish(
@@ -121,11 +138,12 @@ class RecordBuilder:
     ) -> Finish:
         return Finish(**self._head(log, self._token(log), now_ms), outcome=outcome, reason=reason, discarded=discarded)
 
-    def _head(self, log: DecisionLog, token: int, now_ms: int) -> _Head:
+    def _head(self, log: DecisionLog, token: int, now_ms: int, version: int = 1) -> _Head:
+        """`version`: the lowest that has the fields of the record."""
         self._put_ids += 1
         stop = self._stop()
         return _Head(
-            version=1 if stop is None else RECORD_VERSION,
+            version=version if stop is None else max(version, STOP_VERSION),
             put_id=f"{self._identity.leader}-{self._put_ids}",
             parent_sha256=log.head_sha256,
             token=token,

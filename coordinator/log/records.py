@@ -7,6 +7,9 @@ of the last FENCE of an earlier run. Bytes are canonical JSON; wall times are fo
 
 Once a job is to stop with a savepoint, every record says so (`stop`), until one does not: the head tells it.
 
+FENCE and COMPLETE list the decisions that may still be restored (`kept`), and a COMPLETE holds its manifest if that is
+small (`inline`): see `decided`.
+
 `check` is the sha256 of the record's own bytes without it. The parent's hash covers every record but the newest, and
 the next record carries the newest one's hash: a single bit that was read wrongly there would be in the chain for ever.
 """
@@ -20,7 +23,8 @@ from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
-RECORD_VERSION = 2  # with `stop`; records without it are of version 1
+RECORD_VERSION = 3  # FENCE and COMPLETE: with what is kept
+STOP_VERSION = 2  # with `stop`, and nothing newer
 NO_RECORD = -1  # a back link that leads nowhere
 FIRST_POSITION = 1  # so that token 0 can mean "no generation"
 
@@ -61,6 +65,8 @@ class Fence(_Record, frozen=True, tag="FENCE", kw_only=True):
     prior_run: int = NO_RECORD
     checkpoint_floor: int  # every checkpoint id of this generation is higher, so that ids rise for ever in a job
     spec: JobSpec
+    kept: tuple[int, ...] = ()  # positions of decisions that may be restored, the first one to be dropped first
+    earlier: tuple[int, ...] = ()  # where `prior_run` and the same link of those FENCEs lead, newest first
 
 
 class Lead(_Record, frozen=True, tag="LEAD", kw_only=True):
@@ -78,8 +84,10 @@ class Complete(_Record, frozen=True, tag="COMPLETE", kw_only=True):
 
     checkpoint: int
     lineage: str
-    manifest: str  # key
+    manifest: str  # key; nothing is stored there if the manifest is `inline`
     sha256: str  # of the manifest's bytes
+    inline: bytes = b""  # the manifest's bytes, compressed; empty: it is an object of its own
+    kept: tuple[int, ...] = ()  # as in FENCE, besides this decision, which is dropped last
 
 
 class Finish(_Record, frozen=True, tag="FINISH", kw_only=True):

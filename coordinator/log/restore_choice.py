@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from barrier_runtime.coordinator.log.decided import is_kept
 from barrier_runtime.coordinator.log.decision_log import DecisionLog, LogEntry, LogView, complete_of
 from barrier_runtime.coordinator.log.kinds import changed_column, changed_kind
 from barrier_runtime.coordinator.log.manifest import Manifest, check_files
@@ -75,6 +76,8 @@ def start_run(spec: JobSpec, view: LogView) -> RestoreFrom:
     if wanted == last:
         return RestoreFrom(newest, Lineage.INHERIT, settled)
     found = next((entry for entry in view.completes if complete_of(entry).checkpoint == wanted), None)
+    if found is not None and not is_kept(found.position, view.kept):
+        raise InvalidJob(not_kept(spec.job, wanted))
     if found is None:
         ids = ", ".join(str(complete_of(entry).checkpoint) for entry in view.completes[:10])
         raise InvalidJob(f"job {spec.job} has no completed checkpoint {wanted} (newest: {ids}): choose one of them")
@@ -87,7 +90,7 @@ def start_run(spec: JobSpec, view: LogView) -> RestoreFrom:
 
 
 def not_kept(job: str, checkpoint: int) -> str:
-    """What to say of an older checkpoint of the log, by number, whose manifest is gone."""
+    """What to say of an older checkpoint of the log, by number, that was dropped."""
     return (
         f"checkpoint {checkpoint} of job {job} is not kept any more: restore the latest one or a savepoint, and keep "
         "more checkpoints with retained="

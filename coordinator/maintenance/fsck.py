@@ -1,8 +1,9 @@
 """What `fsck` makes of a job's stored objects: is the log whole, what must be there, what is left over and why. Pure.
 
 `LogWalk` takes every record of the decision log, in order, and checks each against all before it (I1, I3, hash chain,
-back links). Along the way it follows what the coordinators kept: `must_exist` holds under every way in which they may
-have gone on, `in_reach` is what they may still keep. Absence of the former is damage; neither is ever left over.
+back links, lists of what is kept). Along the way it follows what the coordinators kept: `must_exist` holds under every
+way in which they may have gone on, `in_reach` is what they may still keep. Absence of the former is damage; neither is
+ever left over. Records of this release list what is kept; of earlier ones it is inferred.
 What is left over is classified by `retention`, as the job's own sweep does it, and only explained here.
 """
 
@@ -14,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from barrier_runtime.coordinator.checkpoints.retention import RetentionVerdict
+from barrier_runtime.coordinator.log.decided import KEPT_VERSION, inline_data
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import Manifest, check_files, decode_manifest
 from barrier_runtime.coordinator.log.records import (
@@ -27,9 +28,8 @@ from barrier_runtime.coordinator.log.records import (
     Record,
     decode_record,
 )
-from barrier_runtime.state.errors import Corrupt
+from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.snapshots.snapshot import FileRef
-from barrier_runtime.state.store.object_store import ObjectInfo
 from barrier_runtime.state.store.paths import Paths
 
 BACKUP = "restore the object from a backup or an older version of the bucket"
@@ -123,6 +123,7 @@ class LogWalk:
         self._kept: list[Decided] = []  # in the order in which the coordinator drops them
         self._must: list[Decided] = []
         self._restore_point: Decided | None = None
+        self._lists = False  # the newest FENCE or COMPLETE lists what is kept
 
     # ------------------------------------------------------------ facts
 
@@ -142,8 +143,14 @@ class LogWalk:
     @property
     def in_reach(self) -> tuple[Decided, ...]:
         """What a coordinator may keep, or go back to, if it is there; oldest first. Includes `must_exist`."""
-        all_of_them = {each.position: each for each in (*self._must, *self._kept, *self._newest_of_chain())}
+        inferred = () if self._lists else self._newest_of_chain()
+        all_of_them = {each.position: each for each in (*self._must, *self._kept, *inferred)}
         return tuple(all_of_them[position] for position in sorted(all_of_them))
+
+    def dropped(self, most: int) -> tuple[Decided, ...]:
+        """The newest decisions that are not in reach, `most` of them."""
+        reach = {each.position for each in self.in_reach}
+        return tuple(each for each in self._chain if each.position not in reach)[-most:]
 
     def decided(self, wanted: Iterable[tuple[int, int]]) -> frozenset[tuple[int, int]]:
         """Those of these (checkpoint, token) that the log decided, at any time."""
@@ -199,6 +206,22 @@ class LogWalk:
             self._harm(key, "a FENCE as the first record", type(record).__name__.upper(), CHANGED)
         if isinstance(record, Complete):
             self._check_complete(key, record)
+        if isinstance(record, Fence | Complete):
+            self._check_kept(key, position, record, seen)
+
+    def _check_kept(self, key: str, position: int, record: Fence | Complete, seen: bool) -> None:
+        """A list only loses positions: what was dropped never comes back."""
+        for each in record.kept:
+            decides = FIRST_POSITION <= each < position and self._checkpoint_at[each - FIRST_POSITION]
+            if not decides:
+                self._harm(key, "positions of decisions as kept", str(each), CHANGED)
+        if self._lists and seen:
+            gained = set(record.kept) - {each.position for each in self._kept}
+            if gained:
+                self._harm(key, "as kept what was kept before", f"also {min(gained)}", CHANGED)
+        restored = NO_RECORD if isinstance(record, Complete) else record.restored_position
+        if record.version >= KEPT_VERSION and restored not in (NO_RECORD, *record.kept):
+            self._harm(key, f"as kept also {restored}, which it restores", str(record.kept), CHANGED)
 
     def _check_fence(self, key: str, position: int, record: Fence, fence_known: bool) -> None:
         self._expect(key, "job", self._paths.job, record.spec.job)
@@ -240,7 +263,7 @@ class LogWalk:
             self.fence, self.finish = record, None
             self._floor = max(self._floor, record.checkpoint_floor)
             self._fenced(record)
-        elif isinstance(record, Lead):
+        elif isinstance(record, Lead) and not self._lists:
             newest = self._newest_of_chain()
             self._kept = newest
             self._must = _among(self._must, newest, self._restore_point)
@@ -252,10 +275,15 @@ class LogWalk:
                 self.newest = self._restore_point = None
                 self._kept, self._must = [], []
                 self._chain.clear()
+                self._lists = False
                 self._floor = 0 if self.fence is None else self.fence.checkpoint_floor
 
     def _fenced(self, record: Fence) -> None:
         restored = self._restore_point = self._lookup(record.restored_position)
+        if record.version >= KEPT_VERSION:
+            self._keep(record.kept)
+            return
+        self._lists = False
         others = [each for each in reversed(self._chain) if restored is None or each.position != restored.position]
         others = others[: self.retained if restored is None else self.retained - 1]
         self._kept = list(reversed(others))
@@ -269,9 +297,27 @@ class LogWalk:
         self._checkpoint_at[index], self._token_at[index] = decided.checkpoint, decided.record.token
         self._floor = max(self._floor, decided.checkpoint)
         self._chain.append(decided)
+        if decided.record.version >= KEPT_VERSION:
+            self.newest = self._restore_point = decided
+            self._keep((*decided.record.kept, decided.position))
+            return
+        self._lists = False
         self._kept = [*self._kept, decided][-self.retained :]
         self._must = [*_among(_among(self._must, self._newest_of_chain()), self._kept), decided]
         self.newest = self._restore_point = decided
+
+    def _keep(self, positions: tuple[int, ...]) -> None:
+        """The log lists these as kept. Of a decision by an earlier release the manifest may have been dropped before,
+        unless it had to be there so far."""
+        had_to_be = {each.position for each in self._must}
+        self._kept = [each for each in map(self._lookup, positions) if each is not None]
+        restored = None if self._restore_point is None else self._restore_point.position
+        self._must = [
+            each
+            for each in self._kept
+            if each.record.version >= KEPT_VERSION or each.position in had_to_be or each.position == restored
+        ]
+        self._lists = True
 
     def _newest_of_chain(self) -> list[Decided]:
         count = min(self.retained, len(self._chain))
@@ -279,7 +325,7 @@ class LogWalk:
 
     def _lookup(self, position: int) -> Decided | None:
         """The decision at `position`; None: there is none, which was reported."""
-        if position == NO_RECORD or not FIRST_POSITION <= position < self.head:
+        if position == NO_RECORD or not FIRST_POSITION <= position <= self.head:
             return None
         known = next((each for each in (*self._must, *self._chain) if each.position == position), None)
         if known is not None:
@@ -362,6 +408,15 @@ def read_manifest(paths: Paths, decided: Decided, data: bytes | None) -> Manifes
     return manifest
 
 
+def inline_manifest(decided: Decided) -> Manifest | None:
+    """The manifest inside the record of a decision that is not in reach; None: there is none, or nothing readable."""
+    try:
+        data = inline_data(decided.record)
+        return None if data is None else decode_manifest(decided.key, data)
+    except (Corrupt, InvalidJob):
+        return None
+
+
 def file_refs(manifest: Manifest) -> Iterator[FileRef]:
     for snapshot in manifest.operators:
         yield from snapshot.files
@@ -379,85 +434,3 @@ def inline_damage(key: str, ref: FileRef) -> Damage | None:
         f"{found[0]} bytes with sha256 {found[1]}",
         OTHER_CHECKPOINT,
     )
-
-
-# ---------------------------------------------------------------- unreferenced
-
-
-@dataclass(frozen=True)
-class NamedBy:
-    """A manifest, no checkpoint in reach, that names a file."""
-
-    checkpoint: int
-    token: int
-    decided: bool
-
-
-def recognised(paths: Paths, key: str) -> str:
-    """What an object of a job is that is neither manifest nor snapshot file; "" if it is none of ours."""
-    if paths.log_position(key) is not None:
-        return "a log record"
-    if key in (paths.lease, paths.history, paths.log_hint):
-        return "lease, history or hint of the log's end: written again and again"
-    if key.startswith(paths.pins_prefix):
-        return "a pin of a reader: it expires by itself"
-    if key.startswith(f"{paths.probe_prefix}/"):
-        return "of the probe of the store: its note, or left by a probe that was interrupted; harmless"
-    if paths.staged_rows_origin(key) is not None or paths.delivery_of(key) is not None:
-        return "rows of a write-ahead sink, or its note of what was delivered: the sink deletes them"
-    if paths.asked_of(key) is not None:
-        return "a batch that waits for the function of for_each_batch: the sink deletes it"
-    if paths.is_staged_source(key):
-        return "rows of a source, staged before the job started: deleted when it has finished"
-    return ""
-
-
-def explained(
-    paths: Paths, found: ObjectInfo, verdict: RetentionVerdict, walk: LogWalk, decided: bool, named_by: NamedBy | None
-) -> UnreferencedObject | None:
-    """Why an object is left over. None: it is not. `decided`: it is a manifest that the log decided once."""
-    if verdict is RetentionVerdict.NEEDED:
-        return None
-    if verdict is RetentionVerdict.NOT_OURS:
-        return UnreferencedObject(
-            found.key, found.size, "unknown", "not a name that a job gives to its objects: never deleted"
-        )
-    checkpoint = paths.checkpoint_of(found.key)
-    if checkpoint is not None:
-        what = f"manifest of checkpoint {checkpoint[0]} of generation {checkpoint[1]}, "
-        what += _dropped(walk) if decided else "which was never decided"
-    elif named_by is None:
-        what = f"upload of generation {paths.data_token(found.key)} that no retained checkpoint names"
-    elif named_by.decided:
-        what = f"file of checkpoint {named_by.checkpoint} of generation {named_by.token}, {_dropped(walk)}"
-    else:
-        what = f"upload for checkpoint {named_by.checkpoint} of generation {named_by.token}, which was never decided"
-    if verdict is RetentionVerdict.ORPHAN:
-        return UnreferencedObject(found.key, found.size, "orphan", what)
-    if verdict is RetentionVerdict.YOUNG:
-        return UnreferencedObject(found.key, found.size, "kept", f"{what}; younger than the minimum age")
-    return UnreferencedObject(
-        found.key,
-        found.size,
-        "kept",
-        f"{what}; of the newest generation: who leads it may need it, and sweeps it if not",
-    )
-
-
-def staged_rows_left(paths: Paths, found: ObjectInfo, walk: LogWalk) -> UnreferencedObject | None:
-    """Rows that a write-ahead sink staged in an earlier generation. None: it is something else. Never an orphan: only
-    the sink knows what it still has to deliver."""
-    origin = paths.staged_rows_origin(found.key)
-    if origin is None or origin[0] >= walk.token:
-        return None
-    what = (
-        f"rows staged by generation {origin[0]}, subtask {origin[1]}, of a write-ahead sink: decided and not delivered "
-        "yet, or never decided; the sink delivers or deletes them when it starts"
-    )
-    return UnreferencedObject(found.key, found.size, "kept", what)
-
-
-def _dropped(walk: LogWalk) -> str:
-    if walk.newest is None:
-        return "which was complete and is discarded"
-    return f"which was complete and is dropped (the job retains {walk.retained})"

@@ -10,12 +10,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, TypeVar
 
 import msgspec
 
 from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention, RetentionVerdict, SweepPlan
 from barrier_runtime.coordinator.deleting import delete_in_order
+from barrier_runtime.coordinator.log.decided import decided_data
 from barrier_runtime.coordinator.log.lease_record import decode_lease
 from barrier_runtime.coordinator.log.manifest import Manifest, decode_manifest, own_files
 from barrier_runtime.coordinator.log.records import FIRST_POSITION
@@ -27,16 +29,14 @@ from barrier_runtime.coordinator.maintenance.fsck import (
     FsckReport,
     JobReport,
     LogWalk,
-    NamedBy,
     UnreferencedObject,
-    explained,
     file_refs,
     inline_damage,
+    inline_manifest,
     read_manifest,
-    recognised,
-    staged_rows_left,
 )
 from barrier_runtime.coordinator.maintenance.kept_savepoints import KeptSavepoints
+from barrier_runtime.coordinator.maintenance.left_over import NamedBy, explained, recognised, staged_rows_left
 from barrier_runtime.coordinator.pins import pins_of
 from barrier_runtime.coordinator.status.history import decode_history
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, Fenced, InvalidJob
@@ -275,7 +275,7 @@ class _Check:
         return not known and decided.position not in self.absent
 
     def _verify_checkpoint(self, decided: Decided, must_exist: bool) -> None:
-        data = get_or_none(self.store, decided.key)
+        _, data = decided_data(decided.record, partial(get_or_none, self.store))
         if data is None and not must_exist:
             self.absent.add(decided.position)
             return
@@ -373,7 +373,12 @@ class _Check:
         """What the sweep of the newest generation would delete now, and why the rest stays."""
         walk, paths = self.walk, self.paths
         kept = [
-            Kept(each.checkpoint, each.key, own_files(self.manifests[each.position], paths.data_prefix))
+            Kept(
+                each.checkpoint,
+                each.key,
+                own_files(self.manifests[each.position], paths.data_prefix),
+                bool(each.record.inline),
+            )
             for each in walk.in_reach
             if each.position in self.manifests
         ]
@@ -409,6 +414,11 @@ class _Check:
             checkpoint, token = manifests[key]
             owner = NamedBy(checkpoint, token, manifests[key] in decided)
             for file in own_files(manifest, self.paths.data_prefix):
+                named.setdefault(file, owner)
+        for dropped in self.walk.dropped(_EXPLAINED):
+            inside = inline_manifest(dropped)
+            owner = NamedBy(dropped.checkpoint, dropped.record.token, True)
+            for file in () if inside is None else own_files(inside, self.paths.data_prefix):
                 named.setdefault(file, owner)
         return named
 

@@ -27,6 +27,7 @@ from typing import Literal
 import msgspec
 
 from barrier_runtime.coordinator.appending import append_record
+from barrier_runtime.coordinator.log.decided import packed
 from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, Foreign, LogView, complete_of
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import Manifest, encode_manifest
@@ -226,22 +227,24 @@ class _Importing:
         if isinstance(fence, Foreign):
             return False
         lineage, token = fence.entry.record.put_id, fence.permit.token
-        manifest = self._copied(choice, token, lineage)
-        if isinstance(
-            self._append(log, records.complete(log, choice.checkpoint, lineage, manifest, self._now_ms())), Foreign
-        ):
+        manifest, inline = self._copied(choice, token, lineage)
+        complete = records.complete(log, choice.checkpoint, lineage, manifest, self._now_ms(), inline)
+        if isinstance(self._append(log, complete), Foreign):
             return False
         self._append(log, records.finish(log, "finished", self._now_ms()))  # lost: its job has begun
         return True
 
-    def _copied(self, choice: Import, token: int, lineage: str) -> ManifestRef:
+    def _copied(self, choice: Import, token: int, lineage: str) -> tuple[ManifestRef, bytes]:
+        """Stores the files and, unless it goes into the record, the manifest."""
         keys = sorted(object_sizes(self._savepoint.taken))
         objects = {key: self._paths.data_file(token, "savepoint", str(n)) for n, key in enumerate(keys, 1)}
         self._bring(objects)
         manifest = imported(self._savepoint, objects, self._spec.job, choice.checkpoint, token, lineage, self._now_ms())
         data, key = encode_manifest(manifest), self._paths.manifest(choice.checkpoint, token)
-        self._store.put(key, data)
-        return ManifestRef(key, sha256_hex(data))
+        inline = packed(data)
+        if not inline:
+            self._store.put(key, data)
+        return ManifestRef(key, sha256_hex(data)), inline
 
     def _append(self, log: DecisionLog, record: Record) -> Appended | Foreign:
         return append_record(self._store, self._spec.job, log, record, self._sleep)

@@ -11,11 +11,12 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from barrier_runtime.coordinator.job.facts import Origin
+from barrier_runtime.coordinator.log.decided import load_manifest
 from barrier_runtime.coordinator.log.decision_log import DecisionLog, LogView, complete_of
 from barrier_runtime.coordinator.log.lease_record import Lease
-from barrier_runtime.coordinator.log.manifest import decode_manifest
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.record_builder import Predecessor
 from barrier_runtime.coordinator.log.records import Fence
@@ -249,10 +250,9 @@ class JobDirectory:
     def _check_version(self, job: str, view: LogView) -> None:
         """Raises `InvalidJob` for a job whose newest manifest a newer release wrote. Damage is left to who leads."""
         decided = DecisionLog(job, view).restore_point
-        data = None if decided is None else get_or_none(self._store, complete_of(decided).manifest)
-        if decided is not None and data is not None:
+        if decided is not None:
             with contextlib.suppress(Corrupt):
-                decode_manifest(complete_of(decided).manifest, data)
+                load_manifest(complete_of(decided), partial(get_or_none, self._store))
 
     def _history(self, paths: Paths) -> History | None:
         try:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 from barrier_runtime.coordinator.backoff import backoff_s
@@ -42,12 +43,14 @@ from barrier_runtime.coordinator.job.events import (
     StoreRefused,
     StoreRetried,
 )
+from barrier_runtime.coordinator.log.decided import decided_data, inline_data
 from barrier_runtime.coordinator.log.decision_log import Permit
 from barrier_runtime.coordinator.log.reader import LogReader
 from barrier_runtime.coordinator.pins import PinnedDeletions
 from barrier_runtime.coordinator.savepoints.files import write_savepoint
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
-from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none
+from barrier_runtime.state.snapshots.transfer import in_parallel
+from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none, side_by_side
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.store.urls import shown
 from barrier_runtime.state.store.use import counts_of
@@ -58,6 +61,7 @@ StoreEffect: TypeAlias = (
     ReadLog | Append | ReadRecord | ReadManifest | WriteManifest | ListForSweep | Delete | DeleteAll | CopySavepoint
 )
 _STORE_THREADS = 4
+_READS_AT_ONCE = 8  # manifests
 _COPY_ATTEMPTS = 5
 _SWEEP = "list for the sweep"
 _LOG_EVERY_MS = 10_000
@@ -152,17 +156,19 @@ class StoreEffects:
             data = await self._retried(f"read {key}", lambda: get_or_none(self._store, key))
             return RecordRead(effect.position, key, data)
         if isinstance(effect, ReadManifest):
-            data = await self._retried(f"read {effect.key}", lambda: get_or_none(self._store, effect.key))
+            data = inline_data(effect.record)
+            if data is None:
+                data = await self._retried(f"read {effect.key}", lambda: get_or_none(self._store, effect.key))
             return ManifestRead(effect.key, data)
         if isinstance(effect, WriteManifest):
             await self._retried(f"write {effect.key}", lambda: self._store.put(effect.key, effect.data))
-            return ManifestWritten(effect.key, counts_of(self._store))
+            return ManifestWritten(effect.key)
         if isinstance(effect, ListForSweep):
             return await self._retried(_SWEEP, lambda: self._list(effect))
         if isinstance(effect, CopySavepoint):
             return SavepointCopied(*_taken_of(effect), await self._threads.copy(lambda: self._copy(effect)))
         if isinstance(effect, Delete):
-            return Deleted(await self._threads.run(lambda: self._delete(effect.permit, effect.keys)))
+            return Deleted(await self._threads.run(lambda: self._delete(effect.permit, effect.keys, effect.newest)))
         return DeletedAll(await self._threads.run(lambda: self._delete_all(effect.permit)))
 
     async def _append(self, effect: Append) -> Event:
@@ -179,7 +185,7 @@ class StoreEffects:
             self._note(f"append {key}", why)
         else:
             self._answered(f"append {key}")
-        return AppendResult(effect.position, outcome)
+        return AppendResult(effect.position, outcome, counts_of(self._store))
 
     async def _retried(self, what: str, call: Callable[[], Result]) -> Result:
         attempt = 0
@@ -213,11 +219,19 @@ class StoreEffects:
         return self._paths.checkpoints_prefix, self._paths.data_prefix
 
     def _read_log(self, effect: ReadLog) -> Any:
-        return self._log_reader.read(completes=effect.completes, restore=effect.restore, run_id=effect.run_id)
+        return self._log_reader.read(
+            completes=effect.completes, restore=effect.restore, run_id=effect.run_id, kept=True
+        )
 
     def _list(self, effect: ListForSweep) -> Listed:
         objects = tuple(found for prefix in self._swept_prefixes for found in self._store.list(prefix))
-        return Listed(objects, tuple((key, get_or_none(self._store, key)) for key in effect.manifests))
+        read = partial(get_or_none, self._store)
+        found = in_parallel(
+            lambda record: decided_data(record, read),
+            effect.manifests,
+            side_by_side(self._store, _READS_AT_ONCE),
+        )
+        return Listed(objects, tuple(found))
 
     def _copy(self, effect: CopySavepoint) -> int:
         """Trouble that may pass is waited for a while; then there is no savepoint, and the user is told."""
@@ -238,8 +252,8 @@ class StoreEffects:
             self._undecided.discard(key)
         return outcome
 
-    def _delete(self, permit: Permit, keys: tuple[str, ...], *, pinned: bool = True) -> str:
-        """`pinned`: what readers have pinned stays for now."""
+    def _delete(self, permit: Permit, keys: tuple[str, ...], newest: int = 0, *, pinned: bool = True) -> str:
+        """`newest`: of the checkpoints that are dropped. `pinned`: what readers have pinned stays for now."""
 
         def check() -> None:
             check_permit(self._store, self._paths, permit)
@@ -250,7 +264,7 @@ class StoreEffects:
 
         left = [
             delete_in_order(self._store, self._paths, each, check, self._sleep)
-            for each in (self._held_back.free(keys) if pinned else [keys])
+            for each in (self._held_back.free(keys, newest) if pinned else [keys])
         ]
         return "; ".join(filter(None, left))
 

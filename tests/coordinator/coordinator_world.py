@@ -54,6 +54,7 @@ from barrier_runtime.coordinator.job.events import (
 )
 from barrier_runtime.coordinator.job.facts import Origin
 from barrier_runtime.coordinator.job.protocol import JobProtocol
+from barrier_runtime.coordinator.log.decided import decided_data, manifest_data
 from barrier_runtime.coordinator.log.decision_log import Permit
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.reader import read_log
@@ -388,6 +389,7 @@ class Coordinator:
                     completes=effect.completes,
                     restore=effect.restore,
                     run_id=effect.run_id,
+                    kept=True,
                 ),
                 self.get(self.paths.history),
             )
@@ -398,13 +400,13 @@ class Coordinator:
             key = self.paths.log_record(effect.position)
             return RecordRead(effect.position, key, self.get(key))
         if isinstance(effect, ReadManifest):
-            return ManifestRead(effect.key, self.get(effect.key))
+            return ManifestRead(effect.key, manifest_data(effect.record, self.get))
         if isinstance(effect, WriteManifest):
             store.put(effect.key, effect.data)
             return ManifestWritten(effect.key)
         if isinstance(effect, ListForSweep):
             found = [*store.list(self.paths.checkpoints_prefix), *store.list(self.paths.data_prefix)]
-            return Listed(tuple(found), tuple((key, self.get(key)) for key in effect.manifests))
+            return Listed(tuple(found), tuple(decided_data(record, self.get) for record in effect.manifests))
         if isinstance(effect, Delete):
             return Deleted(self.delete(effect.permit, effect.keys))
         if isinstance(effect, CopySavepoint):

@@ -12,6 +12,7 @@ import pytest
 from coordinator_world import Coordinator, keys_of, new_generation, options, spec, started
 
 from barrier_runtime.coordinator.deleting import check_permit, delete_in_order
+from barrier_runtime.coordinator.log.decided import inline_data, packed
 from barrier_runtime.coordinator.log.decision_log import Permit
 from barrier_runtime.coordinator.log.manifest import MANIFEST_VERSION
 from barrier_runtime.coordinator.log.records import RECORD_VERSION, decode_record, encode_record
@@ -39,9 +40,11 @@ def job_of(newer: str) -> MemoryStore:
     record = decode_record(key, store.get(key))
     if newer == "manifest":
         was, becomes = (f'"version":{version}'.encode() for version in (MANIFEST_VERSION, NEWER[newer]))
-        manifest = store.get(record.manifest).replace(was, becomes, 1)
-        store.damage(record.manifest, manifest)
-        record = msgspec.structs.replace(record, sha256=hashlib.sha256(manifest).hexdigest())
+        inside = inline_data(record)
+        assert inside is not None
+        manifest = inside.replace(was, becomes, 1)
+        sha256 = hashlib.sha256(manifest).hexdigest()
+        record = msgspec.structs.replace(record, sha256=sha256, inline=packed(manifest))
     else:
         record = msgspec.structs.replace(record, version=NEWER[newer])
     store.damage(key, encode_record(record))

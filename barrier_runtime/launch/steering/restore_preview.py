@@ -3,10 +3,12 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
+from functools import partial
 
 from barrier_runtime.connectors.source import MeasuringSource
+from barrier_runtime.coordinator.log.decided import load_manifest
 from barrier_runtime.coordinator.log.decision_log import complete_of
-from barrier_runtime.coordinator.log.manifest import Manifest, verified_manifest
+from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.restore_choice import Lineage, not_kept, start_run
 from barrier_runtime.coordinator.log.restore_diff import RestoreDiff
@@ -27,7 +29,7 @@ from barrier_runtime.runtime.sources.progress import (
 from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.snapshots.stored_values import with_values
-from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
+from barrier_runtime.state.store.object_store import ObjectStore, get_or_none
 from barrier_runtime.state.store.open import open_as_found, open_existing_store
 from barrier_runtime.state.store.paths import Paths
 
@@ -58,13 +60,11 @@ def restore_preview(spec: JobSpec, options: JobOptions, sources: Sequence[Source
         return "restore: nothing; the job begins without state\n", True
     record = complete_of(entry)
     what = f"checkpoint {record.checkpoint} of job {spec.job}"
-    try:
-        data = store.get(record.manifest)
-    except ObjectNotFound as error:
+    manifest = load_manifest(record, partial(get_or_none, store))
+    if manifest is None:
         if start.lineage is Lineage.NEW:
-            raise InvalidJob(not_kept(spec.job, record.checkpoint)) from error
-        raise Corrupt(f"manifest {record.manifest} of {what} is missing: restore it from a backup") from error
-    manifest = verified_manifest(record.manifest, data, record.sha256)
+            raise InvalidJob(not_kept(spec.job, record.checkpoint))
+        raise Corrupt(f"manifest {record.manifest} of {what} is missing: restore it from a backup")
     return _page(
         RestoreDiff(spec, manifest, what, settled=start.settled), what, manifest, store, sources, settled=start.settled
     )

@@ -25,7 +25,8 @@ from barrier_runtime.coordinator.job.phases.why_not_moved import (
 )
 from barrier_runtime.coordinator.job.rescaling import Rescale, RescaleState
 from barrier_runtime.coordinator.job.slots import Arrival, Joined, RegisteredSlot, SlotState
-from barrier_runtime.coordinator.log.decision_log import Appended, complete_of
+from barrier_runtime.coordinator.log.decided import packed
+from barrier_runtime.coordinator.log.decision_log import Appended, LogEntry, complete_of
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.kinds import with_kinds
 from barrier_runtime.coordinator.log.manifest import (
@@ -219,8 +220,7 @@ class Running(Phase):
         written = job.generation.written
         if checkpoint is None or written is None:
             return None
-        checkpoint.move(CheckpointPhase.DECIDING, now_ms)
-        job.append(job.records.complete(job.log, checkpoint.id, job.led.lineage, written.ref, now_ms))
+        self._decide(job, checkpoint, written, now_ms)
         return None
 
     def on_manifest_read(self, job: Job, key: str, data: bytes | None, now_ms: int) -> Decision | None:
@@ -237,7 +237,7 @@ class Running(Phase):
         except (Corrupt, InvalidJob) as error:
             job.record.ignored[str(error)] += 1
             return None
-        job.commits.decided(manifest.checkpoint, manifest.operators, ManifestRef(key, complete_of(entry).sha256))
+        job.commits.decided(manifest.checkpoint, manifest.operators, job.decided_as(entry, manifest).ref)
         job.commit_globally(now_ms)
         return None
 
@@ -266,7 +266,7 @@ class Running(Phase):
             job.retention = _retention_from(job, listed)
         if job.retention is not None and self._swept_ms is not None:
             plan = job.retention.sweep(job.paths, listed.objects, job.led.token, now_ms, under_way(job.generation))
-            job.delete(plan.keys)
+            job.delete(plan)
         return None
 
     def on_rescale(self, job: Job, now_ms: int) -> Decision | None:
@@ -341,12 +341,13 @@ class Running(Phase):
     def _persist(self, job: Job, checkpoint: Checkpoint, now_ms: int) -> Decision | None:
         manifest = _manifest(job, checkpoint, now_ms)
         data = encode_manifest(manifest)
-        key = job.paths.manifest(checkpoint.id, job.led.token)
+        key, inline = job.paths.manifest(checkpoint.id, job.led.token), packed(data)
         reason = too_large_manifest(len(data), manifest.operators) or disagreement(manifest.operators)
         if reason:
             self._pending(job).abort(checkpoint, now_ms)
             return self._failed_or_go_on(job, self._aborted(job, checkpoint, Cause.NOT_STORED, reason, now_ms), now_ms)
-        written = DecidedManifest(key, sha256_hex(data), manifest)
+        inside = job.paths.log_record(job.log.next_position) if inline else ""
+        written = DecidedManifest(key, sha256_hex(data), manifest, inside)
         if job.retention is not None:
             gone = job.retention.condemned(job.kept(written).files)
             if gone:
@@ -357,8 +358,18 @@ class Running(Phase):
                 )
         checkpoint.move(CheckpointPhase.PERSISTING, now_ms)
         job.generation.written = written
-        job.outbox.put(WriteManifest(key, data))
+        if inline:
+            self._decide(job, checkpoint, written, now_ms, inline)
+        else:
+            job.outbox.put(WriteManifest(key, data))
         return None
+
+    def _decide(
+        self, job: Job, checkpoint: Checkpoint, written: DecidedManifest, now_ms: int, inline: bytes = b""
+    ) -> None:
+        checkpoint.move(CheckpointPhase.DECIDING, now_ms)
+        ref = ManifestRef(written.key, written.sha256)
+        job.append(job.records.complete(job.log, checkpoint.id, job.led.lineage, ref, now_ms, inline))
 
     def _aborted(self, job: Job, checkpoint: Checkpoint, cause: Cause, reason: str, now_ms: int) -> str:
         """A checkpoint ended without a decision. Returns why the generation must end, or ""."""
@@ -381,7 +392,7 @@ class Running(Phase):
         """Of what waits to be deleted, that which nobody can need any more."""
         if job.retention is not None:
             open_ids = [checkpoint.id for checkpoint in self._pending(job).open]
-            job.delete(job.retention.resolved(open_ids, job.held).keys)
+            job.delete(job.retention.resolved(open_ids, job.held))
 
     def _failed_or_go_on(self, job: Job, exceeded: str, now_ms: int, unavailable: bool = False) -> Decision | None:
         return Restart(exceeded, unavailable) if exceeded else self._pump(job, now_ms)
@@ -513,12 +524,8 @@ class Running(Phase):
             self._list(job)
 
     def _list(self, job: Job) -> None:
-        keys = (
-            ()
-            if job.retention is not None
-            else tuple(complete_of(entry).manifest for entry in job.view.completes[: job.spec.checkpoints.retained])
-        )
-        job.outbox.put(ListForSweep(keys))
+        kept = () if job.retention is not None else _kept_at_start(job)
+        job.outbox.put(ListForSweep(tuple(complete_of(entry) for entry in kept)))
 
     def _pending(self, job: Job) -> PendingCheckpoints:
         pending = job.generation.pending
@@ -571,11 +578,16 @@ def _manifest(job: Job, checkpoint: Checkpoint, now_ms: int) -> Manifest:
     )
 
 
+def _kept_at_start(job: Job) -> tuple[LogEntry, ...]:
+    """The decisions that were kept when this process read the log, the first one to be dropped first."""
+    return job.view.kept_entries[-job.spec.checkpoints.retained :]
+
+
 def _retention_from(job: Job, listed: Listed) -> Retention | None:
     """What is kept, from the manifests the log names. One unreadable one: nothing is deleted (S10)."""
     found = dict(listed.manifests)
     kept: list[Kept] = []
-    for entry in job.view.completes[: job.spec.checkpoints.retained]:
+    for entry in reversed(_kept_at_start(job)):
         record = complete_of(entry)
         data = found.get(record.manifest)
         if data is None:
@@ -585,7 +597,7 @@ def _retention_from(job: Job, listed: Listed) -> Retention | None:
         except (Corrupt, InvalidJob) as error:
             job.record.ignored[f"retention is off: {error}"] += 1
             return None
-        kept.append(job.kept(DecidedManifest(record.manifest, record.sha256, manifest)))
+        kept.append(job.kept(job.decided_as(entry, manifest)))
     generation = job.generation
     restored = None if generation.restored is None else job.kept(generation.restored)
     earlier = [decided for decided in job.unsorted if not _of_this_generation(job, decided)]
@@ -594,7 +606,7 @@ def _retention_from(job: Job, listed: Listed) -> Retention | None:
     assert generation.pending is not None
     open_ids, triggered = [checkpoint.id for checkpoint in generation.pending.open], generation.pending.next_id - 1
     for decided in job.unsorted[len(earlier) :]:
-        job.delete(retention.completed(decided, open_ids, triggered, job.held).keys)
+        job.delete(retention.completed(decided, open_ids, triggered, job.held))
     job.unsorted.clear()
     return retention
 

@@ -266,7 +266,7 @@ class Fencing(Phase):
             manifest = verified_manifest(key, data, record.sha256)
         except (Corrupt, InvalidJob) as error:
             return EndJob("failed", str(error))
-        return self._fence(job, DecidedManifest(key, record.sha256, manifest), now_ms)
+        return self._fence(job, job.decided_as(choice.entry, manifest), now_ms)
 
     def _missing(self, job: Job, key: str, record: Complete, now_ms: int) -> Decision | None:
         """Another leader may have gone on, and dropped what was the newest when we read the log. The log says."""
@@ -290,7 +290,7 @@ class Fencing(Phase):
         known = job.decided
         if known is not None and (known.key, known.sha256) == (record.manifest, record.sha256):
             return self._fence(job, known, now_ms)
-        job.outbox.put(ReadManifest(record.manifest))
+        job.outbox.put(ReadManifest(record))
         return None
 
     def _fence(self, job: Job, verified: DecidedManifest | None, now_ms: int) -> Decision | None:

@@ -189,7 +189,7 @@ class WaitingForSlots(Phase):
         restored = None if job.generation.restored is None else job.kept(job.generation.restored)
         if job.retention is not None:
             return job.retention.after_restore(restored, job.held)
-        if retained == 1 or job.log.last_complete is None:
+        if len(job.log.kept) == (restored is not None):  # nothing but what the generation grows from
             job.unsorted.clear()
             return Retention(retained, kept_after_restore((), restored, retained))
         return None

@@ -115,6 +115,7 @@ def test_a_restarted_coordinator_believes_slot_0_that_it_is_done(store: MemorySt
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_a_damaged_manifest_is_reported_and_the_next_checkpoint_carries_all(store: MemoryStore) -> None:
     coordinator, a, b = started(store, JOB)
     n = coordinator.checkpoint(a, b)

@@ -116,6 +116,7 @@ def there(store, keys):
     return [key in found for key in keys]
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_what_a_global_committer_has_to_read_stays_until_it_is_done(monkeypatch, store):
     """S1: although newer checkpoints have long been decided."""
     coordinator, a, b = started(store, GLOBAL)
@@ -132,6 +133,7 @@ def test_what_a_global_committer_has_to_read_stays_until_it_is_done(monkeypatch,
     assert there(store, [*keys, manifest]) == [False] * 3
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_a_global_committer_is_told_where_the_manifest_is_when_no_message_could_carry_it(monkeypatch, store):
     monkeypatch.setattr(commits, "MAX_CARRIED_BYTES", 10)
     coordinator, a, b = started(store, GLOBAL)

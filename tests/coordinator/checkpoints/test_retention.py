@@ -22,7 +22,7 @@ def test_a_dropped_checkpoint_goes_when_a_later_triggered_one_has_completed():
     assert retention.completed(kept(1, "a", "b"), [], 1) == SweepPlan()
     assert retention.completed(kept(2, "b", "c"), [], 2) == SweepPlan(), "slots may not have heard of 2 yet"
     plan = retention.completed(kept(3, "c", "d"), [], 3)
-    assert plan == SweepPlan((PATHS.manifest(1, 5),), ("a",)), "b is still needed by 2, which is not gone yet"
+    assert plan == SweepPlan((PATHS.manifest(1, 5),), ("a",), 1), "b is still needed by 2, which is not gone yet"
     assert retention.completed(kept(4, "d"), [], 4).files == ("b",)
 
 
@@ -51,7 +51,7 @@ def test_what_the_late_one_took_over_stays_with_it():
     retention.completed(kept(2, "b"), [3], 3)
     retention.completed(kept(3, "a", "c"), [], 3)
     plan = retention.completed(kept(4, "a", "d"), [], 4)
-    assert plan == SweepPlan((PATHS.manifest(1, 5), PATHS.manifest(2, 5)), ("b", "x")), "a lives on in 4"
+    assert plan == SweepPlan((PATHS.manifest(1, 5), PATHS.manifest(2, 5)), ("b", "x"), 2), "a lives on in 4"
 
 
 def test_a_checkpoint_that_names_deleted_files_is_known():
@@ -86,7 +86,7 @@ def test_the_restored_checkpoint_stays_until_it_is_dropped_and_then_goes():
     restored = kept(7, "r", "s")
     retention = Retention(1, kept_after_restore((), restored, 1))
     assert retention.completed(kept(8, "s", "t"), [], 8) == SweepPlan()
-    assert retention.completed(kept(9, "t"), [], 9) == SweepPlan((PATHS.manifest(7, 5),), ("r",))
+    assert retention.completed(kept(9, "t"), [], 9) == SweepPlan((PATHS.manifest(7, 5),), ("r",), 7)
 
 
 def test_what_was_dropped_and_is_held_outlives_its_generation():
@@ -98,7 +98,7 @@ def test_what_was_dropped_and_is_held_outlives_its_generation():
     objects = [old(PATHS.manifest(2, 5)), old(PATHS.manifest(3, 5)), old(PATHS.manifest(1, 5))]
     assert retention.sweep(PATHS, objects, 9, NOW).manifests == (PATHS.manifest(1, 5), PATHS.manifest(3, 5))
     assert retention.completed(kept(5, "d", "e"), [], 5, held=[2]) == SweepPlan()
-    assert retention.resolved([6], held=[]) == SweepPlan((PATHS.manifest(2, 5),), ("b",)), "6 does not build on it"
+    assert retention.resolved([6], held=[]) == SweepPlan((PATHS.manifest(2, 5),), ("b",), 2), "6 does not build on it"
 
 
 def test_a_restored_older_checkpoint_counts_as_the_newest():

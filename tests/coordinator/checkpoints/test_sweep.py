@@ -14,6 +14,7 @@ from barrier_runtime.state.store.memory import Fault, MemoryStore
 from tests.waiting import eventually
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_as_many_checkpoints_as_asked_for_outlive_a_new_generation(store):
     """I7, R4: what was completed before the failure is still kept after it, files and all."""
     coordinator, a, b = started(store, spec(checkpoints=options(retained=3)))
@@ -28,6 +29,7 @@ def test_as_many_checkpoints_as_asked_for_outlive_a_new_generation(store):
     assert coordinator.paths.manifest(1, 1) not in keys_of(store)
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_they_outlive_a_generation_that_ended_before_what_is_kept_was_known(store):
     """I7, R4: the list of old manifests comes when the generation that asked for it is gone."""
     first, a, b = started(store, spec(checkpoints=options(retained=3)))
@@ -84,6 +86,7 @@ def test_the_sweep_lists_undecided_manifests_before_files():
 
 
 @pytest.mark.parametrize("done", range(6))
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_a_sweep_that_dies_between_any_two_deletes_is_finished_by_the_successor(done, store):
     """S9: crash table, "sweep half done". The newest checkpoint is always whole, and no orphan is left in the end."""
     coordinator, a, b, delete = littered(store)
@@ -142,6 +145,7 @@ def test_files_that_are_uploaded_while_the_sweep_lists_and_deletes_stay(store):
 # ---------------------------------------------------------------- zombies
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_a_coordinator_that_stalls_before_its_delete_and_was_replaced_meanwhile_deletes_nothing(store):
     """I7, Z8: its successor may keep more than it did."""
     zombie, a, b = started(store)
@@ -217,6 +221,7 @@ def test_what_a_user_drops_is_all_of_the_job_and_nothing_that_is_not_its_own(sto
     assert sorted(key for key in keys_of(store) if "/log/" not in key) == sorted(strange)
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_the_runner_looks_at_the_log_again_before_it_repeats_a_delete(store):
     """I7: a delete fails, and before it is tried again another run takes the job over."""
     store.inject(Fault.FAIL_BEFORE, "delete", "/checkpoints/")
@@ -238,6 +243,7 @@ def test_the_runner_looks_at_the_log_again_before_it_repeats_a_delete(store):
     assert decided <= set(keys_of(store))
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_the_runner_deletes_what_nobody_needs(store):
     """S1."""
 

@@ -156,6 +156,7 @@ def test_another_run_that_took_the_job_over_ends_this_one(begun: Begun, store: M
     assert "FINISH" not in kinds(store)
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_a_manifest_that_is_missing_when_a_generation_is_to_begin_fails_the_job(store: MemoryStore) -> None:
     """Fencing, by who leads: only its FINISH makes that the job's end."""
     _, a, b = started(store)

@@ -85,6 +85,7 @@ def test_whoever_writes_through_an_old_handle_is_fenced_however_often_it_is_open
             )
         decided.append(take_checkpoint(new, slots, rng))
         old, old_slots = new, slots
+    store.heal()
     store.land_late()
     assert [record.checkpoint for record in log_of(store) if hasattr(record, "checkpoint")] == decided
     assert kinds(store).count("FENCE") == 10
@@ -128,6 +129,7 @@ def with_history():
     return store
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_the_pauses_of_the_next_test_cover_claim_reading_and_writing():
     kinds_of_pauses = [type(effect) for effect in pauses(with_history())]
     assert kinds_of_pauses[0] is Append
@@ -135,6 +137,7 @@ def test_the_pauses_of_the_next_test_cover_claim_reading_and_writing():
     assert not {ReadLog, ReadManifest} & set(kinds_of_pauses), "these come before the claim"
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 @pytest.mark.parametrize("pause", range(4))
 @pytest.mark.parametrize("answered", ["before", "after"])
 def test_an_owner_that_is_paused_anywhere_after_its_claim_is_fenced_by_who_opens_meanwhile(pause, answered):

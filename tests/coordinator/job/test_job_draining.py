@@ -222,6 +222,7 @@ def test_a_register_says_nothing_of_draining_to_older_coordinators_unless_it_mus
     assert (b"drained" in encode(register)) == told
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_manifests_of_jobs_that_were_not_drained_are_as_they_were():
     store = MemoryStore()
     coordinator, a, b = started(store)

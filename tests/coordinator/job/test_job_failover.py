@@ -254,6 +254,7 @@ def test_a_crash_between_the_last_commit_and_FINISH_ends_the_job_once(store):
     assert kinds(store).count("FINISH") == 1
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_a_crash_after_the_manifest_alone_decides_nothing(store):
     """F8: an orphaned manifest is not canonical."""
     coordinator, a, b = started(store)
@@ -295,6 +296,7 @@ def test_a_slot_lost_while_the_decision_is_unknown_waits_for_the_decision(store)
     assert b.last(Deploy).checkpoint == 1
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_a_manifest_that_is_written_too_late_decides_nothing(store):
     coordinator, a, b = started(store)
     coordinator.later(1_000)
@@ -462,6 +464,7 @@ def test_a_transient_read_error_is_the_edges_to_retry_and_decides_nothing(store)
 
 
 @pytest.mark.parametrize("damage", ["flip", "missing"])
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_a_damaged_or_missing_manifest_ends_the_job_and_names_it(damage, store):
     """C15, F8, O8: the head is the only candidate; an older one is never taken."""
     first, a, b = started(store, spec(checkpoints=options(retained=3)))
@@ -503,6 +506,7 @@ def test_ids_and_times_rise_over_generations_runs_and_restarts(store):
     assert times == sorted(times)
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_a_restarted_coordinator_sweeps_only_when_it_knows_what_is_kept(store):
     """C13, S10: with several kept checkpoints an unreadable manifest turns deleting off."""
     job = spec(checkpoints=options(retained=2))
@@ -518,6 +522,7 @@ def test_a_restarted_coordinator_sweeps_only_when_it_knows_what_is_kept(store):
     assert any("retention is off" in reason for reason in new.status.checkpoints.ignored)
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_a_restarted_coordinator_goes_on_dropping_old_checkpoints(store):
     first, a, b = started(store)
     first.checkpoint(a, b, files="f1")

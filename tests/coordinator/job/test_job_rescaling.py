@@ -628,6 +628,7 @@ def stopped_sources(coordinator: Coordinator, *slots: FakeSlot) -> int:
     return trigger.checkpoint
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_sources_do_not_stand_longer_than_was_allowed_for_a_manifest_that_hangs() -> None:
     """1.15: they read on in their generation, and no failure of a checkpoint is counted. What is stored after all is
     named by no record."""

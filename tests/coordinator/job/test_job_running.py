@@ -159,6 +159,7 @@ def test_a_slot_lost_while_restoring_means_a_new_generation(store):
 # ---------------------------------------------------------------- checkpoints
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_a_checkpoint_is_complete_only_when_its_record_is_in_the_log():
     """C4, Z7: nobody is told before; the manifest is there before the decision that names it."""
     coordinator, a, b = started(MemoryStore())
@@ -225,6 +226,7 @@ def test_an_expired_checkpoint_names_the_subtasks_it_waited_for():
     assert not coordinator.todo
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_a_checkpoint_whose_manifest_can_not_be_stored_fails_and_nothing_is_deleted():
     """C12: a definite refusal."""
     coordinator, a, b = started(MemoryStore(), spec(checkpoints=options(tolerable_failures=3)))
@@ -292,6 +294,7 @@ def test_a_generation_change_aborts_what_is_under_way_and_ids_go_on():
     assert kinds(coordinator.store) == ["FENCE", "COMPLETE", "FENCE", "COMPLETE"]
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_files_of_dropped_checkpoints_are_deleted_by_the_leader_only_when_nobody_can_need_them(store):
     """S1, S9, I7."""
     coordinator, a, b = started(store)
@@ -527,6 +530,7 @@ def test_a_failure_that_no_restart_cures_ends_the_job_with_its_text():
     assert restarted.status.error.startswith("Traceback"), "and its next coordinator knows"
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_an_ended_job_takes_no_more_events():
     """C16, F9: nothing is appended or deleted after the end, and late slots are sent home."""
     coordinator, a, b = started(MemoryStore())

@@ -130,6 +130,7 @@ def check_it_ended_with(coordinator: Coordinator, asked: SavepointRequest, mode:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("point", POINTS)
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_the_coordinator_dies_and_its_successor_stops_the_job(point: str, mode: str) -> None:
     store, asked = MemoryStore(), wish()
     before, a, b = died(point, store, asked, mode)
@@ -140,6 +141,7 @@ def test_the_coordinator_dies_and_its_successor_stops_the_job(point: str, mode: 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("point", POINTS)
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_coordinator_and_slots_die_and_the_next_generation_is_stopped(point: str, mode: str) -> None:
     store, asked = MemoryStore(), wish()
     before, _, _ = died(point, store, asked, mode)
@@ -184,6 +186,7 @@ def test_a_wish_that_is_in_no_record_yet_is_gone_and_the_job_runs_on(mode: str) 
     assert find_savepoint(asked.url) is None
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_the_record_of_a_checkpoint_that_is_decided_next_says_so_and_the_job_stops_with_a_later_one() -> None:
     store, asked = MemoryStore(), wish()
     coordinator, a, b = started(store)
@@ -301,13 +304,18 @@ def test_who_looks_after_the_end_finds_the_savepoint_without_a_history() -> None
     assert [(each.id, each.state, each.url) for each in status.savepoints] == [(asked.id, "done", asked.url)]
 
 
-def test_records_of_jobs_that_are_not_stopped_with_a_savepoint_are_as_they_were() -> None:
-    """Older releases read them; those that they cannot read are of a version that they do not know."""
+def test_only_records_that_need_a_newer_version_have_one() -> None:
+    """FENCE and COMPLETE list what is kept; other records are as they were, unless they speak of a savepoint."""
     store = MemoryStore()
     coordinator, a, b = started(store)
     coordinator.stop("checkpoint")
     go_on(coordinator, a, b)
-    assert all(each.version == 1 and b'"stop"' not in encode_record(each) for each in log_of(store))
+    assert all(b'"stop"' not in encode_record(each) for each in log_of(store))
+    assert [(type(each).__name__, each.version) for each in log_of(store)] == [
+        ("Fence", 3),
+        ("Complete", 3),
+        ("Finish", 1),
+    ]
     other = MemoryStore()
     died("the end is written", other, wish(), "checkpoint")
-    assert [each.version for each in log_of(other)] == [1, 2, 2, 2]
+    assert [each.version for each in log_of(other)] == [3, 2, 3, 2]

@@ -42,6 +42,7 @@ def test_every_slot_hears_what_the_permit_proves_and_nothing_before_the_first_ch
     assert [effect.message for effect in job.outbox.take()] == [CheckpointComplete(1, number)] * len(slots)
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_who_leads_no_more_has_no_permit_and_deletes_nothing():
     coordinator, slots, job = running(MemoryStore())
     coordinator.checkpoint(*slots)

@@ -39,6 +39,7 @@ def test_a_manifest_that_went_while_the_log_was_being_read_is_looked_for_again(s
     assert log_of(store)[-1].restored_checkpoint == 4
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_a_manifest_that_the_log_still_names_and_that_is_gone_ends_the_job(store: MemoryStore) -> None:
     coordinator, a, b = started(store)
     n = coordinator.checkpoint(a, b)
@@ -71,6 +72,7 @@ def test_a_log_record_with_a_flipped_bit_in_its_text_is_corrupt_and_not_a_crash(
     assert f"log record {key} is not readable" in other.ended.reason
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_a_leader_looks_again_only_when_its_last_look_was_answered() -> None:
     """While the store does not answer, looks must not pile up before what has to be written."""
     coordinator, a, b = started(MemoryStore())
@@ -117,6 +119,7 @@ def test_a_successor_that_has_to_fail_the_job_waits_for_what_its_predecessor_had
 
 
 @pytest.mark.parametrize("decided", [1, 3])
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_a_leader_that_stood_still_says_nothing_to_slots_that_have_heard_of_its_successor(
     decided: int, store: MemoryStore
 ) -> None:

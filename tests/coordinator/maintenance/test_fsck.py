@@ -219,6 +219,7 @@ def test_a_record_that_breaks_a_law_of_the_log_is_found(position, changes, said)
     assert any(harm.object == PATHS.log_record(position) and harm.expected.startswith(said) for harm in damage), damage
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_a_job_whose_log_is_gone_is_damage_and_not_an_empty_job():
     """C15, F11."""
     store = three_checkpoints()
@@ -233,6 +234,7 @@ def test_a_job_whose_log_is_gone_is_damage_and_not_an_empty_job():
 
 
 @pytest.mark.parametrize("retained", [1, 3])
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_one_flipped_byte_in_any_object_of_a_retained_checkpoint_is_found(retained):
     """O8: names the object, the expected and the found hash."""
     store = three_checkpoints(retained)
@@ -278,6 +280,7 @@ def test_a_truncated_file_is_found():
     assert harm.found.startswith("1 bytes with sha256")
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_damage_of_what_no_retained_checkpoint_needs_is_no_damage():
     store = three_checkpoints()
     key = PATHS.manifest(2, 1)
@@ -288,6 +291,7 @@ def test_damage_of_what_no_retained_checkpoint_needs_is_no_damage():
     assert any(key in note for note in found.report.notes)
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_a_retained_manifest_of_another_job_is_found():
     store = three_checkpoints()
     other = MemoryStore()
@@ -385,6 +389,7 @@ def littered():
     return store, first, c.data_key("in-progress")
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_every_leftover_is_listed_with_its_reason():
     """S9, S10."""
     store, first, in_progress = littered()
@@ -422,6 +427,7 @@ def test_nothing_is_deleted_unless_asked():
     assert keys_of(store) == before
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_delete_takes_exactly_the_orphans_manifests_first():
     """S1, S9, I7."""
     store, *_ = littered()
@@ -475,6 +481,7 @@ def test_delete_refuses_when_the_log_has_moved_since():
     assert exit_code(store, refused) == 1
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_delete_refuses_when_anything_is_damaged():
     """S10."""
     store, *_ = littered()
@@ -489,6 +496,7 @@ def test_delete_refuses_when_anything_is_damaged():
 
 
 @pytest.mark.parametrize("nth", range(8))
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_a_delete_that_fails_midway_says_what_is_left_and_can_be_repeated(nth):
     """S9."""
     store, *_ = littered()

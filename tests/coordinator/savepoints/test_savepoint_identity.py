@@ -25,11 +25,13 @@ import pytest
 from coordinator_world import spec
 
 from barrier_runtime.coordinator.appending import append_record
+from barrier_runtime.coordinator.log.decided import load_manifest
 from barrier_runtime.coordinator.log.decision_log import Appended, DecisionLog, complete_of
 from barrier_runtime.coordinator.log.hashing import sha256_hex
-from barrier_runtime.coordinator.log.manifest import Manifest, decode_manifest, encode_manifest
+from barrier_runtime.coordinator.log.manifest import Manifest, encode_manifest
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
+from barrier_runtime.coordinator.log.records import Complete
 from barrier_runtime.coordinator.log.restore_choice import start_run
 from barrier_runtime.coordinator.log.savepoint import CLAIM_FILE, Savepoint, encode_savepoint
 from barrier_runtime.coordinator.savepoints.files import claimed_by
@@ -75,11 +77,13 @@ def begin(store: MemoryStore, url: str, job: JobSpec | None = None, mode: str = 
 def newest(store: MemoryStore) -> str:
     """What the newest checkpoint of the job holds."""
     view = read_log(store, Paths(JOB))
-    return content_of(store, complete_of(view.completes[0]).manifest) if view.completes else ""
+    return content_of(store, complete_of(view.completes[0])) if view.completes else ""
 
 
-def content_of(store: MemoryStore, key: str) -> str:
-    return decode_manifest(key, store.get(key)).operators[0].values[CONTENT].decode()
+def content_of(store: MemoryStore, decided: Complete) -> str:
+    manifest = load_manifest(decided, store.get)
+    assert manifest is not None
+    return manifest.operators[0].values[CONTENT].decode()
 
 
 def run(store: MemoryStore, job: JobSpec, checkpoints: int = 1) -> str:
@@ -88,7 +92,7 @@ def run(store: MemoryStore, job: JobSpec, checkpoints: int = 1) -> str:
     choice = start_run(job, view)
     log, records = DecisionLog(JOB, view), RecordBuilder(job, Identity(uuid.uuid4().hex, "host"))
     log.choose_restore(choice.entry)
-    restored = content_of(store, complete_of(choice.entry).manifest) if choice.entry is not None else ""
+    restored = content_of(store, complete_of(choice.entry)) if choice.entry is not None else ""
     fence = append_record(store, JOB, log, records.fence(log, choice, "a test", 0, 0), lambda seconds: None)
     assert isinstance(fence, Appended)
     line, token, content = fence.entry.record.lineage, fence.permit.token, restored

@@ -305,6 +305,7 @@ class Mortal:
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("calls", range(1, 10))
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_a_start_that_dies_at_any_write_leaves_the_choice_to_the_next(calls: int, after: bool):
     """FENCE, four files, the manifest, COMPLETE, FINISH: 8 writes; at the ninth it is through."""
     url, _, _ = taken()
@@ -326,6 +327,7 @@ def test_a_start_that_dies_at_any_write_leaves_the_choice_to_the_next(calls: int
     assert begun(store).checkpoint == 2
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_who_stalled_over_the_copy_loses_to_who_came_after():
     """Its FENCE is behind another's: its COMPLETE finds the place taken."""
     url, _, _ = taken()

@@ -180,6 +180,7 @@ _LEFT_OUT = [
 
 
 @pytest.mark.parametrize(("fault", "point", "mode"), [each for each in _CASES if each[:2] not in _LEFT_OUT])
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_the_job_ends_with_that_savepoint(job: Job, fault: str, point: str, mode: str) -> None:
     wish = job.stop_and_kill(fault, point, mode)
     status = job.until(lambda status: status.outcome is not None)

@@ -385,6 +385,7 @@ def test_an_append_that_is_retried_is_named_until_it_lands():
     assert coordinator.status.storage_trouble == ""
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_a_manifest_whose_write_hangs_is_named():
     coordinator, a, b = started(MemoryStore(), WATCHED)
     coordinator.trigger()

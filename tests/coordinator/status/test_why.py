@@ -151,6 +151,7 @@ def test_a_partition_between_a_slot_and_the_coordinator_is_named(store) -> None:
     assert "nothing came from slot 1 for 8." in reason.sentence
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_a_slow_decision_is_the_stores(store) -> None:
     coordinator, a, b = with_history(store)
     coordinator.trigger()

@@ -1,0 +1,90 @@
+"""What stored objects of a job are left over, and why, as `fsck` reports them. Pure.
+
+`retention` classifies them, as the job's own sweep does; here the verdict is only explained.
+"""
+
+from dataclasses import dataclass
+
+from barrier_runtime.coordinator.checkpoints.retention import RetentionVerdict
+from barrier_runtime.coordinator.maintenance.fsck import LogWalk, UnreferencedObject
+from barrier_runtime.state.store.object_store import ObjectInfo
+from barrier_runtime.state.store.paths import Paths
+
+
+@dataclass(frozen=True)
+class NamedBy:
+    """A manifest, no checkpoint in reach, that names a file."""
+
+    checkpoint: int
+    token: int
+    decided: bool
+
+
+def recognised(paths: Paths, key: str) -> str:
+    """What an object of a job is that is neither manifest nor snapshot file; "" if it is none of ours."""
+    if paths.log_position(key) is not None:
+        return "a log record"
+    if key in (paths.lease, paths.history, paths.log_hint):
+        return "lease, history or hint of the log's end: written again and again"
+    if key.startswith(paths.pins_prefix):
+        return "a pin of a reader: it expires by itself"
+    if key.startswith(f"{paths.probe_prefix}/"):
+        return "of the probe of the store: its note, or left by a probe that was interrupted; harmless"
+    if paths.staged_rows_origin(key) is not None or paths.delivery_of(key) is not None:
+        return "rows of a write-ahead sink, or its note of what was delivered: the sink deletes them"
+    if paths.asked_of(key) is not None:
+        return "a batch that waits for the function of for_each_batch: the sink deletes it"
+    if paths.is_staged_source(key):
+        return "rows of a source, staged before the job started: deleted when it has finished"
+    return ""
+
+
+def explained(
+    paths: Paths, found: ObjectInfo, verdict: RetentionVerdict, walk: LogWalk, decided: bool, named_by: NamedBy | None
+) -> UnreferencedObject | None:
+    """Why an object is left over. None: it is not. `decided`: it is a manifest that the log decided once."""
+    if verdict is RetentionVerdict.NEEDED:
+        return None
+    if verdict is RetentionVerdict.NOT_OURS:
+        return UnreferencedObject(
+            found.key, found.size, "unknown", "not a name that a job gives to its objects: never deleted"
+        )
+    checkpoint = paths.checkpoint_of(found.key)
+    if checkpoint is not None:
+        what = f"manifest of checkpoint {checkpoint[0]} of generation {checkpoint[1]}, "
+        what += _dropped(walk) if decided else "which was never decided"
+    elif named_by is None:
+        what = f"upload of generation {paths.data_token(found.key)} that no retained checkpoint names"
+    elif named_by.decided:
+        what = f"file of checkpoint {named_by.checkpoint} of generation {named_by.token}, {_dropped(walk)}"
+    else:
+        what = f"upload for checkpoint {named_by.checkpoint} of generation {named_by.token}, which was never decided"
+    if verdict is RetentionVerdict.ORPHAN:
+        return UnreferencedObject(found.key, found.size, "orphan", what)
+    if verdict is RetentionVerdict.YOUNG:
+        return UnreferencedObject(found.key, found.size, "kept", f"{what}; younger than the minimum age")
+    return UnreferencedObject(
+        found.key,
+        found.size,
+        "kept",
+        f"{what}; of the newest generation: who leads it may need it, and sweeps it if not",
+    )
+
+
+def staged_rows_left(paths: Paths, found: ObjectInfo, walk: LogWalk) -> UnreferencedObject | None:
+    """Rows that a write-ahead sink staged in an earlier generation. None: it is something else. Never an orphan: only
+    the sink knows what it still has to deliver."""
+    origin = paths.staged_rows_origin(found.key)
+    if origin is None or origin[0] >= walk.token:
+        return None
+    what = (
+        f"rows staged by generation {origin[0]}, subtask {origin[1]}, of a write-ahead sink: decided and not delivered "
+        "yet, or never decided; the sink delivers or deletes them when it starts"
+    )
+    return UnreferencedObject(found.key, found.size, "kept", what)
+
+
+def _dropped(walk: LogWalk) -> str:
+    if walk.newest is None:
+        return "which was complete and is discarded"
+    return f"which was complete and is dropped (the job retains {walk.retained})"
