@@ -1,8 +1,9 @@
 """The checkpoint that a job's next run restores, as its log tells. Which manifest was written last does not tell: the
 times of two files may be equal, or go back with the clock, and the text "9-1" comes after "10-1"."""
 
+from barrier_runtime.coordinator.log.decided import load_manifest
 from barrier_runtime.coordinator.log.decision_log import complete_of
-from barrier_runtime.coordinator.log.manifest import Manifest, decode_manifest
+from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.paths import Paths
@@ -10,5 +11,6 @@ from barrier_runtime.state.store.paths import Paths
 
 def newest_manifest(store: ObjectStore, job: str) -> Manifest:
     view = read_log(store, Paths(job))
-    key = complete_of(view.completes[0]).manifest
-    return decode_manifest(key, store.get(key))
+    manifest = load_manifest(complete_of(view.completes[0]), store.get)
+    assert manifest is not None
+    return manifest

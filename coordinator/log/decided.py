@@ -24,8 +24,8 @@ list is dropped, for every reader, whether or not a manifest can still be read.
 |                  | checked again                   |                            |                                    |
 
 A list only ever loses positions and gains the record's own, so a checkpoint that was dropped never comes back, also
-not when a later run keeps more. A record whose put has an unknown outcome drops nothing yet (I9): deletions wait for the
-answer. A coordinator that was replaced drops nothing: its record is not in the log.
+not when a later run keeps more. A record whose put has an unknown outcome drops nothing yet (I9): deletions wait for
+the answer. A coordinator that was replaced drops nothing: its record is not in the log.
 
 Records of earlier releases list nothing: there a checkpoint is kept as long as its manifest is in the store. An earlier
 release refuses a log with newer records (`Format`), so no such record follows one that lists.

@@ -341,6 +341,24 @@ def _position_after_barrier() -> Iterator[None]:
         yield
 
 
+@canary(
+    "dropped-checkpoint-restored", "a checkpoint that the log has dropped is restored from the manifest in its record"
+)
+def _dropped_restored() -> Iterator[None]:
+    def make(original: Any) -> Any:
+        def start_run(spec: Any, view: Any) -> Any:
+            choice = original(spec, view)
+            dropped = [entry for entry in view.completes if entry.position not in (view.kept or ())]
+            return restore_choice.RestoreFrom(dropped[0], choice.lineage) if dropped else choice
+
+        return start_run
+
+    from barrier_runtime.coordinator.job.phases import start as phase_start
+
+    with patch.object(phase_start, "start_run", make(phase_start.start_run)):
+        yield
+
+
 @canary("older-checkpoint-restored", "a new generation starts from the checkpoint before the last one")
 def _older_restored() -> Iterator[None]:
     def make(original: Any) -> Any:

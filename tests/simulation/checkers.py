@@ -13,9 +13,10 @@ import msgspec
 from facts import Decision, Facts
 from workload import NOT_KNOWN, Row, Workload, transfer
 
+from barrier_runtime.coordinator.log.decided import manifest_data
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import own_files
-from barrier_runtime.coordinator.log.records import Complete, Fence, Finish, Lead, Record
+from barrier_runtime.coordinator.log.records import NO_RECORD, Complete, Fence, Finish, Lead, Record
 from barrier_runtime.coordinator.log.savepoint import Savepoint
 from barrier_runtime.coordinator.status.history import decode_history
 from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE
@@ -116,7 +117,7 @@ class WholeManifests(Checker):
 
         record = decode_record(key, data)
         assert isinstance(record, Complete)
-        manifest = read(record.manifest)
+        manifest = manifest_data(record, read)
         if manifest is None or hashlib.sha256(manifest).hexdigest() != record.sha256:
             self.wrong(
                 f"checkpoint {record.checkpoint} is decided, its manifest is {'gone' if manifest is None else 'other'}"
@@ -491,6 +492,35 @@ class NothingNeededIsDeleted(Checker):
         self._given_up.add(key)
 
 
+class DroppedStaysDropped(Checker):
+    """What the log has dropped is neither restored nor kept again, whatever its records still hold; the newest decision
+    is always kept."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._kept: frozenset[int] | None = None  # None: the log does not list what is kept
+        self._newest = NO_RECORD
+
+    def on_record(self, position: int, record: Record) -> None:
+        if isinstance(record, Finish) and record.discarded:
+            self._kept, self._newest = frozenset(), NO_RECORD
+        if not isinstance(record, Fence | Complete):
+            return
+        before, own = self._kept, set()
+        self._kept = None if record.version < 3 else frozenset(record.kept)
+        if isinstance(record, Complete):
+            own, self._newest = {position}, position
+            self._kept = None if self._kept is None else self._kept | own
+        elif before is not None and record.restored_position not in (NO_RECORD, *before):
+            self.wrong(f"generation {position} restores checkpoint {record.restored_checkpoint}, which was dropped")
+        if self._kept is None:
+            return
+        if before is not None and self._kept - before - own:
+            self.wrong(f"log record {position} keeps {min(self._kept - before - own)}, which was dropped")
+        if self._newest not in (NO_RECORD, *self._kept):
+            self.wrong(f"log record {position} drops {self._newest}, the newest decision")
+
+
 class AcksOfThisGeneration(Checker):
     """I8: an ack counts only for the current token: a manifest consists of what its own generation wrote, and of files
     that an earlier decision had confirmed."""
@@ -626,6 +656,7 @@ PROTOCOL_CHECKERS: tuple[type[Checker], ...] = (  # of every workload
     IdsAreUsedOnce,
     OnlyDecidedIsVisible,
     NothingNeededIsDeleted,
+    DroppedStaysDropped,
     AcksOfThisGeneration,
     UnknownBlocks,
     OneLeader,

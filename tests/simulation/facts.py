@@ -152,6 +152,10 @@ class Facts:
         fence = self.fence
         if fence is None:
             return []
+        last = self.decisions[-1].record if self.decisions and self.decisions[-1].position > fence.token else fence
+        if last.version >= 3:  # the log lists them
+            own = [self.decisions[-1]] if isinstance(last, Complete) else []
+            return [*(each for each in map(self._at.get, last.kept) if each is not None), *own]
         newest = self.decisions[-fence.spec.checkpoints.retained :]
         if newest and newest[-1].position > fence.token:
             return newest

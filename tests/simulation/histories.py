@@ -17,6 +17,7 @@ from workload import TRANSFERS, Row, Workload, legs, rows_in
 
 from barrier_runtime.connectors.files.sink.sink import JsonlSink
 from barrier_runtime.connectors.sink_bases.file_committable import FileNames, StagedFile, encode_committable
+from barrier_runtime.coordinator.log.decided import manifest_data
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import Manifest, encode_manifest
 from barrier_runtime.coordinator.log.records import (
@@ -134,7 +135,7 @@ class History:
         self._last_sha256 = sha256_hex(data)
         for checker in self.checkers:
             checker.on_record(position, record)
-        manifest = self._peek(record.manifest) if isinstance(record, Complete) else None
+        manifest = manifest_data(record, self._peek) if isinstance(record, Complete) else None
         if isinstance(record, Complete) and manifest is not None:
             decision = self.facts.decided(position, record, manifest, self._peek)
             for checker in self.checkers:
@@ -308,7 +309,9 @@ class History:
         )
         return self.append(msgspec.structs.replace(record, **(says or {})))
 
-    def checkpoint(self, checkpoint: int, upto: int, *files: str, drained: str = "") -> "History":
+    def checkpoint(
+        self, checkpoint: int, upto: int, *files: str, drained: str = "", says: dict[str, object] | None = None
+    ) -> "History":
         """A decided checkpoint at transfer `upto` of every split. Its lot is what it makes due. Files that were not
         uploaded before are. `drained`: by this run."""
         self.upload(*(name for name in files if name not in self._files))
@@ -318,7 +321,12 @@ class History:
             lot += self.bank.read(*place, self._read[place], upto)
             self._read[place] = positions[place] = upto
         return self.decide(
-            checkpoint, positions=positions, committables=[file_committable(checkpoint)], files=files, drained=drained
+            checkpoint,
+            positions=positions,
+            committables=[file_committable(checkpoint)],
+            files=files,
+            drained=drained,
+            says=says,
         )
 
     def savepoint(

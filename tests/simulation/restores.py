@@ -2,8 +2,9 @@
 
 import msgspec
 
+from barrier_runtime.coordinator.log.decided import load_manifest
 from barrier_runtime.coordinator.log.decision_log import complete_of
-from barrier_runtime.coordinator.log.manifest import Manifest, decode_manifest
+from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.savepoints.files import read_savepoint
 from barrier_runtime.coordinator.savepoints.importing import begin_with_savepoint
@@ -27,8 +28,9 @@ def restored_in_turn(store: MemoryStore, spec: JobSpec, urls: tuple[str, str]) -
 
 
 def _newest(store: MemoryStore, paths: Paths) -> Manifest:
-    key = complete_of(read_log(store, paths).completes[0]).manifest
-    return decode_manifest(key, store.get(key))
+    manifest = load_manifest(complete_of(read_log(store, paths).completes[0]), store.get)
+    assert manifest is not None
+    return manifest
 
 
 def _content(manifest: Manifest) -> Content:

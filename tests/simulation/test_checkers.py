@@ -60,6 +60,19 @@ REFUSED = encode_history(StoredHistory(job="bank", run_id="run", history=(ABORTE
 # ---------------------------------------------------------------- histories of several jobs' steps
 
 
+def listing(*positions: int) -> dict[str, object]:
+    """Fields of a record that lists what is kept."""
+    return {"version": 3, "kept": positions}
+
+
+def listed(*checkpoints: int) -> History:
+    """Decisions each of which drops the one before."""
+    history = job()
+    for checkpoint in checkpoints:
+        history.checkpoint(checkpoint, checkpoint, says=listing())
+    return history
+
+
 def bytes_again() -> History:
     """Every kind of record, the first one's bytes again, and another object that is replaced and deleted."""
     history = History().fence().checkpoint(1, 2).lead().fence().finish("cancelled").put_again(1)
@@ -203,6 +216,27 @@ LOG: Table = {
         Case(
             "a repeated trigger, another id, and another process",
             lambda: History().trigger(3, 1, 100).trigger(3, 1, 100).trigger(4, 1, 250).trigger(3, 1, 250, "slot-0-9"),
+        ),
+    ),
+    "DroppedStaysDropped": (
+        Case(
+            "a dropped checkpoint is restored",
+            lambda: listed(1, 2).fence(1, says=listing(2)),
+            "generation 4 restores checkpoint 1, which was dropped",
+        ),
+        Case(
+            "a dropped checkpoint is kept again",
+            lambda: listed(1, 2).checkpoint(3, 3, says=listing(2)),
+            "log record 4 keeps 2, which was dropped",
+        ),
+        Case(
+            "the newest decision is dropped",
+            lambda: listed(1).fence(says=listing()),
+            "log record 3 drops 2, the newest decision",
+        ),
+        Case(
+            "a checkpoint is restored that is no longer the newest, and is kept",
+            lambda: listed(1).checkpoint(2, 2, says=listing(2)).fence(2, says=listing(2, 3)),
         ),
     ),
     "NothingNeededIsDeleted": (

@@ -54,6 +54,7 @@ from barrier_runtime.coordinator.checkpoints.retention import Retention
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.phases import running as phase_running
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
+from barrier_runtime.coordinator.log.decided import manifest_data
 from barrier_runtime.coordinator.log.records import Complete, Fence, Lead
 from barrier_runtime.coordinator.log.savepoint import Savepoint, SavepointCopy
 from barrier_runtime.coordinator.savepoints import files as savepoint_files
@@ -1111,7 +1112,7 @@ class World(SimCluster):
         for on_record in self._hooks["on_record"]:
             on_record(position, record)
         if isinstance(record, Complete):
-            manifest = self.store.peek(record.manifest)
+            manifest = manifest_data(record, self.store.peek)
             if manifest is not None:
                 decision = self.facts.decided(position, record, manifest, self.store.peek)
                 for on_decision in self._hooks["on_decision"]:

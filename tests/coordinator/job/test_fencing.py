@@ -14,10 +14,9 @@ from tests.drawn import seeds
 TROUBLE = (Fault.FAIL_BEFORE, Fault.APPLY_THEN_FAIL, Fault.LAND_LATE)
 
 
-def opened(store, number):
-    return Coordinator(
-        store, spec(run_id=f"run-{number}"), leader=f"leader-{number}", now_ms=number * 1_000_000
-    ).begin()
+def opened(store, number, retained=1):
+    job = spec(run_id=f"run-{number}", checkpoints=options(retained=retained))
+    return Coordinator(store, job, leader=f"leader-{number}", now_ms=number * 1_000_000).begin()
 
 
 def carried_out(coordinator, rng=None):
@@ -122,7 +121,7 @@ def owner_on(store):
 
 def with_history():
     store = MemoryStore()
-    first = opened(store, 1)
+    first = opened(store, 1, retained=2)
     slots = running(first, 1)
     for _ in range(3):
         take_checkpoint(first, slots)

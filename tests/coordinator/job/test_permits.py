@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from coordinator_world import started
 
+from barrier_runtime.coordinator.checkpoints.retention import SweepPlan
 from barrier_runtime.coordinator.job import effects
 from barrier_runtime.coordinator.job.outbox import Outbox
 from barrier_runtime.coordinator.log import decision_log
@@ -42,14 +43,13 @@ def test_every_slot_hears_what_the_permit_proves_and_nothing_before_the_first_ch
     assert [effect.message for effect in job.outbox.take()] == [CheckpointComplete(1, number)] * len(slots)
 
 
-@pytest.mark.usefixtures("manifests_are_objects")
 def test_who_leads_no_more_has_no_permit_and_deletes_nothing():
     coordinator, slots, job = running(MemoryStore())
     coordinator.checkpoint(*slots)
     coordinator.stop("now")
     assert job.leadership is None
     with pytest.raises(ProtocolViolation, match="without leading"):
-        job.delete(("data/1",))
+        job.delete(SweepPlan(files=("data/1",)))
     assert job.outbox.take() == []
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 import pytest
-from coordinator_world import spec
+from coordinator_world import options, spec
 
 from barrier_runtime.coordinator.appending import append_record
 from barrier_runtime.coordinator.log.decided import load_manifest
@@ -67,7 +67,7 @@ URLS = {name: in_a_folder(taken_of(name)) for name in "ST"}
 
 
 def of(**changes: object) -> JobSpec:
-    return spec(**{"job": JOB, "run_id": uuid.uuid4().hex, **changes})
+    return spec(**{"job": JOB, "run_id": uuid.uuid4().hex, "checkpoints": options(retained=1_000), **changes})
 
 
 def begin(store: MemoryStore, url: str, job: JobSpec | None = None, mode: str = "no_claim") -> str:

@@ -36,7 +36,6 @@ CONTENT = b"what the job knows"
 
 POINTS = {  # requests, as the proxy tells them apart
     "the wish": {"path": "/log/", "body": '"STOP"'},
-    "the last manifest": {"path": "/checkpoints/"},
     "the last decision": {"path": "/log/", "body": '"COMPLETE"'},
     "a file of the savepoint": {"path": "/savepoints/", "body": ""},
     "savepoint.json": {"path": "/savepoint.json"},
@@ -175,12 +174,10 @@ _CASES = [(fault, point, "checkpoint") for point in POINTS for fault in ("hang",
 _CASES += [("hold", point, "drain") for point in DRAINED]
 _LEFT_OUT = [
     ("hang", "the wish"),  # the test below
-    ("hang", "the last decision"),  # the store and the slots are as after ("hold", "the last manifest")
 ]
 
 
 @pytest.mark.parametrize(("fault", "point", "mode"), [each for each in _CASES if each[:2] not in _LEFT_OUT])
-@pytest.mark.usefixtures("manifests_are_objects")
 def test_the_job_ends_with_that_savepoint(job: Job, fault: str, point: str, mode: str) -> None:
     wish = job.stop_and_kill(fault, point, mode)
     status = job.until(lambda status: status.outcome is not None)
