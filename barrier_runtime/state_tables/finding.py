@@ -1,6 +1,7 @@
 """From a URL to a checkpoint or savepoint as it is stored, for those who only look. Blocking."""
 
 import logging
+import time
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,7 +10,7 @@ from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.records import Complete
-from barrier_runtime.coordinator.pins import CheckpointPin
+from barrier_runtime.coordinator.pins import CheckpointPin, pins_of
 from barrier_runtime.coordinator.savepoints.files import find_savepoint
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.ids import check_job_id
@@ -70,9 +71,15 @@ def _completed(store: ObjectStore, url: str, job: str, checkpoint: int | None) -
         newest = f"; its newest is {found[0].checkpoint}" if found else ""
         wanted = "" if checkpoint is None else f" {checkpoint}"
         raise InvalidJob(f"job {job} has no completed checkpoint{wanted} in {shown(url)}{newest}")
-    if not is_kept(entry.position, view.kept):
+    if not is_kept(entry.position, view.kept) and not _is_pinned(store, job, complete_of(entry)):
         raise _not_kept(_named(job, complete_of(entry)))
     return complete_of(entry)
+
+
+def _is_pinned(store: ObjectStore, job: str, record: Complete) -> bool:
+    """Whether a reader pinned the checkpoint, or an older one, before it was dropped: then its files are still there."""
+    now_ms = time.time_ns() // 1_000_000
+    return any(pin.checkpoint <= record.checkpoint and pin.until_ms >= now_ms for pin in pins_of(store, Paths(job)))
 
 
 def _named(job: str, record: Complete) -> str:

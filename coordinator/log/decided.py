@@ -27,6 +27,9 @@ A list only ever loses positions and gains the record's own, so a checkpoint tha
 not when a later run keeps more. A record whose put has an unknown outcome drops nothing yet (I9): deletions wait for
 the answer. A coordinator that was replaced drops nothing: its record is not in the log.
 
+A reader of state as tables that pinned a checkpoint (`pins`) while it was kept may go on reading it; no job starts from
+it any more.
+
 Records of earlier releases list nothing: there a checkpoint is kept as long as its manifest is in the store. An earlier
 release refuses a log with newer records (`Format`), so no such record follows one that lists.
 """

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from barrier_runtime.coordinator.log.decided import manifest_data
 from barrier_runtime.coordinator.log.decision_log import LogEntry
 from barrier_runtime.coordinator.log.records import Complete, Finish, Record, decode_record, encode_record
 from barrier_runtime.state.store.paths import Paths
@@ -46,8 +47,17 @@ class Doctor:
     def last_complete(self) -> Complete:
         return [entry.record for entry in self.entries() if isinstance(entry.record, Complete)][-1]
 
+    def manifest_bytes(self) -> bytes:
+        data = manifest_data(self.last_complete(), lambda key: (self.root / key).read_bytes())
+        assert data is not None
+        return data
+
     def manifest_path(self) -> Path:
-        return self.root / self.last_complete().manifest
+        """Of the last checkpoint's manifest, as an object of its own."""
+        path = self.root / self.last_complete().manifest
+        if not path.exists():
+            self.replace_manifest(self.manifest_bytes())
+        return path
 
     def change_records(self, change: Callable[[Record], Record]) -> None:
         """Rewrite the whole log with each record changed, the chain of hashes intact."""
@@ -66,11 +76,12 @@ class Doctor:
     def replace_manifest(self, data: bytes) -> None:
         """Put `data` in the place of the last checkpoint's manifest, and its hash into the log."""
         last = self.last_complete()
+        (self.root / last.manifest).parent.mkdir(parents=True, exist_ok=True)
         (self.root / last.manifest).write_bytes(data)
 
         def change(record: Record) -> Record:
             if isinstance(record, Complete) and record.checkpoint == last.checkpoint:
-                return msgspec.structs.replace(record, sha256=hashlib.sha256(data).hexdigest())
+                return msgspec.structs.replace(record, sha256=hashlib.sha256(data).hexdigest(), inline=b"")
             return record
 
         self.change_records(change)

@@ -7,6 +7,7 @@ import pytest
 
 from barrier_runtime import CollectSink, Dataflow, JsonlSink
 from barrier_runtime.connectors.files.sink.commit_log import read_commit_log
+from barrier_runtime.coordinator.log.decided import manifest_data
 from barrier_runtime.coordinator.log.records import Complete, Finish, decode_record
 from barrier_runtime.inspect.pending_transactions import read_pending
 from barrier_runtime.launch.result import JobFailed
@@ -45,8 +46,10 @@ def records(folder: Path) -> list[tuple[str, object]]:
 
 
 def newest_manifest(folder: Path) -> bytes:
-    keys = [record.manifest for _, record in records(folder) if isinstance(record, Complete)]
-    return open_existing_store(str(folder / "ck")).get(keys[-1])
+    decided = [record for _, record in records(folder) if isinstance(record, Complete)]
+    data = manifest_data(decided[-1], open_existing_store(str(folder / "ck")).get)
+    assert data is not None
+    return data
 
 
 def forget_that_it_finished(folder: Path) -> None:

@@ -113,6 +113,7 @@ async def with_away(**options: object) -> AsyncIterator[Job]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("manifests_are_objects")
 async def test_a_store_outage_is_shown_with_the_object_until_it_heals() -> None:
     """O5, O6: the coordinator's own writes."""
     async with watched() as job:

@@ -16,13 +16,16 @@ import pytest
 from failing_upload import FailingUpload
 
 from barrier_runtime import BroadcastState, CollectSink, Dataflow, JobFailed, JsonlSink, ValueState, connect
-from barrier_runtime.coordinator.log.manifest import decode_manifest
+from barrier_runtime.coordinator.log.decided import load_manifest
+from barrier_runtime.coordinator.log.decision_log import complete_of
+from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.operators.state.broadcast_copy import SUMMARY
 from barrier_runtime.runtime.network.channels import LocalOutput
 from barrier_runtime.runtime.network.wiring import Wiring
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.paths import Paths
 from tests.integration.harness import visible_files
 from tests.newest_checkpoint import newest_manifest
 
@@ -141,13 +144,14 @@ def test_a_large_state_that_does_not_change_is_uploaded_once() -> None:
     assert max(row["rules"] for row in out.rows()) == 3
     store = open_store(url)
     keys, whole = [], 0
-    for info in store.list("ruled/checkpoints/"):
-        if info.key.endswith("manifest.json"):
-            for each in decode_manifest(info.key, store.get(info.key)).operators:
-                for name, ref in each.objects.items():
-                    assert (name, each.subtask) == (f"{SUMMARY}-0", 0)
-                    whole += ref.size > 600_000
-                    keys.append(ref.key)
+    for entry in read_log(store, Paths("ruled"), completes=1_000).completes:
+        manifest = load_manifest(complete_of(entry), store.get)
+        assert manifest is not None
+        for each in manifest.operators:
+            for name, ref in each.objects.items():
+                assert (name, each.subtask) == (f"{SUMMARY}-0", 0)
+                whole += ref.size > 600_000
+                keys.append(ref.key)
     assert whole > len(set(keys)), "it is named by several checkpoints"
     assert len(set(keys)) <= 5, f"three changes of the state: {len(keys)} checkpoints, {result.status}"
 

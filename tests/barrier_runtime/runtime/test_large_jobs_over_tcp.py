@@ -25,6 +25,7 @@ from barrier_runtime.coordinator.checkpoints import commits
 from barrier_runtime.coordinator.checkpoints.retention import Retention
 from barrier_runtime.coordinator.job.phases import running as phase_running
 from barrier_runtime.coordinator.job.phases import waiting as phase_waiting
+from barrier_runtime.coordinator.log.decided import manifest_data
 from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.manifest import decode_manifest, own_files
 from barrier_runtime.coordinator.log.reader import read_log
@@ -119,7 +120,9 @@ def to_nowhere(source: Any) -> Dataflow:
 
 def manifest_bytes(job: TcpJob) -> bytes:
     view = read_log(job.store, job.paths)
-    return job.store.get(complete_of(view.completes[0]).manifest)
+    data = manifest_data(complete_of(view.completes[0]), job.store.get)
+    assert data is not None
+    return data
 
 
 @pytest.mark.slow

@@ -36,7 +36,8 @@ def order(tmp_path: Path) -> Prefetch:
     store, paths = open_store(str(tmp_path / "store")), Paths("job")
     view = read_log(store, paths)
     record = complete_of(view.completes[0])
-    return Prefetch(record.checkpoint, ManifestRef(record.manifest, record.sha256), 3, MAX_PARALLELISM)
+    where = paths.log_record(view.completes[0].position) if record.inline else record.manifest
+    return Prefetch(record.checkpoint, ManifestRef(where, record.sha256), 3, MAX_PARALLELISM)
 
 
 @pytest.mark.slow

@@ -79,6 +79,7 @@ def test_a_hundred_reads_beside_a_job_that_keeps_one_checkpoint_all_succeed(tmp_
     assert pins_of(open_store(str(tmp_path)), Paths("kept")) == []
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_a_pinned_checkpoint_stays_until_it_is_closed(tmp_path: Path) -> None:
     over: list[bool] = []
 
@@ -106,6 +107,8 @@ def test_a_pinned_checkpoint_stays_until_it_is_closed(tmp_path: Path) -> None:
             assert manifests() >= 6
             assert stored.checkpoint == first
             assert stored.table("last", "last").read_all().num_rows > 0
+            with open_checkpoint(str(tmp_path), "kept", first) as again:
+                assert again.checkpoint == first, "dropped, and pinned"
             stored.close()
             while manifests() > 4 and time.monotonic() < deadline:
                 time.sleep(0.02)

@@ -18,9 +18,6 @@ from barrier_runtime.connectors.files.sink.sink import JsonlSink, ParquetSink
 from barrier_runtime.connectors.registry import SINKS
 from barrier_runtime.connectors.sink_bases.file_committable import StagedFile, encode_committable
 from barrier_runtime.connectors.sink_value import decode_sink, describe_sink, make_sink
-from barrier_runtime.coordinator.log.decision_log import complete_of
-from barrier_runtime.coordinator.log.manifest import decode_manifest
-from barrier_runtime.coordinator.log.reader import LogReader
 from barrier_runtime.coordinator.log.records import Fence, decode_record
 from barrier_runtime.inspect.pending_transactions import read_pending, rows_told
 from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, decode_pending
@@ -29,6 +26,7 @@ from barrier_runtime.state.store.open import open_existing_store, open_store
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.tools.transactions import transactions
 from tests.killed_after_decisions import deciding
+from tests.newest_checkpoint import newest_manifest
 
 pytestmark = pytest.mark.slow
 
@@ -165,9 +163,7 @@ def test_nothing_is_listed_of_a_job_that_has_finished_though_its_last_manifest_l
     flow.rate("numbers", 1_000_000, 1_000).sink("out", JsonlSink(str(tmp_path / "out")))
     flow.run_local(checkpoints=str(tmp_path / "checkpoints"))
     store = open_existing_store(str(tmp_path / "checkpoints"))
-    log = LogReader(store, Paths("ended")).read()
-    key = complete_of(log.completes[0]).manifest
-    stored = [each.values.get(PENDING_VALUE) for each in decode_manifest(key, store.get(key)).operators]
+    stored = [each.values.get(PENDING_VALUE) for each in newest_manifest(store, "ended").operators]
     assert any(decode_pending(value, "out") for value in stored if value is not None)
     done = run_here("transactions", "ended", "list", "--checkpoints", str(tmp_path / "checkpoints"), "--format", "json")
     assert (done.returncode, done.stderr) == (0, "")
@@ -194,9 +190,7 @@ def test_a_pending_set_too_large_for_the_manifest_is_listed_and_committed(tmp_pa
     with running(job, rate=100, records=25):
         pass
     store = open_existing_store(job.url)
-    log = LogReader(store, Paths("stuck")).read()
-    key = complete_of(log.completes[0]).manifest
-    (stored,) = [each for each in decode_manifest(key, store.get(key)).operators if each.operator == "out"]
+    (stored,) = [each for each in newest_manifest(store, "stuck").operators if each.operator == "out"]
     assert stored.objects[PENDING_VALUE].size > 4_096
     listed = json.loads(job.settle("list", "--format", "json").stdout)["transactions"]
     assert len(listed) >= 15

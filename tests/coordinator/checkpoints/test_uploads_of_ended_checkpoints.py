@@ -3,6 +3,7 @@
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from coordinator_world import SINK, SOURCE, Coordinator, keys_of, options, spec, started
@@ -33,7 +34,7 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.state.snapshots.snapshot import FileRef, KeyedSnapshot, OperatorSnapshot
 from barrier_runtime.state.store.memory import MemoryStore
-from barrier_runtime.state.store.object_store import ObjectInfo
+from barrier_runtime.state.store.object_store import ObjectInfo, get_or_none
 from barrier_runtime.state.store.paths import Paths
 from tests.drawn import some
 
@@ -376,12 +377,13 @@ class Story:
         assert len(view.kept_entries) == len(view.kept)
         assert {entry.position for entry in view.completes[:1]} <= set(view.kept), "the newest one is kept"
         for entry in view.kept_entries:
+            record = complete_of(entry)
+            assert record.inline or record.manifest in there
             assert self._files(entry) <= there
 
     def _files(self, entry):
-        manifest = load_manifest(complete_of(entry), self.store.get)
-        assert manifest is not None
-        return own_files(manifest, PATHS.data_prefix)
+        manifest = load_manifest(complete_of(entry), partial(get_or_none, self.store))
+        return frozenset() if manifest is None else own_files(manifest, PATHS.data_prefix)
 
     def end(self):
         """Three whole checkpoints, with everything heard, and a sweep when all is old."""
