@@ -77,7 +77,7 @@ def _completed(store: ObjectStore, url: str, job: str, checkpoint: int | None) -
 
 
 def _is_pinned(store: ObjectStore, job: str, record: Complete) -> bool:
-    """Whether a reader pinned the checkpoint, or an older one, before it was dropped: then its files are still there."""
+    """Whether a reader pinned the checkpoint, or an older one, before it was dropped: its files are still there."""
     now_ms = time.time_ns() // 1_000_000
     return any(pin.checkpoint <= record.checkpoint and pin.until_ms >= now_ms for pin in pins_of(store, Paths(job)))
 

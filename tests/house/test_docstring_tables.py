@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 Row = tuple[str, ...]
 
 PROSE = {  # tables that no code holds as data
+    "coordinator/log/decided.py": "moves and crash points: tests/coordinator/log/test_decided.py",
     "barrier_runtime/connectors/batch_function/caller.py": "cases: tests/barrier_runtime/connectors/batch_function",
     "barrier_runtime/connectors/delta/joined_files.py": "crash points: tests/ends/test_delta.py",
     "barrier_runtime/connectors/iceberg/expiry.py": "cases: tests/ends/test_iceberg.py",
