@@ -311,11 +311,8 @@ def test_only_records_that_need_a_newer_version_have_one() -> None:
     coordinator.stop("checkpoint")
     go_on(coordinator, a, b)
     assert all(b'"stop"' not in encode_record(each) for each in log_of(store))
-    assert [(type(each).__name__, each.version) for each in log_of(store)] == [
-        ("Fence", 3),
-        ("Complete", 3),
-        ("Finish", 1),
-    ]
+    versions = {"Fence": 3, "Complete": 3, "Finish": 1}
+    assert all(each.version == versions[type(each).__name__] for each in log_of(store))
     other = MemoryStore()
     died("the end is written", other, wish(), "checkpoint")
     assert [each.version for each in log_of(other)] == [3, 2, 3, 2]
