@@ -43,7 +43,6 @@ from barrier_runtime.state.errors import Corrupt
 
 INLINE_BYTES = 16 << 10  # of a compressed manifest inside its record, which stays for ever
 _UNPACKED_BYTES = 256 << 10  # of the same manifest: less than a message carries, so no slot has to read it itself
-KEPT_VERSION = 3  # of records that list what is kept
 
 
 def packed(data: bytes) -> bytes:
@@ -99,7 +98,7 @@ def decided_data(record: Complete, read: Callable[[str], bytes | None]) -> tuple
 def kept_after(position: int, record: Record) -> tuple[int, ...] | None:
     """Positions of the decisions that are kept behind `record`, the last FENCE or COMPLETE of a log; None: an earlier
     release wrote it, and the store says which manifests are there."""
-    if record.version < KEPT_VERSION:
+    if not record.lists_kept:
         return None
     if isinstance(record, Complete):
         return (*record.kept, position)

@@ -25,6 +25,7 @@ from barrier_runtime.state.versioned import Format, VersionedDecoder
 
 RECORD_VERSION = 3  # FENCE and COMPLETE: with what is kept
 STOP_VERSION = 2  # with `stop`, and nothing newer
+LISTS_FROM = 3  # versions of FENCE and COMPLETE that list what is kept
 NO_RECORD = -1  # a back link that leads nowhere
 FIRST_POSITION = 1  # so that token 0 can mean "no generation"
 
@@ -49,6 +50,11 @@ class _Record(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fiel
     prior_complete: int = NO_RECORD
     check: str = ""
     stop: StopWish | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def lists_kept(self) -> bool:
+        """Of FENCE and COMPLETE: whether the record lists the decisions that are kept."""
+        return self.version >= LISTS_FROM
 
     @property
     def stops_with(self) -> StopWish | None:

@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from barrier_runtime.coordinator.log.decided import KEPT_VERSION, inline_data
+from barrier_runtime.coordinator.log.decided import inline_data
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import Manifest, check_files, decode_manifest
 from barrier_runtime.coordinator.log.records import (
@@ -220,7 +220,7 @@ class LogWalk:
             if gained:
                 self._harm(key, "as kept what was kept before", f"also {min(gained)}", CHANGED)
         restored = NO_RECORD if isinstance(record, Complete) else record.restored_position
-        if record.version >= KEPT_VERSION and restored not in (NO_RECORD, *record.kept):
+        if record.lists_kept and restored not in (NO_RECORD, *record.kept):
             self._harm(key, f"as kept also {restored}, which it restores", str(record.kept), CHANGED)
 
     def _check_fence(self, key: str, position: int, record: Fence, fence_known: bool) -> None:
@@ -280,7 +280,7 @@ class LogWalk:
 
     def _fenced(self, record: Fence) -> None:
         restored = self._restore_point = self._lookup(record.restored_position)
-        if record.version >= KEPT_VERSION:
+        if record.lists_kept:
             self._keep(record.kept)
             return
         self._lists = False
@@ -297,7 +297,7 @@ class LogWalk:
         self._checkpoint_at[index], self._token_at[index] = decided.checkpoint, decided.record.token
         self._floor = max(self._floor, decided.checkpoint)
         self._chain.append(decided)
-        if decided.record.version >= KEPT_VERSION:
+        if decided.record.lists_kept:
             self.newest = self._restore_point = decided
             self._keep((*decided.record.kept, decided.position))
             return
@@ -315,7 +315,7 @@ class LogWalk:
         self._must = [
             each
             for each in self._kept
-            if each.record.version >= KEPT_VERSION or each.position in had_to_be or each.position == restored
+            if each.record.lists_kept or each.position in had_to_be or each.position == restored
         ]
         self._lists = True
 
