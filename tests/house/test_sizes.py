@@ -21,7 +21,6 @@ LONG_FILES = {
     "barrier_runtime/testing/simulation/cluster.py": (530, "everything of one simulated job: its processes and faults"),
     "barrier_runtime/testing/simulation/loop.py": (590, "world, process and loop refer to one another"),
     "coordinator/job/phases/running.py": (640, "every event of a job that runs: one table of moves"),
-    "coordinator/maintenance/fsck.py": (480, "one pass over a store: what is read decides what is read next"),
     "coordinator/server/rest.py": (510, "a handler per route"),
     "coordinator/status/why/checkpoint.py": (510, "one decision: the first cause that the evidence shows"),
 }
