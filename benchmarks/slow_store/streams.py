@@ -122,7 +122,7 @@ def iceberg(settings: Settings, commits: int) -> CellResult:
         sink="iceberg",
         target="db.counts",
         properties=properties,
-        sink_options={"commit_every": 0},
+        sink_options={"commit_every": 0, "keep_snapshots": 100},  # releases before have neither
         interval_s=0.01,
         rate=1_000,
         warm_up_s=0.0,
