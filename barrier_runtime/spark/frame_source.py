@@ -22,7 +22,6 @@ import logging
 import uuid
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -31,7 +30,7 @@ from barrier_runtime.connectors.files.source.parquet import ParquetReader, plain
 from barrier_runtime.connectors.source import Split, SplitReader
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none
-from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.open import open_store, within
 from barrier_runtime.state.store.paths import Paths
 from barrier_runtime.state.store.urls import shown, without_credentials
 from barrier_runtime.state.versioned import Format, VersionedDecoder
@@ -119,7 +118,7 @@ class StagedFrame:
         self._files = [
             FoundFile(
                 f"{found.id}/{file.name}",
-                _url_of(url, store, paths.staged_source_file(self._name, found.id, file.name)),
+                within(url, paths.staged_source_file(self._name, found.id, file.name)),
                 file.size,
             )
             for file in found.files
@@ -140,7 +139,7 @@ class StagedFrame:
                 "process: pass staging=, a folder or s3://"
             )
         store = open_store(url)
-        return (url if url.startswith(("s3://", "s3a://")) else store.url), store
+        return (store.url if store.url.startswith("file://") else url), store  # with the endpoint that it may name
 
     def _columns(self) -> list[tuple[str, str]]:
         return [(field.name, str(field.type)) for field in self.schema]
@@ -171,11 +170,3 @@ class StagedFrame:
         if found.id != id:
             store.delete([paths.staged_source_file(self._name, id, file.name) for file in files])
         return found
-
-
-def _url_of(url: str, store: ObjectStore, key: str) -> str:
-    """Where readers of files find an object: a path, or an `s3://` URL with the endpoint that `url` may name."""
-    if store.url.startswith("file://"):
-        return f"{unquote(urlsplit(store.url).path)}/{key}"
-    query = url.partition("?")[2]
-    return f"s3://{store.url.partition('?')[0].partition('://')[2].rstrip('/')}/{key}" + (f"?{query}" if query else "")

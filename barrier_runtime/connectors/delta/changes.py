@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from barrier_runtime.connectors.delta.history import ANEW, ChangeFile, DeltaHistory, paths_of
+from barrier_runtime.connectors.delta.history import ANEW, LARGE_BYTES, ChangeFile, DeltaHistory, paths_of
 from barrier_runtime.connectors.parquet_format import read_parquet, read_schema
 from barrier_runtime.connectors.source_bases.kept_columns import check_kept
 from barrier_runtime.connectors.source_bases.upserts import Part, Upserts
@@ -46,6 +46,9 @@ class DeltaChanges(DeltaHistory):
             return self._upserts.changes(feed, feed, at_ms)
         before = self._chosen(version - 1, paths_of(each.remove for each in actions))
         return self._upserts.changes(before, self._chosen(version, paths_of(each.add for each in actions)), at_ms)
+
+    def size(self, file: Part) -> int:
+        return LARGE_BYTES if isinstance(file.file, ChangeFile) else super().size(file.file)
 
     def rows(self, file: Part, schema: pa.Schema) -> list[pa.RecordBatch]:
         return self._upserts.rows(file, schema)

@@ -21,6 +21,7 @@ from barrier_runtime.data.schemas import fit
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 
+LARGE_BYTES = 1 << 30  # of a file of which the log does not tell a size: it is read alone
 ANEW = "start the job without state (restore='none'), which reads the table as it is"
 
 
@@ -68,6 +69,7 @@ class DeltaHistory:
         self._options = storage_options(url)
         self._where = where
         self._version = 0
+        self._sizes: dict[str, int] = {}  # of its files, bytes
         self._listed: tuple[int, dict[str, Any]] = (-1, {})  # of a version: its files by path
         self.refresh()
 
@@ -98,6 +100,9 @@ class DeltaHistory:
 
     def files(self, version: int, *, whole: bool) -> Sequence[Any]:
         return self._chosen(version, None if whole else self._added(version))
+
+    def size(self, file: Any) -> int:
+        return self._sizes.get(file.path, LARGE_BYTES)
 
     def rows(self, file: Any, schema: pa.Schema) -> list[pa.RecordBatch]:
         check_kept(self._listed_schema, schema, f"the table {self._store.url}", self._where)
@@ -148,6 +153,9 @@ class DeltaHistory:
             dataset = self._dataset(version, table)
             self._listed_schema: pa.Schema = dataset.schema
             self._listed = version, {fragment.path: fragment for fragment in dataset.get_fragments()}
+            files = pa.table(table.get_add_actions(flatten=True))
+            paths, sizes = files["path"].to_pylist(), files["size_bytes"].to_pylist()
+            self._sizes = {unquote(path): int(size) for path, size in zip(paths, sizes, strict=True)}
         return self._listed[1]
 
     def _dataset(self, version: int, table: Any = None) -> Any:

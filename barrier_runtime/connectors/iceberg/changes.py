@@ -40,6 +40,9 @@ class IcebergChanges(IcebergHistory):
             told.timestamp_ms,
         )
 
+    def size(self, file: Part) -> int:
+        return super().size(file.file)
+
     def rows(self, file: Part, schema: pa.Schema) -> list[pa.RecordBatch]:
         return self._upserts.rows(file, schema)
 

@@ -127,6 +127,9 @@ class IcebergHistory:
                 if entry.status == ManifestEntryStatus.ADDED and entry.snapshot_id == snapshot.snapshot_id:
                     yield FileScanTask(entry.data_file)
 
+    def size(self, file: Any) -> int:
+        return int(file.file.file_size_in_bytes)
+
     def rows(self, file: Any, schema: pa.Schema) -> list[pa.RecordBatch]:
         return self._rows_of(file, schema)
 

@@ -1,8 +1,8 @@
 """Reading a table that grows by versions: the rows of its newest one, then what every later one adds.
 
 A position is a version of the table, a file of it (in the order of their names) and a row of that file, all of which
-never change; so a replay gives the same rows. One reader, so that versions come in their order; a thread reads a file
-ahead. What a version and a file are says the system's `TableHistory`.
+never change; so a replay gives the same rows. One reader, so that versions come in their order; a thread reads files
+ahead, those of a version beside one another. What a version and a file are says the system's `TableHistory`.
 """
 
 import datetime
@@ -11,11 +11,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 import pyarrow as pa
 
+from barrier_runtime.connectors.read_ahead import read_ahead
 from barrier_runtime.connectors.source import Polled, Split
 from barrier_runtime.data.schemas import milliseconds
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
@@ -26,6 +28,8 @@ log = logging.getLogger("barrier_runtime.tables")
 
 POSITION_VERSION = 1
 _MOST_ROWS = 200_000  # ahead: less than that, or one file
+_FILES_AT_ONCE = 16  # that are read, or wait for those before them
+_BYTES_AT_ONCE = 8 << 20  # of these files as they are stored; or one file
 _POLL_NS = 1_000_000_000  # rows wake the slot
 _PAUSE_S = 1.0  # after a trouble
 
@@ -74,8 +78,13 @@ class TableHistory(Protocol):
         """In a fixed order. `whole`: all rows of the table as it was then; otherwise those that it has added."""
         ...
 
+    def size(self, file: Any) -> int:
+        """Bytes of a file as it is stored; about."""
+        ...
+
     def rows(self, file: Any, schema: pa.Schema) -> list[pa.RecordBatch]:
-        """In the file's order, with these columns."""
+        """In the file's order, with these columns. Several threads may read files of the version that was asked for
+        last."""
         ...
 
 
@@ -264,12 +273,16 @@ class TableReader:
 
     def _read_snapshot(self, history: TableHistory, at: TablePosition) -> TablePosition:
         assert at.snapshot is not None
-        tasks = history.files(at.snapshot, whole=at.whole)
-        for number in range(at.file, len(tasks)):
+        tasks = history.files(at.snapshot, whole=at.whole)[at.file :]
+        read = partial(history.rows, schema=self._schema)
+        files = read_ahead(read, tasks, history.size, _FILES_AT_ONCE, _BYTES_AT_ONCE)
+        for number, batches in enumerate(files, at.file):
+            if self._closed:
+                return at
             first = at.row if number == at.file else 0
             after = msgspec.structs.replace(at, file=number + 1, row=0)
             row = 0
-            for batch in history.rows(tasks[number], self._schema):
+            for batch in batches:
                 begin = max(0, min(batch.num_rows, first - row))
                 if begin < batch.num_rows:
                     place = msgspec.structs.replace(at, file=number, row=row + begin)

@@ -5,6 +5,7 @@ row from after has is deleted; all rows from after are there. So rows that did n
 update of the key is a deletion and a new row.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -50,6 +51,7 @@ class Upserts:
         self._read = read
         self._table = table
         self._where = where
+        self._looking = threading.Lock()
         self._after: Sequence[Any] = ()  # files with rows from after the version that was told last,
         self._keys_after: set[tuple[Any, ...]] | None = None  # and their keys; None: not looked at yet
 
@@ -92,10 +94,11 @@ class Upserts:
 
     def _gone(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Rows whose key is not there after the version."""
-        if self._keys_after is None:
-            schema = pa.schema([batch.schema.field(name) for name in self._key])
-            after = [each for file in self._after for each in self._read(file, schema, False)]
-            self._keys_after = {key for each in after for key in self._keys(each)}
+        with self._looking:
+            if self._keys_after is None:
+                schema = pa.schema([batch.schema.field(name) for name in self._key])
+                after = [each for file in self._after for each in self._read(file, schema, False)]
+                self._keys_after = {key for each in after for key in self._keys(each)}
         gone = [key not in self._keys_after for key in self._keys(batch)]
         return batch.filter(pa.array(gone, pa.bool_()))
 

@@ -25,7 +25,7 @@ from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.urls import shown, split_settings
 
 _SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "abfss": "abfss", "hdfs": "hdfs", "webhdfs": "webhdfs"}
-_WITH_ENDPOINT = ("s3", "s3a", "gs", "abfss")
+_SETTINGS = {"s3": ("endpoint", "client"), "s3a": ("endpoint", "client"), "gs": ("endpoint",), "abfss": ("endpoint",)}
 _CREDENTIALS = ("AWS_", "GOOGLE_", "AZURE_", "HADOOP_")  # how names of variables begin that say who asks
 
 
@@ -75,9 +75,9 @@ def remote_url(url: str, where: str) -> RemoteUrl:
             "abfss://container@account.dfs.core.windows.net/key, webhdfs://namenode:9870/path or hdfs://host:port/path"
         )
     given = parse_qs(settings)
-    unknown = sorted(set(given) - ({"endpoint"} if scheme in _WITH_ENDPOINT else set()))
+    unknown = sorted(set(given) - set(_SETTINGS.get(scheme, ())))
     if unknown:
-        known = "only endpoint= is known" if scheme in _WITH_ENDPOINT else "none is known"
+        known = f"known are {', '.join(_SETTINGS[scheme])}" if scheme in _SETTINGS else "none is known"
         raise InvalidJob(
             f"{where}: {shown(url)} has unknown settings {unknown}: {known}; write [?] for a question mark of a name"
         )

@@ -1,7 +1,9 @@
 """The small side of a `broadcast_join`, read whole in the driver when the flow is written down."""
 
 import os
+import threading
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -9,11 +11,16 @@ import pyarrow as pa
 from barrier_runtime.connectors.files.source.csv import CsvFiles, CsvSource
 from barrier_runtime.connectors.files.source.jsonl import JsonlFiles, JsonlSource
 from barrier_runtime.connectors.files.source.parquet import ParquetSource
-from barrier_runtime.connectors.source import Source, SourceDescription
+from barrier_runtime.connectors.read_ahead import read_ahead
+from barrier_runtime.connectors.source import Fetching, Source, SourceDescription, Split
+from barrier_runtime.connectors.source_bases.part_fetcher import PartFetcher
 from barrier_runtime.data.rows import RowWriter
 from barrier_runtime.state.errors import InvalidJob
 
 _MAX_BYTES = 256 << 20  # it travels to every slot
+_FILES_AT_ONCE = 16
+_BYTES_AT_ONCE = 64 << 20  # of these files as they are stored; or one file
+_BYTES_AHEAD = 16 << 20  # of one of them
 
 
 def small_table(table: Any, where: str) -> pa.Table:
@@ -66,12 +73,31 @@ def _without_views(table: pa.Table) -> pa.Table:
 
 
 def _read_whole(source: Source) -> pa.Table:
+    """All rows, of the splits in their order. Files are read beside one another, and the ranges of each ahead."""
+    read = partial(_rows, source)
+    batches: list[pa.RecordBatch] = []
+    for rows in read_ahead(read, source.splits(1), lambda split: split.size or 0, _FILES_AT_ONCE, _BYTES_AT_ONCE):
+        batches += rows
+    return pa.Table.from_batches(batches, schema=source.schema)
+
+
+def _rows(source: Source, split: Split) -> list[pa.RecordBatch]:
+    came = threading.Event()
+    fetcher, reader = PartFetcher(came.set, _BYTES_AHEAD), source.reader(split)
+    fetched = reader if isinstance(reader, Fetching) else None
+    if fetched is not None:
+        fetched.fetch_by(fetcher)
     batches = []
-    for split in source.splits(1):
-        reader = source.reader(split)
+    try:
         while not reader.finished:
+            came.clear()
+            fetcher.begin_pass()
             polled = reader.poll(65_536, 0)
             if polled is not None:
                 batches.append(polled.rows)
+            elif fetched is not None and fetched.fetching:
+                came.wait()
+    finally:
         reader.close()
-    return pa.Table.from_batches(batches, schema=source.schema)
+        fetcher.close()
+    return batches

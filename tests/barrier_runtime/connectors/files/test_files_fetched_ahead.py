@@ -19,6 +19,7 @@ from barrier_runtime.connectors.files.source.csv import CsvFiles
 from barrier_runtime.connectors.files.source.jsonl import JsonlFiles
 from barrier_runtime.connectors.files.source.parquet import ParquetFiles
 from barrier_runtime.connectors.files.source.plain_text import LINE, TextFiles
+from barrier_runtime.connectors.files.source.small_table import small_table
 from barrier_runtime.connectors.source_bases import part_fetcher
 from barrier_runtime.connectors.source_bases.ranges import FIRST_BYTES
 from barrier_runtime.runtime.sources.driver import SourceDriver
@@ -191,6 +192,16 @@ def test_bytes_ahead_stay_below_the_bound_whatever_the_number_of_files(
     assert fetcher.held_bytes == 0
     assert most <= (4 << 20) + 32 * (320 << 10) + (2 << 20)  # what threads read while they prepare, and one range
     driver.close()
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "jsonl.gz"])
+def test_a_small_table_of_a_store_is_read_by_several_requests_at_a_time(store: Counting, ending: str) -> None:
+    make, _ = FORMATS[ending]
+    store.put(f"in/a.{ending}", make(20_000, 300))
+    assert small_table(f"{URL}/a.{ending}", "a join").column("n").to_pylist() == list(range(20_000))
+    if ending == "parquet":
+        store.put(f"in/b.{ending}", make(3))
+        assert small_table(URL, "a join").column("n").to_pylist() == [*range(20_000), 0, 1, 2]
 
 
 # ---------------------------------------------------------------- rows and positions
