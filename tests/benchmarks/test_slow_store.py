@@ -115,6 +115,9 @@ def test_a_soak_tells_growth_from_noise() -> None:
     ]
     told, bounded = verdict(steady)
     assert bounded, told
+    told, bounded = verdict([msgspec.structs.replace(each, commit_ms=50.0) for each in steady])
+    assert not bounded
+    assert "give a longer --delay" in told
     growing = [msgspec.structs.replace(each, staged=int(each.at_s)) for each in steady]
     told, bounded = verdict(growing)
     assert not bounded
