@@ -24,8 +24,10 @@ import pyarrow.compute as pc
 from barrier_runtime.data.elements import WATERMARK_MAX, Batch
 from barrier_runtime.operators.aggregation.functions import count, sum_
 from barrier_runtime.operators.base import Emit
-from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.assigners import Tumbling
+from barrier_runtime.operators.windows.clocks import EventTime
+from barrier_runtime.operators.windows.contents import Aggregates
+from barrier_runtime.operators.windows.operator import WindowOperator
 from benchmarks.machine import describe
 from benchmarks.surroundings import Surroundings
 
@@ -50,7 +52,7 @@ class Run:
     def __init__(self, folder: Path, pairs: int, batch_rows: int, snapshot_every: int) -> None:
         window = Tumbling(datetime.timedelta(milliseconds=_SIZE_MS))
         aggregates = {"n": count(), "total": sum_("price")}
-        self.operator = WindowAggregateOperator("window", ["key"], window, "at", aggregates, _SCHEMA)
+        self.operator = WindowOperator("window", ["key"], window, EventTime("at"), Aggregates(aggregates), _SCHEMA)
         self.operator.stops = True  # a batch whose windows are on disk is taken in slices
         self.operator.open(Surroundings(folder, 0, 1).context("window"))
         self.out, self.total, self.snapshots = 0, 0, 0

@@ -22,9 +22,11 @@ import pyarrow as pa
 from barrier_runtime import Tumbling, count, sum_
 from barrier_runtime.data.elements import WATERMARK_MAX, Batch
 from barrier_runtime.operators.base import Emit, Operator
-from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
-from barrier_runtime.operators.windows.whole.apply import ApplyOperator
-from barrier_runtime.operators.windows.whole.top import TopOperator
+from barrier_runtime.operators.windows.clocks import EventTime
+from barrier_runtime.operators.windows.contents import Aggregates
+from barrier_runtime.operators.windows.operator import Content, WindowOperator
+from barrier_runtime.operators.windows.whole.apply import Applied
+from barrier_runtime.operators.windows.whole.top import Top
 from barrier_runtime.runtime.host.heap import PROCESS_HEAP
 from benchmarks.machine import describe
 from benchmarks.surroundings import Surroundings
@@ -32,28 +34,28 @@ from benchmarks.surroundings import Surroundings
 _SCHEMA = pa.schema([("key", pa.int64()), ("at", pa.int64()), ("amount", pa.int64())])
 _COUNTED = pa.schema([("key", pa.int64()), ("n", pa.int64())])
 _WINDOW = Tumbling(datetime.timedelta(seconds=10))
-_AGGREGATES = {"n": count(), "total": sum_("amount")}
-_KEYED = ("windows", ["key"], _WINDOW, "at")
-_KINDS: dict[str, Callable[[], Operator]] = {
-    "tumbling": lambda: WindowAggregateOperator(*_KEYED, _AGGREGATES),
-    "top": lambda: TopOperator(*_KEYED, 1, "amount", True, _SCHEMA),
-    "apply": lambda: ApplyOperator(*_KEYED, lambda key, window, rows: rows, _SCHEMA, _SCHEMA),
-    "apply-row": lambda: ApplyOperator(
-        *_KEYED, lambda key, window, rows: {"key": key, "n": len(rows)}, _SCHEMA, _COUNTED
-    ),
+_CONTENTS: dict[str, Callable[[], Content]] = {
+    "tumbling": lambda: Aggregates({"n": count(), "total": sum_("amount")}),
+    "top": lambda: Top(1, "amount"),
+    "apply": lambda: Applied(lambda key, window, rows: rows, _SCHEMA),
+    "apply-row": lambda: Applied(lambda key, window, rows: {"key": key, "n": len(rows)}, _COUNTED),
 }
+
+
+def _operator(kind: str) -> Operator:
+    return WindowOperator("windows", ["key"], _WINDOW, EventTime("at"), _CONTENTS[kind](), _SCHEMA)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=[*_KINDS])
+    parser.add_argument("kind", choices=[*_CONTENTS])
     parser.add_argument("--windows", type=int, default=1_000_000)
     parser.add_argument("--batch", type=int, default=16_384, help="rows of a batch")
     parser.add_argument("--folder", default="build/bench/firing")
     chosen = parser.parse_args(arguments)
     Path(chosen.folder).mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=chosen.folder))
-    operator, out, slices = _KINDS[chosen.kind](), [0], []
+    operator, out, slices = _operator(chosen.kind), [0], []
 
     def emitted(batch: Batch) -> None:
         out[0] += len(batch)

@@ -16,7 +16,7 @@ from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.data.schemas import milliseconds, require_columns
 from barrier_runtime.graph.logical import Input, StepNode
 from barrier_runtime.graph.updates import every_update_joins
-from barrier_runtime.operators.windows.assigners import Session, WindowAssigner
+from barrier_runtime.operators.windows.assigners import KnownWindows, WindowAssigner
 from barrier_runtime.state.errors import InvalidJob
 
 if TYPE_CHECKING:
@@ -95,17 +95,12 @@ def window_join(
     from barrier_runtime.operators.joins.window import WindowJoinOperator, window_columns, window_definition
 
     where = f"window_join {name!r}"
-    if isinstance(window, Session):
-        raise InvalidJob(
-            f"{where}: a session is made of the rows of one stream, so two streams have no sessions in common: use "
-            "Tumbling or Sliding, or join() with the bounds between= which rows belong together"
-        )
     if not isinstance(window, WindowAssigner):
         raise InvalidJob(f"{where}: {window!r} is not a window: pass Tumbling(timedelta(…)) or Sliding")
-    if not window.bounded:
+    if not isinstance(window, KnownWindows) or window.not_joined:
         raise InvalidJob(
-            f"{where}: {window!r} has no times that rows of two streams could share: use Tumbling or Sliding, or "
-            "join() with the bounds between= which rows belong together"
+            f"{where}: {window.not_joined}: use Tumbling or Sliding, or join() with the bounds between= "
+            "which rows belong together"
         )
     _check_how(how, JOIN_KINDS, where)
     sides = _sides(left, right, options, where, window)

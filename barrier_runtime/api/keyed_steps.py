@@ -17,13 +17,13 @@ from barrier_runtime.operators.outputs.declared_outputs import side_schemas
 from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
-from barrier_runtime.operators.windows.assigners import Count, Global, Session, WindowAssigner
+from barrier_runtime.operators.windows.assigners import WindowAssigner
+from barrier_runtime.operators.windows.triggers import WindowTrigger
 from barrier_runtime.state.errors import InvalidJob
 
 if TYPE_CHECKING:
     from barrier_runtime.api.windowed import WindowedStream
     from barrier_runtime.operators.state.handle import KeyedState
-    from barrier_runtime.operators.windows.triggers import Every
 
 _NO_DELAY = datetime.timedelta()
 
@@ -35,11 +35,11 @@ class StatefulSteps(KeyedSteps[S]):
     def window(
         self,
         name: str,
-        window: WindowAssigner | Session,
+        window: WindowAssigner,
         *,
         event_time: str | None = None,
         allowed_lateness: datetime.timedelta = _NO_DELAY,
-        early: "Every | None" = None,
+        early: WindowTrigger | None = None,
         clock: Literal["event", "processing"] = "event",
     ) -> "WindowedStream[S]":
         """Group rows by window as well: `Tumbling`, `Sliding` or `Session` of event time, `Count`, or `Global`, all
@@ -55,37 +55,33 @@ class StatefulSteps(KeyedSteps[S]):
 
         >>> keyed.window("hourly", Tumbling(timedelta(hours=1)), event_time="at", early=Every(timedelta(seconds=5)))
         """
-
         from barrier_runtime.api.windowed import WindowedStream
-        from barrier_runtime.operators.windows.triggers import Every
+        from barrier_runtime.operators.windows.clocks import EventTime, WallTime
 
         where = f"window {name!r}"
-        if not isinstance(window, WindowAssigner | Session):
+        if not isinstance(window, WindowAssigner):
             raise InvalidJob(
                 f"{where}: {window!r} is not a window: pass Tumbling(timedelta(…)), Sliding, Session, Count or Global"
             )
-        if early is not None and not isinstance(early, Every):
+        if early is not None and not isinstance(early, WindowTrigger):
             raise InvalidJob(f"{where}: early={early!r}: pass Every(timedelta(…)) or Every(rows=…)")
         lateness_ms = milliseconds(allowed_lateness, f"allowed_lateness of {where}")
-        if isinstance(window, Session) and early is not None and not early.accumulate:
-            raise InvalidJob(
-                f"{where}: a session may become part of another one, so what is told early of it has all of its rows: "
-                "leave accumulate=False out"
-            )
+        if early is not None and (why := window.refuses(early)):
+            raise InvalidJob(f"{where}: {why}")
         if clock not in ("event", "processing"):
             raise InvalidJob(f"{where}: clock={clock!r}: pass 'event' or 'processing'")
         rows = self._keyed_input()
         if clock == "processing":
             _check_by_wall_clock(window, event_time, lateness_ms, early, where)
-            return WindowedStream(self, name, window, None, 0, early)
-        if isinstance(window, Global):
+            return WindowedStream(self, name, window, WallTime(), 0, early)
+        if not window.bounded:
             if event_time is not None or lateness_ms:
                 extra = "event_time" if event_time is not None else "allowed_lateness"
-                over = "it has its rows" if isinstance(window, Count) else "the input ends"
-                raise InvalidJob(f"{where}: a {type(window).__name__} window is over when {over}: leave {extra} out")
-            if early is not None and early.interval is not None and early.clock == "event":
+                kind = type(window).__name__
+                raise InvalidJob(f"{where}: a {kind} window is over when {window.is_over_when}: leave {extra} out")
+            if early is not None and early.by_event_time:
                 rows.need_watermarks(where, f"its early results are due {early}")
-            return WindowedStream(self, name, window, None, 0, early)
+            return WindowedStream(self, name, window, EventTime(), 0, early)
         if event_time is None:
             raise InvalidJob(
                 f"{where}: pass event_time=, the column that has the time of a row, or clock='processing' "
@@ -96,8 +92,8 @@ class StatefulSteps(KeyedSteps[S]):
         if schema is not None:
             check_event_time_type(schema.field(event_time).type, event_time, where)
         rows.need_watermarks(where, "a window is over when the watermark has passed its end")
-        rows.expect_event_time(event_time, where, window if isinstance(window, WindowAssigner) else None)
-        return WindowedStream(self, name, window, event_time, lateness_ms, early)
+        rows.expect_event_time(event_time, where, window)
+        return WindowedStream(self, name, window, EventTime(event_time), lateness_ms, early)
 
     def aggregate(self, name: str, /, **aggregates: AnyAggregate) -> S:
         """Running aggregates: every row goes out with its key's aggregates so far, itself included, as added columns.
@@ -341,15 +337,15 @@ class StatefulSteps(KeyedSteps[S]):
 
 
 def _check_by_wall_clock(
-    window: WindowAssigner | Session, event_time: str | None, lateness_ms: int, early: "Every | None", where: str
+    window: WindowAssigner, event_time: str | None, lateness_ms: int, early: WindowTrigger | None, where: str
 ) -> None:
-    if isinstance(window, Global):
+    if not window.bounded:
         raise InvalidJob(f"{where}: a {type(window).__name__} window needs no clock: leave clock= out")
     if event_time is not None:
         raise InvalidJob(f"{where}: by the wall clock a row has the time at which it comes: leave event_time= out")
     if lateness_ms:
         raise InvalidJob(f"{where}: no row is late by the wall clock: leave allowed_lateness= out")
-    if early is not None and early.interval is not None and early.clock == "event":
+    if early is not None and early.by_event_time:
         raise InvalidJob(
             f"{where}: its early results are due {early}, but windows by the wall clock know no event time: pass "
             "Every(timedelta(…), clock='processing')"

@@ -127,9 +127,7 @@ class KeyedInput:
     def _is_over_before(self, window: WindowAssigner | None, column: str) -> bool:
         """Whether the rows are results of windows that each lie in whatever `window` their times in `column` are in."""
         return window is not None and any(
-            each.column == column
-            and window.step_ms % each.size_ms == 0
-            and (window.first_start(0) - each.offset_ms) % each.size_ms == 0
+            each.column == column and window.covers(each.size_ms, each.offset_ms)
             for each in self.plan.within(self.node)
         )
 

@@ -34,8 +34,8 @@ from barrier_runtime.operators.outputs.declared_outputs import side_schemas
 from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
-from barrier_runtime.operators.windows.assigners import Session, WindowAssigner
-from barrier_runtime.operators.windows.triggers import Every
+from barrier_runtime.operators.windows.assigners import WindowAssigner
+from barrier_runtime.operators.windows.triggers import WindowTrigger
 from barrier_runtime.state.errors import InvalidJob
 
 if TYPE_CHECKING:
@@ -153,11 +153,11 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
     def window_all(
         self,
         name: str,
-        window: WindowAssigner | Session,
+        window: WindowAssigner,
         *,
         event_time: str | None = None,
         allowed_lateness: datetime.timedelta = _NO_DELAY,
-        early: Every | None = None,
+        early: WindowTrigger | None = None,
         clock: Literal["event", "processing"] = "event",
     ) -> "WindowedStream[Stream]":
         """Windows over all rows, without a key: as `key_by(…).window(…)`, whose arguments it has, and results have no

@@ -1,6 +1,6 @@
 """`WindowedStream`: what users write after `.window(…)`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, cast, overload
 
@@ -22,42 +22,19 @@ from barrier_runtime.operators.outputs.declared_outputs import side_schemas
 from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
-from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
-from barrier_runtime.operators.windows.assigners import (
-    Count,
-    Global,
-    Session,
-    Sliding,
-    Tumbling,
-    WindowAssigner,
-    lateness_definition,
-)
-from barrier_runtime.operators.windows.base import LATE, told_of_windows, window_schema
-from barrier_runtime.operators.windows.count import CountWindowOperator
-from barrier_runtime.operators.windows.early import EarlyWindowOperator, WallClockWindowOperator
-from barrier_runtime.operators.windows.processing_time import (
-    ProcessingTimeApplyOperator,
-    ProcessingTimeCountingOperator,
-    ProcessingTimeCountingSessionOperator,
-    ProcessingTimeEarlyOperator,
-    ProcessingTimeEarlySessionOperator,
-    ProcessingTimeSessionOperator,
-    ProcessingTimeTopOperator,
-    ProcessingTimeWindowOperator,
-    wall_clock_definition,
-)
-from barrier_runtime.operators.windows.sessions.aggregate import SessionAggregateOperator
-from barrier_runtime.operators.windows.sessions.updates import SessionUpdatesOperator, WallClockSessionOperator
-from barrier_runtime.operators.windows.sliding import SlidingAggregateOperator
-from barrier_runtime.operators.windows.triggers import Every
+from barrier_runtime.operators.windows.assigners import WindowAssigner
+from barrier_runtime.operators.windows.clocks import EventTime, WallTime
+from barrier_runtime.operators.windows.contents import Aggregates
+from barrier_runtime.operators.windows.entries import told_of_windows, window_schema
+from barrier_runtime.operators.windows.operator import LATE, Content, WindowOperator
+from barrier_runtime.operators.windows.triggers import WindowTrigger
 from barrier_runtime.operators.windows.whole.applied_aggregates import OfAggregates
-from barrier_runtime.operators.windows.whole.apply import ApplyOperator, TimeWindow, applied_definition
+from barrier_runtime.operators.windows.whole.apply import Applied, TimeWindow
 from barrier_runtime.operators.windows.whole.one_key import ONE_KEY, OfAllRows
-from barrier_runtime.operators.windows.whole.top import TopOperator, top_definition, top_schema
+from barrier_runtime.operators.windows.whole.top import Top, top_schema
 from barrier_runtime.state.errors import InvalidJob
 
 T = TypeVar("T")
-_OF_WALL_CLOCK = "windows are of the wall clock's times"
 
 
 @plain_errors
@@ -68,18 +45,17 @@ class WindowedStream(Generic[S]):
         self,
         keyed: KeyedSteps[S],
         name: str,
-        window: WindowAssigner | Session,
-        event_time: str | None,
+        window: WindowAssigner,
+        clock: EventTime | WallTime,
         lateness_ms: int,
-        early: Every | None,
+        trigger: WindowTrigger | None,
     ) -> None:
         self._keyed = keyed
         self._name = name
         self._window = window
-        self._event_time = event_time
+        self._clock = clock
         self._lateness_ms = lateness_ms
-        self._early = early
-        self._of_wall_clock = event_time is None and not isinstance(window, Global)
+        self._trigger = trigger
         self._all_rows = False  # the key is one that users do not see
 
     if not TYPE_CHECKING:
@@ -112,107 +88,96 @@ class WindowedStream(Generic[S]):
                 "name 'late'"
             )
         check_aggregates(aggregates, where)
-        rows = self._keyed._keyed_input()
-        keys = rows.keys
-        window, lateness_ms = self._window, self._lateness_ms
-        early, bounded = self._early, not isinstance(window, Global)
-        if isinstance(window, Count) and early is not None:
-            raise InvalidJob(f"{where}: a Count window is told when it is full: leave early= out")
-        if late and not bounded:
-            raise InvalidJob(f"{where}: no row is late for a {type(window).__name__} window: leave late= out")
         self._refuse_late(late)
-        updates = lateness_ms > 0 or early is not None
-        beside = told_of_windows(bounded, updates, early is not None, updates and isinstance(window, Session))
+        rows, trigger = self._keyed._keyed_input(), self._trigger
+        early = trigger is not None
+        updates = self._lateness_ms > 0 or early
+        beside = told_of_windows(self._window.bounded, updates, early, updates and self._window.merges)
         told = [field.name for field in beside]
-        for key in keys:
+        for key in rows.keys:
             if key in told:
                 raise InvalidJob(
                     f"{where}: the key column {key!r} has the name of a column that results of windows have: rename it "
                     "in a select() before key_by"
                 )
-        check_free(aggregates, [*keys, *told], where)
-        schema = rows.schema
-        output = window_schema(schema, keys, aggregates, where, beside) if schema is not None else None
-        operator: Callable[..., Any]
-        if isinstance(window, Session):
+        check_free(aggregates, [*rows.keys, *told], where)
+        if self._window.merges:
             require_merge(aggregates, where)
-            operator = partial(SessionAggregateOperator, window=window)
-            definition = lateness_definition(window, lateness_ms)
-        elif isinstance(window, Count):
-            operator = partial(CountWindowOperator, window=window)
-            definition = window.definition
-        elif isinstance(window, Sliding) and not lateness_ms:
-            operator = partial(SlidingAggregateOperator, window=window)
-            definition = window.definition
-        else:
-            operator = partial(WindowAggregateOperator, window=window, lateness_ms=lateness_ms)
-            definition = lateness_definition(window, lateness_ms)
-        by_wall_clock = early is not None and early.clock == "processing"
-        if isinstance(window, Session):
-            if lateness_ms or early is not None:
-                kind_of_session = WallClockSessionOperator if by_wall_clock else SessionUpdatesOperator
-                operator = partial(kind_of_session, window=window, lateness_ms=lateness_ms, early=early)
-            definition += "" if early is None else f", {early.definition}"
-        elif early is not None:
-            kind = WallClockWindowOperator if by_wall_clock else EarlyWindowOperator
-            operator = partial(kind, window=window, lateness_ms=lateness_ms, early=early)
-            definition += f", {early.definition}"
-        why = "early results are due by the wall clock" if by_wall_clock else ""
-        if self._of_wall_clock:
-            operator = partial(_kind_by_wall_clock(window, early), window=window, **({"early": early} if early else {}))
-            definition = wall_clock_definition(definition)
-            why = _OF_WALL_CLOCK
-        make = partial(
-            operator,
-            keys=keys,
-            event_time=self._event_time,
-            aggregates=aggregates,
-            schema=schema,
-            late=late,
-        )
-        streams: S | tuple[S, S] = self._keyed._stateful(
-            self._name,
-            "window",
-            make,
-            output,
-            definition + (f" {early}" if early is not None else "") + f": {aggregates_said(aggregates)}",
-            detail=self._detail(by_wall_clock),
-            definition=definition,
-            timeless=self._of_wall_clock,
+        schema = rows.schema
+        streams: S | tuple[S, S] = self._step(
+            Aggregates(aggregates),
+            window_schema(schema, rows.keys, aggregates, where, beside) if schema is not None else None,
+            f"{'' if trigger is None else f' {trigger}'}: {aggregates_said(aggregates)}",
+            late,
             within=self._results_within(),
-            side_outputs={LATE: schema} if late else {},
-            by_wall_clock=why,
             states=described_aggregates(aggregates),
             updates=UpdatesOfStep(partial(counted_updates, aggregates=aggregates), gives=aggregates if updates else ()),
         )
         return self._shown(streams)
 
+    def _step(
+        self,
+        content: Content,
+        output: pa.Schema | None,
+        describe: str,
+        late: bool,
+        side_outputs: Mapping[str, pa.Schema | None] | None = None,
+        **more: Any,
+    ) -> Any:
+        """The stream of the window operator with this content, or a tuple with those of late rows and `side_outputs`.
+        `describe`: behind its definition, for people."""
+        rows, window, clock = self._keyed._keyed_input(), self._window, self._clock
+        lateness_ms, trigger = self._lateness_ms, self._trigger
+        make = partial(
+            WindowOperator,
+            keys=rows.keys,
+            window=window,
+            clock=clock,
+            content=content,
+            schema=rows.schema,
+            late=late,
+            lateness_ms=lateness_ms,
+            trigger=trigger,
+        )
+        definition = clock.definition(content.definition(window, lateness_ms, trigger))
+        why = "early results are due by the wall clock" if trigger is not None and trigger.by_wall_clock else ""
+        return self._keyed._stateful(
+            self._name,
+            "window",
+            make,
+            output,
+            definition + describe,
+            detail=self._detail(),
+            definition=definition,
+            timeless=clock.is_wall_clock,
+            by_wall_clock="windows are of the wall clock's times" if clock.is_wall_clock else why,
+            side_outputs={**({LATE: rows.schema} if late else {}), **(side_outputs or {})},
+            **more,
+        )
+
     def _refuse_late(self, late: bool) -> None:
-        if late and self._of_wall_clock:
-            raise InvalidJob(f"window {self._name!r}: no row is late by the wall clock: leave late= out")
+        where = f"window {self._name!r}"
+        if late and not self._window.bounded:
+            raise InvalidJob(f"{where}: no row is late for a {type(self._window).__name__} window: leave late= out")
+        if late and self._clock.is_wall_clock:
+            raise InvalidJob(f"{where}: no row is late by the wall clock: leave late= out")
 
     def _results_within(self, by_row: bool = False) -> frozenset[Within] | None:
         """Of results whose time is the end of their window; None: they have none. `by_row`: the results are rows."""
-        window = self._window
-        if self._event_time is None:
+        time, grid = self._clock.column, self._window.grid
+        if time is None:
             return None
-        if not isinstance(window, Tumbling):
+        if grid is None:
             return frozenset()
-        columns = ["window_start", *([self._event_time] if by_row else [])]
-        return frozenset(Within(column, window.size_ms, window.offset_ms) for column in columns)
+        return frozenset(Within(column, *grid) for column in ("window_start", *([time] if by_row else [])))
 
-    def _by_its_clock(self, definition: str) -> str:
-        return wall_clock_definition(definition) if self._of_wall_clock else definition
-
-    def _detail(self, by_wall_clock: bool) -> Detail:
-        if self._of_wall_clock or (self._event_time is None and self._early is None):
+    def _detail(self) -> Detail:
+        time, trigger = self._clock.column, self._trigger
+        if self._clock.is_wall_clock or (time is None and trigger is None):
             return "none"
-        if self._early is not None and not by_wall_clock and not (self._event_time is None and self._early.rows):
+        if trigger is not None and not trigger.by_wall_clock and (time is not None or trigger.by_event_time):
             return "every"
-        if self._event_time is None:
-            return "late"
-        window = self._window if isinstance(self._window, WindowAssigner) else None
-        return self._keyed._keyed_input().detail_of_late(self._event_time, window)
+        return "late" if time is None else self._keyed._keyed_input().detail_of_late(time, self._window)
 
     @overload
     def apply(
@@ -283,35 +248,13 @@ class WindowedStream(Generic[S]):
         require_arguments(function, ("key", "window", given), where)
         if aggregates:
             return self._apply_to_aggregates(function, as_schema(schema, where), batches, late, on_error, aggregates)
-        window, rows = self._whole_windows("apply", late)
+        self._whole_windows("apply", late)
         if self._all_rows:
             function = OfAllRows(function, batches)
-        make = partial(
-            ProcessingTimeApplyOperator if self._of_wall_clock else ApplyOperator,
-            keys=self._keyed._keyed_input().keys,
-            window=window,
-            event_time=self._event_time,
-            function=function,
-            schema=rows,
-            output=as_schema(schema, where),
-            late=late,
-            batches=batches,
-            on_error=on_error,
-        )
-        definition = self._by_its_clock(applied_definition(window))
-        errors = side_schemas(None, on_error, where)
-        streams: S | tuple[S, ...] = self._keyed._stateful(
-            self._name,
-            "window",
-            make,
-            as_schema(schema, where),
-            f"{window.definition}: {with_errors(function_name(function), on_error, 'windows')}",
-            detail=self._detail(False),
-            definition=definition,
-            timeless=self._of_wall_clock,
-            by_wall_clock=_OF_WALL_CLOCK if self._of_wall_clock else "",
-            side_outputs={**({LATE: rows} if late else {}), **errors},
-        )
+        given_back, errors = as_schema(schema, where), side_schemas(None, on_error, where)
+        content = Applied(function, given_back, batches, on_error)
+        said = f": {with_errors(function_name(function), on_error, 'windows')}"
+        streams: S | tuple[S, ...] = self._step(content, given_back, said, late, errors)
         return self._shown(streams, results=False, errors=bool(errors))
 
     @overload
@@ -329,39 +272,21 @@ class WindowedStream(Generic[S]):
         >>> minutes.top(3, by="price")
         """
         where = f"window {self._name!r}"
-        window, rows = self._whole_windows("top", late)
+        rows = self._whole_windows("top", late)
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             raise InvalidJob(f"{where}: top({n!r}): pass a whole number of rows, at least 1")
         require_columns(rows, (by,), where)
         kind = rows.field(by).type
         if not _has_order(kind):
             raise InvalidJob(f"{where}: column {by!r} is {kind}, which has no order: pass another one as by=")
-        output = top_schema(rows, window.bounded)
+        output = top_schema(rows, self._window.bounded)
         check_free(output.names[len(rows) :], rows.names, where)
-        make = partial(
-            ProcessingTimeTopOperator if self._of_wall_clock else TopOperator,
-            keys=self._keyed._keyed_input().keys,
-            window=window,
-            event_time=self._event_time,
-            n=n,
-            by=by,
-            largest=largest,
-            schema=rows,
-            late=late,
-        )
-        definition = self._by_its_clock(top_definition(window, n, by, largest))
-        streams: S | tuple[S, S] = self._keyed._stateful(
-            self._name,
-            "window",
-            make,
+        streams: S | tuple[S, S] = self._step(
+            Top(n, by, largest),
             output,
-            definition,
-            detail=self._detail(False),
-            definition=definition,
-            timeless=self._of_wall_clock,
+            "",
+            late,
             within=self._results_within(by_row=True),
-            by_wall_clock=_OF_WALL_CLOCK if self._of_wall_clock else "",
-            side_outputs={LATE: rows} if late else {},
             updates=UpdatesOfStep(partial(ranked_updates, columns=(by,))),
         )
         return self._shown(streams)
@@ -396,27 +321,21 @@ class WindowedStream(Generic[S]):
         late = [without_one_key(stream) for stream in others[: len(others) - len(kept)]]
         return cast(T, one_or_all((without_one_key(main) if results else main, *late, *kept)))
 
-    def _whole_windows(self, method: str, late: bool) -> tuple[WindowAssigner, pa.Schema]:
-        """The window and the columns of its rows, for a step that holds rows."""
+    def _whole_windows(self, method: str, late: bool) -> pa.Schema:
+        """The columns of the rows, for a step that holds rows."""
         where, window = f"window {self._name!r}", self._window
-        if not isinstance(window, WindowAssigner):
-            raise InvalidJob(
-                f"{where}: {method}() is not for sessions: take aggregate(), as with collect_list(), or another window"
-            )
-        if isinstance(window, Count):
-            raise InvalidJob(f"{where}: {method}() is not for Count windows: take aggregate(), or another window")
-        if self._lateness_ms or self._early is not None:
+        if window.not_whole:
+            raise InvalidJob(f"{where}: {method}() is not for {window.not_whole}")
+        if self._lateness_ms or self._trigger is not None:
             extra = "allowed_lateness" if self._lateness_ms else "early"
             raise InvalidJob(f"{where}: {method}() gives each window once: leave {extra}= out, or take aggregate()")
-        if late and not window.bounded:
-            raise InvalidJob(f"{where}: no row is late for a {type(window).__name__} window: leave late= out")
         self._refuse_late(late)
         schema = self._keyed._keyed_input().schema
         if schema is None:
             raise InvalidJob(
                 f"{where}: {method}() has to know the columns of its rows: pass schema= to the step before it"
             )
-        return window, schema
+        return schema
 
 
 def _has_order(kind: pa.DataType) -> bool:
@@ -426,17 +345,6 @@ def _has_order(kind: pa.DataType) -> bool:
     except pa.ArrowNotImplementedError:
         return False
     return not pa.types.is_nested(kind)
-
-
-def _kind_by_wall_clock(window: WindowAssigner | Session, early: Every | None) -> Any:
-    if isinstance(window, Session):
-        if early is None:
-            return ProcessingTimeSessionOperator
-        by_rows = early.rows is not None
-        return ProcessingTimeCountingSessionOperator if by_rows else ProcessingTimeEarlySessionOperator
-    if early is None:
-        return ProcessingTimeWindowOperator
-    return ProcessingTimeCountingOperator if early.rows is not None else ProcessingTimeEarlyOperator
 
 
 def without_one_key(stream: Any) -> Any:

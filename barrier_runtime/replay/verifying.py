@@ -29,7 +29,7 @@ from barrier_runtime.operators.aggregation.kinds.sketches import same_sketches
 from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
 from barrier_runtime.operators.keyed.progress import fires_still, reached_ms
 from barrier_runtime.operators.outputs.failures import ERROR_SCHEMA
-from barrier_runtime.operators.windows.whole.apply import HeldWindowOperator
+from barrier_runtime.operators.windows.operator import WindowOperator
 from barrier_runtime.operators.windows.whole.window_rows import HELD_ROWS
 from barrier_runtime.replay.graphs import reading, without_sinks
 from barrier_runtime.replay.ranges import read_ranges
@@ -162,7 +162,8 @@ class _Verifying:
         }
         steps = [spec for chain in self._graph.chains for spec in chain.operators if not spec.is_sink]
         made = {spec.name: spec.make() for spec in steps}
-        self._holding = {name for name, each in made.items() if isinstance(each, HeldWindowOperator)}
+        windows = {name: each for name, each in made.items() if isinstance(each, WindowOperator)}
+        self._holding = {name for name, each in windows.items() if each.content.holds_rows}
         self._ids = {name: each.forgets for name, each in made.items() if isinstance(each, DeduplicateOperator)}
         self._states = 0
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from operator_harness import Slots
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
-from barrier_runtime.operators.windows.base import LATE
+from barrier_runtime.operators.windows.operator import LATE
 
 Rows = list[dict[str, Any]]
 Action = tuple[str, Any]

@@ -21,7 +21,7 @@ from barrier_runtime.operators.joins.base import JoinOperator
 from barrier_runtime.operators.joins.runs_on_disk import RunsOnDisk
 from barrier_runtime.operators.keyed.progress import Floors
 from barrier_runtime.operators.keyed.timers import Timers
-from barrier_runtime.operators.windows.base import WindowOperator
+from barrier_runtime.operators.windows.operator import WindowOperator
 from barrier_runtime.runtime.alignment.aligner import Aligner
 from barrier_runtime.runtime.in_flight import storage as in_flight
 from barrier_runtime.state.columns.column_table import ColumnTable
@@ -300,7 +300,7 @@ _PROBES: tuple[tuple[Any, str, Callable[[Any, Note], Any]], ...] = (
     (Rescales, "fail", _not_moved),
     (CommitLog, "append", _append),
     (in_flight, "_decoded", _read_in_flight),
-    (WindowOperator, "_give_late", _late),
+    (WindowOperator, "give_late", _late),
     (JoinOperator, "_give_late", _late_of_join),
     (Timers, "delete", _timer_deleted),
     (Timers, "_drop_from", _trimmed),

@@ -74,8 +74,8 @@ from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.operators.joins.runs_on_disk import RunsOnDisk
 from barrier_runtime.operators.keyed import timers as timers_module
 from barrier_runtime.operators.windows import aggregate as aggregate_module
-from barrier_runtime.operators.windows import base as windows_module
 from barrier_runtime.operators.windows import firing as firing_module
+from barrier_runtime.operators.windows import operator as windows_module
 from barrier_runtime.runtime import scheduler as scheduler_module
 from barrier_runtime.runtime import subtask as subtask_module
 from barrier_runtime.runtime.in_flight import storage as in_flight

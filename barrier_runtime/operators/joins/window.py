@@ -12,7 +12,7 @@ from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.joins.base import Bools, Ints
 from barrier_runtime.operators.joins.columns import JoinColumns, Side, inner_name
 from barrier_runtime.operators.joins.interval import JoinKind, MatchingJoin
-from barrier_runtime.operators.windows.assigners import WindowAssigner
+from barrier_runtime.operators.windows.assigners import KnownWindows, WindowAssigner
 from barrier_runtime.state.errors import InvalidJob
 
 _TIME = pa.timestamp("ms", "UTC")
@@ -34,7 +34,7 @@ class WindowJoinOperator(MatchingJoin):
         name: str,
         left: Side,
         right: Side,
-        window: WindowAssigner,
+        window: KnownWindows,
         how: JoinKind = "inner",
         suffix: tuple[str, str] = ("", "_right"),
         late: bool = False,
@@ -44,7 +44,7 @@ class WindowJoinOperator(MatchingJoin):
         definition = window_definition(left, right, window, how)
         super().__init__("window_join", name, how, left, right, columns, definition, late)
         self._window = window
-        self.output_delay_ms = window.size_ms - 1
+        self.output_delay_ms = window.longest_ms - 1
 
     def take(self, batch: Batch, emit: Emit, port: int) -> None:
         batch = self._without_tombstones(batch, port)
@@ -73,7 +73,7 @@ class WindowJoinOperator(MatchingJoin):
             self._match(self._with_windows(rows, starts), starts, port, emit)
 
     def _with_windows(self, rows: pa.RecordBatch, starts: Ints) -> pa.RecordBatch:
-        ends = starts + self._window.size_ms
+        ends = self._window.ends(starts)
         bounds = [pa.array(starts).view(_TIME), pa.array(ends).view(_TIME)]
         return pa.RecordBatch.from_arrays([*bounds, *rows.columns], names=[*_NAMES, *rows.schema.names])
 

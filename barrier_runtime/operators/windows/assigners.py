@@ -1,6 +1,8 @@
 """Which windows a row belongs to, and when a window is over. Pure arithmetic on milliseconds since the epoch.
 
-A new kind of window is a subclass of `WindowAssigner` here and a public name in `barrier_runtime/__init__`.
+A new kind of window is a subclass of `KnownWindows` (windows that begin and end at known times) or `FixedWindows` (all
+of one length), in a module of its own, and a public name in `barrier_runtime/__init__`. What users can do with a kind
+of window the kind says itself; steps never ask which kind it is.
 """
 
 import datetime
@@ -13,18 +15,61 @@ import numpy.typing as npt
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.data.schemas import milliseconds
+from barrier_runtime.operators.windows.triggers import Full, WindowTrigger
 from barrier_runtime.state.errors import InvalidJob
 
 Ints = npt.NDArray[np.int64]
+_FAR = -(2**62)
 
 
 class WindowAssigner(ABC):
-    """Windows of one length that begin at known times: a window is told by its start."""
+    """Windows of a kind, and what can be done with them."""
+
+    bounded = True  # a window has a start and an end, and rows a time
+    merges = False  # rows make the windows, and two of them may become one: nothing below `KnownWindows` is known
+    shares_slices = False  # each window is a number of slices, which other windows have, too (see `sliding`)
+    is_over_when = "the watermark has passed its end"
+    not_whole = ""  # why no step can hold the rows of a window, for people; "": one can
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """The definition, for people and for snapshots: the same windows are always written alike."""
 
     @property
+    def definition(self) -> str:
+        """Stored with the state of windows and compared with at a restore."""
+        return str(self)
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """(size, offset) in milliseconds of windows of one length that touch and never overlap; None of others."""
+        return None
+
+    @property
+    def not_joined(self) -> str:
+        """Why rows of two streams have no window in common, for people; "": they may have."""
+        return ""
+
+    @property
+    def own_trigger(self) -> WindowTrigger | None:
+        """When a window of this kind emits results, where users cannot choose that."""
+        return None
+
+    def refuses(self, trigger: WindowTrigger) -> str:
+        """Why windows of this kind cannot have this trigger, for people; "": they can."""
+        return ""
+
     @abstractmethod
-    def size_ms(self) -> int:
-        """Of each window: it is [start, start + size_ms)."""
+    def holds(self, lowest_ms: int, highest_ms: int) -> bool:
+        """Whether windows of these times begin and end within 64 bits, and are over before the end of time."""
+
+    def covers(self, size_ms: int, offset_ms: int) -> bool:
+        """Whether each tumbling window of this size and offset lies in whatever windows its times are in."""
+        return False
+
+
+class KnownWindows(WindowAssigner):
+    """Windows that begin and end at known times: a window is told by its start."""
 
     @property
     def per_row(self) -> int:
@@ -32,14 +77,9 @@ class WindowAssigner(ABC):
         return 1
 
     @property
-    def step_ms(self) -> int:
-        """From the end of a window to that of the next one."""
-        return self.size_ms
-
-    @property
-    def bounded(self) -> bool:
-        """Whether it has a start and an end to tell."""
-        return True
+    @abstractmethod
+    def longest_ms(self) -> int:
+        """No window is longer."""
 
     @abstractmethod
     def first_start(self, time_ms: int) -> int:
@@ -51,32 +91,68 @@ class WindowAssigner(ABC):
         in place of the rows: each row belongs to exactly one window, in their order."""
 
     @abstractmethod
-    def __str__(self) -> str:
-        """The definition, for people and for snapshots: the same windows are always written alike."""
+    def ends(self, starts_ms: Ints) -> Ints:
+        """End of each window, which is the first time behind it."""
 
-    @property
-    def definition(self) -> str:
-        """Stored with the state of windows and compared with at a restore."""
-        return str(self)
-
-    def holds(self, lowest_ms: int, highest_ms: int) -> bool:
-        """Whether windows of these times begin and end within 64 bits, and are over before the end of time."""
-        return lowest_ms >= WATERMARK_MIN + self.size_ms and highest_ms <= WATERMARK_MAX - self.size_ms
-
+    @abstractmethod
     def last_ms(self, start_ms: int) -> int:
         """Last millisecond of the window: it is over once the watermark reaches it."""
+
+    @abstractmethod
+    def first_open_start(self, watermark_ms: int) -> int:
+        """Smallest start that is not over at `watermark_ms`; rows of earlier windows are late."""
+
+    @abstractmethod
+    def first_open_starts(self, watermarks_ms: Ints) -> Ints:
+        """`first_open_start` at each watermark."""
+
+    @abstractmethod
+    def over_by(self, watermarks_ms: Ints) -> Ints:
+        """A number that is greater at one watermark than at another if windows are over by the first one alone."""
+
+
+class FixedWindows(KnownWindows):
+    """Windows of one length."""
+
+    @property
+    @abstractmethod
+    def size_ms(self) -> int:
+        """Of each window: it is [start, start + size_ms)."""
+
+    @property
+    def longest_ms(self) -> int:
+        return self.size_ms
+
+    @property
+    def step_ms(self) -> int:
+        """From the end of a window to that of the next one."""
+        return self.size_ms
+
+    def holds(self, lowest_ms: int, highest_ms: int) -> bool:
+        return lowest_ms >= WATERMARK_MIN + self.size_ms and highest_ms <= WATERMARK_MAX - self.size_ms
+
+    def covers(self, size_ms: int, offset_ms: int) -> bool:
+        return self.step_ms % size_ms == 0 and (self.first_start(0) - offset_ms) % size_ms == 0
+
+    def ends(self, starts_ms: Ints) -> Ints:
+        return starts_ms + self.size_ms
+
+    def last_ms(self, start_ms: int) -> int:
         return start_ms + self.size_ms - 1
 
     def first_open_start(self, watermark_ms: int) -> int:
-        """Smallest start that is not over at `watermark_ms`; rows of earlier windows are late."""
         return watermark_ms - self.size_ms + 2  # start + size - 1 > watermark, in whole milliseconds
 
     def first_open_starts(self, watermarks_ms: Ints) -> Ints:
-        """`first_open_start` at each watermark."""
         return np.maximum(watermarks_ms, WATERMARK_MIN + self.size_ms) - self.size_ms + 2
 
+    def over_by(self, watermarks_ms: Ints) -> Ints:
+        first_open = np.maximum(self.first_open_starts(watermarks_ms), _FAR)
+        over: Ints = -((self.first_start(0) - first_open) // self.step_ms)
+        return over
 
-def lateness_definition(window: "WindowAssigner | Session", lateness_ms: int) -> str:
+
+def lateness_definition(window: WindowAssigner, lateness_ms: int) -> str:
     """`definition` of windows that are kept for late rows. With a longer lateness rows would come for windows that were
     removed already, and begin them anew."""
     lateness = f", allowed lateness {datetime.timedelta(milliseconds=lateness_ms)}" if lateness_ms else ""
@@ -102,7 +178,7 @@ def _offset(offset: datetime.timedelta, step: datetime.timedelta, kind: str, of:
 
 
 @dataclass(frozen=True)
-class Tumbling(WindowAssigner):
+class Tumbling(FixedWindows):
     """Windows of equal `size` that touch and never overlap: [start, start + size). Starts are `offset` + n * `size`.
     `offset` may be negative: days of UTC+8 are `Tumbling(timedelta(days=1), offset=timedelta(hours=-8))`.
 
@@ -127,6 +203,10 @@ class Tumbling(WindowAssigner):
         """`offset` in milliseconds."""
         return self.offset // datetime.timedelta(milliseconds=1)
 
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.size_ms, self.offset_ms
+
     def starts(self, times_ms: Ints) -> Ints:
         """Start of the window of each time."""
         return times_ms - np.mod(times_ms - self.offset_ms, self.size_ms)
@@ -142,7 +222,7 @@ class Tumbling(WindowAssigner):
 
 
 @dataclass(frozen=True)
-class Sliding(WindowAssigner):
+class Sliding(FixedWindows):
     """Windows of equal `size` that begin every `slide`, at `offset` + n * `slide`. They overlap when `slide` is less
     than `size`: a row is in each of the size / slide windows around it. `size` is a multiple of `slide`; `offset` may
     be negative.
@@ -155,6 +235,7 @@ class Sliding(WindowAssigner):
     size: datetime.timedelta
     slide: datetime.timedelta
     offset: datetime.timedelta = datetime.timedelta()
+    shares_slices = True
 
     def __post_init__(self) -> None:
         size_ms = _size_ms(self.size, "the size of a Sliding window")
@@ -213,20 +294,23 @@ class Sliding(WindowAssigner):
 
 
 @dataclass(frozen=True)
-class Global(WindowAssigner):
+class Global(FixedWindows):
     """One window for all rows of a key, which is over when the input ends. It needs no event time.
 
     >>> Global().definition
     'global'
     """
 
+    bounded = False
+    is_over_when = "the input ends"
+
+    @property
+    def not_joined(self) -> str:
+        return f"{self!r} has no times that rows of two streams could share"
+
     @property
     def size_ms(self) -> int:
         return WATERMARK_MAX
-
-    @property
-    def bounded(self) -> bool:
-        return False
 
     def first_start(self, time_ms: int) -> int:
         return 0
@@ -254,6 +338,8 @@ class Count(Global):
 
     rows: int
     slide: int | None = None
+    is_over_when = "it has its rows"
+    not_whole = "Count windows: take aggregate(), or another window"
 
     def __post_init__(self) -> None:
         if isinstance(self.rows, bool) or not isinstance(self.rows, int) or self.rows < 1:
@@ -265,6 +351,13 @@ class Count(Global):
             raise InvalidJob(f"Count({self.rows}, slide={slide!r}): pass a whole number of rows as slide=, at least 1")
         if self.rows % slide:
             raise InvalidJob(f"Count({self.rows}, slide={slide}): {self.rows} must be a multiple of the slide")
+
+    @property
+    def own_trigger(self) -> WindowTrigger:
+        return Full(self.rows, self.rows if self.slide is None else self.slide)
+
+    def refuses(self, trigger: WindowTrigger) -> str:
+        return "a Count window is told when it is full: leave early= out"
 
     @property
     def per_row(self) -> int:
@@ -284,7 +377,7 @@ class Count(Global):
 
 
 @dataclass(frozen=True)
-class Session:
+class Session(WindowAssigner):
     """Rows of a key of which each follows the one before within `gap`, by event time: a session goes from its first
     row to `gap` after its last one. As in Flink two of them are one when they touch: a row exactly `gap` after the last
     one belongs to the session. Rows may come in any order; one that lies between two sessions joins them.
@@ -294,6 +387,8 @@ class Session:
     """
 
     gap: datetime.timedelta
+    merges = True
+    not_whole = "sessions: take aggregate(), as with collect_list(), or another window"
 
     def __post_init__(self) -> None:
         _size_ms(self.gap, "the gap of a Session window")
@@ -303,14 +398,15 @@ class Session:
         """`gap` in milliseconds."""
         return self.gap // datetime.timedelta(milliseconds=1)
 
+    @property
+    def not_joined(self) -> str:
+        return "a session is made of the rows of one stream, so two streams have no sessions in common"
+
     def __str__(self) -> str:
         return f"session {self.gap}"
 
-    @property
-    def definition(self) -> str:
-        """Stored with the state of sessions and compared with at a restore."""
-        return str(self)
+    def refuses(self, trigger: WindowTrigger) -> str:
+        return trigger.not_of_sessions
 
     def holds(self, lowest_ms: int, highest_ms: int) -> bool:
-        """Whether sessions of these times begin and end within 64 bits."""
         return lowest_ms >= WATERMARK_MIN + self.gap_ms and highest_ms <= WATERMARK_MAX - self.gap_ms

@@ -1,71 +1,87 @@
-"""Early results by the wall clock: which windows got rows since their last result, and their results in slices."""
+"""Which windows or sessions got rows since their last result, and their early results by the wall clock, in slices."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from barrier_runtime.operators.aggregation.state_columns import ROWS
-from barrier_runtime.operators.base import Emit
-from barrier_runtime.operators.windows.base import Ints, WindowOperator
+from barrier_runtime.operators.base import OperatorContext
+from barrier_runtime.operators.windows.entries import Ints
 
 _SLICE = 16_384  # windows of one turn by the wall clock
 
 
-class ChangedWindows(WindowOperator):
-    _changed: npt.NDArray[np.bool_]  # by row id: rows came since the last result
-    _interval_ms: int | None
+class Changed:
+    """By row id. It is made anew from the table at a restore."""
 
-    def _mark(self, row_ids: Ints) -> None:
-        self._mark_quietly(row_ids)
+    def __init__(self) -> None:
+        self._marks: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
 
-    def _mark_quietly(self, row_ids: Ints) -> None:
-        """Without a wake-up: also on a worker thread, where the operator is opened."""
-        missing = len(self._table.columns[ROWS]) - len(self._changed)
+    def __bool__(self) -> bool:
+        return bool(self._marks.any())
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything was marked since it was cleared."""
+        return len(self._marks) > 0
+
+    def row_ids(self, first: int = 0) -> Ints:
+        """Those that are marked, from that one on."""
+        row_ids: Any = first + np.flatnonzero(self._marks[first:])
+        found: Ints = row_ids
+        return found
+
+    def mark(self, row_ids: Ints, capacity: int) -> None:
+        """`capacity`: row ids are below it."""
+        missing = capacity - len(self._marks)
         if missing > 0:
-            self._changed = np.concatenate([self._changed, np.zeros(missing, np.bool_)])
-        self._changed[row_ids] = True
+            self._marks = np.concatenate([self._marks, np.zeros(missing, np.bool_)])
+        self._marks[row_ids] = True
 
-    def _forget_changes(self, row_ids: Ints) -> None:
-        if len(self._changed):
-            self._mark_quietly(row_ids[:0])
-            self._changed[row_ids] = False
+    def forget(self, row_ids: Ints, capacity: int) -> None:
+        if len(self._marks):
+            self.mark(row_ids[:0], capacity)
+            self._marks[row_ids] = False
 
-    def _tell(self, row_ids: Ints, reached_ms: int, emit: Emit, emit_ns: int | None = None) -> None:
-        """Early results of these windows."""
-        raise NotImplementedError
+    def clear(self) -> None:
+        self._marks = np.zeros(0, np.bool_)
 
 
-class ByWallClock(ChangedWindows):
-    """A while after the first row since the last results, those of all windows that have changed. `_changed` is what
-    is left to tell, so nothing else has to be in a snapshot."""
+class WallTurns:
+    """A while after the first row since the last results, those of all that have changed. What is marked is what is
+    left to emit, so nothing else has to be in a snapshot."""
 
-    _due_s: float | None = None  # by the steady clock
-    _next = 0  # row id from which on windows are to be told now
+    def __init__(self, context: OperatorContext, interval_ms: int, changed: Changed) -> None:
+        self._context = context
+        self._interval_s = interval_ms / 1_000
+        self._changed = changed
+        self._due_s: float | None = None  # by the steady clock
+        self._next = 0  # row id from which on windows are to be told now
 
-    def on_wall_clock(self, emit: Emit, last: bool = False) -> bool:
-        if last or not len(self._changed) or self._going_to_ms is not None:
+    def turn(self, tell: Callable[[Ints, int], None]) -> bool:
+        """Whether something was due. `tell` emits results of some row ids, as of that time in nanoseconds."""
+        if not self._changed.is_used:
             return False
         if self._due_s is None:
-            if self._changed.any():
+            if self._changed:
                 self._wait()
             return False
-        if self.context.now_s() < self._due_s:
+        if self._context.now_s() < self._due_s:
             return False
-        row_ids: Any = self._next + np.flatnonzero(self._changed[self._next :])[:_SLICE]
+        row_ids = self._changed.row_ids(self._next)[:_SLICE]
         if not len(row_ids):
             self._due_s, self._next = None, 0
-            return self.on_wall_clock(emit)
+            return self.turn(tell)
         self._next = int(row_ids[-1]) + 1
-        self._tell(self._ordered(row_ids), self._watermark_ms, emit, self.context.wall_ms() * 1_000_000)
+        tell(row_ids, self._context.wall_ms() * 1_000_000)
         return True
 
-    def _mark(self, row_ids: Ints) -> None:
-        super()._mark(row_ids)
-        if self._due_s is None and len(row_ids):
+    def marked(self) -> None:
+        """Some have changed."""
+        if self._due_s is None:
             self._wait()
 
     def _wait(self) -> None:
-        assert self._interval_ms is not None
-        self._due_s = self.context.now_s() + self._interval_ms / 1_000
-        self.context.call_later(self._interval_ms / 1_000, self.context.wake)
+        self._due_s = self._context.now_s() + self._interval_s
+        self._context.call_later(self._interval_s, self._context.wake)

@@ -1,4 +1,4 @@
-"""Aggregates of sliding windows that keep one entry per *slice*, so that a row is added once and not once per window.
+"""Entries per *slice* of sliding windows, so that a row is added once and not once per window.
 
 A slice is as long as the slide and begins where a window begins. An entry is (keys, start of the slice); the window of
 that start is the last one that the slice belongs to. When a window is over, the slices in it are added up by key, the
@@ -21,12 +21,13 @@ key groups. Each part and its mark are one step, so that a barrier comes before 
 Where not all entries are in memory, the keys of one window are, while it goes out; its slices are read part by part.
 
 Aggregates of which the parts of a window do not tell the whole, bit for bit in the order of rows (`first`, variances,
-lists, sketches, users' own), have windows as entries, as `WindowAggregateOperator` keeps them; so does state that
-began so, in an older release or as a table. State in slices that gets such an aggregate becomes windows at the restore.
+lists, sketches, users' own), have windows as entries, as `Windows` keeps them; so does state that began so,
+ in an older release or as a table. State in slices that gets such an aggregate becomes windows at the restore.
 """
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -40,13 +41,13 @@ from barrier_runtime.data.keys import sort_rows
 from barrier_runtime.operators.aggregation.functions import Aggregate
 from barrier_runtime.operators.aggregation.merging import merge_at_once, merge_columns
 from barrier_runtime.operators.aggregation.own import AnyAggregate
-from barrier_runtime.operators.base import Capture, Emit, OperatorContext
-from barrier_runtime.operators.keyed.progress import Floor, Progress
+from barrier_runtime.operators.base import Capture, Emit
+from barrier_runtime.operators.keyed.progress import Floor
 from barrier_runtime.operators.windows import firing
-from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
+from barrier_runtime.operators.windows.aggregate import Windows
 from barrier_runtime.operators.windows.assigners import Sliding
-from barrier_runtime.operators.windows.base import Ints
-from barrier_runtime.operators.windows.by_start import ByStart
+from barrier_runtime.operators.windows.entries import Ints
+from barrier_runtime.operators.windows.operator import WindowOperator
 from barrier_runtime.operators.windows.window_keys import WindowKeys
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
@@ -74,146 +75,156 @@ def add_up(aggregates: Mapping[str, AnyAggregate]) -> bool:
     return all(isinstance(each, Aggregate) and each.kind in _ADDED_UP for each in aggregates.values())
 
 
-class SlidingAggregateOperator(WindowAggregateOperator):
-    """`Sliding` windows of event time, without early results and allowed lateness."""
+def sliding_entries(operator: WindowOperator) -> Windows:
+    """Slices, or windows where results cannot be added up, and where state began as windows."""
+    were_slices = any(SLICES in each.values for each in operator.context.restored)
+    if not add_up(operator.content.aggregates):
+        return FormerSlices(operator) if were_slices else Windows(operator)
+    restored = operator.context.restored
+    in_slices = were_slices if restored else not operator.made_of_tables
+    return Slices(operator) if in_slices else Windows(operator)
 
-    _window: Sliding
 
-    # ---- what is stored
-
-    def _restore_progress(self, context: OperatorContext) -> Progress:
-        progress = super()._restore_progress(context)
-        stored = [each.values[SLICES] for each in context.restored if SLICES in each.values]
-        first, last = self.backend.key_group_first, self.backend.key_group_last
-        fired_ms = np.full(context.max_parallelism, WATERMARK_MIN, np.int64)
-        for data in stored:
-            for floor in _SLICES.decode(data, f"operator {self.name!r}").fired:
+def _fired(operator: WindowOperator) -> Ints:
+    """By key group of the subtask, event time up to which windows had gone out when the snapshots were made."""
+    context, backend = operator.context, operator.backend
+    fired_ms = np.full(context.max_parallelism, WATERMARK_MIN, np.int64)
+    for each in context.restored:
+        if SLICES in each.values:
+            for floor in _SLICES.decode(each.values[SLICES], f"operator {operator.name!r}").fired:
                 if not (context.reopened and floor.watermark_ms == WATERMARK_MAX):  # else see `restored_progress`
                     part = fired_ms[floor.first : floor.last + 1]
                     np.maximum(part, floor.watermark_ms, out=part)
-        self._fired_ms: Ints = fired_ms[first : last + 1]
-        were_slices, add_up_now = bool(stored), add_up(self._aggregates)
-        self._in_slices = add_up_now and (were_slices if context.restored else not self.made_of_tables)
-        self._become_windows = were_slices and not add_up_now
-        self._keys = self._new_keys()
-        self._numbers: dict[int, Ints] = {}  # by slice, of its first entries in the order of `_due`
-        self._sums: dict[str, npt.NDArray[Any]] = {}  # accumulators by number; initial but while a window goes out
-        return progress
+    return fired_ms[backend.key_group_first : backend.key_group_last + 1]
 
-    def snapshot(self, checkpoint: int) -> Capture:
-        capture = super().snapshot(checkpoint)
-        if self._in_slices:
-            self._catch_up()
-            first, fired_ms = self.backend.key_group_first, self._fired_ms
-            begins = np.flatnonzero(np.diff(fired_ms, prepend=fired_ms[:1] ^ 1)).tolist()
-            ends = [*begins[1:], len(fired_ms)]
-            floors = [Floor(first + i, first + j - 1, int(fired_ms[i])) for i, j in zip(begins, ends, strict=True)]
-            capture.values[SLICES] = msgspec.msgpack.encode(_Slices(tuple(floors)))
-        return capture
+
+class FormerSlices(Windows):
+    """Entries were slices, and are windows from now on."""
+
+    window: Sliding
+
+    def __init__(self, operator: WindowOperator) -> None:
+        super().__init__(operator)
+        self._fired_ms = _fired(operator)
+        self._before = frozenset[str]()  # columns that the slices have had
 
     def bind(self, columns: pa.Schema) -> None:
-        before = self._known_columns()
+        self._before = self.operator.known_columns
         super().bind(columns)
-        if self._become_windows:
-            self._make_windows(before)
 
-    def _make_windows(self, before: frozenset[str]) -> None:
-        """Entries are slices, and will be windows: each is added to those of its windows that have not gone out.
-        `before`: columns that they have had."""
-        self._become_windows = False
-        table = self._table
-        composites = tuple(each for each in self._plan.composites if before.issuperset(each.storage()))
-        plan = dataclasses.replace(self._plan, composites=composites)
+    def _restored(self) -> None:
+        """Each slice is added to those of its windows that have not gone out."""
+        table = self.table
+        composites = tuple(each for each in self.plan.composites if self._before.issuperset(each.storage()))
+        plan = dataclasses.replace(self.plan, composites=composites)
         row_ids = table.load_all()
         keys = table.keys_of(row_ids)
         slices = np.array([key[-1] for key in keys], np.int64)
         columns = {name: column[row_ids] for name, column in table.columns.items()}
-        fired_ms = self._fired_ms[self._groups_of(list(zip(*keys, strict=True))[:-1])] if keys else _NONE
+        fired_ms = self._fired_ms[groups_of(self, list(zip(*keys, strict=True))[:-1])] if keys else _NONE
         table.remove(row_ids)
-        self._due = ByStart()
         in_order = np.argsort(slices, kind="stable")
-        for back_ms in range(0, self._window.size_ms, self._window.slide_ms):
-            its = in_order[slices[in_order] - back_ms + self._window.size_ms - 1 > fired_ms[in_order]]
+        for back_ms in range(0, self.window.size_ms, self.window.slide_ms):
+            its = in_order[slices[in_order] - back_ms + self.window.size_ms - 1 > fired_ms[in_order]]
             for start in distinct_ints(slices[its]).tolist():
                 of_slice = its[slices[its] == start]
                 for some in np.split(of_slice, range(firing.FEW, len(of_slice), firing.FEW)):
                     into = table.row_ids([(*keys[at][:-1], start - back_ms) for at in some.tolist()])
-                    self._note(self._due, table.made)
-                    merge_columns(plan, table.columns, into, columns, some, self._left)
+                    self.note(self.due, table.made)
+                    merge_columns(plan, table.columns, into, columns, some, self.left)
                     table.mark_dirty(into)
         if not table.is_whole:
-            self._due.forget_row_ids()
+            self.due.forget_row_ids()
+
+
+def groups_of(entries: Windows, fields: Sequence[Any]) -> Ints:
+    """The key group of each of these keys, counted from the first one of the subtask on."""
+    operator = entries.operator
+    columns = [entries.codec.column(i, values) for i, values in enumerate(fields)]
+    return key_groups_of(columns, operator.context.max_parallelism).astype(np.int64) - operator.backend.key_group_first
+
+
+class Slices(Windows):
+    window: Sliding
+    in_slices = True
+
+    def __init__(self, operator: WindowOperator) -> None:
+        super().__init__(operator)
+        self._fired_ms = _fired(operator)
+        self._keys = self._new_keys()
+        self._numbers: dict[int, Ints] = {}  # by slice, of its first entries in the order of `due`
+        self._sums: dict[str, npt.NDArray[Any]] = {}  # accumulators by number; initial but while a window goes out
+
+    def captured(self, capture: Capture) -> None:
+        self._catch_up()
+        first, fired_ms = self.operator.backend.key_group_first, self._fired_ms
+        begins = np.flatnonzero(np.diff(fired_ms, prepend=fired_ms[:1] ^ 1)).tolist()
+        ends = [*begins[1:], len(fired_ms)]
+        floors = [Floor(first + i, first + j - 1, int(fired_ms[i])) for i, j in zip(begins, ends, strict=True)]
+        capture.values[SLICES] = msgspec.msgpack.encode(_Slices(tuple(floors)))
 
     # ---- rows
 
     @property
     def _per_row(self) -> int:
-        return 1 if self._in_slices else super()._per_row
+        return 1
 
-    def _process(self, batch: Batch, emit: Emit) -> tuple[int, int] | None:
+    def take(self, batch: Batch, emit: Emit) -> tuple[int, int] | None:
         """There may be windows to emit before a row, see above: then it gives the number of the row and event time at
         it, and does nothing."""
-        if not self._in_slices:
-            return super()._process(batch, emit)
-        times_ms = self._times_of(batch)
+        times_ms = self.operator.times_of(batch)
         if times_ms is None:
             return None
         self._catch_up()
-        slices = self._window.slices(times_ms)
-        watermarks = self._row_watermarks(batch)
+        slices = self.window.slices(times_ms)
+        watermarks = self.operator.row_watermarks(batch)
         if watermarks is None:
-            first_open: int | Ints = self._window.first_open_start(self._watermark_ms)
-            if int(self._window.slices(np.array([self._lowest_ms]))[0]) >= first_open:
-                self._add(batch.rows, slices, batch, None, emit)
+            first_open: int | Ints = self.window.first_open_start(self.operator.watermark_ms)
+            if int(self.window.slices(np.array([self.operator.lowest_ms]))[0]) >= first_open:
+                self.add(batch.rows, slices, batch, None, emit)
                 return None
         else:
-            first_open = self._window.first_open_starts(watermarks)
+            first_open = self.window.first_open_starts(watermarks)
         cut = self._first_over(batch, slices)
         if cut is None:
             rows, slices, kept = self._without_late(batch, None, slices, slices < first_open, emit)
-            self._add(rows, slices, batch, kept, emit)
+            self.add(rows, slices, batch, kept, emit)
         return cut
 
     def _first_over(self, batch: Batch, slices: Ints) -> tuple[int, int] | None:
         """The first row that is not late, but comes behind the end of a window of it which has not gone out."""
         reached = batch.reached
-        if reached is None or reached[-1] <= self._watermark_ms:
+        if reached is None or reached[-1] <= self.operator.watermark_ms:
             return None
-        reached = np.maximum(reached, self._watermark_ms)
-        first_open = self._window.first_open_starts(reached)
-        waiting = self._window.first_from(int(self._window.first_open_starts(np.array([self._watermark_ms]))[0]))
-        firsts = slices - (self._window.size_ms - self._window.slide_ms)
+        reached = np.maximum(reached, self.operator.watermark_ms)
+        first_open = self.window.first_open_starts(reached)
+        waiting = self.window.first_from(int(self.window.first_open_starts(np.array([self.operator.watermark_ms]))[0]))
+        firsts = slices - (self.window.size_ms - self.window.slide_ms)
         over = (np.maximum(firsts, waiting) < first_open) & (slices >= first_open)
         row = int(np.argmax(over))
         return (row, int(reached[row])) if over[row] else None
 
-    def _row_ids(self, rows: pa.RecordBatch, starts: Ints) -> Ints:
-        row_ids = super()._row_ids(rows, starts)
-        if self._numbers and not self._due.has_row_ids:  # since this call
+    def row_ids(self, rows: pa.RecordBatch, starts: Ints) -> Ints:
+        row_ids = super().row_ids(rows, starts)
+        if self._numbers and not self.due.has_row_ids:  # since this call
             self._keys, self._numbers = self._new_keys(), {}
         return row_ids
 
     def _catch_up(self) -> None:
         """Before the first row event time goes on without anything that could go out."""
-        if self._going_to_ms is None:
-            np.maximum(self._fired_ms, self._watermark_ms, out=self._fired_ms)
+        if self.operator.going_to_ms is None:
+            np.maximum(self._fired_ms, self.operator.watermark_ms, out=self._fired_ms)
 
     # ---- windows that are over
 
-    def _reach(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        if not self._in_slices:
-            yield from super()._reach(watermark_ms, emit)
-            return
-        self._watermark_ms = watermark_ms
+    def reach(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        self.operator.watermark_ms = watermark_ms
         yield from self._fire_to(np.full_like(self._fired_ms, watermark_ms), emit)
 
-    def _reach_floors(self, emit: Emit) -> Iterator[None]:
-        if not self._in_slices:
-            yield from super()._reach_floors(emit)
-            return
-        assert self._floors is not None
-        first, last = self.backend.key_group_first, self.backend.key_group_last
-        yield from self._fire_to(self._floors.by_group[first : last + 1], emit)
+    def reach_floors(self, emit: Emit) -> Iterator[None]:
+        floors, backend = self.operator.floors, self.operator.backend
+        assert floors is not None
+        yield from self._fire_to(floors.by_group[backend.key_group_first : backend.key_group_last + 1], emit)
 
     def _fire_to(self, to_ms: Ints, emit: Emit) -> Iterator[None]:
         """Windows that are over by then, by key group, and have not gone out."""
@@ -227,13 +238,13 @@ class SlidingAggregateOperator(WindowAggregateOperator):
     def _next_window(self, to_ms: Ints) -> tuple[int, npt.NDArray[np.bool_]] | None:
         """The start of the next window to go out, and for which key groups."""
         while (behind := self._fired_ms < to_ms).any():
-            first_open = self._window.first_open_start(int(self._fired_ms[behind].min()))
-            start = self._window.first_from(first_open)
-            slices = [each for each in self._due.starts if each >= start]
+            first_open = self.window.first_open_start(int(self._fired_ms[behind].min()))
+            start = self.window.first_from(first_open)
+            slices = [each for each in self.due.starts if each >= start]
             if not slices:
                 return None
-            start = max(start, min(slices) - self._window.size_ms + self._window.slide_ms)
-            last_ms = self._window.last_ms(start)
+            start = max(start, min(slices) - self.window.size_ms + self.window.slide_ms)
+            last_ms = self.window.last_ms(start)
             are_there = behind & (to_ms < last_ms)
             if not are_there.any():
                 return start, behind & (self._fired_ms < last_ms)
@@ -242,28 +253,28 @@ class SlidingAggregateOperator(WindowAggregateOperator):
 
     def _fire_window(self, start: int, groups: npt.NDArray[np.bool_], emit: Emit) -> Iterator[None]:
         """`groups`: key groups, for which it goes out."""
-        if not self._due.has_row_ids:
+        if not self.due.has_row_ids:
             self._keys = self._new_keys()
         yield from self._add_up(start, None if groups.all() else groups)
         present = np.flatnonzero(self._sums["rows"]) if self._sums else _NONE
         for numbers, of_groups in self._parts_of(present, groups):
             if len(numbers):
                 self._fire_numbers(numbers, start, emit)
-            self._fired_ms[of_groups] = self._window.last_ms(start)
+            self._fired_ms[of_groups] = self.window.last_ms(start)
             yield
 
     def _add_up(self, start: int, groups: npt.NDArray[np.bool_] | None) -> Iterator[None]:
         """Into `_sums`, what the slices of a window have; small ones together, as most of what they take is calls."""
         waiting: list[tuple[Ints, Ints]] = []
         entries = 0
-        for slice_start in range(start, start + self._window.size_ms, self._window.slide_ms):
-            for row_ids, numbers in self._entries(slice_start) if slice_start in self._due.starts else ():
+        for slice_start in range(start, start + self.window.size_ms, self.window.slide_ms):
+            for row_ids, numbers in self._entries(slice_start) if slice_start in self.due.starts else ():
                 if groups is not None:
                     chosen = groups[self._keys.groups[numbers]]
                     row_ids, numbers = row_ids[chosen], numbers[chosen]
                 waiting.append((row_ids, numbers))
                 entries += len(numbers)
-                if entries >= firing.PART or not self._due.has_row_ids:  # else row ids are good for now alone
+                if entries >= firing.PART or not self.due.has_row_ids:  # else row ids are good for now alone
                     self._merge(waiting)
                     waiting, entries = [], 0
                     yield
@@ -272,18 +283,18 @@ class SlidingAggregateOperator(WindowAggregateOperator):
     def _merge(self, slices: list[tuple[Ints, Ints]]) -> None:
         """Row ids and numbers of entries of some slices, the oldest first."""
         self._grow_sums()
-        columns = self._table.columns
+        columns = self.table.columns
         if len(slices) > 1:
             row_ids, numbers = (np.concatenate(each) for each in zip(*slices, strict=True))
-            if merge_at_once(self._plan, self._sums, numbers, columns, row_ids):
+            if merge_at_once(self.plan, self._sums, numbers, columns, row_ids):
                 return
         for row_ids, numbers in slices:
-            merge_columns(self._plan, self._sums, numbers, columns, row_ids, self._left_of_number)
+            merge_columns(self.plan, self._sums, numbers, columns, row_ids, self._left_of_number)
 
     def _entries(self, slice_start: int) -> Iterator[tuple[Ints, Ints]]:
         """Row ids and numbers of the entries of a slice, each once, in parts."""
-        if self._due.has_row_ids:
-            row_ids = self._due.row_ids_of(slice_start)
+        if self.due.has_row_ids:
+            row_ids = self.due.row_ids_of(slice_start)
             numbers = self._numbers.get(slice_start, _NONE)
             for first in range(len(numbers), len(row_ids), firing.FEW):
                 fresh = self._numbers_of(row_ids[first : first + firing.FEW])
@@ -293,7 +304,7 @@ class SlidingAggregateOperator(WindowAggregateOperator):
                 yield row_ids[first : first + firing.FEW], numbers[first : first + firing.FEW]
             return
         seen = np.zeros(0, np.bool_)  # by number: an entry that leaves memory meanwhile is given again
-        for of_part in self._table.entries_of(slice_start):
+        for of_part in self.table.entries_of(slice_start):
             if not len(of_part):
                 continue
             for row_ids in np.split(of_part, range(firing.FEW, len(of_part), firing.FEW)):
@@ -331,54 +342,49 @@ class SlidingAggregateOperator(WindowAggregateOperator):
 
     def _fire_numbers(self, numbers: Ints, start: int, emit: Emit) -> None:
         sums = {name: column[numbers] for name, column in self._sums.items()}
-        for name, (_, initial) in self._plan.storage().items():
+        for name, (_, initial) in self.plan.storage().items():
             self._sums[name][numbers] = initial
         fields = [*self._keys.fields(numbers), np.full(len(numbers), start)]
-        ends = np.full(len(numbers), start + self._window.size_ms)
-        self._send(self._results(numbers, fields, ends, sums, of_id=self._left_of_number), ends - 2, emit)
+        ends = np.full(len(numbers), start + self.window.size_ms)
+        self.send(self.results(numbers, fields, ends, sums, of_id=self._left_of_number), ends - 2, emit)
 
     def _remove_over(self) -> Iterator[None]:
         """Slices of which the last window has gone out, for all key groups."""
-        before = self._window.first_open_start(int(self._fired_ms.min()))
-        if not self._due.has_row_ids:
-            for start in self._due.take_starts(before):
-                for row_ids in self._table.entries_of(start):
+        before = self.window.first_open_start(int(self._fired_ms.min()))
+        if not self.due.has_row_ids:
+            for start in self.due.take_starts(before):
+                for row_ids in self.table.entries_of(start):
                     for some in np.split(row_ids, range(firing.FEW, len(row_ids), firing.FEW)):
-                        self._remove(some)
+                        self.remove(some)
                         yield
-                self._table.none_of(start)
+                self.table.none_of(start)
             return
         for start in [each for each in self._numbers if each < before]:
             self._keys.release(self._numbers.pop(start))
-        over = self._due.take(before)
+        over = self.due.take(before)
         for some in () if over is None else np.split(over, range(firing.FEW, len(over), firing.FEW)):
-            self._remove(some)
+            self.remove(some)
             yield
 
     # ---- keys by number
 
     def _new_keys(self) -> WindowKeys:
-        return WindowKeys(len(self._key_columns), self._groups_of)
-
-    def _groups_of(self, fields: Sequence[Any]) -> Ints:
-        """The key group of each of these keys, counted from the first one of this subtask on."""
-        columns = [self.codec.column(i, values) for i, values in enumerate(fields)]
-        return key_groups_of(columns, self.context.max_parallelism).astype(np.int64) - self.backend.key_group_first
+        return WindowKeys(len(self.operator.key_columns), partial(groups_of, self))
 
     def _numbers_of(self, row_ids: Ints) -> Ints:
-        ints = self._table.int_keys_of(row_ids)
+        ints = self.table.int_keys_of(row_ids)
         if ints is not None:
             return self._keys.of_ints(ints[:-1])
-        return self._keys.of_tuples([key[:-1] for key in self._table.keys_of(row_ids)])
+        return self._keys.of_tuples([key[:-1] for key in self.table.keys_of(row_ids)])
 
     def _grow_sums(self) -> None:
         missing = self._keys.limit - (len(self._sums["rows"]) if self._sums else 0)
         if missing <= 0:
             return
-        columns = self._table.columns
-        for name, (_, initial) in self._plan.storage().items():
+        columns = self.table.columns
+        for name, (_, initial) in self.plan.storage().items():
             more = np.full(missing, initial, columns[name].dtype)
             self._sums[name] = np.concatenate((self._sums[name], more)) if name in self._sums else more
 
     def _left_of_number(self, column: str, number: int, aggregate: str = "sum_", /) -> InvalidJob:
-        return self._plan.left(self.where, column, self._keys.key(number), aggregate)
+        return self.plan.left(self.where, column, self._keys.key(number), aggregate)

@@ -1,16 +1,67 @@
 """When windows that are not over yet tell what they have so far: early results, as users write them."""
 
 import datetime
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from barrier_runtime.data.schemas import milliseconds
 from barrier_runtime.state.errors import InvalidJob
 
+if TYPE_CHECKING:
+    from barrier_runtime.operators.windows.aggregate import Windows
+    from barrier_runtime.operators.windows.rules import OnClose
+
+
+class WindowTrigger(ABC):
+    """When windows emit results, beside the one when they are over."""
+
+    tells_early = True  # results say which of their window they are, and whether it is over
+    rows: int | None = None  # due whenever a window has got so many rows more
+    by_wall_clock = False  # due by the wall clock,
+    by_event_time = False  # or by event time
+
+    @property
+    def interval_ms(self) -> int | None:
+        """From one time at which results are due to the next, by one of the clocks."""
+        return None
+
+    @property
+    @abstractmethod
+    def definition(self) -> str:
+        """Stored with the state of windows and compared with at a restore; "" of what is part of the assigner."""
+
+    @abstractmethod
+    def rule(self, windows: "Windows") -> "OnClose":
+        """What applies the trigger to the windows of one subtask."""
+
+    @property
+    def not_of_sessions(self) -> str:
+        """Why sessions cannot have this trigger, for people; "": they can."""
+        return ""
+
 
 @dataclass(frozen=True)
-class Every:
+class Full(WindowTrigger):
+    """The trigger of `Count`: a window is told, and is over, with every `slide` rows."""
+
+    size: int
+    slide: int
+    tells_early = False
+
+    @property
+    def definition(self) -> str:
+        return ""
+
+    def rule(self, windows: "Windows") -> "OnClose":
+        from barrier_runtime.operators.windows.count import WhenFull
+
+        return WhenFull(windows, self.size, self.slide)
+
+
+@dataclass(frozen=True)
+class Every(WindowTrigger):
     """Early results of windows: at each multiple of `interval`, of the windows that got rows since their last result,
     or of a window whenever it has got `rows` more rows. Pass one of the two.
 
@@ -43,6 +94,31 @@ class Every:
     def interval_ms(self) -> int | None:
         """`interval` in milliseconds."""
         return None if self.interval is None else self.interval // datetime.timedelta(milliseconds=1)
+
+    @property
+    def by_wall_clock(self) -> bool:  # type: ignore[override]
+        return self.clock == "processing"
+
+    @property
+    def by_event_time(self) -> bool:  # type: ignore[override]
+        return self.rows is None and self.clock == "event"
+
+    @property
+    def not_of_sessions(self) -> str:
+        if self.accumulate:
+            return ""
+        return (
+            "a session may become part of another one, so what is told early of it has all of its rows: leave "
+            "accumulate=False out"
+        )
+
+    def rule(self, windows: "Windows") -> "OnClose":
+        from barrier_runtime.operators.windows.early import EveryRows, EveryTime, EveryWallTime
+
+        if self.rows is not None:
+            return EveryRows(windows, self.rows, self.accumulate)
+        assert self.interval_ms is not None
+        return (EveryWallTime if self.by_wall_clock else EveryTime)(windows, self.interval_ms, self.accumulate)
 
     @property
     def definition(self) -> str:

@@ -20,11 +20,7 @@ from barrier_runtime.operators.joins.columns import Side
 from barrier_runtime.operators.joins.interval import IntervalJoinOperator
 from barrier_runtime.operators.joins.table import VersionedTableJoinOperator
 from barrier_runtime.operators.joins.window import WindowJoinOperator
-from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
-from barrier_runtime.operators.windows.early import EarlyWindowOperator
-from barrier_runtime.operators.windows.sessions.aggregate import SessionAggregateOperator
-from barrier_runtime.operators.windows.whole.apply import ApplyOperator
-from barrier_runtime.operators.windows.whole.top import TopOperator
+from barrier_runtime.operators.windows.operator import WindowOperator
 
 SECOND = timedelta(seconds=1)
 MANY = 140_000  # two whole batches of the most rows that an operator gives at once, and a rest
@@ -47,12 +43,12 @@ def column(driven: Driven, name: str) -> Any:
 
 
 WINDOWS: dict[str, Callable[[], Operator]] = {
-    "tumbling": lambda: WindowAggregateOperator("op", ["k"], Tumbling(SECOND), "t", AGGREGATES),
-    "session": lambda: SessionAggregateOperator("op", ["k"], Session(SECOND), "t", AGGREGATES),
+    "tumbling": lambda: WindowOperator("op", ["k"], Tumbling(SECOND), "t", AGGREGATES),
+    "session": lambda: WindowOperator("op", ["k"], Session(SECOND), "t", AGGREGATES),
 }
 WHOLE: dict[str, Callable[[], Operator]] = {
-    "apply": lambda: ApplyOperator("op", ["k"], Tumbling(SECOND), "t", lambda k, w, t: t, SCHEMA, SCHEMA),
-    "top": lambda: TopOperator("op", ["k"], Tumbling(SECOND), "t", 1, "v", True, SCHEMA),
+    "apply": lambda: WindowOperator("op", ["k"], Tumbling(SECOND), "t", lambda k, w, t: t, SCHEMA, SCHEMA),
+    "top": lambda: WindowOperator("op", ["k"], Tumbling(SECOND), "t", 1, "v", True, SCHEMA),
 }
 JOINS: dict[str, Callable[[], Operator]] = {
     "interval": lambda: IntervalJoinOperator("op", *SIDES, (-SECOND, SECOND), "full"),
@@ -186,7 +182,7 @@ MADE: dict[str, Callable[[], Operator]] = {
     **JOINS,
     **WHOLE,
     "running": lambda: RunningAggregateOperator("op", ["k"], AGGREGATES),
-    "early": lambda: EarlyWindowOperator("op", ["k"], Tumbling(SECOND), "t", AGGREGATES, early=Every(rows=3)),
+    "early": lambda: WindowOperator("op", ["k"], Tumbling(SECOND), "t", AGGREGATES, early=Every(rows=3)),
 }
 
 

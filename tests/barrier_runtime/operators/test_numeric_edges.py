@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from operator_harness import Driven
+from window_operators import aggregating
 
 from barrier_runtime import (
     CollectSink,
@@ -30,7 +31,7 @@ from barrier_runtime.data.event_time import event_times_ms
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
 from barrier_runtime.operators.joins.columns import Side
 from barrier_runtime.operators.joins.interval import IntervalJoinOperator
-from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
+from barrier_runtime.operators.windows.operator import WindowOperator
 from barrier_runtime.state.errors import InvalidJob
 
 MS = datetime.timedelta(milliseconds=1)
@@ -45,7 +46,7 @@ def aggregated(step: str, kind: pa.DataType, values: list[Any], aggregate: Any) 
     schema = pa.schema([("k", pa.int64()), ("t", pa.int64()), ("x", kind)])
     rows = pa.RecordBatch.from_pylist([{"k": 1, "t": 1, "x": value} for value in values], schema=schema)
     if step == "window":
-        it = Driven(WindowAggregateOperator("w", ["k"], Tumbling(10 * MS), "t", {"out": aggregate}, schema))
+        it = Driven(aggregating("w", ["k"], Tumbling(10 * MS), "t", {"out": aggregate}, schema))
     else:
         it = Driven(RunningAggregateOperator("w", ["k"], {"out": aggregate}, schema))
     it.feed(rows)
@@ -148,7 +149,7 @@ GROUPS: list[tuple[pa.DataType, list[Any], int]] = [
 @pytest.mark.parametrize(("kind", "keys", "groups"), GROUPS)
 def test_keys_at_the_edges(kind: pa.DataType, keys: list[Any], groups: int) -> None:
     schema = pa.schema([("k", kind), ("t", pa.int64())])
-    it = Driven(WindowAggregateOperator("w", ["k"], Tumbling(10 * MS), "t", {"n": count()}, schema))
+    it = Driven(aggregating("w", ["k"], Tumbling(10 * MS), "t", {"n": count()}, schema))
     for key in keys:  # each in a batch of its own, too
         it.feed([{"k": key, "t": 1}], schema)
     it.feed([{"k": key, "t": 1} for key in keys], schema)
@@ -186,7 +187,7 @@ def test_what_cannot_be_a_key_is_refused_with_the_remedy(kind: pa.DataType, key:
     schema = pa.schema([("k", kind), ("t", pa.int64())])
     side = Side(("k",), "t", schema)
     for make in (
-        lambda: WindowAggregateOperator("w", ["k"], Tumbling(10 * MS), "t", {"n": count()}, schema),
+        lambda: WindowOperator("w", ["k"], Tumbling(10 * MS), "t", {"n": count()}, schema),
         lambda: RunningAggregateOperator("w", ["k"], {"n": count()}, schema),
         lambda: IntervalJoinOperator("j", side, side, (0 * MS, 0 * MS), "inner"),
     ):
@@ -199,7 +200,7 @@ def test_windows_of_times_in_a_zone_are_those_of_their_instants() -> None:
     times = [datetime.datetime(2024, 3, 31, hour, 30, tzinfo=ZURICH) for hour in (1, 3)]
     schema = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us", "Europe/Zurich"))])
     hour = Tumbling(datetime.timedelta(hours=1))
-    it = Driven(WindowAggregateOperator("w", ["k"], hour, "t", {"n": count()}, schema))
+    it = Driven(aggregating("w", ["k"], hour, "t", {"n": count()}, schema))
     it.feed([{"k": 1, "t": time} for time in times], schema)
     it.watermark(WATERMARK_MAX)
     assert [row["window_start"].hour for row in it.rows] == [0, 1]

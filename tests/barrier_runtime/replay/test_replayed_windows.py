@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from barrier_runtime import Dataflow, JsonlSink, ParquetSink, Sliding, Tumbling, first, sum_
-from barrier_runtime.operators.windows.sliding import SLICES, SlidingAggregateOperator
+from barrier_runtime.operators.windows.sliding import SLICES, Slices
 from barrier_runtime.replay import replay, verify
 from barrier_runtime.state_tables.finding import find_checkpoint
 from tests.barrier_runtime.replay.two_checkpoints import ROWS, USERS, two_checkpoints
@@ -51,14 +51,14 @@ def test_sliding_windows_come_out_again_as_they_were_committed(
 ) -> None:
     """Also where windows are still going out when the last row has been read again: then nothing was to end yet."""
     job = two_checkpoints(str(tmp_path / "ckpt"), lambda: flow_of(kind, tmp_path / "out"))
-    reach = SlidingAggregateOperator._reach
+    reach = Slices.reach
 
-    def slowly(self: SlidingAggregateOperator, *arguments: Any) -> Iterator[None]:
+    def slowly(self: Slices, *arguments: Any) -> Iterator[None]:
         for _ in reach(self, *arguments):
             time.sleep(0.005)
             yield
 
-    monkeypatch.setattr(SlidingAggregateOperator, "_reach", slowly)
+    monkeypatch.setattr(Slices, "reach", slowly)
     found = verify(job.flow, after=job.before, until=job.until, checkpoints=job.folder)
     assert found.same, found.differences
     assert (found.read, found.read_back) == (job.rows_until - job.rows_before, ("out",))

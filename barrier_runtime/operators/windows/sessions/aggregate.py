@@ -1,4 +1,4 @@
-"""Aggregates per key and session: one entry per (keys, first time), with the last time and the accumulators.
+"""Entries per session: (keys, first time), with the last time and the accumulators.
 
 A session is over, and emitted and removed, when the watermark reaches its end: last time + gap. Up to then a row that
 is not behind the watermark may still touch it, so what comes of rows in time does not depend on how watermarks fall
@@ -23,101 +23,96 @@ from barrier_runtime.operators.aggregation.merging import (
     merge_at_once,
     merge_entries,
 )
-from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.windows.assigners import Session
-from barrier_runtime.operators.windows.base import SPAN, Ints, WindowOperator
+from barrier_runtime.operators.windows.entries import SPAN, Ints, WindowEntries
+from barrier_runtime.operators.windows.operator import WindowOperator
 from barrier_runtime.operators.windows.sessions.assignment import (
     LATE,
     AssignedSessions,
-    Sessions,
+    Spans,
     assign_sessions,
     runs_of,
 )
-from barrier_runtime.operators.windows.sessions.open_sessions import STEPS, OpenSessions
+from barrier_runtime.operators.windows.sessions.open_sessions import OpenSessions
 from barrier_runtime.state.errors import ProtocolViolation
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
 
 LAST = "last"  # column of state: time of the last row, ms
+_STEPS, _STEPS_BY_WALL_CLOCK = 16, 1_024  # see `OpenSessions`
 
 
-class SessionAggregateOperator(WindowOperator):
-    _due_steps = STEPS  # see `OpenSessions`
+class Sessions(WindowEntries):
+    """Entries of sessions that are told once."""
 
-    def __init__(
-        self,
-        name: str,
-        keys: Sequence[str],
-        window: Session,
-        event_time: str | None,
-        aggregates: Mapping[str, AnyAggregate],
-        schema: pa.Schema | None = None,
-        late: bool = False,
-    ) -> None:
-        super().__init__(name, keys, window, event_time, aggregates, schema, late)
-        self._gap_ms = window.gap_ms
-        self._open = OpenSessions(len(keys), window.gap_ms, self._due_steps)
-        self._beside: tuple[pa.Field, ...] = SPAN
+    def __init__(self, operator: WindowOperator, beside: Sequence[pa.Field] = SPAN) -> None:
+        super().__init__(operator, beside)
+        assert isinstance(operator.window, Session)
+        self._gap_ms = operator.window.gap_ms
+        steps = _STEPS_BY_WALL_CLOCK if operator.clock.is_wall_clock else _STEPS
+        self._open = OpenSessions(len(operator.key_columns), self._gap_ms, steps)
 
-    def bind(self, columns: pa.Schema) -> None:
-        self._bind_table(columns, {LAST: ("int64", 0), **self._more_state()}, self._beside)
-        self._any_order = may_be_in_any_order(self._plan)
-        row_ids = self._table.load_all()
+    @property
+    def next_ms(self) -> int | None:
+        return self._open.next_ms
+
+    def _restored(self) -> None:
+        self._any_order = may_be_in_any_order(self.plan)
+        row_ids = self.table.load_all()
         if not len(row_ids):
             return
-        ints = self._table.int_keys_of(row_ids)
+        ints = self.table.int_keys_of(row_ids)
         if ints is not None:
             starts, numbers = ints[-1], self._open.numbers_of_ints(list(ints[:-1]))
         else:
-            keys = self._table.keys_of(row_ids)
+            keys = self.table.keys_of(row_ids)
             starts = np.array([key[-1] for key in keys], np.int64)
             numbers = self._open.numbers_of([key[:-1] for key in keys])
         its_keys = distinct_ints(numbers)
         order = order_of_ints([numbers, starts])
         row_ids = row_ids[order]
-        known = Sessions(numbers[order], starts[order], self._table.columns[LAST][row_ids])
+        known = Spans(numbers[order], starts[order], self.table.columns[LAST][row_ids])
         self._open.replace(its_keys, np.full(len(its_keys), -1, np.int64), row_ids[:0], row_ids, known)
 
-    def _more_state(self) -> dict[str, tuple[str, Any]]:
-        """Columns of state besides those of the aggregates and `LAST`."""
-        return {}
+    def _more_state(self) -> Mapping[str, tuple[str, Any]]:
+        return {LAST: ("int64", 0)}
 
-    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
-        times_ms = self._times_of(batch)
+    def process(self, batch: Batch, emit: Emit) -> None:
+        times_ms = self.operator.times_of(batch)
         if times_ms is None:
             return
-        self._arrive(emit)
+        self.operator.arrive(emit)
         added = self._add(batch, times_ms, emit)
         while added < len(batch):
             # A session that this row would touch is over by then: it goes first, wherever batches end.
             batch, times_ms = batch.slice(added), times_ms[added:]
-            if batch.reached is not None and not self._first_goes(batch, 0, int(batch.reached[0]), emit):
+            if batch.reached is not None and not self.operator.first_goes(batch, 0, int(batch.reached[0]), emit):
                 return
             added = self._add(batch, times_ms, emit)
             if not added:
                 raise ProtocolViolation(f"{self.where}: a session is open, though event time of its key has passed it")
 
-    def _reach(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        self._watermark_ms = watermark_ms
+    def reach(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        self.operator.watermark_ms = watermark_ms
         over: list[Ints] = []
-        for row_ids in self._open.over(watermark_ms, self._table.columns[LAST]):
+        for row_ids in self._open.over(watermark_ms, self.table.columns[LAST]):
             if over:
                 yield
             over.append(row_ids)
         if over:
             yield from self._fire_all(np.concatenate(over), emit)
 
-    def _reach_floors(self, emit: Emit) -> Iterator[None]:
+    def reach_floors(self, emit: Emit) -> Iterator[None]:
         """Before a row comes that would touch one of them."""
-        row_ids = self._table.load_all()
-        over = self._table.columns[LAST][row_ids] + self._gap_ms <= self._floors_of(row_ids)
+        row_ids = self.table.load_all()
+        over = self.table.columns[LAST][row_ids] + self._gap_ms <= self._floors_of(row_ids)
         self._open.end(row_ids[over])
         yield from self._fire_all(row_ids[over], emit)
 
     def _fire_all(self, row_ids: Ints, emit: Emit) -> Iterator[None]:
-        for part in self._parts(row_ids, self._table.columns[LAST]):
+        for part in self.parts(row_ids, self.table.columns[LAST]):
             if part is not None:
-                self._fire(part, emit)
+                self.fire(part, emit)
             yield
 
     def _add(self, batch: Batch, times_ms: Ints, emit: Emit) -> int:
@@ -125,8 +120,8 @@ class SessionAggregateOperator(WindowOperator):
         numbers = self._key_numbers(batch.rows)
         runs = runs_of(numbers, times_ms, self._gap_ms)
         keys, earliest_ms = runs.earliest()
-        opened, rest = self._open.reached(keys, earliest_ms, self._table.columns[LAST])
-        known = self._open.spans(opened, self._table.columns[LAST])
+        opened, rest = self._open.reached(keys, earliest_ms, self.table.columns[LAST])
+        known = self._open.spans(opened, self.table.columns[LAST])
 
         def assigned(any_order: bool) -> AssignedSessions:
             return assign_sessions(runs, numbers, times_ms, self._gone_by(batch), known, self._gap_ms, any_order)
@@ -136,11 +131,11 @@ class SessionAggregateOperator(WindowOperator):
             self._open.unused(keys)
             return self._add(batch.slice(0, done.end), times_ms[: done.end], emit) if done.end else 0
         values = self._values(batch, done)
-        if self._any_order and not in_any_order(self._plan, self._table.columns, opened, values):
+        if self._any_order and not in_any_order(self.plan, self.table.columns, opened, values):
             done = assigned(any_order=False)
             values = self._values(batch, done)
         if done.rows is not None:
-            self._give_late(batch, np.bincount(done.rows, minlength=len(batch)) == 0, emit)
+            self.operator.give_late(batch, np.bincount(done.rows, minlength=len(batch)) == 0, emit)
         row_ids = self._entries(done, opened)
         if len(done.of_row):
             self._aggregate(values, done, row_ids)
@@ -160,8 +155,8 @@ class SessionAggregateOperator(WindowOperator):
 
     def _gone_by(self, batch: Batch) -> int | Ints:
         """Sessions that end by that time are gone, at each row."""
-        watermarks = self._row_watermarks(batch)
-        return self._watermark_ms if watermarks is None else watermarks
+        watermarks = self.operator.row_watermarks(batch)
+        return self.operator.watermark_ms if watermarks is None else watermarks
 
     def _key_numbers(self, rows: pa.RecordBatch) -> Ints:
         keys = self.codec.arrays(rows)
@@ -181,35 +176,35 @@ class SessionAggregateOperator(WindowOperator):
     def _placed(self, numbers: Ints, first_ms: Ints) -> Ints:
         fields = self._open.key_fields(numbers)
         if fields is not None:
-            return self._table.new_row_ids_int64(*fields, first_ms)
+            return self.table.new_row_ids_int64(*fields, first_ms)
         keys = self._open.key_tuples(numbers)
-        return self._table.row_ids([(*key, start) for key, start in zip(keys, first_ms.tolist(), strict=True)])
+        return self.table.row_ids([(*key, start) for key, start in zip(keys, first_ms.tolist(), strict=True)])
 
     def _aggregate(self, values: BatchValues, done: AssignedSessions, row_ids: Ints) -> None:
-        of_row, levels, columns = row_ids[done.of_row], done.levels, self._table.columns
+        of_row, levels, columns = row_ids[done.of_row], done.levels, self.table.columns
         into, merged = row_ids[done.merges[:, 1]], row_ids[done.merges[:, 2]]
         if levels is None:
             if len(merged):
-                self._bounds.forget_all()
-                if not merge_at_once(self._plan, columns, into, columns, merged):
+                self.bounds.forget_all()
+                if not merge_at_once(self.plan, columns, into, columns, merged):
                     raise ProtocolViolation(f"{self.where}: the order of rows is lost, though it matters")
             self._add_rows(values, of_row)
             return
         for level in range(int(max(levels.max(), done.merges[-1, 0])) + 1):
             pairs = done.merges[:, 0] == level
             if pairs.any():
-                merge_entries(self._plan, columns, into[pairs], merged[pairs], self._bounds, self._left)
+                merge_entries(self.plan, columns, into[pairs], merged[pairs], self.bounds, self.left)
             its = np.flatnonzero(levels == level)
             if len(its):
                 self._add_rows(values.take(its), of_row[its])
 
     def _add_rows(self, values: BatchValues, of_row: Ints) -> None:
-        add_to_groups(self._plan, self._table.columns, of_row, values, self._bounds, self._left)
+        add_to_groups(self.plan, self.table.columns, of_row, values, self.bounds, self.left)
 
     def _keep(self, keys: Ints, rest: Ints, done: AssignedSessions, opened: Ints, row_ids: Ints) -> Ints:
         """Their spans, and which sessions are open now. Gives the row id that each session has then."""
         sessions, stay = done.sessions, ~done.merged
-        columns = self._table.columns
+        columns = self.table.columns
         first_ms = self._open.spans(opened, columns[LAST]).first_ms
         changed = np.ones(len(sessions), np.bool_)
         changed[: len(opened)] = columns[LAST][opened] != sessions.last_ms[: len(opened)]
@@ -221,25 +216,25 @@ class SessionAggregateOperator(WindowOperator):
         if len(moved):
             before = row_ids[moved]
             now = self._placed(sessions.keys[moved], sessions.first_ms[moved])
-            for column in self._table.columns.values():
+            for column in self.table.columns.values():
                 column[now] = column[before]
             row_ids[moved] = now
             gone = np.concatenate([gone, before])
-        self._table.mark_dirty(row_ids[changed & stay])
+        self.table.mark_dirty(row_ids[changed & stay])
         if len(gone):
-            self._table.remove(gone)
+            self.table.remove(gone)
         by_time = done.by_time
         if by_time is None:
             by_time = np.flatnonzero(stay)
             by_time = by_time[order_of_ints([sessions.keys[by_time], sessions.first_ms[by_time]])]
-        left = Sessions(sessions.keys[by_time], sessions.first_ms[by_time], sessions.last_ms[by_time])
+        left = Spans(sessions.keys[by_time], sessions.first_ms[by_time], sessions.last_ms[by_time])
         self._open.replace(keys, rest, gone, row_ids[by_time], left)
         return row_ids
 
-    def _fire(self, row_ids: Ints, emit: Emit) -> None:
-        fields = self._fields_of(row_ids)
-        accumulators = self._accumulators(row_ids)
+    def fire(self, row_ids: Ints, emit: Emit) -> None:
+        fields = self.fields_of(row_ids)
+        accumulators = self.accumulators(row_ids)
         ends = accumulators[LAST] + self._gap_ms
-        results = self._results(row_ids, fields, ends, accumulators)
-        self._table.remove(row_ids)
-        self._send(results, ends - 1, emit)
+        results = self.results(row_ids, fields, ends, accumulators)
+        self.table.remove(row_ids)
+        self.send(results, ends - 1, emit)

@@ -34,8 +34,8 @@ _FEW = 16  # components; beside fewer of their size rows are faster taken one by
 
 
 @dataclass
-class Sessions:
-    """Sessions of some keys: of each the number of its key, its first and its last time. At most one touches another
+class Spans:
+    """Spans of some keys: of each the number of its key, its first and its last time. At most one touches another
     one, by a row."""
 
     keys: Ints
@@ -54,7 +54,7 @@ class BatchRuns:
     order: npt.NDArray[np.intp]
     starts: Ints
     lengths: Ints
-    spans: Sessions
+    spans: Spans
 
     def earliest(self) -> tuple[Ints, Ints]:
         """The keys, rising, and the earliest time of each."""
@@ -77,7 +77,7 @@ def runs_of(keys: Ints, times_ms: Ints, gap_ms: int) -> BatchRuns:
     cuts[1:] |= keys[1:] != keys[:-1]
     starts = np.flatnonzero(cuts)
     ends = np.append(starts[1:], len(keys))
-    return BatchRuns(order, starts, ends - starts, Sessions(keys[starts], times_ms[starts], times_ms[ends - 1]))
+    return BatchRuns(order, starts, ends - starts, Spans(keys[starts], times_ms[starts], times_ms[ends - 1]))
 
 
 @dataclass
@@ -91,7 +91,7 @@ class AssignedSessions:
     `end`: rows from there on are not assigned. By the event time of that row a session is over that has to go first;
     then nothing else here counts."""
 
-    sessions: Sessions
+    sessions: Spans
     merged: Mask
     of_row: Ints
     merges: Ints
@@ -103,7 +103,7 @@ class AssignedSessions:
     def begin(self, keys: Ints, first_ms: Ints, last_ms: Ints) -> Ints:
         """More sessions; gives their numbers."""
         own, before = self.sessions, len(self.sessions)
-        self.sessions = Sessions(
+        self.sessions = Spans(
             np.concatenate([own.keys, keys]),
             np.concatenate([own.first_ms, first_ms]),
             np.concatenate([own.last_ms, last_ms]),
@@ -121,7 +121,7 @@ def assign_sessions(
     keys: Ints,
     times_ms: Ints,
     watermarks: int | Ints,
-    opened: Sessions,
+    opened: Spans,
     gap_ms: int,
     any_order: bool,
 ) -> AssignedSessions:
@@ -156,7 +156,7 @@ def assign_sessions(
 
     begun = np.flatnonzero(together & (session < 0))
     session[begun] = known + np.arange(len(begun))
-    sessions = Sessions(
+    sessions = Spans(
         np.concatenate([opened.keys, item_keys[begins[begun]]]),
         np.concatenate([opened.first_ms, first_ms[begun]]),
         np.concatenate([opened.last_ms, last_ms[begun]]),
@@ -194,7 +194,7 @@ def _side_by_side(components: Mask, size: Ints) -> Mask:
     return components & (size <= most)
 
 
-def _rows_of(components: Mask, of_row: Ints, of_opened: Ints, opened: Sessions) -> tuple[Ints, Ints, Ints, Ints]:
+def _rows_of(components: Mask, of_row: Ints, of_opened: Ints, opened: Spans) -> tuple[Ints, Ints, Ints, Ints]:
     """Of some components: the rows, by component and as they came, the component of each, the open sessions by
     component and time, and the component of each."""
     rows = np.flatnonzero(components[of_row])
@@ -260,7 +260,7 @@ def _reached(runs: BatchRuns, of_run: Ints, watermarks: int | Ints, components: 
 
 
 def _are_one(
-    of_row: Ints, times_ms: Ints, watermarks: int | Ints, its_opened: Ints, opened: Sessions, gap_ms: int
+    of_row: Ints, times_ms: Ints, watermarks: int | Ints, its_opened: Ints, opened: Spans, gap_ms: int
 ) -> Mask:
     """Per component whether its rows, as they come, all belong to one session that is never over, which `its_opened` is
     or the first row begins."""

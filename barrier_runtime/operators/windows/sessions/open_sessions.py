@@ -2,7 +2,7 @@
 sessions at a restore; a session is told by its row id there.
 
 The sessions of a key are linked from the newest one back, so that a batch looks only at those that its rows may reach.
-Sessions are looked at again by *due time*: their end as it was when they were last looked at, in steps of a part of the
+Spans are looked at again by *due time*: their end as it was when they were last looked at, in steps of a part of the
 gap. A session that went on meanwhile gets a new due time then, and none when a row is added to it.
 """
 
@@ -14,20 +14,19 @@ import numpy.typing as npt
 
 from barrier_runtime.data.grouping import order_of_ints
 from barrier_runtime.operators.windows.by_start import ByStart
-from barrier_runtime.operators.windows.sessions.assignment import Sessions
+from barrier_runtime.operators.windows.sessions.assignment import Spans
 from barrier_runtime.state.keys.row_index import IntKeys, Key, TupleKeys, tuple_keys
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 _NONE = -1
-STEPS = 16  # of due times in a gap
 _NEVER = -(2**63)
 _PART = 16_384  # sessions that are looked at together
 _NO_ROWS: Ints = np.empty(0, np.int64)
 
 
 class OpenSessions:
-    def __init__(self, key_fields: int, gap_ms: int, steps: int = STEPS) -> None:
+    def __init__(self, key_fields: int, gap_ms: int, steps: int = 16) -> None:
         """`steps`: of due times in a gap. With more of them fewer sessions are looked at in vain, which is worth
         something where many sessions have the same last time, as by the wall clock."""
         self._gap_ms = gap_ms
@@ -80,7 +79,7 @@ class OpenSessions:
     # ---- sessions of a batch
 
     def reached(self, keys: Ints, earliest_ms: Ints, last_ms: Ints) -> tuple[Ints, Ints]:
-        """Sessions of `keys` (each once) that may touch a time from `earliest_ms` of the key on, and per key the newest
+        """Spans of `keys` (each once) that may touch a time from `earliest_ms` of the key on, and per key the newest
         one of the others. `last_ms`: by session."""
         found: list[Ints] = []
         rest = np.full(len(keys), _NONE, np.int64)
@@ -98,10 +97,10 @@ class OpenSessions:
             session = self._older[session]
         return (np.concatenate(found) if found else _NO_ROWS), rest
 
-    def spans(self, row_ids: Ints, last_ms: Ints) -> Sessions:
-        return Sessions(self._key[row_ids], self._first_ms[row_ids], last_ms[row_ids])
+    def spans(self, row_ids: Ints, last_ms: Ints) -> Spans:
+        return Spans(self._key[row_ids], self._first_ms[row_ids], last_ms[row_ids])
 
-    def replace(self, keys: Ints, rest: Ints, gone: Ints, row_ids: Ints, sessions: Sessions) -> None:
+    def replace(self, keys: Ints, rest: Ints, gone: Ints, row_ids: Ints, sessions: Spans) -> None:
         """Now the sessions of `keys` are `row_ids`, by key and time, and before them `rest`. `gone`: row ids that are
         sessions no more, or of another start."""
         capacity = 1 + max((int(ids.max()) for ids in (row_ids, gone) if len(ids)), default=-1)

@@ -14,7 +14,7 @@ first goes on to where it is at that row, and what the row brings goes out in th
 as long as no two have the same key. All others are added as ever, many at a time.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,17 +23,15 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.operators.aggregation.batch_values import RunningOrder
-from barrier_runtime.operators.aggregation.own import AnyAggregate
-from barrier_runtime.operators.aggregation.state_columns import ROWS, Columns
+from barrier_runtime.operators.aggregation.state_columns import ROWS
 from barrier_runtime.operators.base import Emit
-from barrier_runtime.operators.windows.aggregate import FIRINGS
-from barrier_runtime.operators.windows.assigners import Session, lateness_definition
-from barrier_runtime.operators.windows.base import Ints, told_of_windows
 from barrier_runtime.operators.windows.by_start import ByStart
-from barrier_runtime.operators.windows.changed import ByWallClock, ChangedWindows
-from barrier_runtime.operators.windows.sessions.aggregate import LAST, SessionAggregateOperator
+from barrier_runtime.operators.windows.changed import Changed, WallTurns
+from barrier_runtime.operators.windows.early import first_multiple
+from barrier_runtime.operators.windows.entries import FIRINGS, Ints, told_of_windows
+from barrier_runtime.operators.windows.operator import WindowOperator
+from barrier_runtime.operators.windows.sessions.aggregate import LAST, Sessions
 from barrier_runtime.operators.windows.sessions.assignment import LATE, AssignedSessions, assign_sessions, runs_of
-from barrier_runtime.operators.windows.triggers import Every
 from barrier_runtime.state.errors import ProtocolViolation
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
 
@@ -46,75 +44,65 @@ _FEW = 256  # rows that are looked at together behind one that was taken exactly
 _STEPS = 16  # of ends in a gap
 
 
-class SessionUpdatesOperator(ChangedWindows, SessionAggregateOperator):
-    def __init__(
-        self,
-        name: str,
-        keys: Sequence[str],
-        window: Session,
-        event_time: str,
-        aggregates: Mapping[str, AnyAggregate],
-        schema: pa.Schema | None = None,
-        late: bool = False,
-        lateness_ms: int = 0,
-        *,
-        early: Every | None = None,
-    ) -> None:
-        super().__init__(name, keys, window, event_time, aggregates, schema, late)
-        self.definition = lateness_definition(window, lateness_ms)
-        if early is not None:
-            self.definition += f", {early.definition}"
-        self._beside = told_of_windows(updates=True, early=early is not None, retracted=True)
-        self._lateness_ms = lateness_ms
-        self._rows = None if early is None else early.rows
-        self._interval_ms = None if early is None else early.interval_ms
-        self._by_event_time = self._interval_ms is not None and early is not None and early.clock == "event"
+class ToldSessions(Sessions):
+    """Entries of sessions that may be told more than once."""
+
+    def __init__(self, operator: WindowOperator) -> None:
+        trigger = operator.trigger
+        super().__init__(operator, told_of_windows(updates=True, early=trigger is not None, retracted=True))
+        self._rows = None if trigger is None else trigger.rows
+        self._interval_ms = None if trigger is None else trigger.interval_ms
+        self._by_event_time = trigger is not None and trigger.by_event_time
         self._step_ms = max(1, self._gap_ms // _STEPS)
-        self._changed = np.zeros(0, np.bool_)
+        self._changed = Changed()
+        self._turns: WallTurns | None = None
+        if trigger is not None and trigger.by_wall_clock and self._interval_ms is not None:
+            self._turns = WallTurns(operator.context, self._interval_ms, self._changed)
         self._waits = np.zeros(0, np.bool_)  # by row id: is to be told when it is over
         self._ends = ByStart()  # of those that wait, in steps, as they were when they were noted
         self._retracted: list[tuple[Ints, pa.RecordBatch]] = []  # (numbers of the keys, results)
         self._taken: tuple[AssignedSessions, Ints] | None = None  # the rows that were added last, and row ids
 
-    def _more_state(self) -> dict[str, tuple[str, Any]]:
-        return dict.fromkeys((FIRINGS, _TOLD, _TOLD_LAST, _OVER), ("int64", 0))
+    def _more_state(self) -> Mapping[str, tuple[str, Any]]:
+        return dict.fromkeys((LAST, FIRINGS, _TOLD, _TOLD_LAST, _OVER), ("int64", 0))
 
-    def bind(self, columns: pa.Schema) -> None:
-        super().bind(columns)
-        row_ids = self._table.load_all()
-        open_ids = row_ids[self._table.columns[_OVER][row_ids] == 0]
+    def _restored(self) -> None:
+        super()._restored()
+        row_ids = self.table.load_all()
+        open_ids = row_ids[self.table.columns[_OVER][row_ids] == 0]
         self._wait_for_end(open_ids)
         if self._interval_ms is not None:
-            self._mark_quietly(open_ids[self._since(open_ids) > 0])
+            self._mark(open_ids[self._since(open_ids) > 0])
+
+    def _mark(self, row_ids: Ints) -> None:
+        self._changed.mark(row_ids, len(self.table.columns[ROWS]))
 
     # ---- rows
 
-    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
-        self._arrive(emit)
-        while (row := self._early_before(batch)) is not None:
+    def process(self, batch: Batch, emit: Emit) -> None:
+        operator = self.operator
+        operator.arrive(emit)
+        while (cut := self._early_before(batch)) is not None:
+            row, reached_ms = cut
             if row:
                 self._process(batch.slice(0, row), emit)
-                if self._rest is not None:
-                    self._rest = batch.slice(row - len(self._rest))
+                if operator.rest is not None:
+                    operator.rest = batch.slice(row - len(operator.rest))
                     return
-            assert batch.reached is not None
-            if not self._first_goes(batch, row, int(batch.reached[row]), emit):
+            if not operator.first_goes(batch, row, reached_ms, emit):
                 return
             batch = batch.slice(row)
         self._process(batch, emit)
 
-    def _early_before(self, batch: Batch) -> int | None:
-        """The first row before which early results are due by event time."""
-        reached = batch.reached
-        if not self._by_event_time or reached is None or not len(reached) or reached[-1] <= self._watermark_ms:
+    def _early_before(self, batch: Batch) -> tuple[int, int] | None:
+        """The first row before which early results are due by event time, and event time at it."""
+        if not self._by_event_time:
             return None
         assert self._interval_ms is not None
-        later = reached // self._interval_ms > self._watermark_ms // self._interval_ms
-        row = int(np.argmax(later))
-        return row if later[row] else None
+        return first_multiple(batch, self.operator.watermark_ms, self._interval_ms)
 
     def _process(self, batch: Batch, emit: Emit) -> None:
-        times_ms = self._times_of(batch)
+        times_ms = self.operator.times_of(batch)
         if times_ms is None:
             return
         first, looked = 0, len(batch)
@@ -127,7 +115,9 @@ class SessionUpdatesOperator(ChangedWindows, SessionAggregateOperator):
             if plain == len(part):
                 looked *= 2
                 continue
-            if batch.reached is not None and not self._first_goes(batch, first, int(batch.reached[first]), emit):
+            if batch.reached is not None and not self.operator.first_goes(
+                batch, first, int(batch.reached[first]), emit
+            ):
                 return
             exact = batch.slice(first, self._apart(batch.slice(first, _FEW)))
             self._take_exactly(exact, times_ms[first : first + len(exact)], emit)
@@ -135,7 +125,7 @@ class SessionUpdatesOperator(ChangedWindows, SessionAggregateOperator):
 
     def _plain_rows(self, batch: Batch, times_ms: Ints) -> int:
         """How many rows come before the first one that may tell or retract something, or be late."""
-        columns = self._table.columns
+        columns = self.table.columns
         numbers = self._key_numbers(batch.rows)
         runs = runs_of(numbers, times_ms, self._gap_ms)
         keys, earliest_ms = runs.earliest()
@@ -179,8 +169,8 @@ class SessionUpdatesOperator(ChangedWindows, SessionAggregateOperator):
         count = int(seconds.min()) if len(seconds) else len(batch)
         self._open.unused(order.row_ids)
         reached = batch.reached
-        if reached is not None and reached[count - 1] > max(int(reached[0]), self._watermark_ms):
-            count = int(np.argmax(reached > max(int(reached[0]), self._watermark_ms)))
+        if reached is not None and reached[count - 1] > max(int(reached[0]), self.operator.watermark_ms):
+            count = int(np.argmax(reached > max(int(reached[0]), self.operator.watermark_ms)))
         return count
 
     def _take_exactly(self, batch: Batch, times_ms: Ints, emit: Emit) -> None:
@@ -194,7 +184,7 @@ class SessionUpdatesOperator(ChangedWindows, SessionAggregateOperator):
             return
         positions = np.arange(len(batch)) if done.rows is None else done.rows
         row_ids = sessions[done.of_row]
-        over = self._table.columns[LAST][row_ids] + self._gap_ms <= watermarks[positions]
+        over = self.table.columns[LAST][row_ids] + self._gap_ms <= watermarks[positions]
         tells = over if self._rows is None else over | (self._since(row_ids) >= self._rows)
         keys = done.sessions.keys[done.of_row]
         by_key = np.argsort(keys)
@@ -210,7 +200,7 @@ class SessionUpdatesOperator(ChangedWindows, SessionAggregateOperator):
             at = np.concatenate(told_at)
             order = np.argsort(at, kind="stable")
             rows = pa.concat_batches(results).take(pa.array(order))
-            self._send(rows, watermarks[at[order]], emit)
+            self.send(rows, watermarks[at[order]], emit)
 
     def _add_all(self, batch: Batch, times_ms: Ints, emit: Emit) -> None:
         if self._add(batch, times_ms, emit) < len(batch):
@@ -229,7 +219,7 @@ class SessionUpdatesOperator(ChangedWindows, SessionAggregateOperator):
         return max(watermark_ms, WATERMARK_MIN + self._lateness_ms) - self._lateness_ms
 
     def _keep(self, keys: Ints, rest: Ints, done: AssignedSessions, opened: Ints, row_ids: Ints) -> Ints:
-        columns, known = self._table.columns, len(opened)
+        columns, known = self.table.columns, len(opened)
         before = self._open.spans(opened, columns[LAST])
         merged = done.merged[:known]
         moved = (done.sessions.first_ms[:known] < before.first_ms) & ~merged
@@ -249,24 +239,26 @@ class SessionUpdatesOperator(ChangedWindows, SessionAggregateOperator):
         self._wait_for_end(changed)
         if self._interval_ms is not None and len(changed):
             self._mark(changed)
+            if self._turns is not None:
+                self._turns.marked()
         return now
 
     # ---- event time
 
-    def _reach(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        if self._by_event_time and len(self._changed):
+    def reach(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        if self._by_event_time and self._changed.is_used:
             assert self._interval_ms is not None
-            due_ms = (self._watermark_ms // self._interval_ms + 1) * self._interval_ms
-            if due_ms <= watermark_ms and self._changed.any():
+            due_ms = (self.operator.watermark_ms // self._interval_ms + 1) * self._interval_ms
+            if due_ms <= watermark_ms and self._changed:
                 # Until all is told event time stays where it was, so that a restore in between finds the same `due_ms`.
                 yield from self._tell_over(due_ms, emit)  # what is over by then is not told early
-                for row_ids in self._parts(np.flatnonzero(self._changed), self._table.columns[LAST]):
+                for row_ids in self.parts(self._changed.row_ids(), self.table.columns[LAST]):
                     if row_ids is not None:
                         self._tell(row_ids, due_ms - 1, emit)
                     yield
-        self._watermark_ms = watermark_ms
+        self.operator.watermark_ms = watermark_ms
         yield from self._tell_over(watermark_ms, emit)
-        for row_ids in self._open.over(self._kept_from(watermark_ms), self._table.columns[LAST]):
+        for row_ids in self._open.over(self._kept_from(watermark_ms), self.table.columns[LAST]):
             self._remove(row_ids)
             yield
 
@@ -276,14 +268,14 @@ class SessionUpdatesOperator(ChangedWindows, SessionAggregateOperator):
             return
         row_ids = distinct_ints(row_ids)
         row_ids = row_ids[self._waits[row_ids]]
-        over = self._table.columns[LAST][row_ids] <= watermark_ms - self._gap_ms
+        over = self.table.columns[LAST][row_ids] <= watermark_ms - self._gap_ms
         self._note_ends(row_ids[~over])
         yield from self._fire_all(row_ids[over], emit)
 
-    def _reach_floors(self, emit: Emit) -> Iterator[None]:
-        row_ids = self._table.load_all()
+    def reach_floors(self, emit: Emit) -> Iterator[None]:
+        row_ids = self.table.load_all()
         floors = self._floors_of(row_ids)
-        ends = self._table.columns[LAST][row_ids] + self._gap_ms
+        ends = self.table.columns[LAST][row_ids] + self._gap_ms
         waits = self._waits[row_ids] & (ends <= floors)
         gone = row_ids[ends <= np.maximum(floors, WATERMARK_MIN + self._lateness_ms) - self._lateness_ms]
         yield from self._fire_all(row_ids[waits], emit)
@@ -294,11 +286,11 @@ class SessionUpdatesOperator(ChangedWindows, SessionAggregateOperator):
     def _remove(self, row_ids: Ints) -> None:
         self._waits[row_ids] = False
         self._forget_changes(row_ids)
-        self._table.remove(row_ids)
+        self.table.remove(row_ids)
 
     def _wait_for_end(self, row_ids: Ints) -> None:
         """These are to be told when they are over."""
-        missing = len(self._table.columns[ROWS]) - len(self._waits)
+        missing = len(self.table.columns[ROWS]) - len(self._waits)
         if missing > 0:
             self._waits = np.concatenate([self._waits, np.zeros(missing, np.bool_)])
         fresh = row_ids[~self._waits[row_ids]]
@@ -306,55 +298,57 @@ class SessionUpdatesOperator(ChangedWindows, SessionAggregateOperator):
         self._note_ends(fresh)
 
     def _note_ends(self, row_ids: Ints) -> None:
-        self._ends.note(row_ids, (self._table.columns[LAST][row_ids] + self._gap_ms) // self._step_ms)
+        self._ends.note(row_ids, (self.table.columns[LAST][row_ids] + self._gap_ms) // self._step_ms)
 
     # ---- results
 
     def _since(self, row_ids: Ints) -> Ints:
         """Rows since the last result."""
-        columns = self._table.columns
+        columns = self.table.columns
         since: Ints = columns[ROWS][row_ids] - columns[_TOLD][row_ids]
         return since
 
-    def _fire(self, row_ids: Ints, emit: Emit) -> None:
+    def fire(self, row_ids: Ints, emit: Emit) -> None:
         results = self._results_now(row_ids, np.zeros(len(row_ids), np.bool_))
-        ends = self._table.columns[LAST][row_ids] + self._gap_ms
+        ends = self.table.columns[LAST][row_ids] + self._gap_ms
         self._went_out(row_ids)
         self._told_over(row_ids)
-        self._send(results, ends - 1, emit)
+        self.send(results, ends - 1, emit)
+
+    def _forget_changes(self, row_ids: Ints) -> None:
+        self._changed.forget(row_ids, len(self.table.columns[ROWS]))
+
+    def tell_early(self, emit: Emit) -> bool:
+        def tell(row_ids: Ints, emit_ns: int) -> None:
+            self._tell(self.ordered(row_ids), self.operator.watermark_ms, emit, emit_ns)
+
+        return self._turns is not None and self._turns.turn(tell)
 
     def _tell(self, row_ids: Ints, reached_ms: int, emit: Emit, emit_ns: int | None = None) -> None:
         results = self._results_now(row_ids, np.ones(len(row_ids), np.bool_))
         self._went_out(row_ids)
-        self._send(results, np.full(len(row_ids), reached_ms), emit, emit_ns)
+        self.send(results, np.full(len(row_ids), reached_ms), emit, emit_ns)
 
     def _results_now(self, row_ids: Ints, early: npt.NDArray[np.bool_]) -> pa.RecordBatch:
-        columns = self._table.columns
-        accumulators, ends = self._accumulators(row_ids), columns[LAST][row_ids] + self._gap_ms
-        return self._results(row_ids, self._fields_of(row_ids), ends, accumulators, columns[FIRINGS][row_ids], early)
+        columns = self.table.columns
+        accumulators, ends = self.accumulators(row_ids), columns[LAST][row_ids] + self._gap_ms
+        return self.results(row_ids, self.fields_of(row_ids), ends, accumulators, columns[FIRINGS][row_ids], early)
 
     def _retractions(self, row_ids: Ints) -> pa.RecordBatch:
         """The last result of each of these, taken back: of no rows."""
-        columns, storage = self._table.columns, self._plan.storage()
-        nothing: Columns = {
-            name: np.full(len(row_ids), initial, columns[name].dtype) for name, (_, initial) in storage.items()
-        }
+        columns, nothing = self.table.columns, self.initial(len(row_ids))
         ends = columns[_TOLD_LAST][row_ids] + self._gap_ms
         updates = columns[FIRINGS][row_ids]
-        return self._results(row_ids, self._fields_of(row_ids), ends, nothing, updates, retracted=True)
+        return self.results(row_ids, self.fields_of(row_ids), ends, nothing, updates, retracted=True)
 
     def _went_out(self, row_ids: Ints) -> None:
-        columns = self._table.columns
+        columns = self.table.columns
         columns[FIRINGS][row_ids] += 1
         columns[_TOLD][row_ids] = columns[ROWS][row_ids]
         columns[_TOLD_LAST][row_ids] = columns[LAST][row_ids]
-        self._table.mark_dirty(row_ids)
+        self.table.mark_dirty(row_ids)
         self._forget_changes(row_ids)
 
     def _told_over(self, row_ids: Ints) -> None:
-        self._table.columns[_OVER][row_ids] = 1
+        self.table.columns[_OVER][row_ids] = 1
         self._waits[row_ids] = False
-
-
-class WallClockSessionOperator(ByWallClock, SessionUpdatesOperator):
-    """Told early by the wall clock."""

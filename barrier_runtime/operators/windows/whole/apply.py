@@ -8,24 +8,25 @@ import datetime
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.data.rows import Row, RowWriter
 from barrier_runtime.data.schemas import described, fit
-from barrier_runtime.operators.base import Emit, OperatorContext
+from barrier_runtime.operators.aggregation.own import AnyAggregate
+from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.functions.retried_calls import RetriedCall
-from barrier_runtime.operators.keyed.progress import check_same, columns_of
 from barrier_runtime.operators.outputs.failures import NO_KEY, Failures, OnError
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name, user_error
-from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
+from barrier_runtime.operators.windows.aggregate import Windows
 from barrier_runtime.operators.windows.assigners import WindowAssigner
-from barrier_runtime.operators.windows.base import Ints
+from barrier_runtime.operators.windows.entries import Ints
+from barrier_runtime.operators.windows.operator import WindowOperator
+from barrier_runtime.operators.windows.triggers import WindowTrigger
 from barrier_runtime.operators.windows.whole.one_key import ONE_KEY
 from barrier_runtime.operators.windows.whole.window_rows import CHUNKS, TAIL, WindowRows
 from barrier_runtime.state.columns.wide_columns import EMPTY, WIDE
@@ -72,52 +73,33 @@ def milliseconds_of(time: datetime.datetime | None) -> int | None:
     return None if time is None else (time - _EPOCH) // datetime.timedelta(milliseconds=1)
 
 
-class HeldWindowOperator(WindowAggregateOperator):
-    """Windows whose rows are held. A subclass says what becomes of them."""
+class HeldWindows(Windows):
+    """Entries of windows whose rows are held. A subclass says what becomes of them."""
 
-    namespaces: ClassVar[Mapping[str, int]] = {"windows": 1, "rows": 2}
-    _small_at_once = _SMALL_AT_ONCE
-
-    def __init__(
-        self,
-        name: str,
-        keys: Sequence[str],
-        window: WindowAssigner,
-        event_time: str | None,
-        schema: pa.Schema,
-        late: bool,
-    ) -> None:
-        """`schema`: of the input, all of which is held."""
-        super().__init__(name, keys, window, event_time, {}, schema, late)
-        self._columns = tuple(schema.names)
-
-    def _restored_columns(self, stored: pa.Schema) -> pa.Schema:
-        """Held rows are bytes without their schema: other columns, or another order, would read other values."""
-        assert self._declared is not None
-        check_same(columns_of(plain_schema(self._declared), self._columns, self.where), stored, self.where)
-        return stored
+    small_at_once = _SMALL_AT_ONCE
 
     def bind(self, columns: pa.Schema) -> None:
         super().bind(columns)
+        self._columns = columns.names
         self._held_rows = self._holder(columns)
 
     def _holder(self, columns: pa.Schema) -> WindowRows:
-        return WindowRows(self.backend, self._table, columns, self._event_time, self.where)
+        return WindowRows(self.operator.backend, self.table, columns, self.operator.clock.column, self.where)
 
-    def _more_state(self) -> dict[str, tuple[str, Any]]:
+    def _more_state(self) -> Mapping[str, tuple[str, Any]]:
         return {CHUNKS: (WIDE, EMPTY), TAIL: (WIDE, EMPTY)}
 
-    def _add(self, rows: pa.RecordBatch, starts: Ints, batch: Batch, of_row: Ints | None, emit: Emit) -> Ints:
-        row_ids = super()._add(rows, starts, batch, of_row, emit)
+    def add(self, rows: pa.RecordBatch, starts: Ints, batch: Batch, of_row: Ints | None, emit: Emit) -> Ints:
+        row_ids = super().add(rows, starts, batch, of_row, emit)
         if rows.num_rows:
             self._held_rows.add(rows.select(self._columns), row_ids)
         return row_ids
 
     def _fire_parts(self, row_ids: Ints, emit: Emit) -> Iterator[None]:
-        for part in self._parts(row_ids):
+        for part in self.parts(row_ids):
             if part is not None:
                 for few in self._few(part):
-                    self._fire(few, emit)
+                    self.fire(few, emit)
                     yield
             else:
                 yield
@@ -126,23 +108,23 @@ class HeldWindowOperator(WindowAggregateOperator):
         """`row_ids`, some at once that are all small or are not."""
         small = self._held_rows.are_small(row_ids)
         for run in np.split(row_ids, np.flatnonzero(np.diff(small)) + 1):
-            at_once = self._small_at_once if small[0] else _AT_ONCE
+            at_once = self.small_at_once if small[0] else _AT_ONCE
             small = small[len(run) :]
             yield from np.split(run, range(at_once, len(run), at_once))
 
-    def _fire(self, row_ids: Ints, emit: Emit) -> None:
+    def fire(self, row_ids: Ints, emit: Emit) -> None:
         """`row_ids`: see `_few`."""
         results = Results(self, emit)
-        state_keys = self._table.keys_of(row_ids)
+        state_keys = self.table.keys_of(row_ids)
         if self._held_rows.are_small(row_ids[:1])[0]:
             self._add_small(row_ids, state_keys, results)
         else:
             for row_id, state_key in zip(row_ids.tolist(), state_keys, strict=True):
                 results.add_all(self._results_of(row_id, state_key), state_key)
         results.flush()
-        self._remove(row_ids)
+        self.remove(row_ids)
 
-    def _written(self, rows: list[tuple[list[Row], StateKey]]) -> pa.RecordBatch:
+    def written(self, rows: list[tuple[list[Row], StateKey]]) -> pa.RecordBatch:
         """Rows, with the window that they are of, as they go out."""
         raise NotImplementedError
 
@@ -154,57 +136,60 @@ class HeldWindowOperator(WindowAggregateOperator):
         """What goes out for a window."""
         raise NotImplementedError
 
-    def _remove(self, row_ids: Ints) -> None:
+    def remove(self, row_ids: Ints) -> None:
         self._held_rows.remove(row_ids)
-        super()._remove(row_ids)
+        super().remove(row_ids)
 
 
-class ApplyOperator(HeldWindowOperator):
+@dataclass(frozen=True)
+class Applied:
+    """The content of `apply`: a user's function of the rows of each window."""
+
+    function: Callable[[Any, TimeWindow, Any], Any]
+    output: pa.Schema  # of what the function gives
+    batches: bool = False  # it is called with an iterator of record batches in place of a table
+    on_error: OnError | Retry = "fail"  # what becomes of a window for which it raises
+    holds_rows = True
+
+    @property
+    def aggregates(self) -> Mapping[str, AnyAggregate]:
+        return {}
+
+    def definition(self, window: WindowAssigner, lateness_ms: int = 0, trigger: WindowTrigger | None = None) -> str:
+        return f"{window.definition}, all rows"
+
+    def entries(self, operator: WindowOperator) -> Windows:
+        return AppliedWindows(operator, self)
+
+
+class AppliedWindows(HeldWindows):
     """A user's function of the rows of each window."""
 
-    def __init__(
-        self,
-        name: str,
-        keys: Sequence[str],
-        window: WindowAssigner,
-        event_time: str | None,
-        function: Callable[[Any, TimeWindow, Any], Any],
-        schema: pa.Schema,
-        output: pa.Schema,
-        late: bool = False,
-        batches: bool = False,
-        on_error: OnError | Retry = "fail",
-    ) -> None:
-        """`output`: of what the function gives. `batches`: it is called with an iterator of record batches in place of
-        a table. `on_error`: what becomes of a window for which it raises."""
-        super().__init__(name, keys, window, event_time, schema, late)
-        self.definition = applied_definition(window)
+    def __init__(self, operator: WindowOperator, content: Applied) -> None:
+        super().__init__(operator)
+        function, on_error = content.function, content.on_error
         self._function = function
-        self._given = output
-        self._batches = batches
-        self._said = f"{function_name(function)} of operator {name!r}"
-        self._writer = RowWriter(self._said, output)
+        self._given = content.output
+        self._batches = content.batches
+        self._said = f"{function_name(function)} of operator {operator.name!r}"
+        self._writer = RowWriter(self._said, content.output)
         self._results: Callable[..., Iterable[Part]] = self._results_for
         self._failures = None
         if isinstance(on_error, Retry):
             said = function_name(function)
             self._results = RetriedCall(self._all_results_for, on_error, False, what="window", said=said)
         elif on_error != "fail":
-            self._failures = Failures(on_error, name, function_name(function))
+            self._failures = Failures(on_error, operator.name, function_name(function))
+            self._failures.opened(operator.context)
 
-    def open(self, context: OperatorContext) -> None:
-        super().open(context)
-        if self._failures is not None:
-            self._failures.opened(context)
-
-    def _fire(self, row_ids: Ints, emit: Emit) -> None:
+    def fire(self, row_ids: Ints, emit: Emit) -> None:
         failures = self._failures
         if failures is None:
-            super()._fire(row_ids, emit)
+            super().fire(row_ids, emit)
             return
         failures.begin(None)
-        super()._fire(row_ids, emit)
-        failures.flush(emit, self._emit_ns)
+        super().fire(row_ids, emit)
+        failures.flush(emit, self.operator.rows_emit_ns)
 
     def _results_of(self, row_id: int, state_key: StateKey) -> Iterator[Part]:
         held = self._held_rows
@@ -223,7 +208,7 @@ class ApplyOperator(HeldWindowOperator):
         """`given`: gives the window's rows, as often as the function is called with them."""
         keys, start_ms = state_key[:-1], state_key[-1]
         key = self.codec.user_key(keys) if keys else None
-        span = (start_ms, start_ms + self._window.size_ms) if self._window.bounded else (None, None)
+        span = (start_ms, self.window.last_ms(start_ms) + 1) if self.window.bounded else (None, None)
         try:
             results = self._results(key, TimeWindow(*span), given)
             yield from results if self._failures is None else list(results)
@@ -237,8 +222,8 @@ class ApplyOperator(HeldWindowOperator):
         return user_error(
             error,
             function=function_name(self._function),
-            operator=self.name,
-            subtask=self.context.subtask,
+            operator=self.operator.name,
+            subtask=self.operator.context.subtask,
             key=self.codec.user_key(state_key[:-1]) if state_key[:-1] else None,
         )
 
@@ -251,13 +236,13 @@ class ApplyOperator(HeldWindowOperator):
     def _failed_window(self, failures: Failures, error: Exception, row_id: int, state_key: StateKey) -> None:
         """Nothing goes out for this window, whose rows may be more than memory has room for: they are only counted."""
         *keys, start_ms = state_key
-        end_ms, told = start_ms + self._window.size_ms, dict[str, Any]({"rows": self._held_rows.count_of(row_id)})
-        if self._window.bounded:
+        end_ms, told = self.window.last_ms(start_ms) + 1, dict[str, Any]({"rows": self._held_rows.count_of(row_id)})
+        if self.window.bounded:
             window = TimeWindow(start_ms, end_ms)
             told = {"window_start": window.start, "window_end": window.end, **told}
-        key = NO_KEY if self._key_columns == (ONE_KEY,) else self.codec.user_key(tuple(keys))
-        event_time_ms = end_ms - 1 if self._window.bounded else None
-        failures.add(error, None, end_ms - 2 if self._by_row else None, key, event_time_ms, told)
+        key = NO_KEY if self.operator.key_columns == (ONE_KEY,) else self.codec.user_key(tuple(keys))
+        event_time_ms = end_ms - 1 if self.window.bounded else None
+        failures.add(error, None, end_ms - 2 if self.operator.by_row else None, key, event_time_ms, told)
 
     def _in_parts(self, result: Any) -> Iterator[Part]:
         """What the function gave: a table, a record batch, a row, or any number of them."""
@@ -288,7 +273,7 @@ class ApplyOperator(HeldWindowOperator):
         if rows:
             yield rows
 
-    def _written(self, rows: list[tuple[list[Row], StateKey]]) -> pa.RecordBatch:
+    def written(self, rows: list[tuple[list[Row], StateKey]]) -> pa.RecordBatch:
         try:
             return self._writer.batch([row for its, _ in rows for row in its])
         except InvalidJob:
@@ -310,16 +295,11 @@ class ApplyOperator(HeldWindowOperator):
         return fit(rows, self._given, self._said)
 
 
-def applied_definition(window: WindowAssigner) -> str:
-    """Stored with the state and compared with at a restore."""
-    return f"{window.definition}, all rows"
-
-
 class Results:
     """Results of some windows, as few batches."""
 
-    def __init__(self, operator: HeldWindowOperator, emit: Emit) -> None:
-        self._operator = operator
+    def __init__(self, windows: HeldWindows, emit: Emit) -> None:
+        self._windows = windows
         self._emit = emit
         self._begin()
 
@@ -349,8 +329,8 @@ class Results:
         self._write_rows()
         if self._count:
             # Event time just before the results of a window.
-            reached = np.repeat(np.array(self._starts) + (self._operator._window.size_ms - 2), self._counts)
-            self._operator._send(pa.concat_batches(self._batches), reached, self._emit)
+            reached = np.repeat(self._windows.window.ends(np.array(self._starts)) - 2, self._counts)
+            self._windows.send(pa.concat_batches(self._batches), reached, self._emit)
         self._begin()
 
     def _counted(self, starts: Sequence[int], counts: Sequence[int]) -> None:
@@ -362,5 +342,5 @@ class Results:
 
     def _write_rows(self) -> None:
         if self._rows:
-            self._batches.append(self._operator._written(self._rows))
+            self._batches.append(self._windows.written(self._rows))
             self._rows = []

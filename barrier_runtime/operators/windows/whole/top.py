@@ -1,6 +1,7 @@
 """The n rows of each window that are greatest, or least, by a column. While a window is open only those are held."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,37 +10,49 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.data.grouping import stable_order
+from barrier_runtime.operators.aggregation.own import AnyAggregate
+from barrier_runtime.operators.windows.aggregate import Windows
 from barrier_runtime.operators.windows.assigners import WindowAssigner
-from barrier_runtime.operators.windows.base import SPAN, Ints
-from barrier_runtime.operators.windows.whole.apply import HeldWindowOperator, Results
+from barrier_runtime.operators.windows.entries import SPAN, Ints
+from barrier_runtime.operators.windows.operator import WindowOperator
+from barrier_runtime.operators.windows.triggers import WindowTrigger
+from barrier_runtime.operators.windows.whole.apply import HeldWindows, Results
 from barrier_runtime.operators.windows.whole.window_rows import TAIL, Bools, WindowRows
 from barrier_runtime.state.columns.wide_columns import EMPTY, lengths
 
 RANK = "rank"  # column of the output: 1, 2, …
 
 
-class TopOperator(HeldWindowOperator):
-    _small_at_once = 2_048
+@dataclass(frozen=True)
+class Top:
+    """The content of `top`: the `n` rows of each window that are greatest by a column, or least."""
 
-    def __init__(
-        self,
-        name: str,
-        keys: Sequence[str],
-        window: WindowAssigner,
-        event_time: str | None,
-        n: int,
-        by: str,
-        largest: bool,
-        schema: pa.Schema,
-        late: bool = False,
-    ) -> None:
-        super().__init__(name, keys, window, event_time, schema, late)
-        self.definition = top_definition(window, n, by, largest)
-        self._n, self._by, self._largest = n, by, largest
+    n: int
+    by: str
+    largest: bool = True
+    holds_rows = True
+
+    @property
+    def aggregates(self) -> Mapping[str, AnyAggregate]:
+        return {}
+
+    def definition(self, window: WindowAssigner, lateness_ms: int = 0, trigger: WindowTrigger | None = None) -> str:
+        return f"{window.definition}, the {self.n} {'largest' if self.largest else 'smallest'} by {self.by}"
+
+    def entries(self, operator: WindowOperator) -> Windows:
+        return TopWindows(operator, self)
+
+
+class TopWindows(HeldWindows):
+    small_at_once = 2_048
+
+    def __init__(self, operator: WindowOperator, content: Top) -> None:
+        super().__init__(operator)
+        self._content = content
 
     def _holder(self, columns: pa.Schema) -> WindowRows:
-        self._top_output = top_schema(columns, self._window.bounded)
-        return _TopRows(self._n, self._by, self._largest, self.backend, self._table, columns, None, self.where)
+        self._top_output = top_schema(columns, self.window.bounded)
+        return _TopRows(self._content, self.operator.backend, self.table, columns, None, self.where)
 
     def _results_of(self, row_id: int, state_key: tuple[Any, ...]) -> Iterator[pa.RecordBatch]:
         for rows in self._held_rows.batches_of(row_id):
@@ -54,8 +67,8 @@ class TopOperator(HeldWindowOperator):
         """The rows of windows, one behind the other, as they go out."""
         ranks = pa.array(np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts) + 1)
         beside = [ranks]
-        if self._window.bounded:
-            times = (np.repeat(starts, counts), np.repeat(starts + self._window.size_ms, counts))
+        if self.window.bounded:
+            times = (np.repeat(starts, counts), np.repeat(self.window.ends(starts), counts))
             beside = [*(pa.array(time).view(field.type) for field, time in zip(SPAN, times, strict=True)), ranks]
         return pa.RecordBatch.from_arrays([*rows.columns, *beside], schema=self._top_output)
 
@@ -63,11 +76,11 @@ class TopOperator(HeldWindowOperator):
 class _TopRows(WindowRows):
     """By rank: a tail, or one chunk."""
 
-    def __init__(self, n: int, by: str, largest: bool, *rest: Any) -> None:
+    def __init__(self, content: Top, *rest: Any) -> None:
         super().__init__(*rest)
-        self._n = n
-        self._by = by
-        self._sort: Any = "descending" if largest else "ascending"
+        self._n = content.n
+        self._by = content.by
+        self._sort: Any = "descending" if content.largest else "ascending"
 
     def _ranked(self, rows: pa.RecordBatch) -> npt.NDArray[np.intp]:
         """The order of rows; of equal ones the older is first, NaN is the greatest number, nulls are last."""
@@ -116,8 +129,3 @@ class _TopRows(WindowRows):
 def top_schema(schema: pa.Schema, bounded: bool) -> pa.Schema:
     """The input's columns, `window_start` and `window_end` of windows that have them, `rank`."""
     return pa.schema([*schema, *(SPAN if bounded else ()), pa.field(RANK, pa.int64())])
-
-
-def top_definition(window: WindowAssigner, n: int, by: str, largest: bool) -> str:
-    """Stored with the state and compared with at a restore."""
-    return f"{window.definition}, the {n} {'largest' if largest else 'smallest'} by {by}"

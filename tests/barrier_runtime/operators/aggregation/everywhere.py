@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 from operator_harness import Driven, Kind, World
+from window_operators import aggregating
 
 from barrier_runtime.coordinator.checkpoints.agreement import disagreement
 from barrier_runtime.data.elements import WATERMARK_MAX, Batch
@@ -17,9 +18,7 @@ from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.partitioning import hash_partition
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
 from barrier_runtime.operators.base import Operator
-from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.assigners import Session, Sliding, Tumbling
-from barrier_runtime.operators.windows.sessions.aggregate import SessionAggregateOperator
 
 MS = datetime.timedelta(milliseconds=1)
 SIZE, GAP = 100, 10
@@ -32,9 +31,9 @@ def operator_of(step: str, aggregates: Mapping[str, Any], schema: pa.Schema | No
     if step == "running":
         return RunningAggregateOperator("a", ["k"], aggregates, schema)
     if step == "session":
-        return SessionAggregateOperator("a", ["k"], Session(GAP * MS), "t", aggregates, schema)
+        return aggregating("a", ["k"], Session(GAP * MS), "t", aggregates, schema)
     window = Tumbling(SIZE * MS) if step == "tumbling" else Sliding(SIZE * MS, SIZE // 4 * MS)
-    return WindowAggregateOperator("a", ["k"], window, "t", aggregates, schema)
+    return aggregating("a", ["k"], window, "t", aggregates, schema)
 
 
 class Slots:

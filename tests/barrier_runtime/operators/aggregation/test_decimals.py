@@ -7,21 +7,22 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from operator_harness import Driven, World
+from window_operators import aggregating
 
 from barrier_runtime import CollectSink, Dataflow
 from barrier_runtime.data.elements import WATERMARK_MAX
 from barrier_runtime.operators.aggregation.functions import Aggregate, max_, mean, min_, sum_
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
-from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.assigners import Tumbling
+from barrier_runtime.operators.windows.operator import WindowOperator
 from barrier_runtime.state.errors import InvalidJob
 
 WINDOW = Tumbling(datetime.timedelta(milliseconds=100))
 MOST = 10**38 - 1
 
 
-def windowed(**aggregates: Aggregate) -> WindowAggregateOperator:
-    return WindowAggregateOperator("w", ["k"], WINDOW, "t", aggregates)
+def windowed(**aggregates: Aggregate) -> WindowOperator:
+    return aggregating("w", ["k"], WINDOW, "t", aggregates)
 
 
 def running(**aggregates: Aggregate) -> RunningAggregateOperator:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, Kind, World
+from window_operators import aggregating
 
 from barrier_runtime import CollectSink, Dataflow
 from barrier_runtime.data.elements import WATERMARK_MAX
@@ -17,8 +18,8 @@ from barrier_runtime.operators.aggregation.functions import Aggregate, max_, mea
 from barrier_runtime.operators.aggregation.plan import plan_aggregates
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
 from barrier_runtime.operators.keyed.progress import VALUE, Progress, schema_bytes
-from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.assigners import Tumbling
+from barrier_runtime.operators.windows.operator import WindowOperator
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from tests.drawn import examples
@@ -28,8 +29,8 @@ SCHEMA = pa.schema([("k", pa.string()), ("t", pa.int64()), ("v", pa.int64())])
 WINDOW = Tumbling(datetime.timedelta(milliseconds=100))
 
 
-def windowed(**aggregates: Aggregate) -> WindowAggregateOperator:
-    return WindowAggregateOperator("w", ["k"], WINDOW, "t", aggregates)
+def windowed(**aggregates: Aggregate) -> WindowOperator:
+    return aggregating("w", ["k"], WINDOW, "t", aggregates)
 
 
 def running(**aggregates: Aggregate) -> RunningAggregateOperator:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, Kind, World
+from window_operators import aggregating
 
 from barrier_runtime import Dataflow
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
@@ -44,8 +45,8 @@ from barrier_runtime.operators.aggregation.plan import plan_aggregates
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
 from barrier_runtime.operators.aggregation.state_columns import Columns
 from barrier_runtime.operators.base import Emit
-from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.assigners import Sliding, Tumbling
+from barrier_runtime.operators.windows.operator import WindowOperator
 from barrier_runtime.state.errors import InvalidJob
 from tests.barrier_runtime.operators.aggregation.oracle import Row, expected, same
 from tests.drawn import examples
@@ -176,9 +177,9 @@ def test_running_values_equal_those_row_by_row_in_any_batches_over_restarts(
 def test_windows_equal_the_model_with_late_rows_windows_that_fired_and_restarts(
     aggregates: dict[str, Aggregate], fed: list[tuple[list[Row], bool, int]], slide: int
 ) -> None:
-    def made() -> WindowAggregateOperator:
+    def made() -> WindowOperator:
         window = Tumbling(SIZE * MS) if slide == SIZE else Sliding(SIZE * MS, slide * MS)
-        return WindowAggregateOperator("w", ["k"], window, "t", aggregates)
+        return aggregating("w", ["k"], window, "t", aggregates)
 
     world, windows = World(), defaultdict(list)
     watermark, model, found = WATERMARK_MIN, [], []
@@ -323,7 +324,7 @@ def test_variances_of_values_far_from_zero_are_those_of_numpy(keys: int, middle:
     random = np.random.default_rng(1)
     values = middle + random.standard_normal(4_000)
     of_key = np.arange(4_000) % keys
-    window = WindowAggregateOperator("w", ["k"], Tumbling(SIZE * MS), "t", {str(each): each for each in NUMBERS})
+    window = aggregating("w", ["k"], Tumbling(SIZE * MS), "t", {str(each): each for each in NUMBERS})
     driven = Driven(window)
     for start in range(0, 4_000, 1_300):
         part = slice(start, start + 1_300)

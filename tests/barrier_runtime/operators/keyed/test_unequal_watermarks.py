@@ -10,22 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, Slots
+from window_operators import aggregating
 
 from barrier_runtime.data.elements import WATERMARK_MIN, Batch
 from barrier_runtime.data.partitioning import hash_partition
 from barrier_runtime.operators.aggregation.functions import count
 from barrier_runtime.operators.deduplication.operator import DeduplicateOperator
 from barrier_runtime.operators.keyed.progress import VALUE
-from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.assigners import Tumbling
+from barrier_runtime.operators.windows.operator import WindowOperator
 from tests.drawn import examples
 
 SIZE = 100
 KEYS = list(range(40))
 
 
-def window() -> WindowAggregateOperator:
-    return WindowAggregateOperator("w", ["k"], Tumbling(datetime.timedelta(milliseconds=SIZE)), "t", {"n": count()})
+def window() -> WindowOperator:
+    return aggregating("w", ["k"], Tumbling(datetime.timedelta(milliseconds=SIZE)), "t", {"n": count()})
 
 
 def once() -> DeduplicateOperator:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from operator_harness import Driven, World, entries_left
+from window_operators import applying
 
 from barrier_runtime import (
     BatchKeys,
@@ -34,7 +35,7 @@ from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.functions.batch_functions import MapBatchesOperator
 from barrier_runtime.operators.functions.row_functions import FilterOperator, FlatMapOperator, MapOperator
 from barrier_runtime.operators.outputs.failures import ERROR_SCHEMA, ERRORS
-from barrier_runtime.operators.windows.whole.apply import ApplyOperator, TimeWindow
+from barrier_runtime.operators.windows.whole.apply import TimeWindow
 from barrier_runtime.testing import KeyedHarness
 
 Row = dict[str, Any]
@@ -549,7 +550,7 @@ def test_a_window_that_failed_is_gone_and_what_it_gave_before_is_not_given(form:
             checked(batch.slice(0, 1).to_pylist()[0])
 
     time = "at" if form.bounded else None
-    operator = ApplyOperator("w", ["k"], form, time, several, SCHEMA, NUMBER, batches=True, on_error="side")
+    operator = applying("w", ["k"], form, time, several, SCHEMA, NUMBER, batches=True, on_error="side")
     driven = Driven(operator, tags=[ERRORS], name="w")
     driven.feed([{"k": "good", "n": 1, "at": when(1)}, {"k": "bad", "n": 3, "at": when(2)}], SCHEMA)
     driven.watermark(WATERMARK_MAX)

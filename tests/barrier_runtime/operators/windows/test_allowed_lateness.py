@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, Kind, Slots, World, entries_left, held_in_memory
 from window_models import Rows, actions_of, driven_beside, plain
+from window_operators import aggregating
 
 from barrier_runtime import CollectSink, Dataflow, Session, Sliding, Tumbling, count, first, mean, sum_
 from barrier_runtime.data.elements import WATERMARK_MIN
-from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
-from barrier_runtime.operators.windows.base import LATE
-from barrier_runtime.operators.windows.sessions.updates import SessionUpdatesOperator
+from barrier_runtime.operators.windows.operator import LATE, WindowOperator
 from barrier_runtime.state.errors import InvalidJob
 from tests.drawn import examples
 
@@ -24,10 +23,10 @@ SIZE, SLIDE, LATENESS = 20, 10, 15
 SCHEMA = pa.schema([("k", pa.string()), ("t", pa.int64()), ("v", pa.int64()), ("x", pa.float64())])
 
 
-def operator(slide: int = SIZE) -> WindowAggregateOperator:
+def operator(slide: int = SIZE) -> WindowOperator:
     window = Tumbling(SIZE * MS) if slide == SIZE else Sliding(SIZE * MS, slide * MS)
     aggregates = {"n": count(), "total": sum_("v"), "sum_x": sum_("x"), "mean_v": mean("v"), "first_v": first("v")}
-    return WindowAggregateOperator("w", ["k"], window, "t", aggregates, SCHEMA, late=True, lateness_ms=LATENESS)
+    return aggregating("w", ["k"], window, "t", aggregates, SCHEMA, late=True, lateness_ms=LATENESS)
 
 
 def driven(slide: int = SIZE) -> Driven:
@@ -155,7 +154,7 @@ def test_a_late_row_refines_a_window_that_fired_before_a_restore_at_another_para
 @pytest.mark.parametrize("kind", ["memory", "rocksdb"])
 def test_a_snapshot_has_no_row_and_no_file_of_windows_whose_lateness_is_over(kind: Kind, session: bool) -> None:
     """The gap of the session is the size of the window, whose rows are all at its start."""
-    made = SessionUpdatesOperator("w", ["k"], Session(SIZE * MS), "t", {"n": count()}, lateness_ms=LATENESS)
+    made = aggregating("w", ["k"], Session(SIZE * MS), "t", {"n": count()}, lateness_ms=LATENESS)
     it = Driven(made if session else operator(), World(kind), name="w", tags=[] if session else [LATE])
     it.feed([row(f"k{n}", 0) for n in range(1_000)], SCHEMA)
     empty = {"records.kv", "CURRENT"}  # what the store writes without rows, and the list of files of RocksDB
@@ -235,7 +234,7 @@ def test_what_lateness_cannot_be_is_refused_with_the_remedy() -> None:
 
 def test_another_lateness_is_another_definition_and_none_is_that_of_older_releases() -> None:
     def definition(lateness_ms: int) -> str:
-        return WindowAggregateOperator("w", ["k"], Tumbling(SIZE * MS), "t", {}, lateness_ms=lateness_ms).definition
+        return aggregating("w", ["k"], Tumbling(SIZE * MS), "t", {}, lateness_ms=lateness_ms).definition
 
     assert definition(0) == "tumbling 0:00:00.020000"
     assert definition(5) == "tumbling 0:00:00.020000, allowed lateness 0:00:00.005000"

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Slots
+from window_operators import aggregating
 
 from barrier_runtime import (
     CollectSink,
@@ -24,7 +25,6 @@ from barrier_runtime import (
     sum_,
 )
 from barrier_runtime.data.elements import WATERMARK_MAX
-from barrier_runtime.operators.windows.count import CountWindowOperator
 from barrier_runtime.operators.windows.whole.one_key import ONE_KEY
 from barrier_runtime.state.errors import InvalidJob
 from tests.drawn import examples
@@ -75,7 +75,7 @@ def test_each_n_rows_of_a_key_are_a_window_over_restarts_and_the_rest_is_dropped
     of: tuple[int, int | None], actions: list[Any]
 ) -> None:
     size, slide = of
-    slots = Slots(lambda: CountWindowOperator("w", ["k"], Count(size, slide), None, AGGREGATES, SCHEMA), 1)
+    slots = Slots(lambda: aggregating("w", ["k"], Count(size, slide), None, AGGREGATES, SCHEMA), 1)
     fed: Rows = []
     found: Rows = []
     for number, what in enumerate(actions):
@@ -178,9 +178,8 @@ def test_what_they_cannot_be_is_refused_with_the_remedy() -> None:
             Count(rows)  # type: ignore[arg-type]
     with pytest.raises(InvalidJob, match="leave event_time out"):
         keyed.window("w", Count(3), event_time="t")
-    windows = keyed.window("w", Count(3), early=Every(rows=1))
     with pytest.raises(InvalidJob, match="leave early= out"):
-        windows.aggregate(n=count())
+        keyed.window("w", Count(3), early=Every(rows=1))
     windows = keyed.window("w", Count(3))
     with pytest.raises(InvalidJob, match="not for Count windows"):
         windows.top(1, by="v")

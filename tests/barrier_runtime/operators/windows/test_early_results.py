@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, Slots, World, entries_left, held_in_memory
 from window_models import Rows, actions_of, driven_beside, plain
+from window_operators import aggregating
 
 from barrier_runtime import (
     CollectSink,
@@ -28,10 +29,8 @@ from barrier_runtime import (
     sum_,
 )
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
-from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.assigners import WindowAssigner
-from barrier_runtime.operators.windows.base import LATE
-from barrier_runtime.operators.windows.early import EarlyWindowOperator, WallClockWindowOperator
+from barrier_runtime.operators.windows.operator import LATE, WindowOperator
 from barrier_runtime.state.errors import InvalidJob
 from tests.drawn import examples
 
@@ -45,9 +44,10 @@ def window(slide: int) -> WindowAssigner:
     return Tumbling(SIZE * MS) if slide == SIZE else Sliding(SIZE * MS, slide * MS)
 
 
-def operator(early: Every, slide: int = SIZE, lateness_ms: int = 0) -> EarlyWindowOperator:
-    kind = WallClockWindowOperator if early.clock == "processing" else EarlyWindowOperator
-    return kind("w", ["k"], window(slide), "t", AGGREGATES, SCHEMA, late=True, lateness_ms=lateness_ms, early=early)
+def operator(early: Every, slide: int = SIZE, lateness_ms: int = 0) -> WindowOperator:
+    return aggregating(
+        "w", ["k"], window(slide), "t", AGGREGATES, SCHEMA, late=True, lateness_ms=lateness_ms, early=early
+    )
 
 
 def row(k: str | None, t: int, v: int | None = 1, x: float = 0.5) -> dict[str, Any]:
@@ -210,7 +210,7 @@ class Flow:
     """What a tumbling window gives of these rows."""
 
     def __init__(self, early: Every | None, rows: Rows, reached: Any) -> None:
-        made = operator(early) if early else WindowAggregateOperator("w", ["k"], window(SIZE), "t", AGGREGATES, SCHEMA)
+        made = operator(early) if early else aggregating("w", ["k"], window(SIZE), "t", AGGREGATES, SCHEMA)
         it = Driven(made, name="w")
         if rows:
             it.feed(rows, SCHEMA, reached=reached)

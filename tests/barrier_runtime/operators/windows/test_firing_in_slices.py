@@ -10,15 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, Kind, Slots, World
+from window_operators import aggregating, slicing
 
 from barrier_runtime import CollectSink, Dataflow, Every, Session, Sliding, Tumbling, count, sum_
 from barrier_runtime.data.elements import WATERMARK_MAX
 from barrier_runtime.operators.base import Operator
 from barrier_runtime.operators.windows import firing
-from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
-from barrier_runtime.operators.windows.early import EarlyWindowOperator
-from barrier_runtime.operators.windows.sessions.aggregate import SessionAggregateOperator
-from barrier_runtime.operators.windows.sliding import SlidingAggregateOperator
 from tests.drawn import examples
 
 MS = datetime.timedelta(milliseconds=1)
@@ -36,16 +33,14 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def operator(kind: str) -> Operator:
     if kind == "session":
-        return SessionAggregateOperator("w", ["k"], Session(10 * MS), "t", AGGREGATES)
+        return aggregating("w", ["k"], Session(10 * MS), "t", AGGREGATES)
     if kind == "sliding":
-        return SlidingAggregateOperator("w", ["k"], Sliding(20 * MS, 10 * MS), "t", AGGREGATES)
+        return slicing("w", ["k"], Sliding(20 * MS, 10 * MS), "t", AGGREGATES)
     window = Sliding(20 * MS, 10 * MS) if kind == "sliding windows" else Tumbling(20 * MS)
     lateness_ms = 15 if "lateness" in kind else 0
     if "early" in kind:
-        return EarlyWindowOperator(
-            "w", ["k"], window, "t", AGGREGATES, lateness_ms=lateness_ms, early=Every(interval=7 * MS)
-        )
-    return WindowAggregateOperator("w", ["k"], window, "t", AGGREGATES, lateness_ms=lateness_ms)
+        return aggregating("w", ["k"], window, "t", AGGREGATES, lateness_ms=lateness_ms, early=Every(interval=7 * MS))
+    return aggregating("w", ["k"], window, "t", AGGREGATES, lateness_ms=lateness_ms)
 
 
 def rows(text: bool, many: int = MANY, seed: int = 1) -> pa.RecordBatch:

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, World
+from window_operators import aggregating, slicing
 
 from barrier_runtime import CollectSink, Dataflow, Session, Sliding, Tumbling, count, stddev
-from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
-from barrier_runtime.operators.windows.base import LATE
-from barrier_runtime.operators.windows.sliding import SlidingAggregateOperator
+from barrier_runtime.operators.windows.operator import LATE
 from barrier_runtime.state.errors import InvalidJob
 from tests.drawn import examples
 
@@ -25,7 +24,7 @@ def rows_at(*times: int) -> list[dict[str, Any]]:
     return [{"k": "a", "t": t, "other": [n]} for n, t in enumerate(times)]
 
 
-def driven(window: Any, world: World | None = None, restored: Any = (), kind: Any = WindowAggregateOperator) -> Driven:
+def driven(window: Any, world: World | None = None, restored: Any = (), kind: Any = aggregating) -> Driven:
     made = kind("w", ["k"], window, "t", {"n": count()}, SCHEMA, late=True)
     return Driven(made, world, restored, name="w", tags=[LATE])
 
@@ -37,9 +36,9 @@ def late_rows(it: Driven) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("window", "kind"),
     [
-        (Tumbling(10 * MS), WindowAggregateOperator),
-        (Sliding(20 * MS, 5 * MS), WindowAggregateOperator),
-        (Sliding(20 * MS, 5 * MS), SlidingAggregateOperator),
+        (Tumbling(10 * MS), aggregating),
+        (Sliding(20 * MS, 5 * MS), aggregating),
+        (Sliding(20 * MS, 5 * MS), slicing),
     ],
 )
 @examples(80)
@@ -77,7 +76,7 @@ def test_rows_in_time_and_late_rows_are_all_rows(
     assert "late_rows" not in world.metrics.counts
 
 
-@pytest.mark.parametrize("kind", [WindowAggregateOperator, SlidingAggregateOperator])
+@pytest.mark.parametrize("kind", [aggregating, slicing])
 def test_a_row_that_is_late_for_some_of_its_windows_counts_in_the_others_and_is_not_late(kind: Any) -> None:
     it = driven(Sliding(20 * MS, 5 * MS), kind=kind)
     it.watermark(19)  # [0, 20) is over, and all before it

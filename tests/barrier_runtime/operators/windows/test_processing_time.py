@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from operator_harness import Driven, World, entries_left, held_in_memory
 from silent_source import TIMED_OUT, SilentSource
 from subtask_bench import Bench
+from window_operators import aggregating, applying, topping
 
 from barrier_runtime import (
     CollectSink,
@@ -32,18 +33,9 @@ from barrier_runtime import (
 from barrier_runtime.data.elements import WATERMARK_MAX, Barrier, Batch, EndOfInput, Idle, Watermark
 from barrier_runtime.data.partitioning import hash_partition
 from barrier_runtime.operators.base import OperatorContext
-from barrier_runtime.operators.windows import base, firing
-from barrier_runtime.operators.windows.base import SPAN
-from barrier_runtime.operators.windows.processing_time import (
-    ProcessingTimeApplyOperator,
-    ProcessingTimeCountingOperator,
-    ProcessingTimeCountingSessionOperator,
-    ProcessingTimeEarlyOperator,
-    ProcessingTimeEarlySessionOperator,
-    ProcessingTimeSessionOperator,
-    ProcessingTimeTopOperator,
-    ProcessingTimeWindowOperator,
-)
+from barrier_runtime.operators.windows import firing
+from barrier_runtime.operators.windows import operator as operator_module
+from barrier_runtime.operators.windows.entries import SPAN
 from barrier_runtime.operators.windows.whole.apply import TimeWindow
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
@@ -65,20 +57,10 @@ APPLIED = pa.schema([("k", pa.string()), *SPAN, ("total", pa.int64())])
 
 def operator(window: Window, form: Form = "aggregate") -> Any:
     if form == "apply":
-        return ProcessingTimeApplyOperator("w", ["k"], window, None, total_of, SCHEMA, APPLIED)
+        return applying("w", ["k"], window, None, total_of, SCHEMA, APPLIED, wall=True)
     if form == "top":
-        return ProcessingTimeTopOperator("w", ["k"], window, None, 1_000, "v", True, SCHEMA)
-    kinds = {
-        ("aggregate", False): ProcessingTimeWindowOperator,
-        ("by rows", False): ProcessingTimeCountingOperator,
-        ("by time", False): ProcessingTimeEarlyOperator,
-        ("aggregate", True): ProcessingTimeSessionOperator,
-        ("by rows", True): ProcessingTimeCountingSessionOperator,
-        ("by time", True): ProcessingTimeEarlySessionOperator,
-    }
-    more: dict[str, Any] = {"early": EARLY[form]} if form in EARLY else {}
-    kind: Any = kinds[form, isinstance(window, Session)]
-    return kind("w", ["k"], window, None, {"total": sum_("v")}, SCHEMA, **more)
+        return topping("w", ["k"], window, None, 1_000, "v", True, SCHEMA, wall=True)
+    return aggregating("w", ["k"], window, None, {"total": sum_("v")}, SCHEMA, early=EARLY.get(form), wall=True)
 
 
 def total_of(key: str, window: TimeWindow, table: pa.Table) -> dict[str, Any]:
@@ -253,7 +235,7 @@ def run(
     """Rows with when they came by the wall clock, each of another power of two; and what came of them."""
     with (
         held_in_memory(held),
-        patch.object(base, "SLICE_STEPS", 1),
+        patch.object(operator_module, "SLICE_STEPS", 1),
         patch.object(firing, "FEW_TUPLES", 2),
         patch.object(firing, "PART", 1),
     ):
@@ -508,7 +490,11 @@ def test_windows_of_an_idle_subtask_are_told_and_leave_it_idle_also_in_slices() 
     world.wall_ms = 1_000
     subtask = bench(world, inputs=2)
     keys = [f"key {number:03}" for number in range(9)]
-    with patch.object(base, "SLICE_STEPS", 1), patch.object(firing, "FEW_TUPLES", 2), patch.object(firing, "PART", 1):
+    with (
+        patch.object(operator_module, "SLICE_STEPS", 1),
+        patch.object(firing, "FEW_TUPLES", 2),
+        patch.object(firing, "PART", 1),
+    ):
         subtask.feed((0, batch(*((key, 1) for key in keys))), (0, Watermark(5)), (0, Idle()), (1, Idle()))
         assert subtask.emitted() == [Idle()]
         world.wall_ms = 1_020

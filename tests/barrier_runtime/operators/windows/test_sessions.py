@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, Kind, World
+from window_operators import aggregating
 
 from barrier_runtime import Session, count, first, last, max_, mean, min_, stddev, sum_
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.partitioning import hash_partition
-from barrier_runtime.operators.windows.base import LATE
+from barrier_runtime.operators.windows.operator import LATE, WindowOperator
 from barrier_runtime.operators.windows.sessions import assignment
-from barrier_runtime.operators.windows.sessions.aggregate import SessionAggregateOperator
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from tests.drawn import examples
@@ -43,11 +43,11 @@ EITHER = pytest.mark.parametrize("aggregates", [AGGREGATES, IN_ANY_ORDER], ids=[
 Rows = list[dict[str, Any]]
 
 
-def operator(gap: int = GAP, aggregates: Any = None, late: bool = True) -> SessionAggregateOperator:
-    return SessionAggregateOperator("s", ["k"], Session(gap * MS), "t", aggregates or AGGREGATES, late=late)
+def operator(gap: int = GAP, aggregates: Any = None, late: bool = True) -> WindowOperator:
+    return aggregating("s", ["k"], Session(gap * MS), "t", aggregates or AGGREGATES, late=late)
 
 
-def driven(made: SessionAggregateOperator | None = None, *rest: Any, **more: Any) -> Driven:
+def driven(made: WindowOperator | None = None, *rest: Any, **more: Any) -> Driven:
     return Driven(made or operator(), *rest, name="s", tags=[LATE], **more)
 
 
@@ -152,9 +152,7 @@ class Slots:
             world = World("memory", subtask, parallelism)
             shared = old.subtasks[0].world if old else (self.subtasks[0].world if self.subtasks else world)
             world.store, world._numbers = shared.store, shared._numbers
-            made = SessionAggregateOperator(
-                "s", ["k"], Session(gap * MS), "t", {"n": count(), "total": sum_("v")}, late=True
-            )
+            made = aggregating("s", ["k"], Session(gap * MS), "t", {"n": count(), "total": sum_("v")}, late=True)
             self.subtasks.append(Driven(made, world, restored, name="s", tags=[LATE]))
 
     def feed(self, rows: Rows) -> None:
@@ -399,7 +397,7 @@ def test_rows_of_one_key_that_join_hundreds_of_sessions_backwards_are_one_sessio
 
 
 def test_integer_keys_are_taken_for_tuples_from_the_first_null_on() -> None:
-    made = SessionAggregateOperator("s", ["k"], Session(GAP * MS), "t", {"n": count()})
+    made = aggregating("s", ["k"], Session(GAP * MS), "t", {"n": count()})
     schema = pa.schema([("k", pa.int32()), ("t", pa.int64())])
     it = driven(made)
     it.feed([{"k": 7, "t": 0}, {"k": 8, "t": 0}], schema)
@@ -446,4 +444,4 @@ def beside_model(actions: list[tuple[str, Any]], aggregates: dict[str, Any]) -> 
     assert collected + it.rows == [{k: v for k, v in each.items() if k not in left_out} for each in model.out]
     assert late == model.late
     if any(action.endswith("rows") for action, _ in actions):
-        assert it.operator._table.entries == len(it.operator._open) == 0  # type: ignore[attr-defined]
+        assert it.operator._table.entries == len(it.operator.entries._open) == 0  # type: ignore[attr-defined]

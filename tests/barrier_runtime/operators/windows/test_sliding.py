@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, Slots, World, entries_left, held_in_memory
+from window_operators import aggregating, slicing
 
 from barrier_runtime import Sliding, count, first, last, max_, mean, min_, sum_, variance
 from barrier_runtime.data.elements import WATERMARK_MAX
 from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.windows import firing
-from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
-from barrier_runtime.operators.windows.sliding import SlidingAggregateOperator
+from barrier_runtime.operators.windows.operator import WindowOperator
 from barrier_runtime.state.backend import keyed_backend
 from barrier_runtime.state.errors import InvalidJob
 from tests.drawn import examples
@@ -30,12 +30,12 @@ AGGREGATES: dict[str, AnyAggregate] = {"n": count(), "total": sum_("v"), "low": 
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.int64()), ("v", pa.int64())])
 
 
-def sliced(aggregates: dict[str, AnyAggregate] = AGGREGATES) -> SlidingAggregateOperator:
-    return SlidingAggregateOperator("op", ["k"], WINDOW, "t", aggregates, SCHEMA)
+def sliced(aggregates: dict[str, AnyAggregate] = AGGREGATES) -> WindowOperator:
+    return slicing("op", ["k"], WINDOW, "t", aggregates, SCHEMA)
 
 
-def windowed() -> WindowAggregateOperator:
-    return WindowAggregateOperator("op", ["k"], WINDOW, "t", AGGREGATES, SCHEMA)
+def windowed() -> WindowOperator:
+    return aggregating("op", ["k"], WINDOW, "t", AGGREGATES, SCHEMA)
 
 
 def rows(*rows: tuple[int, int], v: int = 1) -> list[dict[str, int]]:
@@ -149,7 +149,7 @@ def test_an_entry_is_a_slice_and_is_gone_once_its_last_window_is_over() -> None:
     assert sorted(table.keys_of(table.load_all())) == [(1, 3), (1, 13), (2, 13)]
     it.watermark(42)
     assert sorted(table.keys_of(table.load_all())) == [(1, 13), (2, 13)]
-    assert it.operator._keys.limit  # type: ignore[attr-defined]
+    assert it.operator.entries._keys.limit  # type: ignore[attr-defined]
     it.watermark(52)
     assert table.entries == 0
 
@@ -160,7 +160,7 @@ def test_numbers_of_keys_are_used_again() -> None:
     for number in range(60):
         it.feed(rows(*[(number * 100 + k, number * 10) for k in range(100)]), SCHEMA)
         it.watermark(number * 10 - 10)
-    assert it.operator._keys.limit < 1_500  # type: ignore[attr-defined]
+    assert it.operator.entries._keys.limit < 1_500  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.decimal128(20, 3), pa.float64(), pa.timestamp("us")])
@@ -181,7 +181,7 @@ def test_values_of_all_kinds_are_added_up(kind: pa.DataType) -> None:
         for n in range(80)
     ]
     results = []
-    for make in (WindowAggregateOperator, SlidingAggregateOperator):
+    for make in (aggregating, slicing):
         it = Driven(make("op", ["k"], WINDOW, "t", aggregates, schema))
         it.feed(given_, schema)
         it.watermark(WATERMARK_MAX)
@@ -197,7 +197,7 @@ def test_bits_of_a_sum_of_floats_depend_on_slices_and_not_on_batches_or_what_wen
     ]
     sums = []
     for cuts in ([90], [1] * 90, [17, 30, 43]):
-        it, at = Driven(SlidingAggregateOperator("op", ["k"], WINDOW, "t", {"x": sum_("v")}, schema)), 0
+        it, at = Driven(slicing("op", ["k"], WINDOW, "t", {"x": sum_("v")}, schema)), 0
         for many in cuts:
             it.feed(given_[at : at + many], schema)
             at += many
@@ -235,7 +235,7 @@ def test_state_of_windows_goes_on_as_windows() -> None:
     it.operator.close()
     it = Driven(sliced(), world, (again,))
     it.feed(rows((1, 26), (3, 50)), SCHEMA)
-    assert not it.operator._in_slices  # type: ignore[attr-defined]
+    assert not it.operator.entries.in_slices  # type: ignore[attr-defined]
     it.watermark(WATERMARK_MAX)
     # key and count of [3, 43), [13, 53), [23, 63) and [33, 73), and of [43, 83) with the row of key 3 alone
     assert [(each["k"], each["n"]) for each in it.take()] == [
@@ -252,7 +252,7 @@ def test_slices_become_windows_when_an_aggregate_comes_that_does_not_add_up() ->
     evolved = sliced(AGGREGATES | {"v1": first("v"), "spread": variance("v")})
     it = Driven(evolved, world, (stored(sliced(), world),))
     it.feed(rows((1, 26), (3, 50), v=5), SCHEMA)
-    assert not it.operator._in_slices  # type: ignore[attr-defined]
+    assert not it.operator.entries.in_slices  # type: ignore[attr-defined]
     snapshot = it.snapshot(2)
     it.operator.close()
     it = Driven(sliced(AGGREGATES | {"v1": first("v"), "spread": variance("v")}), world, (snapshot,))

@@ -12,15 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, Kind, Slots, World
+from window_operators import applying, topping
 
 from barrier_runtime import CollectSink, Dataflow, Every, Global, Session, Sliding, Tumbling, count
 from barrier_runtime.data.elements import WATERMARK_MAX
-from barrier_runtime.operators.windows import base
+from barrier_runtime.operators.windows import operator as operator_module
 from barrier_runtime.operators.windows.assigners import WindowAssigner
-from barrier_runtime.operators.windows.base import LATE
+from barrier_runtime.operators.windows.operator import LATE, WindowOperator
 from barrier_runtime.operators.windows.whole import window_rows
-from barrier_runtime.operators.windows.whole.apply import ApplyOperator, TimeWindow
-from barrier_runtime.operators.windows.whole.top import TopOperator, top_schema
+from barrier_runtime.operators.windows.whole.apply import TimeWindow
+from barrier_runtime.operators.windows.whole.top import top_schema
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
 from barrier_runtime.state.values import bytes_table
 from tests.drawn import examples
@@ -41,12 +42,12 @@ def batches_as_text(key: Any, window: TimeWindow, batches: Iterator[pa.RecordBat
     yield pa.Table.from_pylist([as_text(key, window, pa.Table.from_pylist(rows, SCHEMA))], OUT)
 
 
-def operator(window: WindowAssigner, form: str) -> ApplyOperator | TopOperator:
+def operator(window: WindowAssigner, form: str) -> WindowOperator:
     event_time = "t" if window.bounded else None
     if form == "top":
-        return TopOperator("w", ["k"], window, event_time, 3, "v", True, SCHEMA, late=window.bounded)
+        return topping("w", ["k"], window, event_time, 3, "v", True, SCHEMA, late=window.bounded)
     function: Any = batches_as_text if form == "batches" else as_text
-    return ApplyOperator("w", ["k"], window, event_time, function, SCHEMA, OUT, window.bounded, form == "batches")
+    return applying("w", ["k"], window, event_time, function, SCHEMA, OUT, window.bounded, form == "batches")
 
 
 class Model:
@@ -137,7 +138,7 @@ def test_windows_have_what_sorting_all_rows_gives_over_restarts_at_any_paralleli
     assert plain(late + late_rows(slots)) == plain(model.late)
     for driven in slots.driven:
         assert not len(driven.operator._table.load_all())  # type: ignore[attr-defined]
-        assert not list(driven.operator._held_rows._chunks.scan())  # type: ignore[attr-defined]
+        assert not list(driven.operator.entries._held_rows._chunks.scan())  # type: ignore[attr-defined]
 
 
 def late_rows(slots: Slots) -> Rows:
@@ -162,7 +163,7 @@ def test_what_is_held_is_in_the_snapshot_and_what_came_after_it_is_not(form: str
 
 
 def test_many_windows_are_given_in_slices_and_in_the_order_of_window_and_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "SLICE_STEPS", 1)  # a quick machine would do them in one
+    monkeypatch.setattr(operator_module, "SLICE_STEPS", 1)  # a quick machine would do them in one
     it = Driven(operator(WINDOWS[0], "table"), tags=[LATE])
     rows = [{"k": f"{number:03}", "t": number % 40, "v": 1, "s": ""} for number in reversed(range(300))]
     it.feed(rows, SCHEMA)
@@ -184,7 +185,7 @@ def test_a_window_larger_than_a_chunk_is_read_in_parts_that_are_in_order_and_not
         assert times == sorted(times)
         return {"k": key, "start": 0, "seen": str(len(times))}
 
-    it = Driven(ApplyOperator("w", ["k"], Tumbling(10_000 * MS), "t", sizes_of, SCHEMA, OUT, batches=True))
+    it = Driven(applying("w", ["k"], Tumbling(10_000 * MS), "t", sizes_of, SCHEMA, OUT, batches=True))
     for first in range(0, 9_000, 100):  # in disorder of up to 150
         times = [max(0, first + (number * 37) % 150 - 50) for number in range(100)]
         it.feed([{"k": "a", "t": time, "v": 1, "s": "x" * 10} for time in times], SCHEMA)
@@ -207,7 +208,7 @@ def test_rows_that_wait_to_be_written_are_bounded_in_bytes_whatever_their_size(
         rows = [{"k": "ab"[at % 2], "t": number * 10 + at, "v": number, "s": "x" * size} for at in range(4)]
         it.feed(rows, SCHEMA)
         model.feed(rows)
-        most = max(most, it.operator._held_rows._chunks.memory_bytes())  # type: ignore[attr-defined]
+        most = max(most, it.operator.entries._held_rows._chunks.memory_bytes())  # type: ignore[attr-defined]
         if number == 40:
             snapshot = it.snapshot(1)
             it.operator.close()
@@ -233,7 +234,7 @@ def test_rows_that_wait_to_be_written_are_bounded_in_bytes_whatever_their_size(
     ids=["None", "no rows", "empty table", "row", "rows", "other order and narrower type"],
 )
 def test_a_function_may_give_a_table_rows_or_nothing(result: Any, rows: Rows) -> None:
-    it = Driven(ApplyOperator("w", ["k"], WINDOWS[0], "t", lambda key, window, table: result, SCHEMA, OUT))
+    it = Driven(applying("w", ["k"], WINDOWS[0], "t", lambda key, window, table: result, SCHEMA, OUT))
     it.feed([{"k": "a", "t": 1, "v": 1, "s": ""}], SCHEMA)
     it.watermark(WATERMARK_MAX)
     assert it.rows == rows
@@ -251,7 +252,7 @@ def test_what_goes_wrong_in_a_function_is_told_with_its_key(function: Any, said:
     def of_window(key: Any, window: TimeWindow, table: pa.Table) -> Any:
         return function(key) if key == "the key" else {"k": key, "start": 1, "seen": ""}
 
-    it = Driven(ApplyOperator("w", ["k"], WINDOWS[0], "t", of_window, SCHEMA, OUT))
+    it = Driven(applying("w", ["k"], WINDOWS[0], "t", of_window, SCHEMA, OUT))
     it.feed([{"k": key, "t": 1, "v": 1, "s": ""} for key in ("a", "the key", "z")], SCHEMA)
     with pytest.raises(UserCodeError, match="the key") as raised:
         it.watermark(WATERMARK_MAX)
@@ -261,7 +262,7 @@ def test_what_goes_wrong_in_a_function_is_told_with_its_key(function: Any, said:
 @pytest.mark.parametrize("form", [len, str, pa.Table.to_pandas])
 def test_what_is_no_result_of_a_window_is_told_with_what_would_be(form: Any) -> None:
     """A frame is iterated by its names, a text by its letters."""
-    it = Driven(ApplyOperator("w", ["k"], WINDOWS[0], "t", lambda k, w, t: form(t), SCHEMA, OUT))
+    it = Driven(applying("w", ["k"], WINDOWS[0], "t", lambda k, w, t: form(t), SCHEMA, OUT))
     it.feed([{"k": "a", "t": 1, "v": 1, "s": ""}], SCHEMA)
     with pytest.raises(UserCodeError, match=r"returned (int|str|DataFrame): return a pyarrow\.Table"):
         it.watermark(WATERMARK_MAX)
@@ -274,7 +275,7 @@ def test_what_a_function_does_with_a_row_after_it_gave_it_changes_no_result() ->
         row.update(as_text(key, window, table))
         return row
 
-    it = Driven(ApplyOperator("w", ["k"], WINDOWS[0], "t", same, SCHEMA, OUT))
+    it = Driven(applying("w", ["k"], WINDOWS[0], "t", same, SCHEMA, OUT))
     it.feed([{"k": key, "t": 1, "v": 1, "s": ""} for key in "abc"], SCHEMA)
     it.watermark(WATERMARK_MAX)
     assert [row["k"] for row in it.rows] == ["a", "b", "c"]
@@ -319,7 +320,7 @@ def test_nan_is_the_greatest_number_of_a_ranking_however_its_rows_are_cut(kind: 
     schema = pa.schema([("k", pa.string()), ("t", pa.int64()), ("v", kind), ("n", pa.int64())])
     for cut in (1, 3, 10):
         for n in (1, 2, 4, 9, 12):
-            top = TopOperator("w", ["k"], WINDOWS[0], "t", n, "v", largest, schema)
+            top = topping("w", ["k"], WINDOWS[0], "t", n, "v", largest, schema)
             driven, numbers = Driven(top), np.arange(10)
             for first in range(0, 10, cut):
                 some = numbers[first : first + cut]

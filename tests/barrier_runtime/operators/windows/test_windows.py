@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from operator_harness import Driven, Kind, World, entries_left, held_in_memory
+from window_operators import aggregating, slicing
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.operators.aggregation.functions import count, max_, mean, min_, sum_
-from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
 from barrier_runtime.operators.windows.assigners import Sliding, Tumbling, WindowAssigner
-from barrier_runtime.operators.windows.sliding import SlidingAggregateOperator
+from barrier_runtime.operators.windows.operator import WindowOperator
 from barrier_runtime.state.errors import InvalidJob
 from tests.drawn import examples
 
@@ -41,8 +41,8 @@ UTC = datetime.timezone.utc
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def operator(window: WindowAssigner = WINDOW) -> WindowAggregateOperator:
-    kind = SlidingAggregateOperator if isinstance(window, Sliding) else WindowAggregateOperator
+def operator(window: WindowAssigner = WINDOW) -> WindowOperator:
+    kind = slicing if isinstance(window, Sliding) else aggregating
     return kind("w", ["a", "b"], window, "t", AGGREGATES)
 
 
@@ -213,7 +213,7 @@ def test_a_row_of_a_window_that_fired_is_late_also_after_a_recovery() -> None:
 def test_few_windows_of_many_that_fired_before_a_barrier_do_not_come_back_at_restore(kind: Kind, key: Any) -> None:
     """R3: the snapshot is a delta then, and names what is gone."""
     world = World(kind)
-    made = WindowAggregateOperator("w", ["k"], WINDOW, "t", {"n": count()})
+    made = aggregating("w", ["k"], WINDOW, "t", {"n": count()})
     driven = Driven(made, world, name="w")
     driven.feed([{"k": key(k), "t": OFFSET + (0 if k < 20 else 500)} for k in range(1_000)])
     driven.snapshot(1)
@@ -222,7 +222,7 @@ def test_few_windows_of_many_that_fired_before_a_barrier_do_not_come_back_at_res
     assert len(driven.take()) == 20
     snapshot = driven.snapshot(2)
     made.close()
-    restored = Driven(WindowAggregateOperator("w", ["k"], WINDOW, "t", {"n": count()}), world, (snapshot,), name="w")
+    restored = Driven(aggregating("w", ["k"], WINDOW, "t", {"n": count()}), world, (snapshot,), name="w")
     restored.watermark(WATERMARK_MAX)
     assert {row["k"] for row in restored.rows} == {key(k) for k in range(20, 1_000)}
     assert len(restored.rows) == 980
@@ -273,7 +273,7 @@ def test_the_smallest_and_greatest_integers_are_themselves() -> None:
 def test_keys_and_extremes_keep_their_type(kind: pa.DataType, values: list[Any]) -> None:
     key = "g" if pa.types.is_duration(kind) or pa.types.is_time(kind) else "k"
     columns = {"k": pa.array(values, kind), "g": pa.array([1, 0]), "t": pa.array([0, 1])}
-    driven = Driven(WindowAggregateOperator("w", [key], WINDOW, "t", {"lo": min_("k"), "hi": max_("k")}))
+    driven = Driven(aggregating("w", [key], WINDOW, "t", {"lo": min_("k"), "hi": max_("k")}))
     driven.feed(pa.RecordBatch.from_pydict(columns))
     driven.watermark(WATERMARK_MAX)
     result = driven.batches[0].rows
@@ -283,7 +283,7 @@ def test_keys_and_extremes_keep_their_type(kind: pa.DataType, values: list[Any])
 
 
 def test_a_key_of_fewer_than_whole_microseconds_is_refused_with_the_remedy() -> None:
-    driven = Driven(WindowAggregateOperator("w", ["k"], WINDOW, "t", {"n": count()}))
+    driven = Driven(aggregating("w", ["k"], WINDOW, "t", {"n": count()}))
     keys = pa.array([1_000_000_001], pa.timestamp("ns"))
     with pytest.raises(InvalidJob, match="round it to microseconds before key_by"):
         driven.feed(pa.RecordBatch.from_pydict({"k": keys, "t": pa.array([0])}))
@@ -292,7 +292,7 @@ def test_a_key_of_fewer_than_whole_microseconds_is_refused_with_the_remedy() -> 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_event_times_of_every_unit_fall_into_the_same_window(unit: str) -> None:
     times = pa.array([at(-1000), at(2000)]).cast(pa.timestamp(unit, "UTC"))
-    driven = Driven(WindowAggregateOperator("w", ["k"], Tumbling(datetime.timedelta(seconds=1)), "t", {"n": count()}))
+    driven = Driven(aggregating("w", ["k"], Tumbling(datetime.timedelta(seconds=1)), "t", {"n": count()}))
     driven.feed(pa.RecordBatch.from_pydict({"k": pa.array([1, 1]), "t": times}))
     driven.watermark(WATERMARK_MAX)
     assert [r["window_start"] for r in driven.rows] == [at(-1000), at(2000)]
@@ -304,13 +304,13 @@ def test_a_row_without_event_time_is_an_error_with_the_remedy() -> None:
 
 
 def test_a_key_that_is_nan_is_an_error_with_the_remedy() -> None:
-    driven = Driven(WindowAggregateOperator("w", ["k"], WINDOW, "t", {"n": count()}))
+    driven = Driven(aggregating("w", ["k"], WINDOW, "t", {"n": count()}))
     with pytest.raises(InvalidJob, match="key column 'k' holds NaN"):
         driven.feed([{"k": math.nan, "t": 1}])
 
 
 def test_minus_zero_and_zero_are_one_key() -> None:
-    driven = Driven(WindowAggregateOperator("w", ["k"], WINDOW, "t", {"n": count()}))
+    driven = Driven(aggregating("w", ["k"], WINDOW, "t", {"n": count()}))
     driven.feed([{"k": -0.0, "t": 1}, {"k": 0.0, "t": 1}])
     driven.watermark(WATERMARK_MAX)
     assert [r["n"] for r in driven.rows] == [2]
@@ -323,7 +323,7 @@ def test_state_of_other_types_is_refused_at_restore_with_both() -> None:
     snapshot = driven.snapshot(1)
     other = SCHEMA.set(1, pa.field("b", pa.string()))
     with pytest.raises(InvalidJob, match=r"made of .*b: int32.* now its rows have .*b: string"):
-        Driven(WindowAggregateOperator("w", ["a", "b"], WINDOW, "t", AGGREGATES, other), world, (snapshot,), name="w")
+        Driven(aggregating("w", ["a", "b"], WINDOW, "t", AGGREGATES, other), world, (snapshot,), name="w")
 
 
 def test_results_carry_the_latest_emission_time_seen() -> None:
@@ -336,7 +336,7 @@ def test_results_carry_the_latest_emission_time_seen() -> None:
 
 @pytest.mark.slow
 def test_many_results_come_in_batches_of_bounded_size() -> None:
-    driven = Driven(WindowAggregateOperator("w", ["k"], WINDOW, "t", {"n": count()}))
+    driven = Driven(aggregating("w", ["k"], WINDOW, "t", {"n": count()}))
     driven.feed(pa.RecordBatch.from_pydict({"k": pa.array(range(70_000)), "t": pa.array([0] * 70_000)}))
     driven.watermark(WATERMARK_MAX)
     assert max(batch.rows.num_rows for batch in driven.batches) <= 16_384
@@ -372,14 +372,14 @@ def test_a_negative_offset_gives_the_windows_of_the_positive_one() -> None:
 
 @pytest.mark.parametrize("time", [WATERMARK_MAX, WATERMARK_MAX - SIZE + 1, WATERMARK_MIN, WATERMARK_MIN + SIZE - 1])
 def test_a_row_whose_window_reaches_beyond_64_bits_is_refused_and_does_not_vanish(time: int) -> None:
-    driven = Driven(WindowAggregateOperator("w", ["k"], WINDOW, "t", {"n": count()}))
+    driven = Driven(aggregating("w", ["k"], WINDOW, "t", {"n": count()}))
     driven.feed([{"k": 1, "t": 0}])
     with pytest.raises(InvalidJob, match=f"window 'w'.* {time} ms in column 't'.*never be over: filter or correct"):
         driven.feed([{"k": 1, "t": 5}, {"k": 1, "t": time}])
 
 
 def test_windows_up_to_the_limits_of_64_bits_are_given() -> None:
-    driven = Driven(WindowAggregateOperator("w", ["k"], WINDOW, "t", {"first": min_("t")}))
+    driven = Driven(aggregating("w", ["k"], WINDOW, "t", {"first": min_("t")}))
     times = [WATERMARK_MIN + SIZE, WATERMARK_MAX - SIZE]
     driven.feed([{"k": 1, "t": time} for time in times])
     driven.watermark(WATERMARK_MAX)

@@ -9,12 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from operator_harness import Driven, Slots, World, entries_left, held_in_memory
+from window_operators import aggregating, slicing
 
 from barrier_runtime import Sliding, Tumbling, count, first, max_, sum_
 from barrier_runtime.data.elements import WATERMARK_MAX, Batch
-from barrier_runtime.operators.windows import aggregate, base, firing
-from barrier_runtime.operators.windows.aggregate import WindowAggregateOperator
-from barrier_runtime.operators.windows.sliding import SlidingAggregateOperator
+from barrier_runtime.operators.windows import aggregate, firing
+from barrier_runtime.operators.windows import operator as operator_module
+from barrier_runtime.operators.windows.operator import WindowOperator
 from barrier_runtime.state.columns import column_table
 from barrier_runtime.state.keys.key_groups import key_groups_of_int64
 
@@ -33,18 +34,18 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, value in {"FEW": 100, "FEW_TUPLES": 100, "PART": 20, "_CHUNK": 200}.items():
         monkeypatch.setattr(firing, name, value)
     monkeypatch.setattr(column_table, "_MOST_REMOVED", 10)
-    for module in (base, aggregate):  # slices end by what they have done, however slow the machine is
+    for module in (operator_module, aggregate):  # slices end by what they have done, however slow the machine is
         monkeypatch.setattr(module, "SLICE_S", 600.0)
     with held_in_memory(HELD):
         yield
 
 
-def operator(kind: str) -> WindowAggregateOperator:
+def operator(kind: str) -> WindowOperator:
     if kind == "sliding":
         adding_up = {"n": count(), "total": sum_("v"), "v1": max_("v")}
-        return SlidingAggregateOperator("w", ["k"], Sliding(20 * MS, 10 * MS), "t", adding_up)
+        return slicing("w", ["k"], Sliding(20 * MS, 10 * MS), "t", adding_up)
     window = Sliding(20 * MS, 10 * MS) if kind == "sliding windows" else Tumbling(20 * MS)
-    return WindowAggregateOperator("w", ["k"], window, "t", AGGREGATES, lateness_ms=15 if kind == "lateness" else 0)
+    return aggregating("w", ["k"], window, "t", AGGREGATES, lateness_ms=15 if kind == "lateness" else 0)
 
 
 def batches(text: bool = False, many: int = MANY) -> list[pa.RecordBatch]:
@@ -106,7 +107,7 @@ def test_rows_that_come_for_windows_on_disk_are_given_back_after_a_slice(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(aggregate, "_ROWS_ON_DISK", 7)
-    monkeypatch.setattr(base, "SLICE_STEPS", 2)
+    monkeypatch.setattr(operator_module, "SLICE_STEPS", 2)
     it, slices = Driven(operator(kind), World("rocksdb"), name="w"), 0
     it.operator.stops = True  # as a subtask says that takes them back
     for number, rows in enumerate(batches()):
@@ -131,7 +132,7 @@ def test_rows_that_come_for_windows_on_disk_are_given_back_after_a_slice(
 @pytest.mark.slow
 def test_a_slice_has_few_key_groups_and_rows_of_a_key_stay_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aggregate, "_ROWS_ON_DISK", 50)
-    monkeypatch.setattr(base, "SLICE_STEPS", 1)
+    monkeypatch.setattr(operator_module, "SLICE_STEPS", 1)
     it = Driven(operator("tumbling"), World("rocksdb"), name="w")
     for rows in batches():
         it.feed(rows)

@@ -1,0 +1,219 @@
+"""The clocks of windows: which time a row has, and how far time has come.
+
+By *event time* a row has the time in one of its columns, and watermarks from upstream say how far time has come.
+
+By the *wall clock* a row has the time at which it comes, by the clock of its subtask: nothing is late, and nothing
+waits. All rows of a batch have the time that the clock says when the batch comes. What is over by then goes out before
+them, so the watermark of these windows is the clock less one millisecond: it is in snapshots as the watermark of event
+time is, and floors, slices and restores are those of event time. That of upstream is only forwarded.
+
+    what happens            what comes of it
+    rows                    windows that are over go out, then the rows get the time; the slot is woken at the next end
+    a wake-up, a turn       windows that are over go out, in slices
+    a watermark             nothing
+    the end of the input    all windows go out, since no row comes any more
+    a restore               the clock goes on from what snapshots say, or from the machine's where that is further: so
+                            no row is in a window that has gone out. What is over by then goes out in the first turn
+Early results by the wall clock come in turns in which no window is over.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.data.elements import WATERMARK_MAX, Batch
+from barrier_runtime.data.event_time import check_event_time_type, event_times_ms
+from barrier_runtime.data.grouping import extremes
+from barrier_runtime.operators.base import Emit, OperatorContext
+from barrier_runtime.operators.keyed.wall_clock import WakeUps, WallClock
+from barrier_runtime.state.errors import InvalidJob
+
+if TYPE_CHECKING:
+    from barrier_runtime.operators.windows.operator import WindowOperator
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class EventTime:
+    """`column`: None of windows that rows belong to whatever their time."""
+
+    column: str | None = None
+    is_wall_clock = False
+
+    def definition(self, definition: str) -> str:
+        """`definition` of windows, by this clock."""
+        return definition
+
+    def of(self, operator: "WindowOperator") -> "Time":
+        return _EventTime(operator, self.column)
+
+
+@dataclass(frozen=True)
+class WallTime:
+    """Windows of the times at which rows come."""
+
+    column: str | None = None
+    is_wall_clock = True
+
+    def definition(self, definition: str) -> str:
+        return f"{definition}, by the wall clock"
+
+    def of(self, operator: "WindowOperator") -> "Time":
+        return _WallTime(operator)
+
+
+class Time(Protocol):
+    """The time of one subtask."""
+
+    def opened(self, context: OperatorContext) -> None:
+        """State is restored."""
+
+    def check(self, columns: pa.Schema) -> None:
+        """Raises `InvalidJob` where the column of the time has a type that is no time."""
+
+    def begins(self, batch: Batch, emit: Emit) -> Batch | None:
+        """The rows as windows are to take them; None: not now, they were given back."""
+
+    def took_rows(self) -> None:
+        """Windows have taken them."""
+
+    def times_of(self, rows: pa.RecordBatch) -> tuple[Ints, int]:
+        """Time of each of these rows, and the lowest one. At least one row."""
+        ...
+
+    def hears(self, watermark_ms: int, emit: Emit, in_slices: bool) -> bool:
+        """Event time upstream has come that far. False: not all is done that follows (see `Operator.toward`)."""
+        ...
+
+    def turn(self, emit: Emit, last: bool) -> bool:
+        """See `Operator.on_wall_clock`."""
+        ...
+
+    def emit_ns(self, of_rows_ns: int) -> int:
+        """When the rows were emitted of which results go out now, of which the newest was at `of_rows_ns`."""
+        ...
+
+
+class _EventTime:
+    def __init__(self, operator: "WindowOperator", column: str | None) -> None:
+        self._operator = operator
+        self._column = column
+
+    def opened(self, context: OperatorContext) -> None:
+        pass
+
+    def check(self, columns: pa.Schema) -> None:
+        if self._column is not None:
+            check_event_time_type(columns.field(self._column).type, self._column, self._operator.where)
+
+    def begins(self, batch: Batch, emit: Emit) -> Batch | None:
+        return batch
+
+    def took_rows(self) -> None:
+        pass
+
+    def times_of(self, rows: pa.RecordBatch) -> tuple[Ints, int]:
+        if self._column is None:
+            return np.zeros(rows.num_rows, np.int64), 0
+        times = rows.column(self._column)
+        if times.null_count:
+            raise InvalidJob(
+                f"{self._operator.where}: {times.null_count} rows have no event time in column {self._column!r}: "
+                f'filter them before, as in .filter(pc.field("{self._column}").is_valid())'
+            )
+        times_ms = event_times_ms(times)
+        lowest_ms, highest_ms = extremes(times_ms)
+        if not self._operator.window.holds(lowest_ms, highest_ms):
+            raise self._no_window(times_ms)
+        return times_ms, lowest_ms
+
+    def _no_window(self, times_ms: Ints) -> InvalidJob:
+        holds = self._operator.window.holds
+        far = next(time for time in times_ms.tolist() if not holds(time, time))
+        return InvalidJob(
+            f"{self._operator.where}: a row has the event time {far} ms in column {self._column!r}, whose window does "
+            "not lie within 64 bits of milliseconds, so it would never be over: filter or correct such rows before"
+        )
+
+    def hears(self, watermark_ms: int, emit: Emit, in_slices: bool) -> bool:
+        return self._operator.go_on(watermark_ms, emit, in_slices)
+
+    def turn(self, emit: Emit, last: bool) -> bool:
+        return not last and self._operator.going_to_ms is None and self._operator.entries.tell_early(emit)
+
+    def emit_ns(self, of_rows_ns: int) -> int:
+        return of_rows_ns
+
+
+class _WallTime:
+    def __init__(self, operator: "WindowOperator") -> None:
+        self._operator = operator
+        self._now_ms = 0  # of the rows at hand
+
+    def opened(self, context: OperatorContext) -> None:
+        self._context = context
+        self._wake_ups = WakeUps(context.call_later, context.wake)
+        self._clock = WallClock(context.wall_ms, context.now_s, self._restored_ms() + 1)
+
+    def _restored_ms(self) -> int:
+        """The furthest that any key group of it was, but for the end of an input."""
+        told = [self._operator.watermark_ms]
+        if self._operator.going_to_ms is not None:
+            told.append(self._operator.going_to_ms)
+        if self._operator.floors is not None:
+            told += self._operator.floors.told_ms
+        return max((each for each in told if each != WATERMARK_MAX), default=0)
+
+    def check(self, columns: pa.Schema) -> None:
+        pass
+
+    def begins(self, batch: Batch, emit: Emit) -> Batch | None:
+        if batch.reached is not None:  # event time, which is nothing here
+            batch = Batch(batch.rows, batch.emit_ns)
+        operator = self._operator
+        operator.arrive(emit)
+        self._now_ms = self._clock.now_ms()
+        if self._is_over(self._now_ms) and not operator.first_goes(batch, 0, self._now_ms - 1, emit):
+            return None
+        operator.watermark_ms = max(operator.watermark_ms, self._now_ms - 1)
+        return batch
+
+    def took_rows(self) -> None:
+        self._wake_in_time(self._now_ms)
+
+    def times_of(self, rows: pa.RecordBatch) -> tuple[Ints, int]:
+        return np.full(rows.num_rows, self._now_ms, np.int64), self._now_ms
+
+    def hears(self, watermark_ms: int, emit: Emit, in_slices: bool) -> bool:
+        going_to_ms = self._operator.going_to_ms
+        if going_to_ms is not None and not self._operator.go_on(going_to_ms, emit, in_slices):
+            return False
+        return watermark_ms != WATERMARK_MAX or self._operator.go_on(WATERMARK_MAX, emit, in_slices)
+
+    def turn(self, emit: Emit, last: bool) -> bool:
+        operator = self._operator
+        if last or operator.going_to_ms is not None or not operator.is_bound:  # the end comes as a watermark
+            return False
+        now_ms = self._clock.now_ms()
+        if self._is_over(now_ms):
+            operator.go_on(now_ms - 1, emit, in_slices=True)
+            return True
+        self._wake_in_time(now_ms)
+        return operator.entries.tell_early(emit)
+
+    def _is_over(self, now_ms: int) -> bool:
+        """Whether a window may be over that has not gone out."""
+        next_ms = self._operator.entries.next_ms
+        return next_ms is not None and self._operator.watermark_ms < now_ms - 1 and next_ms < now_ms
+
+    def _wake_in_time(self, now_ms: int) -> None:
+        next_ms = self._operator.entries.next_ms
+        if next_ms is not None:
+            self._wake_ups.wake_at(next_ms + 1, now_ms)
+
+    def emit_ns(self, of_rows_ns: int) -> int:
+        return self._context.wall_ms() * 1_000_000  # however long ago the last row came

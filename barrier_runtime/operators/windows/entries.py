@@ -1,0 +1,232 @@
+"""Entries of windows: what takes rows, in a columnar table keyed by (keys, start), and how results go out.
+
+How rows become entries depends on the assigner and on what is kept; these are all there are:
+
+    entries            one per                         for
+    `Windows`          key and window                  all windows that begin at known times
+    `HeldWindows`      the same, with its rows         the same, for functions of whole windows
+    `Slices`           key and slice of windows        `Sliding`, where results can be added up
+    `Sessions`         session                         sessions that emit one result
+    `ToldSessions`     the same, with what was told    sessions with a trigger or an allowed lateness
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.grouping import order_of_ints
+from barrier_runtime.data.keys import sort_rows
+from barrier_runtime.operators.aggregation.accumulators import SumBounds
+from barrier_runtime.operators.aggregation.batch_values import Left
+from barrier_runtime.operators.aggregation.described import describe_aggregates
+from barrier_runtime.operators.aggregation.own import AnyAggregate
+from barrier_runtime.operators.aggregation.plan import plan_aggregates
+from barrier_runtime.operators.aggregation.state_columns import Columns
+from barrier_runtime.operators.base import Capture, Emit
+from barrier_runtime.operators.windows import firing
+from barrier_runtime.state.errors import InvalidJob
+
+if TYPE_CHECKING:
+    from barrier_runtime.operators.windows.operator import WindowOperator
+
+UPDATE = "update"  # output column of windows that may fire again
+EARLY = "early"  # output column of windows with early results: whether this is one
+RETRACTED = "retracted"  # output column of sessions that are told more than once: what was told is no session any more
+FIRINGS = "firings"  # column of state, of windows that may be emitted more than once: how often they were
+_MAX_ROWS = 65_536  # of one emitted batch
+_TIME = pa.timestamp("ms", "UTC")
+
+SPAN = (pa.field("window_start", _TIME), pa.field("window_end", _TIME))
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+class WindowEntries:
+    """Of one subtask."""
+
+    in_slices = False
+    evictable = False  # entries may leave memory (see `ColumnTable`)
+
+    def __init__(self, operator: "WindowOperator", beside: Sequence[pa.Field]) -> None:
+        """`beside`: of results, see `window_schema`. Time is where the restored snapshots had it."""
+        self.operator = operator
+        self.where = operator.where
+        self._beside = tuple(beside)
+        self._lateness_ms = operator.lateness_ms
+
+    def bind(self, columns: pa.Schema) -> None:
+        """Open the table, and see what is in it."""
+        operator = self.operator
+        aggregates = operator.content.aggregates
+        self.codec = operator.codec
+        self.plan = plan_aggregates(aggregates, columns, self.where, operator.known_columns)
+        self._output = window_schema(columns, operator.key_columns, aggregates, self.where, self._beside)
+        self.table = operator.table(self.plan, self._more_state(), self.evictable, self.in_slices)
+        describe_aggregates(operator.backend, dict(aggregates), self.where, first=operator.context.subtask == 0)
+        self.bounds = SumBounds()
+        self._restored()
+
+    def _restored(self) -> None:
+        """See what is in the table."""
+
+    def _more_state(self) -> Mapping[str, tuple[str, Any]]:
+        """Columns of state besides those of the aggregates."""
+        return {}
+
+    def captured(self, capture: Capture) -> None:
+        """Put into a snapshot what is not in the table."""
+
+    # ---- rows and time
+
+    def process(self, batch: Batch, emit: Emit) -> None:
+        """Take rows; those that have to wait are `operator.rest` then."""
+        raise NotImplementedError
+
+    def reach(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """All that event time `watermark_ms` brings, with a step after each part of it."""
+        raise NotImplementedError
+
+    def reach_floors(self, emit: Emit) -> Iterator[None]:
+        """Emit what is over by the event time of its key group, which the subtask has not reached."""
+        raise NotImplementedError
+
+    @property
+    def next_ms(self) -> int | None:
+        """No window is over before the watermark is there. None: there is no window."""
+        raise NotImplementedError
+
+    def tell_early(self, emit: Emit) -> bool:
+        """Emit a slice of the early results that are due by the wall clock; whether there were any."""
+        return False
+
+    # ---- for all kinds of entries
+
+    def _floors_of(self, row_ids: Ints) -> Ints:
+        """Event time of the key group of each of these entries."""
+        if not len(row_ids):
+            return np.zeros(0, np.int64)
+        keys = zip(*self.table.keys_of(row_ids), strict=True)
+        width = range(len(self.operator.key_columns))
+        return self.operator.reached_by([self.codec.column(i, values) for i, values in zip(width, keys, strict=False)])
+
+    def parts(self, row_ids: Ints, by: Ints | None = None) -> Iterator[Ints | None]:
+        """`row_ids` by window and keys, part by part (see `in_order`). `by`: their order before that, per row id of
+        the table."""
+
+        def order(some: Ints) -> Ints:
+            return self.ordered(some, None if by is None else by[some])
+
+        if len(row_ids) and self.table.int_keys_of(row_ids[:1]) is None:
+            return firing.in_order(row_ids, order, firing.FEW_TUPLES, firing.PART_TUPLES)
+
+        def fields_of(some: Ints) -> list[Ints]:
+            *keys, starts = self.fields_of(some)
+            return [*([] if by is None else [by[some]]), starts, *keys]
+
+        return firing.ints_in_order(row_ids, fields_of, firing.FEW, firing.PART)
+
+    def left(self, column: str, row_id: int, aggregate: str = "sum_", /) -> InvalidJob:
+        return self.plan.left(self.where, column, self.table.keys_of(np.array([row_id]))[0][:-1], aggregate)
+
+    def fields_of(self, row_ids: Ints) -> list[Any]:
+        """One sequence per field of the keys of these entries."""
+        ints = self.table.int_keys_of(row_ids)
+        return list(ints) if ints is not None else list(zip(*self.table.keys_of(row_ids), strict=True))
+
+    def ordered(self, row_ids: Ints, by: Ints | None = None) -> Ints:
+        """`row_ids` by window and keys. `by`: their order before that, per row id."""
+        if not len(row_ids):
+            return row_ids
+        *keys, starts = self.fields_of(row_ids)
+        first = [] if by is None else [by]
+        if isinstance(starts, np.ndarray):
+            ordered: Ints = row_ids[order_of_ints([*first, starts, *keys])]
+            return ordered
+        columns = [pa.array(starts), *(self.codec.column(i, values) for i, values in enumerate(keys))]
+        by_keys: Ints = row_ids[sort_rows([*map(pa.array, first), *columns])]
+        return by_keys
+
+    def results(
+        self,
+        row_ids: Ints,
+        fields: list[Any],
+        ends: Ints,
+        accumulators: Columns,
+        updates: Ints | None = None,
+        early: bool | npt.NDArray[np.bool_] = False,
+        retracted: bool = False,
+        of_id: Left | None = None,
+    ) -> pa.RecordBatch:
+        """Rows of output, one per entry of `row_ids` and of `accumulators`. `fields`: of their keys. `of_id`: what to
+        raise for a result that does not fit its type, where ids are not those of the table."""
+
+        def left(column: str, row: int, aggregate: str = "sum_", /) -> Exception:
+            return (of_id or self.left)(column, int(row_ids[row]), aggregate)
+
+        *keys, starts = fields
+        beside = {
+            "window_start": lambda: pa.array(np.array(starts, np.int64)).view(_TIME),
+            "window_end": lambda: pa.array(ends).view(_TIME),
+            UPDATE: lambda: pa.array(updates),
+            EARLY: lambda: pa.array(np.full(len(row_ids), early, np.bool_)),
+            RETRACTED: lambda: pa.array(np.full(len(row_ids), retracted, np.bool_)),
+        }
+        return pa.RecordBatch.from_arrays(
+            [
+                *[self.codec.column(i, values) for i, values in enumerate(keys)],
+                *[beside[field.name]() for field in self._beside],
+                *[output.column(accumulators, left) for output in self.plan.outputs],
+            ],
+            schema=self._output,
+        )
+
+    def accumulators(self, row_ids: Ints) -> Columns:
+        return {name: column[row_ids] for name, column in self.table.columns.items()}
+
+    def initial(self, count: int) -> dict[str, npt.NDArray[Any]]:
+        """Accumulators of no rows."""
+        columns = self.table.columns
+        storage = self.plan.storage()
+        return {name: np.full(count, initial, columns[name].dtype) for name, (_, initial) in storage.items()}
+
+    def send(self, results: pa.RecordBatch, reached: Ints, emit: Emit, emit_ns: int | None = None) -> None:
+        """`reached`: where event time is just before each of the results, wherever batches end."""
+        operator = self.operator
+        fired = Batch(results, operator.emit_ns() if emit_ns is None else emit_ns, reached if operator.by_row else None)
+        for first in range(0, results.num_rows, _MAX_ROWS):
+            emit(fired.slice(first, _MAX_ROWS))
+
+
+def window_schema(
+    schema: pa.Schema,
+    keys: Sequence[str],
+    aggregates: Mapping[str, AnyAggregate],
+    where: str,
+    beside: Sequence[pa.Field] = SPAN,
+) -> pa.Schema:
+    """Keys, what results say of their window (`beside`, see `told_of_windows`), then the aggregates."""
+    return pa.schema(
+        [
+            *[pa.field(key, schema.field(key).type) for key in keys],
+            *beside,
+            *plan_aggregates(aggregates, schema, where).fields(),
+        ]
+    )
+
+
+def told_of_windows(
+    bounded: bool = True, updates: bool = False, early: bool = False, retracted: bool = False
+) -> tuple[pa.Field, ...]:
+    """Columns between keys and aggregates: `window_start`, `window_end` (exclusive; timestamps in ms, UTC) of windows
+    that have them, `update` if windows may fire again, `early` if they do so before they are over, `retracted` if
+    what was told of them may be taken back."""
+    return (
+        *(SPAN if bounded else ()),
+        *([pa.field(UPDATE, pa.int64())] if updates or early else []),
+        *([pa.field(EARLY, pa.bool_())] if early else []),
+        *([pa.field(RETRACTED, pa.bool_())] if retracted else []),
+    )

@@ -1,0 +1,286 @@
+"""The window operator: which windows rows belong to, when results are due, by which clock, and of what.
+
+It is composed of four values, each of which knows nothing of the other kinds:
+
+    value      says                                  values
+    assigner   which windows a row belongs to        `Tumbling`, `Sliding`, `Count`, `Session`, …
+    trigger    when a window emits results, beside   None, `Every`, …
+               the one when it is over
+    clock      which time a row has, and how far     `EventTime`, `WallTime`
+               time has come
+    content    what is kept of the rows, and what    `Aggregates`, `Applied`, `Top`
+               goes out
+The content keeps *entries*, which take the rows (`entries`): one per key and window, one per slice of windows, or one
+per session. The operator itself is the way of time, which is the same for all of them.
+
+What a watermark brings is done in slices. On the way to it the operator takes no row, so state alone says what is
+left to do: what is over and still there. A snapshot says where time is going to, too, and what is restored goes there
+before its first row.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.coordinator.metric_table import LATE_ROWS
+from barrier_runtime.data.elements import WATERMARK_MAX, Batch
+from barrier_runtime.data.plain_rows import plain_schema
+from barrier_runtime.operators.aggregation.own import AnyAggregate, columns_used
+from barrier_runtime.operators.aggregation.plan import AggregationPlan
+from barrier_runtime.operators.base import Capture, Emit, OperatorContext
+from barrier_runtime.operators.keyed.operator import KeyedOperator
+from barrier_runtime.operators.keyed.progress import Floors, Progress, check_same, columns_of
+from barrier_runtime.operators.keyed.timers import SLICE_S
+from barrier_runtime.operators.windows.assigners import WindowAssigner
+from barrier_runtime.operators.windows.clocks import EventTime, WallTime
+from barrier_runtime.operators.windows.triggers import WindowTrigger
+from barrier_runtime.state.columns.column_table import ColumnTable
+from barrier_runtime.state.errors import InvalidJob
+
+if TYPE_CHECKING:
+    from barrier_runtime.operators.windows.entries import WindowEntries
+
+LATE = "late rows"  # tag of the side output
+SLICE_STEPS = 8  # also where a clock stands still
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+class Content(Protocol):
+    """What is kept of the rows of windows, and what goes out of it."""
+
+    holds_rows: bool  # the rows themselves, whose schema is fixed
+
+    @property
+    def aggregates(self) -> Mapping[str, AnyAggregate]:
+        """Aggregates that entries have; {} of none."""
+        ...
+
+    def definition(self, window: WindowAssigner, lateness_ms: int, trigger: WindowTrigger | None) -> str:
+        """Stored with the state and compared with at a restore."""
+        ...
+
+    def entries(self, operator: "WindowOperator") -> "WindowEntries":
+        """What takes the rows of one subtask, which has restored where time is."""
+        ...
+
+
+class WindowOperator(KeyedOperator):
+    """Entries are keyed by the key columns and one int64 more, the start of the window."""
+
+    kind = "window"
+    namespaces: ClassVar[Mapping[str, int]] = {"windows": 1, "rows": 2}
+    _way: Iterator[None] | None = None  # what is left to do on the way to `_going_to_ms`, in steps
+    _rest: Batch | None = None  # rows that `process` gave back
+    _behind_floors = False  # restored on the way, by subtasks that were not equally far
+
+    def __init__(
+        self,
+        name: str,
+        keys: Sequence[str],
+        window: WindowAssigner,
+        clock: EventTime | WallTime,
+        content: Content,
+        schema: pa.Schema | None = None,
+        late: bool = False,
+        lateness_ms: int = 0,
+        trigger: WindowTrigger | None = None,
+    ) -> None:
+        """`late`: rows that are too late for all of their windows go to the side output `LATE`; else they are dropped
+        and counted. `lateness_ms`: for how long windows that are over are kept for such rows."""
+        times = [] if clock.column is None else [clock.column]
+        super().__init__(name, keys, [*keys, *times], schema, columns_used(content.aggregates.values()))
+        if content.holds_rows:
+            assert schema is not None
+            self._columns = tuple(schema.names)
+        self.window = window
+        self.clock = clock
+        self.content = content
+        self.lateness_ms = lateness_ms
+        self.trigger = trigger or window.own_trigger
+        self.definition = clock.definition(content.definition(window, lateness_ms, trigger))
+        self._late = late
+        self.by_row = False  # time is told row by row, to those who read the results, too
+
+    # ---- life
+
+    def _restore_progress(self, context: OperatorContext) -> Progress:
+        progress = super()._restore_progress(context)
+        self._time = self.clock.of(self)
+        self.entries = self.content.entries(self)
+        return progress
+
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._behind_floors = self._going_to_ms is not None and self._floors is not None
+        self._time.opened(context)
+
+    def bind(self, columns: pa.Schema) -> None:
+        self._time.check(columns)
+        self.entries.bind(columns)
+
+    def _restored_columns(self, stored: pa.Schema) -> pa.Schema:
+        if not self.content.holds_rows:
+            return super()._restored_columns(stored)
+        # Held rows are bytes without their schema: other columns, or another order, would read other values.
+        assert self._declared is not None
+        check_same(columns_of(plain_schema(self._declared), self._columns, self.where), stored, self.where)
+        return stored
+
+    def table(
+        self, plan: AggregationPlan, more: Mapping[str, tuple[str, object]], evictable: bool, in_slices: bool
+    ) -> ColumnTable:
+        """The entries. `more`: columns of state besides those of the aggregates."""
+        columns = {**more, **plan.storage()}
+        self._table = self._column_table("windows", columns, plan.added(), evictable, True, in_slices)
+        return self._table
+
+    def snapshot(self, checkpoint: int) -> Capture:
+        capture = super().snapshot(checkpoint)
+        self.entries.captured(capture)
+        return capture
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """Names of the key's columns."""
+        return self._key_columns
+
+    @property
+    def known_columns(self) -> frozenset[str]:
+        """Names of the columns that the restored state has; empty where there is none, or it does not say."""
+        return self._known_columns()
+
+    # ---- rows
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        now = self._time.begins(batch, emit)
+        if now is not None:
+            self.entries.process(now, emit)
+            self._time.took_rows()
+
+    def times_of(self, batch: Batch) -> Ints | None:
+        """Time of each row in milliseconds, of which `lowest_ms` is the lowest; None when there are no rows."""
+        self._check(batch.rows.schema)
+        if self._watermark_ms == WATERMARK_MAX:
+            raise InvalidJob(
+                f"{self.where}: this job had read all of its input and closed every window, so rows added since would "
+                "all be late. Run them under another name, or all rows anew: restore='none' with allow_replay=True"
+            )
+        self._emit_ns = max(self._emit_ns, batch.emit_ns)
+        self.by_row = self.by_row or batch.reached is not None
+        if not batch.rows.num_rows:
+            return None
+        times_ms, self.lowest_ms = self._time.times_of(batch.rows)
+        return times_ms
+
+    def row_watermarks(self, batch: Batch) -> Ints | None:
+        """How far time is at each row, wherever batches end; None where that is `watermark_ms` at all of them."""
+        return self._row_watermarks(batch)
+
+    def give_late(self, batch: Batch, late: npt.NDArray[np.bool_], emit: Emit) -> None:
+        """Rows of `batch` that count in no window, by a mask."""
+        if self._late:
+            emit.to(LATE, batch.only(batch.rows.filter(pa.array(late)), late))
+        else:
+            self.metrics.count(LATE_ROWS, float(np.count_nonzero(late)))
+
+    @property
+    def rows_emit_ns(self) -> int:
+        """When the newest row was emitted that came."""
+        return self._emit_ns
+
+    def emit_ns(self) -> int:
+        """When the rows were emitted of which results go out now."""
+        return self._time.emit_ns(self._emit_ns)
+
+    # ---- the way of time
+
+    @property
+    def watermark_ms(self) -> int:
+        """How far time has come."""
+        return self._watermark_ms
+
+    @watermark_ms.setter
+    def watermark_ms(self, watermark_ms: int) -> None:
+        self._watermark_ms = watermark_ms
+
+    @property
+    def floors(self) -> Floors | None:
+        """How far time had come for key groups that are ahead of the subtask, behind a restore."""
+        return self._floors
+
+    @property
+    def going_to_ms(self) -> int | None:
+        return self._going_to_ms
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether there may be windows."""
+        return self._bound is not None
+
+    def take_rest(self) -> Batch | None:
+        rest, self._rest = self._rest, None
+        return rest
+
+    @property
+    def rest(self) -> Batch | None:
+        """Rows that the batch at hand could not give to its windows, because time has to go on before."""
+        return self._rest
+
+    @rest.setter
+    def rest(self, rest: Batch | None) -> None:
+        self._rest = rest
+
+    def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
+        self._time.hears(watermark_ms, emit, in_slices=False)
+
+    def toward(self, watermark_ms: int, emit: Emit) -> bool:
+        return self._time.hears(watermark_ms, emit, in_slices=True)
+
+    def on_wall_clock(self, emit: Emit, last: bool = False) -> bool:
+        return self._time.turn(emit, last)
+
+    def go_on(self, watermark_ms: int, emit: Emit, in_slices: bool) -> bool:
+        """False: the slice is over, and time not there yet."""
+        if self._going_to_ms is None and watermark_ms <= self._watermark_ms:
+            return True
+        if self._bound is None:  # no row came yet, so there is no window
+            self._watermark_ms, self._going_to_ms = max(watermark_ms, self._going_to_ms or watermark_ms), None
+            return True
+        if self._way is None:
+            self._going_to_ms = max(watermark_ms, self._going_to_ms or watermark_ms)
+            self._way = self._steps(self._going_to_ms, emit)
+        until_s = self.context.now_s() + SLICE_S
+        for steps, _ in enumerate(self._way, 1):
+            if in_slices and (steps >= SLICE_STEPS or self.context.now_s() >= until_s):
+                return False
+        going_to_ms, self._going_to_ms, self._way = self._going_to_ms, None, None
+        return going_to_ms is None or watermark_ms <= going_to_ms or self.go_on(watermark_ms, emit, in_slices)
+
+    def arrive(self, emit: Emit) -> None:
+        """A subtask has done that before it gives a batch."""
+        while (going_to_ms := self._going_to_ms) is not None:
+            self.go_on(going_to_ms, emit, in_slices=False)
+
+    def first_goes(self, batch: Batch, row: int, reached_ms: int, emit: Emit) -> bool:
+        """Time goes on to `reached_ms` before row `row` of a batch. False: that takes more than a slice, and the rows
+        from there on are given back."""
+        if self.go_on(reached_ms, emit, self.stops):
+            return True
+        self._rest = batch.slice(row)
+        return False
+
+    def _steps(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        if self._behind_floors:
+            self._behind_floors = False
+            if self._floors is not None:
+                yield from self.entries.reach_floors(emit)
+        yield from self.entries.reach(watermark_ms, emit)
+
+    def reached_by(self, columns: Sequence[pa.Array]) -> Ints:
+        """How far time has come for each of these keys, an array per key column."""
+        assert self._floors is not None
+        return self._floors.watermarks(columns, self._watermark_ms)

@@ -1,0 +1,92 @@
+"""When windows that begin at known times emit results: what a trigger does to the windows of one subtask.
+
+A rule is asked at each point at which windows may emit something. `OnClose` is the rule without a trigger; the rules of
+triggers are made of it, and say what they do otherwise.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from barrier_runtime.data.elements import Batch
+from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.windows.entries import FIRINGS
+
+if TYPE_CHECKING:
+    from barrier_runtime.operators.windows.aggregate import Windows
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+
+class OnClose:
+    """Windows emit their result when they are over, and with an allowed lateness again for each late row."""
+
+    evictable = True  # entries may leave memory
+    any_order = True  # of the rows of different keys in a batch
+    cuts_batches = False  # results may be due between two rows of a batch
+
+    def __init__(self, windows: "Windows") -> None:
+        self.windows = windows
+        self.is_kept = windows.operator.lateness_ms > 0  # windows are, when they are over
+
+    def columns(self) -> Mapping[str, tuple[str, Any]]:
+        """Columns of state besides those of the aggregates."""
+        return {FIRINGS: ("int64", 0)} if self.is_kept else {}
+
+    def restored(self) -> None:
+        """The table is open."""
+
+    def were_over(self, row_ids: Ints) -> Bools:
+        """Of windows that are kept for late rows: those that were emitted when they were over."""
+        over: Bools = self.windows.table.columns[FIRINGS][row_ids] > 0
+        return over
+
+    # ---- rows
+
+    def cut(self, batch: Batch) -> tuple[int, int] | None:
+        """The first row before which results are due, and event time at it."""
+        return None
+
+    def take(self, batch: Batch, emit: Emit) -> tuple[int, int] | None:
+        """See `Windows.take`."""
+        return self.windows.take(batch, emit)
+
+    def add(self, rows: pa.RecordBatch, starts: Ints, batch: Batch, of_row: Ints | None, emit: Emit) -> None:
+        """See `Windows.add`."""
+        self.windows.add(rows, starts, batch, of_row, emit)
+
+    def left_memory(self) -> None:
+        """Some entries are not in memory; called after each batch then."""
+
+    def fire_again(self, rows: pa.RecordBatch, starts: Ints, event_times: Ints, emit: Emit) -> None:
+        """See `Windows.fire_again`."""
+        self.windows.fire_again(rows, starts, event_times, emit)
+
+    # ---- time
+
+    def before(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """What is due before event time is there, with a step after each part of it."""
+        return iter(())
+
+    def turn(self, emit: Emit) -> bool:
+        """See `WindowEntries.tell_early`."""
+        return False
+
+    def fire(self, row_ids: Ints, emit: Emit) -> None:
+        """These windows are over."""
+        self.windows.fire(row_ids, emit)
+
+    # ---- what became of windows
+
+    def went_out(self, row_ids: Ints) -> None:
+        """Results of these windows went out, which stay."""
+
+    def keep_over(self, row_ids: Ints) -> None:
+        """These windows are over, and kept for late rows."""
+
+    def removed(self, row_ids: Ints) -> None:
+        """These windows are gone."""
