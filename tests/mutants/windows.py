@@ -6,7 +6,7 @@ _ASSIGNERS = "barrier_runtime/operators/windows/assigners.py"
 _AGGREGATE = "barrier_runtime/operators/windows/aggregate.py"
 _SLIDING = "barrier_runtime/operators/windows/sliding.py"
 _SESSIONS = "barrier_runtime/operators/windows/sessions/aggregate.py"
-_PROCESSING_TIME = "barrier_runtime/operators/windows/processing_time.py"
+_CLOCKS = "barrier_runtime/operators/windows/clocks.py"
 _TESTS = "tests/barrier_runtime/operators/windows"
 _LATENESS_TESTS = f"{_TESTS}/test_allowed_lateness.py"
 _ONE_JOINS_TWO = f"{_TESTS}/test_sessions.py::test_one_row_joins_two_sessions_whose_accumulators_become_one"
@@ -38,7 +38,7 @@ MUTANTS = (
         "a window that has fired is kept as long as rows may still count in it",
         _AGGREGATE,
         "closed = self._fired.take(self._first_kept(watermark_ms))\n",
-        "closed = self._fired.take(self._window.first_open_start(watermark_ms))\n",
+        "closed = self._fired.take(self.window.first_open_start(watermark_ms))\n",
         (f"{_LATENESS_TESTS}::test_three_late_rows_of_one_batch_are_three_updates",),
     ),
     Mutant(
@@ -55,8 +55,8 @@ MUTANTS = (
         "slice-removed-one-window-too-early",
         "a slice is kept until the last window that it belongs to is over",
         _SLIDING,
-        "        before = self._window.first_open_start(int(self._fired_ms.min()))\n",
-        "        before = self._window.first_open_start(int(self._fired_ms.min())) + self._window.slide_ms\n",
+        "        before = self.window.first_open_start(int(self._fired_ms.min()))\n",
+        "        before = self.window.first_open_start(int(self._fired_ms.min())) + self.window.slide_ms\n",
         (f"{_SLIDING_TESTS}::test_an_entry_is_a_slice_and_is_gone_once_its_last_window_is_over",),
     ),
     Mutant(
@@ -71,8 +71,8 @@ MUTANTS = (
         "window-lacks-a-slice",
         "a window is all of its slices",
         _SLIDING,
-        "in range(start, start + self._window.size_ms, self._window.slide_ms)",
-        "in range(start + self._window.slide_ms, start + self._window.size_ms, self._window.slide_ms)",
+        "in range(start, start + self.window.size_ms, self.window.slide_ms)",
+        "in range(start + self.window.slide_ms, start + self.window.size_ms, self.window.slide_ms)",
         (f"{_SLIDING_TESTS}::test_a_row_of_a_slice_of_which_windows_have_gone_out_counts_in_the_others",),
     ),
     Mutant(
@@ -87,8 +87,8 @@ MUTANTS = (
         "part-of-a-window-goes-out-again",
         "what a window has told before a barrier it does not tell again behind it",
         _SLIDING,
-        "            self._fired_ms[of_groups] = self._window.last_ms(start)\n            yield\n",
-        "            yield\n        self._fired_ms[groups] = self._window.last_ms(start)\n",
+        "            self._fired_ms[of_groups] = self.window.last_ms(start)\n            yield\n",
+        "            yield\n        self._fired_ms[groups] = self.window.last_ms(start)\n",
         (f"{_TESTS}/test_firing_in_slices.py",),
     ),
     Mutant(
@@ -103,8 +103,8 @@ MUTANTS = (
         "windows-of-an-older-release-are-taken-for-slices",
         "state that was stored as windows goes on as windows",
         _SLIDING,
-        "(were_slices if context.restored else not self.made_of_tables)",
-        "(True if context.restored else not self.made_of_tables)",
+        "in_slices = were_slices if restored else not operator.made_of_tables",
+        "in_slices = True if restored else not operator.made_of_tables",
         (f"{_SLIDING_TESTS}::test_state_of_windows_goes_on_as_windows",),
     ),
     Mutant(
@@ -152,7 +152,7 @@ MUTANTS = (
     Mutant(
         "restored-clock-begins-below-its-watermark",
         "the clock of restored windows goes on from where it was, also where the machine's was set back",
-        _PROCESSING_TIME,
+        _CLOCKS,
         "context.now_s, self._restored_ms() + 1)",
         "context.now_s)",
         (f"{_CLOCK_TESTS}::test_a_clock_that_was_set_back_while_the_job_was_down_makes_no_row_late",),
@@ -160,8 +160,8 @@ MUTANTS = (
     Mutant(
         "restored-clock-begins-below-a-floor",
         "the clock of restored windows goes on from the key group that was ahead of all others",
-        _PROCESSING_TIME,
-        "            told += self._floors.told_ms\n",
+        _CLOCKS,
+        "            told += self._operator.floors.told_ms\n",
         "            told += ()\n",
         (f"{_CLOCK_TESTS}::test_a_clock_that_was_set_back_while_the_job_was_down_makes_no_row_late",),
     ),
@@ -169,22 +169,22 @@ MUTANTS = (
         "told-window-is-restored",
         "a window that was told by the wall clock is not told again after a restore",
         _AGGREGATE,
-        "    def _remove(self, row_ids: Ints) -> None:\n        self._table.remove(row_ids)\n",
-        "    def _remove(self, row_ids: Ints) -> None:\n        pass\n",
+        "        self._rule.removed(row_ids)\n        self.table.remove(row_ids)\n",
+        "        self._rule.removed(row_ids)\n",
         (f"{_CLOCK_TESTS}::test_what_was_over_while_the_job_was_down_is_told_at_once_and_once",),
     ),
     Mutant(
         "windows-by-the-wall-clock-wait-for-rows",
         "windows by the wall clock are told without any input",
-        _PROCESSING_TIME,
-        "        if self._is_over(now_ms):\n            self._go_on(",
-        "        if False:\n            self._go_on(",
+        _CLOCKS,
+        "        if self._is_over(now_ms):\n            operator.go_on(",
+        "        if False:\n            operator.go_on(",
         (f"{_CLOCK_TESTS}::test_windows_are_told_when_the_clock_reaches_their_end_without_any_input",),
     ),
     Mutant(
         "windows-by-the-wall-clock-set-no-wake-up",
         "a window by the wall clock has its slot woken at its end",
-        _PROCESSING_TIME,
+        _CLOCKS,
         "            self._wake_ups.wake_at(next_ms + 1, now_ms)\n",
         "            pass\n",
         (f"{_CLOCK_TESTS}::test_windows_are_told_when_the_clock_reaches_their_end_without_any_input",),
@@ -192,16 +192,16 @@ MUTANTS = (
     Mutant(
         "windows-by-the-wall-clock-follow-event-time",
         "a watermark from upstream does not end windows by the wall clock",
-        _PROCESSING_TIME,
-        "        return watermark_ms != WATERMARK_MAX or self._go_on(WATERMARK_MAX,",
-        "        return self._go_on(watermark_ms,",
+        _CLOCKS,
+        "        return watermark_ms != WATERMARK_MAX or self._operator.go_on(WATERMARK_MAX,",
+        "        return self._operator.go_on(watermark_ms,",
         (f"{_CLOCK_TESTS}::test_event_time_from_upstream_is_nothing_but_its_end",),
     ),
     Mutant(
         "windows-by-the-wall-clock-are-not-told-early",
         "windows by the wall clock give early results by that clock, without any input",
-        _PROCESSING_TIME,
-        "        return super().on_wall_clock(emit, last)  # early results\n",
+        _CLOCKS,
+        "        return operator.entries.tell_early(emit)  # in turns in which no window is over\n",
         "        return False\n",
         (f"{_CLOCK_TESTS}::test_what_was_told_early_before_a_restore_is_told_again_only_with_more_rows",),
     ),

@@ -100,7 +100,7 @@ _CHANGES: tuple[tuple[str, str, str | None, str, str, str], ...] = (  # name, th
         "events",
         "barrier_runtime/operators/windows/sliding.py",
         "self._without_late(batch, None, slices, slices < first_open, emit)",
-        "self._without_late(batch, None, slices, slices - self._window._back_ms[0] < first_open, emit)",
+        "self._without_late(batch, None, slices, slices - self.window._back_ms[0] < first_open, emit)",
     ),
     (
         "segments-end-with-the-first-eviction",

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.data.schemas import milliseconds
-from barrier_runtime.operators.windows.triggers import Full, WindowTrigger
+from barrier_runtime.operators.windows.triggers import FullWindow, WindowTrigger
 from barrier_runtime.state.errors import InvalidJob
 
 Ints = npt.NDArray[np.int64]
@@ -354,7 +354,7 @@ class Count(Global):
 
     @property
     def own_trigger(self) -> WindowTrigger:
-        return Full(self.rows, self.rows if self.slide is None else self.slide)
+        return FullWindow(self.rows, self.rows if self.slide is None else self.slide)
 
     def refuses(self, trigger: WindowTrigger) -> str:
         return "a Count window is told when it is full: leave early= out"

@@ -1,14 +1,14 @@
 """Which windows or sessions got rows since their last result, and their early results by the wall clock, in slices."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from barrier_runtime.operators.base import OperatorContext
-from barrier_runtime.operators.windows.entries import Ints
 
+Ints: TypeAlias = npt.NDArray[np.int64]
 _SLICE = 16_384  # windows of one turn by the wall clock
 
 

@@ -18,7 +18,7 @@ Early results by the wall clock come in turns in which no window is over.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,13 +28,52 @@ from barrier_runtime.data.elements import WATERMARK_MAX, Batch
 from barrier_runtime.data.event_time import check_event_time_type, event_times_ms
 from barrier_runtime.data.grouping import extremes
 from barrier_runtime.operators.base import Emit, OperatorContext
+from barrier_runtime.operators.keyed.progress import Floors
 from barrier_runtime.operators.keyed.wall_clock import WakeUps, WallClock
 from barrier_runtime.state.errors import InvalidJob
 
-if TYPE_CHECKING:
-    from barrier_runtime.operators.windows.operator import WindowOperator
-
 Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+class Held(Protocol):
+    """The windows that a subtask has."""
+
+    @property
+    def next_ms(self) -> int | None: ...
+
+    def tell_early(self, emit: Emit) -> bool: ...
+
+
+class TimedWindows(Protocol):
+    def holds(self, lowest_ms: int, highest_ms: int) -> bool: ...
+
+
+class Clocked(Protocol):
+    """The operator, as far as its clock looks at it (`WindowOperator`, where this is said)."""
+
+    where: str
+    watermark_ms: int
+
+    @property
+    def window(self) -> TimedWindows: ...
+
+    @property
+    def entries(self) -> Held: ...
+
+    @property
+    def going_to_ms(self) -> int | None: ...
+
+    @property
+    def floors(self) -> Floors | None: ...
+
+    @property
+    def is_bound(self) -> bool: ...
+
+    def arrive(self, emit: Emit) -> None: ...
+
+    def go_on(self, watermark_ms: int, emit: Emit, in_slices: bool) -> bool: ...
+
+    def first_goes(self, batch: Batch, row: int, reached_ms: int, emit: Emit) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -48,7 +87,7 @@ class EventTime:
         """`definition` of windows, by this clock."""
         return definition
 
-    def of(self, operator: "WindowOperator") -> "Time":
+    def of(self, operator: Clocked) -> "Time":
         return _EventTime(operator, self.column)
 
 
@@ -62,7 +101,7 @@ class WallTime:
     def definition(self, definition: str) -> str:
         return f"{definition}, by the wall clock"
 
-    def of(self, operator: "WindowOperator") -> "Time":
+    def of(self, operator: Clocked) -> "Time":
         return _WallTime(operator)
 
 
@@ -99,7 +138,7 @@ class Time(Protocol):
 
 
 class _EventTime:
-    def __init__(self, operator: "WindowOperator", column: str | None) -> None:
+    def __init__(self, operator: Clocked, column: str | None) -> None:
         self._operator = operator
         self._column = column
 
@@ -150,7 +189,7 @@ class _EventTime:
 
 
 class _WallTime:
-    def __init__(self, operator: "WindowOperator") -> None:
+    def __init__(self, operator: Clocked) -> None:
         self._operator = operator
         self._now_ms = 0  # of the rows at hand
 
@@ -203,7 +242,7 @@ class _WallTime:
             operator.go_on(now_ms - 1, emit, in_slices=True)
             return True
         self._wake_in_time(now_ms)
-        return operator.entries.tell_early(emit)
+        return operator.entries.tell_early(emit)  # in turns in which no window is over
 
     def _is_over(self, now_ms: int) -> bool:
         """Whether a window may be over that has not gone out."""

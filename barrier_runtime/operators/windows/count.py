@@ -5,23 +5,18 @@ window emits it within its batch, and state is one entry per key, however many w
 one per key and phase (see `Count`); those of other phases are over at other rows, because each phase but the first
 begins as if it had had rows before."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.windows.early import EveryRows
-from barrier_runtime.operators.windows.entries import FIRINGS
-from barrier_runtime.operators.windows.rules import Ints
-
-if TYPE_CHECKING:
-    from barrier_runtime.operators.windows.aggregate import Windows
+from barrier_runtime.operators.windows.rules import Ints, RuledWindows
+from barrier_runtime.operators.windows.told import FIRINGS
 
 
 class WhenFull(EveryRows):
-    """The rule of `Full`."""
+    """The rule of `FullWindow`."""
 
-    def __init__(self, windows: "Windows", rows: int, slide: int) -> None:
+    def __init__(self, windows: RuledWindows, rows: int, slide: int) -> None:
         super().__init__(windows, rows, accumulate=False)
         self._slide = slide
 

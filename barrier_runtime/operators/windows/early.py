@@ -9,7 +9,7 @@ barriers come in between.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +21,10 @@ from barrier_runtime.operators.aggregation.batch_values import BatchValues, Runn
 from barrier_runtime.operators.aggregation.state_columns import ROWS, Columns
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.windows.changed import Changed, WallTurns
-from barrier_runtime.operators.windows.entries import FIRINGS
-from barrier_runtime.operators.windows.rules import Bools, Ints, OnClose
+from barrier_runtime.operators.windows.rules import Bools, Ints, OnClose, RuledWindows
+from barrier_runtime.operators.windows.told import FIRINGS
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
-
-if TYPE_CHECKING:
-    from barrier_runtime.operators.windows.aggregate import Windows
 
 TOLD = "told"  # column of state: rows in the last result
 OVER = "over"  # column of state, with an allowed lateness: 1 once the window is over
@@ -38,7 +35,7 @@ class Early(OnClose):
 
     any_order = False
 
-    def __init__(self, windows: "Windows", accumulate: bool) -> None:
+    def __init__(self, windows: RuledWindows, accumulate: bool) -> None:
         """`accumulate`: a result tells all rows of its window; else those since the result before."""
         super().__init__(windows)
         self._accumulate = accumulate
@@ -95,7 +92,7 @@ class Early(OnClose):
 class EveryRows(Early):
     """Each row that is the last of so many since the result before emits its window."""
 
-    def __init__(self, windows: "Windows", rows: int, accumulate: bool) -> None:
+    def __init__(self, windows: RuledWindows, rows: int, accumulate: bool) -> None:
         super().__init__(windows, accumulate)
         self._rows = rows
         self.cuts_batches = windows.window.bounded
@@ -187,7 +184,7 @@ class EveryRows(Early):
 class _Marking(Early):
     """Early results at times: of the windows that got rows since their last one."""
 
-    def __init__(self, windows: "Windows", interval_ms: int, accumulate: bool) -> None:
+    def __init__(self, windows: RuledWindows, interval_ms: int, accumulate: bool) -> None:
         super().__init__(windows, accumulate)
         self.interval_ms = interval_ms
         self.changed = Changed()
@@ -235,7 +232,7 @@ class EveryTime(_Marking):
 
     cuts_batches = True
 
-    def __init__(self, windows: "Windows", interval_ms: int, accumulate: bool) -> None:
+    def __init__(self, windows: RuledWindows, interval_ms: int, accumulate: bool) -> None:
         super().__init__(windows, interval_ms, accumulate)
         self._changed_starts: set[int] = set()  # once not all are in memory: of windows that may have changed
 
@@ -295,7 +292,7 @@ class EveryWallTime(_Marking):
 
     evictable = False
 
-    def __init__(self, windows: "Windows", interval_ms: int, accumulate: bool) -> None:
+    def __init__(self, windows: RuledWindows, interval_ms: int, accumulate: bool) -> None:
         super().__init__(windows, interval_ms, accumulate)
         self._turns = WallTurns(windows.operator.context, interval_ms, self.changed)
 

@@ -11,7 +11,7 @@ How rows become entries depends on the assigner and on what is kept; these are a
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,25 +23,15 @@ from barrier_runtime.data.keys import sort_rows
 from barrier_runtime.operators.aggregation.accumulators import SumBounds
 from barrier_runtime.operators.aggregation.batch_values import Left
 from barrier_runtime.operators.aggregation.described import describe_aggregates
-from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.aggregation.plan import plan_aggregates
 from barrier_runtime.operators.aggregation.state_columns import Columns
 from barrier_runtime.operators.base import Capture, Emit
 from barrier_runtime.operators.windows import firing
+from barrier_runtime.operators.windows.operator import WindowOperator
+from barrier_runtime.operators.windows.told import EARLY, RETRACTED, TIME, UPDATE, window_schema
 from barrier_runtime.state.errors import InvalidJob
 
-if TYPE_CHECKING:
-    from barrier_runtime.operators.windows.operator import WindowOperator
-
-UPDATE = "update"  # output column of windows that may fire again
-EARLY = "early"  # output column of windows with early results: whether this is one
-RETRACTED = "retracted"  # output column of sessions that are told more than once: what was told is no session any more
-FIRINGS = "firings"  # column of state, of windows that may be emitted more than once: how often they were
 _MAX_ROWS = 65_536  # of one emitted batch
-_TIME = pa.timestamp("ms", "UTC")
-
-SPAN = (pa.field("window_start", _TIME), pa.field("window_end", _TIME))
-
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -51,7 +41,7 @@ class WindowEntries:
     in_slices = False
     evictable = False  # entries may leave memory (see `ColumnTable`)
 
-    def __init__(self, operator: "WindowOperator", beside: Sequence[pa.Field]) -> None:
+    def __init__(self, operator: WindowOperator, beside: Sequence[pa.Field]) -> None:
         """`beside`: of results, see `window_schema`. Time is where the restored snapshots had it."""
         self.operator = operator
         self.where = operator.where
@@ -169,8 +159,8 @@ class WindowEntries:
 
         *keys, starts = fields
         beside = {
-            "window_start": lambda: pa.array(np.array(starts, np.int64)).view(_TIME),
-            "window_end": lambda: pa.array(ends).view(_TIME),
+            "window_start": lambda: pa.array(np.array(starts, np.int64)).view(TIME),
+            "window_end": lambda: pa.array(ends).view(TIME),
             UPDATE: lambda: pa.array(updates),
             EARLY: lambda: pa.array(np.full(len(row_ids), early, np.bool_)),
             RETRACTED: lambda: pa.array(np.full(len(row_ids), retracted, np.bool_)),
@@ -199,34 +189,3 @@ class WindowEntries:
         fired = Batch(results, operator.emit_ns() if emit_ns is None else emit_ns, reached if operator.by_row else None)
         for first in range(0, results.num_rows, _MAX_ROWS):
             emit(fired.slice(first, _MAX_ROWS))
-
-
-def window_schema(
-    schema: pa.Schema,
-    keys: Sequence[str],
-    aggregates: Mapping[str, AnyAggregate],
-    where: str,
-    beside: Sequence[pa.Field] = SPAN,
-) -> pa.Schema:
-    """Keys, what results say of their window (`beside`, see `told_of_windows`), then the aggregates."""
-    return pa.schema(
-        [
-            *[pa.field(key, schema.field(key).type) for key in keys],
-            *beside,
-            *plan_aggregates(aggregates, schema, where).fields(),
-        ]
-    )
-
-
-def told_of_windows(
-    bounded: bool = True, updates: bool = False, early: bool = False, retracted: bool = False
-) -> tuple[pa.Field, ...]:
-    """Columns between keys and aggregates: `window_start`, `window_end` (exclusive; timestamps in ms, UTC) of windows
-    that have them, `update` if windows may fire again, `early` if they do so before they are over, `retracted` if
-    what was told of them may be taken back."""
-    return (
-        *(SPAN if bounded else ()),
-        *([pa.field(UPDATE, pa.int64())] if updates or early else []),
-        *([pa.field(EARLY, pa.bool_())] if early else []),
-        *([pa.field(RETRACTED, pa.bool_())] if retracted else []),
-    )

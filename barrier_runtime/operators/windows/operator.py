@@ -19,7 +19,7 @@ before its first row.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -40,13 +40,29 @@ from barrier_runtime.operators.windows.triggers import WindowTrigger
 from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.errors import InvalidJob
 
-if TYPE_CHECKING:
-    from barrier_runtime.operators.windows.entries import WindowEntries
-
 LATE = "late rows"  # tag of the side output
 SLICE_STEPS = 8  # also where a clock stands still
 
 Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+class Entries(Protocol):
+    """What takes the rows of one subtask (`WindowEntries`, where this is said)."""
+
+    @property
+    def next_ms(self) -> int | None: ...
+
+    def bind(self, columns: pa.Schema) -> None: ...
+
+    def process(self, batch: Batch, emit: Emit) -> None: ...
+
+    def reach(self, watermark_ms: int, emit: Emit) -> Iterator[None]: ...
+
+    def reach_floors(self, emit: Emit) -> Iterator[None]: ...
+
+    def tell_early(self, emit: Emit) -> bool: ...
+
+    def captured(self, capture: Capture) -> None: ...
 
 
 class Content(Protocol):
@@ -63,7 +79,7 @@ class Content(Protocol):
         """Stored with the state and compared with at a restore."""
         ...
 
-    def entries(self, operator: "WindowOperator") -> "WindowEntries":
+    def entries(self, operator: "WindowOperator") -> Entries:
         """What takes the rows of one subtask, which has restored where time is."""
         ...
 

@@ -1,25 +1,117 @@
-"""When windows that begin at known times emit results: what a trigger does to the windows of one subtask.
+"""When windows emit results: what a trigger does to the windows of one subtask.
 
 A rule is asked at each point at which windows may emit something. `OnClose` is the rule without a trigger; the rules of
 triggers are made of it, and say what they do otherwise.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.operators.base import Emit
-from barrier_runtime.operators.windows.entries import FIRINGS
-
-if TYPE_CHECKING:
-    from barrier_runtime.operators.windows.aggregate import Windows
+from barrier_runtime.operators.aggregation.accumulators import SumBounds
+from barrier_runtime.operators.aggregation.batch_values import RunningOrder
+from barrier_runtime.operators.aggregation.plan import AggregationPlan
+from barrier_runtime.operators.aggregation.state_columns import Columns
+from barrier_runtime.operators.base import Emit, OperatorContext
+from barrier_runtime.operators.windows.by_start import ByStart
+from barrier_runtime.operators.windows.told import FIRINGS
+from barrier_runtime.state.columns.column_table import ColumnTable
+from barrier_runtime.state.errors import InvalidJob
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
+
+
+class WindowEnds(Protocol):
+    """The windows of an assigner."""
+
+    @property
+    def bounded(self) -> bool: ...
+
+    def ends(self, starts_ms: Ints) -> Ints: ...
+
+    def over_by(self, watermarks_ms: Ints) -> Ints: ...
+
+
+class TimedOperator(Protocol):
+    """The operator, as far as rules look at it."""
+
+    lateness_ms: int
+    watermark_ms: int
+
+    @property
+    def context(self) -> OperatorContext: ...
+
+
+class RuledWindows(Protocol):
+    """Windows that a rule is applied to (`Windows`, where what these are for is said)."""
+
+    table: ColumnTable
+    plan: AggregationPlan
+    bounds: SumBounds
+    due: ByStart
+    held: list[tuple[pa.RecordBatch, Ints]] | None
+
+    @property
+    def where(self) -> str: ...
+
+    @property
+    def window(self) -> WindowEnds: ...
+
+    @property
+    def operator(self) -> TimedOperator: ...
+
+    def take(self, batch: Batch, emit: Emit) -> tuple[int, int] | None: ...
+
+    def add(self, rows: pa.RecordBatch, starts: Ints, batch: Batch, of_row: Ints | None, emit: Emit) -> Ints: ...
+
+    def row_ids(self, rows: pa.RecordBatch, starts: Ints) -> Ints: ...
+
+    def note(self, windows: ByStart, row_ids: Ints) -> None: ...
+
+    def entries_of_over(self, rows: pa.RecordBatch, starts: Ints) -> Ints: ...
+
+    def next_updates(self, order: RunningOrder) -> Ints: ...
+
+    def event_times(self, batch: Batch, of_row: Ints | None) -> Ints: ...
+
+    def fields_of(self, row_ids: Ints) -> list[Any]: ...
+
+    def ordered(self, row_ids: Ints) -> Ints: ...
+
+    def parts(self, row_ids: Ints) -> Iterator[Ints | None]: ...
+
+    def accumulators(self, row_ids: Ints) -> Columns: ...
+
+    def initial(self, count: int) -> dict[str, npt.NDArray[Any]]: ...
+
+    def results(
+        self,
+        row_ids: Ints,
+        fields: list[Any],
+        ends: Ints,
+        accumulators: Columns,
+        updates: Ints | None = None,
+        early: bool | Bools = False,
+    ) -> pa.RecordBatch: ...
+
+    def left(self, column: str, row_id: int, aggregate: str = "sum_", /) -> InvalidJob: ...
+
+    def fire(self, row_ids: Ints, emit: Emit) -> None: ...
+
+    def fire_again(self, rows: pa.RecordBatch, starts: Ints, event_times: Ints, emit: Emit) -> None: ...
+
+    def fire_over(self, watermark_ms: int, emit: Emit) -> Iterator[None]: ...
+
+    def went_out(self, row_ids: Ints) -> None: ...
+
+    def remove(self, row_ids: Ints) -> None: ...
+
+    def send(self, results: pa.RecordBatch, reached: Ints, emit: Emit, emit_ns: int | None = None) -> None: ...
 
 
 class OnClose:
@@ -29,7 +121,7 @@ class OnClose:
     any_order = True  # of the rows of different keys in a batch
     cuts_batches = False  # results may be due between two rows of a batch
 
-    def __init__(self, windows: "Windows") -> None:
+    def __init__(self, windows: "RuledWindows") -> None:
         self.windows = windows
         self.is_kept = windows.operator.lateness_ms > 0  # windows are, when they are over
 

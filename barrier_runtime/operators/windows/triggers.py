@@ -4,14 +4,10 @@ import datetime
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from barrier_runtime.data.schemas import milliseconds
 from barrier_runtime.state.errors import InvalidJob
-
-if TYPE_CHECKING:
-    from barrier_runtime.operators.windows.aggregate import Windows
-    from barrier_runtime.operators.windows.rules import OnClose
 
 
 class WindowTrigger(ABC):
@@ -33,8 +29,9 @@ class WindowTrigger(ABC):
         """Stored with the state of windows and compared with at a restore; "" of what is part of the assigner."""
 
     @abstractmethod
-    def rule(self, windows: "Windows") -> "OnClose":
-        """What applies the trigger to the windows of one subtask."""
+    def rule(self, windows: Any) -> Any:
+        """What applies the trigger to the windows of one subtask: an `OnClose` of `RuledWindows` (`rules`). Its module is
+        loaded here: a flow without windows needs none."""
 
     @property
     def not_of_sessions(self) -> str:
@@ -43,8 +40,8 @@ class WindowTrigger(ABC):
 
 
 @dataclass(frozen=True)
-class Full(WindowTrigger):
-    """The trigger of `Count`: a window is told, and is over, with every `slide` rows."""
+class FullWindow(WindowTrigger):
+    """A window is told, and is over, with every `slide` rows."""
 
     size: int
     slide: int
@@ -54,7 +51,7 @@ class Full(WindowTrigger):
     def definition(self) -> str:
         return ""
 
-    def rule(self, windows: "Windows") -> "OnClose":
+    def rule(self, windows: Any) -> Any:
         from barrier_runtime.operators.windows.count import WhenFull
 
         return WhenFull(windows, self.size, self.slide)
@@ -112,7 +109,7 @@ class Every(WindowTrigger):
             "accumulate=False out"
         )
 
-    def rule(self, windows: "Windows") -> "OnClose":
+    def rule(self, windows: Any) -> Any:
         from barrier_runtime.operators.windows.early import EveryRows, EveryTime, EveryWallTime
 
         if self.rows is not None:
