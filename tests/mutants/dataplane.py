@@ -500,8 +500,8 @@ MUTANTS = (
         "windows-go-as-they-fire",
         "windows are kept for late rows as long as is allowed",
         "barrier_runtime/operators/windows/aggregate.py",
-        "closed = self._fired.take(self._first_kept(watermark_ms))",
-        "closed = self._fired.take(self._window.first_open_start(watermark_ms))",
+        "closed = self.kept.take(self._first_kept(watermark_ms))",
+        "closed = self.kept.take(self.window.first_open_start(watermark_ms))",
         ("tests/barrier_runtime/operators/windows/test_allowed_lateness.py",),
     ),
     Mutant(

@@ -37,8 +37,8 @@ MUTANTS = (
         "cleaned-while-late-rows-count",
         "a window that has fired is kept as long as rows may still count in it",
         _AGGREGATE,
-        "closed = self._fired.take(self._first_kept(watermark_ms))\n",
-        "closed = self._fired.take(self.window.first_open_start(watermark_ms))\n",
+        "closed = self.kept.take(self._first_kept(watermark_ms))\n",
+        "closed = self.kept.take(self.window.first_open_start(watermark_ms))\n",
         (f"{_LATENESS_TESTS}::test_three_late_rows_of_one_batch_are_three_updates",),
     ),
     Mutant(

@@ -49,7 +49,7 @@ class Windows(WindowEntries):
         super().__init__(operator, told_of_windows(window.bounded, operator.lateness_ms > 0, early))
         self.window = window
         self.due = ByStart()  # not emitted yet
-        self._fired = ByStart()  # and kept for late rows
+        self.kept = ByStart()  # and kept for late rows
         self._by_group: Batch | None = None  # what was given back in the order of key groups
         self._loaded = 0  # of `ColumnTable.loaded`, which `bounds` knows of
         self.held: list[tuple[pa.RecordBatch, Ints]] | None = None  # results that wait, and event time at each
@@ -63,13 +63,13 @@ class Windows(WindowEntries):
             row_ids = self.table.load_all()
             over = self._were_over(row_ids)
             self.note(self.due, row_ids[~over])
-            self.note(self._fired, row_ids[over])
+            self.note(self.kept, row_ids[over])
         self._rule.restored()
 
     def _find_starts(self) -> None:
         """Restored with entries that are not in memory: which windows there are."""
         self.due.forget_row_ids()
-        self._fired.forget_row_ids()
+        self.kept.forget_row_ids()
         if self.operator.going_to_ms is not None:
             # Some may be over and not emitted yet, and with a lateness others emitted; these are passed over then.
             starts = self.table.lasts(WATERMARK_MIN)
@@ -79,7 +79,7 @@ class Windows(WindowEntries):
             starts = self.table.lasts(max(WATERMARK_MIN, self._first_kept(watermark_ms)))
             self.due.note_starts(starts[starts >= self.window.first_open_start(watermark_ms)])
         if self._lateness_ms:
-            self._fired.note_starts(starts)
+            self.kept.note_starts(starts)
 
     def _more_state(self) -> Mapping[str, tuple[str, Any]]:
         return self._rule.columns()
@@ -211,17 +211,17 @@ class Windows(WindowEntries):
         yield from self._rule.before(watermark_ms, emit)
         self.operator.watermark_ms = watermark_ms
         yield from self.fire_over(watermark_ms, emit)
-        if self._lateness_ms and not self._fired.has_row_ids:
+        if self._lateness_ms and not self.kept.has_row_ids:
             yield from self._close(self._first_kept(watermark_ms))
         elif self._lateness_ms:
-            closed = self._fired.take(self._first_kept(watermark_ms))
+            closed = self.kept.take(self._first_kept(watermark_ms))
             for row_ids in () if closed is None else np.split(closed, range(FEW, len(closed), FEW)):
                 self.remove(row_ids)
                 yield
 
     def _close(self, before: int) -> Iterator[None]:
         """Remove the windows that start before that, of which not all entries are in memory."""
-        for start in self._fired.take_starts(before):
+        for start in self.kept.take_starts(before):
             for row_ids in self.table.entries_of(start):
                 for first in range(0, len(row_ids), FEW):
                     self.remove(row_ids[first : first + FEW])
@@ -328,7 +328,7 @@ class Windows(WindowEntries):
             row_ids = self.table.row_ids(groups.keys)[groups.of_row]
         if not self.table.is_whole:
             self.due.forget_row_ids()
-            self._fired.forget_row_ids()
+            self.kept.forget_row_ids()
             if self._loaded != self.table.loaded:
                 self._loaded = self.table.loaded
                 self.bounds.forget_all()
@@ -367,12 +367,16 @@ class Windows(WindowEntries):
         results = self.results(row_ids, fields, ends, self.accumulators(row_ids), updates)
         if self._lateness_ms:
             self.went_out(row_ids)
-            self._rule.keep_over(row_ids)
-            self._fired.note(row_ids, starts)
+            self.keep(row_ids)
         else:
             self.remove(row_ids)
         # Before a window's results event time has come to its last millisecond, wherever batches end.
         self.send(results, ends - 2, emit)
+
+    def keep(self, row_ids: Ints) -> None:
+        """These windows are over, and stay for late rows."""
+        self._rule.keep_over(row_ids)
+        self.kept.note(row_ids, np.array(self.fields_of(row_ids)[-1], np.int64))
 
     def went_out(self, row_ids: Ints) -> None:
         """A result of these entries, which stay."""
@@ -383,7 +387,7 @@ class Windows(WindowEntries):
     def entries_of_over(self, rows: pa.RecordBatch, starts: Ints) -> Ints:
         row_ids = self.row_ids(rows, starts)
         if len(self.table.made):
-            self.note(self._fired, self.table.made)
+            self.note(self.kept, self.table.made)
             self._rule.keep_over(self.table.made)
         return row_ids
 

@@ -35,7 +35,7 @@ from barrier_runtime.state.errors import InvalidJob
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
-class Held(Protocol):
+class ClockedEntries(Protocol):
     """The windows that a subtask has."""
 
     @property
@@ -58,7 +58,7 @@ class Clocked(Protocol):
     def window(self) -> TimedWindows: ...
 
     @property
-    def entries(self) -> Held: ...
+    def entries(self) -> ClockedEntries: ...
 
     @property
     def going_to_ms(self) -> int | None: ...

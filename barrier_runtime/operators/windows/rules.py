@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
+from barrier_runtime.data.keys import KeyCodec
 from barrier_runtime.operators.aggregation.accumulators import SumBounds
 from barrier_runtime.operators.aggregation.batch_values import RunningOrder
 from barrier_runtime.operators.aggregation.plan import AggregationPlan
@@ -40,6 +41,7 @@ class WindowEnds(Protocol):
 class TimedOperator(Protocol):
     """The operator, as far as rules look at it."""
 
+    name: str
     lateness_ms: int
     watermark_ms: int
 
@@ -52,6 +54,7 @@ class RuledWindows(Protocol):
 
     table: ColumnTable
     plan: AggregationPlan
+    codec: KeyCodec
     bounds: SumBounds
     due: ByStart
     held: list[tuple[pa.RecordBatch, Ints]] | None
@@ -106,6 +109,8 @@ class RuledWindows(Protocol):
     def fire_again(self, rows: pa.RecordBatch, starts: Ints, event_times: Ints, emit: Emit) -> None: ...
 
     def fire_over(self, watermark_ms: int, emit: Emit) -> Iterator[None]: ...
+
+    def keep(self, row_ids: Ints) -> None: ...
 
     def went_out(self, row_ids: Ints) -> None: ...
 
