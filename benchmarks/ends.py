@@ -175,7 +175,6 @@ TARGETS: dict[str, Callable[[], contextlib.AbstractContextManager[NewTarget]]] =
     "mariadb-upsert": lambda: mariadb(mode="upsert", key=["key"]),
     "redis-upsert": redis,
     "s3-parquet": lambda: s3(ParquetSink),
-    "s3-parquet-multipart": lambda: s3(lambda url: ParquetSink(url, staging="multipart")),
     "s3-delta": lambda: s3(DeltaSink),
     "clickhouse-upsert": clickhouse,
     "iceberg-sqlite": iceberg_sqlite,

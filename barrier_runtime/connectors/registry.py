@@ -89,8 +89,7 @@ CONNECTORS = (
                     PublicClass("files.sink.sink", "CsvSink", "csv"),
                 ),
                 "exactly once",
-                'hidden objects (or, with `staging="multipart"`, an open multipart upload on S3), then a name and a '
-                "line in the commit log",
+                "hidden objects, then a name and a line in the commit log",
             ),
         ),
     ),

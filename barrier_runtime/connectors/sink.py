@@ -109,6 +109,7 @@ class TwoPhaseCommitSink:
         "pre_commit",
         "commit",
     )  # to be written
+    former_settings: ClassVar[frozenset[str]] = frozenset()  # names in `settings()` of older releases, to be ignored
     kind: ClassVar[str] = ""  # name in `connectors/registry`, to resolve in-doubt transactions without the flow
 
     def settings(self) -> dict[str, Any]:

@@ -59,7 +59,8 @@ def make_sink(kind: str, settings: Mapping[str, Any]) -> TwoPhaseCommitSink:
         )
     sink_class = getattr(importlib.import_module(sinks[kind].module), sinks[kind].name)
     try:
-        sink = sink_class(**settings)
+        former = sink_class.former_settings
+        sink = sink_class(**{name: value for name, value in settings.items() if name not in former})
     except TypeError as error:
         raise InvalidJob(
             f"a {kind} sink cannot be made of the settings {', '.join(sorted(settings))}: {error}"

@@ -1,17 +1,14 @@
-"""How the bytes of a file wait, durable and invisible, for the decision: as a staged object, or as a multipart upload.
+"""How the bytes of a file wait, durable and invisible, for the decision: as a staged object, on any store. Nothing
+about a staged object expires. A commit publishes the object under its final name.
 
-A staged object is there until somebody deletes it, on any store. An upload saves the copy at commit, but only S3 has
-them, and a bucket may be told to abort old ones: so it is refused where such a rule reaches us.
-
-What is left of undecided transactions is known by its name alone. Either kind of staging decides about files of both:
-a job may be started again with the other one.
+What is left of undecided transactions is known by its name alone. Committables of older releases may also name
+multipart uploads of S3: these are completed, or aborted, as they always were.
 """
 
 import dataclasses
 import hashlib
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Literal, get_args
 from urllib.parse import unquote
 
 import msgspec
@@ -33,17 +30,6 @@ from barrier_runtime.state.store.multipart import HasMultipart, MultipartUploads
 from barrier_runtime.state.store.object_store import CopiesStaged, ObjectNotFound, ObjectStore
 from barrier_runtime.state.store.open import within
 
-StagingKind = Literal["object", "multipart"]
-
-
-def check_staging(staging: str, url: str) -> StagingKind:
-    """Raises `InvalidJob` for what cannot be, as far as a URL tells."""
-    if staging not in get_args(StagingKind):
-        raise InvalidJob(f"staging={staging!r} is not known: use 'object' (the default) or 'multipart'")
-    if staging == "multipart" and not url.startswith(("s3://", "s3a://")):
-        raise InvalidJob("staging='multipart' is for s3:// only: nothing else has multipart uploads; use 'object'")
-    return staging  # type: ignore[return-value]
-
 
 def names_of(context: SinkContext, suffix: str, *, folders: bool = False) -> FileNames:
     """For this incarnation of a sink. Asks the job's store; raises what that raises."""
@@ -59,11 +45,6 @@ def example_of(url: str, suffix: str, partition_by: Sequence[str] = ()) -> str:
     return within(url, folders + file)
 
 
-def make_staging(kind: StagingKind, store: ObjectStore, names: FileNames, where: str) -> "Staging":
-    """May ask the store. Raises `InvalidJob` when it cannot hold what is staged for as long as it takes."""
-    return MultipartStaging(store, names, where) if kind == "multipart" else Staging(store, names, where)
-
-
 def check_folder(folder: str, store: ObjectStore, names: FileNames, where: str) -> None:
     """Raise `InvalidJob` when the store takes no file of this sink in a folder, which columns name: `k=v/…/`."""
     trouble = too_long(names.longest_final(folder), store) if folder else ""
@@ -77,7 +58,7 @@ def check_folder(folder: str, store: ObjectStore, names: FileNames, where: str) 
 
 
 class Staging:
-    """By staged objects. Blocking; used by the pre-commit's thread and the commit's thread at the same time."""
+    """Staged objects of one sink subtask. Blocking; the threads of pre-commit and commit use it at the same time."""
 
     def __init__(self, store: ObjectStore, names: FileNames, where: str) -> None:
         self._store = store
@@ -143,14 +124,18 @@ class Staging:
         """Drop what older generations left undecided and is this subtask's to finish. `decided`: everything decided of
         that, which has been `shown`, or stays."""
         decided = list(decided)
-        sweep = self._sweep_of(parallelism, decided)
-        stay = set() if shown else {file.staged for file in decided}
-        listed = (info.key for info in self._store.list(self._names.staging))
-        self._store.delete([key for key in listed if sweep.takes_staged(key) and key not in stay])
-
-    def _sweep_of(self, parallelism: int, decided: Iterable[StagedFile]) -> Sweep:
         names, known = self._names, frozenset(incarnation_of(file) for file in decided)
-        return Sweep(names.token, names.subtask, parallelism, names.owner, known)
+        sweep = Sweep(names.token, names.subtask, parallelism, names.owner, known)
+        stay = set() if shown else {file.staged for file in decided}
+        listed = (info.key for info in self._store.list(names.staging))
+        self._store.delete([key for key in listed if sweep.takes_staged(key) and key not in stay])
+        if shown and any(file.upload is not None for file in decided):  # of an older release, which left others
+            self._sweep_uploads(dataclasses.replace(sweep, owner=sink_tag(names.job, names.sink) + names.owner))
+
+    def _sweep_uploads(self, sweep: Sweep) -> None:
+        for key, upload_id in list(self._uploads().list("")):  # in any folder, whatever the sink's folders were before
+            if sweep.takes_upload(key):
+                self._uploads().abort(key, upload_id)
 
     def _uploads(self) -> MultipartUploads:
         if self._multipart is None:
@@ -176,42 +161,3 @@ class Staging:
         with self._counting:
             self._last += 1
             return self._last
-
-
-class MultipartStaging(Staging):
-    """A file has its final name from the start, so what is staged before its barrier is called by the earliest
-    checkpoint that can close it."""
-
-    def __init__(self, store: ObjectStore, names: FileNames, where: str) -> None:
-        super().__init__(store, names, where)
-        self._final_names = dataclasses.replace(names, owner=sink_tag(names.job, names.sink) + names.owner)
-        try:
-            rule = self._uploads().expiry_rule(names.finals)
-        except InvalidJob as error:
-            raise InvalidJob(
-                f"{where}: {error}. staging='multipart' needs also: s3:GetLifecycleConfiguration (does the bucket drop "
-                "old uploads?), s3:ListBucketMultipartUploads and s3:AbortMultipartUpload"
-            ) from error
-        if rule is not None:
-            raise InvalidJob(
-                f"{where}: staging='multipart' cannot be exactly-once in {store.url}: {rule}, also those that "
-                "a checkpoint has decided and an outage kept from being completed. Use staging='object' (the default), "
-                "or restrict the rule to other prefixes"
-            )
-
-    def stage(self, data: bytes, rows: int, earliest: int, folder: str = "") -> StagedFile:
-        final = self._final_names.final(earliest, self._next_number(), folder)
-        upload = self._uploads().upload(final, data)
-        return StagedFile("", final, hashlib.sha256(data).hexdigest(), rows, len(data), upload)
-
-    def closed(self, files: Iterable[StagedFile], checkpoint: int) -> tuple[StagedFile, ...]:
-        return tuple(files)
-
-    def sweep(self, parallelism: int, decided: Iterable[StagedFile], *, shown: bool = True) -> None:
-        decided = list(decided)
-        super().sweep(parallelism, decided, shown=shown)
-        names, uploads = self._final_names, self._uploads()
-        sweep = dataclasses.replace(self._sweep_of(parallelism, decided), owner=names.owner)
-        for key, upload_id in list(uploads.list("")):  # in any folder, whatever the sink's folders were before
-            if sweep.takes_upload(key):
-                uploads.abort(key, upload_id)

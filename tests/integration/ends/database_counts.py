@@ -1,5 +1,5 @@
 """Counted numbers into a table of MariaDB, the newest per key into Redis and ClickHouse, and on S3 into a Delta table
-and into Parquet files by multipart upload: the job of test_databases_and_s3_under_kills."""
+and into Parquet files: the job of test_databases_and_s3_under_kills."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def build(settings: dict[str, Any]) -> Dataflow:
     flow = Dataflow(NAME)
     numbers = flow.rate("numbers", settings["rate"], settings["rows"], keys=KEYS)
     counted = numbers.key_by("key").aggregate("count", n=count())
-    counted.sink(FILES, ParquetSink(settings["files"], staging="multipart"))
+    counted.sink(FILES, ParquetSink(settings["files"]))
     rows = counted.select(["value", "key", "n"])  # the targets below have no nanoseconds, which `intended_at` has
     rows.sink("table", DeltaSink(settings["table"]))
     rows.sink("mysql", MySQLSink(settings["mysql"], mysql_counts.TABLE))

@@ -36,11 +36,9 @@ from barrier_runtime.connectors.sink_bases.file_committable import (
 )
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
 from barrier_runtime.connectors.sink_bases.staging import (
-    StagingKind,
+    Staging,
     check_folder,
-    check_staging,
     example_of,
-    make_staging,
     names_of,
 )
 from barrier_runtime.data.few_rows import FewRows
@@ -69,8 +67,6 @@ class FileSink(TwoPhaseCommitSink):
     file of its own. The default is smaller for text, which is larger than its rows: rows are encoded while they arrive,
     and text of four times as many bytes is staged early as well.
 
-    `staging`: `"object"` works everywhere; `"multipart"` (S3 only) is refused in a bucket that aborts old uploads.
-
     `partition_by`: columns (text, integers, booleans, dates) whose values stand in the path and not in the file, as
     Hive and Spark do it: `day=2026-01-01/part-….parquet`.
 
@@ -84,6 +80,7 @@ class FileSink(TwoPhaseCommitSink):
     global_committer = True
     commits_together = True
     keeps_rows = True
+    former_settings = frozenset({"staging"})
     suffix: ClassVar[str]
     format: ClassVar[str]  # its name …
     remedy: ClassVar[str]  # … and what to do about a type that the format does not hold
@@ -98,12 +95,10 @@ class FileSink(TwoPhaseCommitSink):
         roll_bytes: int | None = None,
         roll_age: datetime.timedelta | None = None,
         max_bytes_in_memory: int | None = None,
-        staging: StagingKind = "object",
     ) -> None:
         name = type(self).__name__
         self.url = without_credentials(str(url), f"the location of {name}")
         self.max_bytes_in_memory = max_bytes_in_memory or self.default_bytes_in_memory
-        self.staging = check_staging(staging, self.url)
         self._afterwards = Afterwards(repr(self))
         self.partition_by = column_names(partition_by, f"{name}: partition_by")
         if len(set(self.partition_by)) != len(self.partition_by):
@@ -123,7 +118,7 @@ class FileSink(TwoPhaseCommitSink):
     def settings(self) -> dict[str, Any]:
         """With the whole path of a folder: who makes an equal sink may be somewhere else."""
         url = self.url if "://" in self.url else str(Path(self.url).expanduser().absolute())
-        return {"url": url, "max_bytes_in_memory": self.max_bytes_in_memory, "staging": self.staging}
+        return {"url": url, "max_bytes_in_memory": self.max_bytes_in_memory}
 
     def target(self) -> str:
         return f"folder {last_part(self.url)}"
@@ -141,7 +136,7 @@ class FileSink(TwoPhaseCommitSink):
         self._moved = False  # what is open came at another parallelism
         self._last_checkpoint = 0  # the highest that closed a transaction, as far as this incarnation knows
         self._store = self._checked_store(context)
-        self._staging = make_staging(self.staging, self._store, self._names, self._where)
+        self._staging = Staging(self._store, self._names, self._where)
         self._commit_log = CommitLog(self._store, context.job, context.sink, self._later)
 
     def _checked_store(self, context: SinkContext) -> ObjectStore:
