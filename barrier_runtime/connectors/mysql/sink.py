@@ -23,6 +23,7 @@ is tried until a person has changed the table: decided rows are never dropped.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
@@ -146,7 +147,7 @@ class MySQLSink(BatchingSink):
         for lineage in dict.fromkeys(batch.lineage for batch in batches):
             mark = self._marks.setdefault(lineage, DeliveryMark(batches[0].job, batches[0].sink, lineage))
             due = [batch for batch in batches if batch.lineage == lineage and batch.checkpoint > mark.known]
-            self._groups.commit(due, lambda batch: batch.rows, lambda group, mark=mark: self._deliver(mark, group))
+            self._groups.commit(due, _rows, partial(self._deliver, mark))
 
     def _deliver(self, mark: DeliveryMark, batches: Sequence[DecidedBatch]) -> None:
         """In one SQL transaction. `batches`: of one lineage, oldest first."""
@@ -190,6 +191,10 @@ class MySQLSink(BatchingSink):
         values = list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
         cursor.max_stmt_length = min(cursor.max_stmt_length, self._target.packet // 2)
         cursor.executemany(_statement(self.table, names, self.key), values)
+
+
+def _rows(batch: DecidedBatch) -> int:
+    return batch.rows
 
 
 def _cut(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,7 +1,8 @@
 """The write-ahead sink over targets in memory: certified, and what it leaves in the job's store and when."""
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -145,6 +146,88 @@ def test_staged_objects_go_as_soon_as_they_are_delivered_and_a_note_stays() -> N
     sink.commit(second)
     assert staged_in(store) == []
     assert notes_in(store) == ["job/write-ahead/out/delivered/line/0/00000000000000000002-1"]
+
+
+class CountedStore(MemoryStore):
+    """Counts requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: Counter[str] = Counter()
+
+    def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes:
+        self.requests["get"] += 1
+        return super().get(key, offset, size)
+
+    def put(self, key: str, data: bytes) -> None:
+        self.requests["put"] += 1
+        super().put(key, data)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        self.requests["delete"] += 1
+        super().delete(keys)
+
+    def list(self, prefix: str) -> Iterator[Any]:
+        self.requests["list"] += 1
+        return super().list(prefix)
+
+
+def decided(sink: WriteAheadSink, *checkpoints: int) -> list[bytes]:
+    return [each for number in checkpoints if (each := sealed(sink, number, [number])) is not None]
+
+
+def test_transactions_that_were_decided_meanwhile_share_a_note_and_a_request_to_delete() -> None:
+    store, mailbox = CountedStore(), Mailbox()
+    sink = opened(MailboxSink(mailbox), store)
+    sink.commit(*decided(sink, 1))
+    waiting = decided(sink, *range(2, 12))
+    store.requests.clear()
+    sink.commit_together(waiting)
+    assert [token.checkpoint for token in mailbox.deliveries] == list(range(1, 12))
+    assert store.requests == {"get": 10, "put": 1, "delete": 2}, "rows; a note; the older note and the rows"
+    assert staged_in(store) == []
+    assert notes_in(store) == ["job/write-ahead/out/delivered/line/0/00000000000000000011-1"]
+
+
+def test_what_was_delivered_together_is_known_to_a_successor_by_the_newest_note() -> None:
+    """T6, O10: of one transaction alone, of all, and where no list shows the note."""
+    store, mailbox = MemoryStore(), Mailbox()
+    sink = opened(MailboxSink(mailbox), store)
+    waiting = decided(sink, 1, 2, 3)
+    sink.commit_together(waiting)
+    sink.commit(waiting[0])
+    sink.commit_together(waiting[1:])
+    store.inject(Fault.STALE_LIST, "list", times=None)
+    opened(MailboxSink(mailbox), store, token=2).recover(waiting)
+    assert [token.checkpoint for token in mailbox.deliveries] == [1, 2, 3]
+
+
+def test_rows_that_are_gone_keep_nothing_older_from_being_delivered() -> None:
+    store, mailbox = MemoryStore(), Mailbox()
+    sink = opened(MailboxSink(mailbox), store)
+    first = decided(sink, 1)
+    before = staged_in(store)
+    waiting = first + decided(sink, 2)
+    store.delete([key for key in staged_in(store) if key not in before])
+    with pytest.raises(Corrupt, match="1 decided rows of checkpoint 2, written by subtask 0"):
+        sink.commit_together(waiting)
+    assert [row["n"] for row in mailbox.read()] == [1]
+    assert staged_in(store) == []
+
+
+def test_a_target_that_leaves_rows_unread_gets_the_next_transaction_from_its_start() -> None:
+    class Headlines(MailboxSink):
+        """Looks at the first batch only."""
+
+        def deliver(self, token: DeliveryToken, batches: Iterator[pa.RecordBatch]) -> None:
+            self.mailbox.keep(token.text, next(batches).to_pylist())
+
+    store, mailbox = MemoryStore(), Mailbox()
+    sink = opened(Headlines(mailbox, max_bytes_in_memory=1), store)
+    waiting = [each for number in (1, 2) if (each := sealed(sink, number, [10 * number, 10 * number + 1])) is not None]
+    assert len(staged_in(store)) == 4
+    sink.commit_together(waiting)
+    assert [row["n"] for row in mailbox.read()] == [10, 20]
 
 
 def test_a_commit_that_is_repeated_after_its_rows_were_deleted_is_known_by_the_note() -> None:
