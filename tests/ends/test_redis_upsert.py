@@ -12,6 +12,7 @@ import pytest
 import redis as client
 
 from barrier_runtime.api.dataflow import Dataflow
+from barrier_runtime.connectors.redis import sink as redis_sink
 from barrier_runtime.connectors.redis.sink import RedisUpsertSink
 from barrier_runtime.state.errors import Fenced, InvalidJob, Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
@@ -323,3 +324,51 @@ def test_a_password_is_used_and_never_shown(
         assert "hunter" not in str(caught.value)
     finally:
         database.acl_deluser("writer")
+
+
+# ---------------------------------------------------------------- waits for the server
+
+
+def test_five_thousand_rows_are_written_with_two_waits(
+    redis: RedisServer, database: client.Redis, prefix: str, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In scripts of 256 rows, sixteen of which travel together."""
+    sink = job.open(RedisUpsertSink(redis.url, key="key", prefix=prefix, deterministic=True))
+    sent = []
+    send = client.Connection.send_packed_command
+
+    def counted(self: Any, command: Any, check_health: bool = True) -> None:
+        sent.append(command)
+        send(self, command, check_health)
+
+    monkeypatch.setattr(client.Connection, "send_packed_command", counted)
+    sink.upsert(pa.record_batch({"key": list(range(5_000)), "score": list(range(5_000))}))
+    assert len(sent) == 2
+    assert len(list(database.scan_iter(f"{prefix}*", count=1_000))) == 5_000
+    sink.close()
+
+
+def test_scripts_that_are_sent_again_after_some_were_carried_out_write_each_row_once_and_in_order(
+    redis: RedisServer, database: client.Redis, prefix: str, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the client library does when a connection ends before the last answer."""
+    monkeypatch.setattr(redis_sink, "_ROWS_AT_ONCE", 2)
+    sink = job.open(RedisUpsertSink(redis.url, key="key", prefix=prefix, deterministic=True))
+    rows = pa.record_batch({"key": [1, 2, 1, 2, 1, 3], "score": [10, 20, 11, 21, 12, 30]})
+    execute, attempts = client.client.Pipeline.execute, []
+
+    def again(self: Any, raise_on_error: bool = True) -> Any:
+        """The first two scripts of an attempt that fails, then all of them."""
+        calls = list(self.command_stack)
+        attempts.append(len(calls))
+        self.command_stack = calls[:2]
+        execute(self, raise_on_error)
+        self.command_stack = calls
+        return execute(self, raise_on_error)
+
+    monkeypatch.setattr(client.client.Pipeline, "execute", again)
+    sink.upsert(rows)
+    sink.upsert(rows.slice(0, 2))
+    assert attempts == [3, 1]
+    assert hashes(database, prefix) == {"1": {"score": "10"}, "2": {"score": "20"}, "3": {"score": "30"}}
+    sink.close()

@@ -18,6 +18,7 @@ from barrier_runtime.connectors.redis.sink import RedisUpsertSink
 _WRITE_BYTES = 3_000  # so that rows are written before their barrier, too
 _ROWS_AT_ONCE = 3
 _PREFIX = "account "
+_CUT = 0.05  # a connection that ends before the last script of several
 _AGAIN = 0.3  # the client library sends a command again whose answer was lost
 
 Answer = list[bytes | None]
@@ -102,19 +103,41 @@ class _Client:
     """`redis.Redis`."""
 
     def __init__(self, server: RedisServer) -> None:
-        self._server = server
+        self.server = server
 
-    def eval(self, script: str, count: int, *given: Any) -> Answer:
-        ask = lambda: self._server.eval(script, given[:count], given[count:])  # noqa: E731
-        try:
-            return self._server.doorway.ask("redis eval", ask, redis.TimeoutError)  # type: ignore[no-any-return]
-        except redis.TimeoutError:
-            if not self._server.again(_AGAIN):
-                raise
-        return self._server.doorway.ask("redis eval again", ask, redis.TimeoutError)  # type: ignore[no-any-return]
+    def pipeline(self, transaction: bool) -> "_Pipeline":
+        assert not transaction, "scripts of a transaction would keep others from the server"
+        return _Pipeline(self.server)
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+class _Pipeline:
+    """Scripts that are sent together: of those of an attempt that fails, the first ones may be carried out."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+        self._calls: list[tuple[str, Sequence[Any], Sequence[Any]]] = []
+
+    def eval(self, script: str, count: int, *given: Any) -> None:
+        self._calls.append((script, given[:count], given[count:]))
+
+    def execute(self) -> list[Answer]:
+        server, calls = self._server, self._calls
+        try:
+            answers = self._asked("redis eval", calls[:-1] if len(calls) > 1 and server.again(_CUT) else calls)
+            if len(answers) < len(calls):
+                raise redis.TimeoutError("the connection ended")
+        except redis.TimeoutError:
+            if not server.again(_AGAIN):
+                raise
+            answers = self._asked("redis eval again", calls)
+        return answers
+
+    def _asked(self, what: str, calls: Sequence[tuple[str, Sequence[Any], Sequence[Any]]]) -> list[Answer]:
+        ask = lambda: [self._server.eval(*each) for each in calls]  # noqa: E731
+        return self._server.doorway.ask(what, ask, redis.TimeoutError)  # type: ignore[no-any-return]
 
 
 def _text(argument: Any) -> str:

@@ -1,8 +1,9 @@
 """Rows as values of Redis keys, by idempotent upserts (see `upsert`).
 
-Each subtask writes a few hundred rows with one script, which first looks at the job's *fence*: a hash with the fencing
-token of the generation that opened the sink last, and the decision log that the token is a position of. Whoever has not
-exactly these is refused there, in the same atomic step, so a zombie cannot overwrite what its successor has written.
+Each subtask writes a few hundred rows with one script, and sends several scripts at once. A script first looks at the
+job's *fence*: a hash with the fencing token of the generation that opened the sink last, and the decision log that the
+token is a position of. Whoever has not exactly these is refused there, in the same atomic step, so a zombie cannot
+overwrite what its successor has written.
 
 Who may take the fence: within one log, the higher token, whatever lineages there are. Tokens of different logs (the job
 was given another place for its checkpoints, or they were deleted) cannot be compared, so the fence remembers the newest
@@ -35,7 +36,8 @@ from barrier_runtime.state.errors import Fenced, InvalidJob, ProtocolViolation, 
 
 _PASSING = re.compile(r"\b(?:OOM|LOADING|BUSY|READONLY|MISCONF|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|TRYAGAIN)\b")
 
-_ROWS_AT_ONCE = 256
+_ROWS_AT_ONCE = 256  # of a script, which keeps others from the server
+_SCRIPTS_AT_ONCE = 16
 _ANSWER_S = 10.0
 
 _TAKE = """
@@ -126,7 +128,7 @@ class RedisUpsertSink(UpsertSink):
         self._write_numbers = f"barrier-runtime:{context.job}:{context.sink}:lots"
         self._log = log_id(context)
         self._redis = self._client()
-        self._write_number = self._run(_TAKE)
+        (self._write_number,) = self._run(_TAKE, [()])
 
     def check_schema(self, schema: pa.Schema) -> None:
         wanted = [*self.key, *([] if self.value in ("hash", "json") else [self.value])]
@@ -144,17 +146,27 @@ class RedisUpsertSink(UpsertSink):
             )
 
     def upsert(self, rows: pa.RecordBatch) -> None:
-        for start in range(0, rows.num_rows, _ROWS_AT_ONCE):
-            chunk = rows.slice(start, _ROWS_AT_ONCE)
-            keyed = zip(keys_of(chunk, self.key), exact_rows(chunk), strict=True)
-            flat = [part for key, row in keyed for part in self._written(self.prefix.encode() + key, row)]
-            self._write_number += 1
-            last = self._run(_WRITE, self._write_number, *flat)
-            if last != self._write_number:
-                raise ProtocolViolation(
-                    f"{self._where}: write {self._write_number} comes after write {last} of another instance of this "
-                    f"subtask in generation {self._context.token}: file a bug"
-                )
+        """Some scripts travel together, each a step of its own: a connection carries them out in order."""
+        for start in range(0, rows.num_rows, _ROWS_AT_ONCE * _SCRIPTS_AT_ONCE):
+            writes = [
+                self._numbered(rows.slice(first, min(_ROWS_AT_ONCE, rows.num_rows - first)))
+                for first in range(start, rows.num_rows, _ROWS_AT_ONCE)[:_SCRIPTS_AT_ONCE]
+            ]
+            first_number = self._write_number - len(writes) + 1
+            for number, last in enumerate(self._run(_WRITE, writes), first_number):
+                # The client library may send all of them again, when the answer to some that were written is lost.
+                if not number <= last <= self._write_number:
+                    raise ProtocolViolation(
+                        f"{self._where}: write {number} comes after write {last} of another instance of this "
+                        f"subtask in generation {self._context.token}: file a bug"
+                    )
+
+    def _numbered(self, rows: pa.RecordBatch) -> list[bytes | str | int]:
+        """Arguments of one script."""
+        keyed = zip(keys_of(rows, self.key), exact_rows(rows), strict=True)
+        flat = [part for key, row in keyed for part in self._written(self.prefix.encode() + key, row)]
+        self._write_number += 1
+        return [self._write_number, *flat]
 
     def close(self) -> None:
         client = getattr(self, "_redis", None)
@@ -177,18 +189,26 @@ class RedisUpsertSink(UpsertSink):
             )
         return [key, "hash", len(fields), *fields]
 
-    def _run(self, script: str, *arguments: bytes | str | int) -> int:
-        """The number of this subtask's last write, if the fence is ours."""
+    def _run(self, script: str, calls: Sequence[Sequence[bytes | str | int]]) -> list[int]:
+        """Of each call the number of this subtask's last write, if the fence is ours. Raises for the first that has
+        failed, whatever became of the others."""
         context = self._context
         keys, who = (self._fence, self._write_numbers), (self._log, context.token, context.subtask)
         with self._trouble():
-            answer = self._redis.eval(script, len(keys), *keys, *who, *arguments)
+            together = self._redis.pipeline(transaction=False)
+            for arguments in calls:
+                together.eval(script, len(keys), *keys, *who, *arguments)
+            answers = together.execute()
+        return [self._last_write(answer) for answer in answers]
+
+    def _last_write(self, answer: Sequence[bytes | None]) -> int:
         log, token, last = [None if each is None else each.decode() for each in answer]
         if last is not None:
             return int(last)
         if log == self._log:
             raise Fenced(
-                f"{self._where}: generation {token} writes to Redis at {self.url} now; generation {context.token} stops"
+                f"{self._where}: generation {token} writes to Redis at {self.url} now; generation "
+                f"{self._context.token} stops"
             )
         raise Unavailable(
             f"{self._where}: the fence {self._fence} in Redis at {self.url} is "
