@@ -69,6 +69,7 @@ class DeltaHistory:
         self._options = storage_options(url)
         self._where = where
         self._version = 0
+        self._table: Any = None  # as it was at a version that was read; None: at none
         self._sizes: dict[str, int] = {}  # of its files, bytes
         self._listed: tuple[int, dict[str, Any]] = (-1, {})  # of a version: its files by path
         self.refresh()
@@ -149,7 +150,7 @@ class DeltaHistory:
 
     def _fragments(self, version: int) -> dict[str, Any]:
         if self._listed[0] != version:
-            table = self._at(version)
+            table = self._moved_to(version)
             dataset = self._dataset(version, table)
             self._listed_schema: pa.Schema = dataset.schema
             self._listed = version, {fragment.path: fragment for fragment in dataset.get_fragments()}
@@ -171,6 +172,20 @@ class DeltaHistory:
             raise InvalidJob(
                 f"{self._where}: the table {self._store.url} has a feature that cannot be read here: {brief(error)}"
             ) from error
+
+    def _moved_to(self, version: int) -> Any:
+        """The table as it was at `version`. Going to a later version reads the log from the earlier one on, and not
+        from its beginning."""
+        table, self._table = self._table, None  # dropped, if it cannot be moved
+        if table is None or table.version() > version:
+            table = self._at(version)
+        elif table.version() < version:
+            try:
+                table.load_as_version(version)
+            except Exception as error:
+                raise trouble(error, f"{self._where}: the table {self._store.url} could not be read") from error
+        self._table = table
+        return table
 
     def _at(self, version: int | None) -> Any:
         missing = self._library.exceptions.TableNotFoundError
