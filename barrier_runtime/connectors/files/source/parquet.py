@@ -80,7 +80,8 @@ class ParquetFiles(Files):
 
     def file_reader(self, file: FoundFile, rows_per_second: float | None) -> FileReader:
         found = partial(self.tell_left_out, guessed=self._whole or self.schema)
-        return ParquetReader(self.where, file, self.schema_in(file), rows_per_second, found)
+        wanted = self._not_in_folders(self._whole or self.schema, file)
+        return ParquetReader(self.where, file, self.schema_in(file), rows_per_second, found, wanted)
 
     def guess(self, file: FoundFile) -> pa.Schema:
         return plain_schema(_footer_schema(file, self.where))
@@ -99,7 +100,8 @@ class _Window:
 
 
 class ParquetReader(FileReader):
-    """`found` is called with the name of the file and those of its columns."""
+    """`found` is called with the name of the file and those of its columns. `wanted`: columns that the file must have,
+    also those that are not read; default: `schema`."""
 
     def __init__(
         self,
@@ -108,8 +110,10 @@ class ParquetReader(FileReader):
         schema: pa.Schema,
         rows_per_second: float | None,
         found: Callable[[str, Sequence[str]], None] = lambda where, names: None,
+        wanted: pa.Schema | None = None,
     ) -> None:
         super().__init__(where, file, schema, rows_per_second)
+        self._wanted = wanted or schema
         self._found = found
         self._raw: Any = None
         self._opened: pq.ParquetFile | None = None
@@ -134,7 +138,7 @@ class ParquetReader(FileReader):
             self._opened = open_parquet(raw, pre_buffer=False, buffer_size=buffered)
         except (pa.ArrowInvalid, OSError) as error:
             raise corrupt(self.where, error) from error
-        check_columns(self._opened.schema_arrow, self.schema, self.where)
+        check_columns(self._opened.schema_arrow, self._wanted, self.where)
         self._found(self.where, self._opened.schema_arrow.names)
         if int96 := int96_columns(self._opened) & set(self.schema.names):
             self._int96 = Int96Columns(raw, int96, self.schema, self.where)

@@ -20,6 +20,7 @@ from barrier_runtime.connectors.files.source.jsonl import JsonlFiles
 from barrier_runtime.connectors.files.source.parquet import ParquetFiles
 from barrier_runtime.connectors.files.source.plain_text import LINE, TextFiles
 from barrier_runtime.connectors.files.source.small_table import small_table
+from barrier_runtime.connectors.files.source.watch import WatchedFiles
 from barrier_runtime.connectors.source_bases import part_fetcher
 from barrier_runtime.connectors.source_bases.ranges import FIRST_BYTES
 from barrier_runtime.runtime.sources.driver import SourceDriver
@@ -27,6 +28,7 @@ from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 from barrier_runtime.state.store.object_store import ObjectInfo
 from tests.drawn import seeds
+from tests.waiting import until
 
 URL = "s3://data/in"
 SECOND_NS = 1_000_000_000
@@ -34,13 +36,15 @@ ROWS = pa.schema([("n", pa.int64()), ("text", pa.string())])
 
 
 class Counting(MemoryStore):
-    """Counts what is asked; answers to reads that are not of a file's beginning or end come while `answers` is set."""
+    """Counts what is asked. Answers come while `answers` is set; those of a file's beginning and end always, unless the
+    store `holds_all`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.answers = threading.Event()
         self.answers.set()
         self.asked: list[tuple[str, int, int]] = []
+        self.holds_all = False
         self.listed = 0
         self.under_way = self.most = 0
         self._count = threading.Condition()
@@ -56,7 +60,7 @@ class Counting(MemoryStore):
             self.most = max(self.most, self.under_way)
             self._count.notify_all()
         try:
-            assert size <= FIRST_BYTES or self.answers.wait(60)
+            assert (size <= FIRST_BYTES and not self.holds_all) or self.answers.wait(60)
             return super().get_version(key, etag, offset, size)
         finally:
             with self._count:
@@ -126,7 +130,9 @@ def test_planning_asks_for_a_listing_and_each_small_file_is_one_request(store: C
     assert sorted(key for key, _, _ in store.asked) == [f"in/{n:02}.{ending}" for n in range(20)]
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "csv.gz", "parquet"])
+@pytest.mark.parametrize(
+    "ending", ["jsonl", *(pytest.param(each, marks=pytest.mark.slow) for each in ("csv.gz", "parquet"))]
+)
 def test_the_loop_waits_for_no_range_of_a_large_file(store: Counting, ending: str) -> None:
     make, source = FORMATS[ending]
     store.put(f"in/a.{ending}", make(50_000, 400))
@@ -153,6 +159,7 @@ def test_the_loop_waits_for_no_range_of_a_large_file(store: Counting, ending: st
     assert [row["n"] for row in found] == list(range(50_000))
 
 
+@pytest.mark.slow
 def test_the_next_ranges_and_files_are_requested_together(store: Counting) -> None:
     for n in range(3):
         store.put(f"in/{n}.jsonl", jsonl(100_000, 100))
@@ -174,6 +181,23 @@ def test_the_next_ranges_and_files_are_requested_together(store: Counting) -> No
     assert len(store.asked) <= len(covered) + 3 * 3  # no block twice, but of the beginning and the end of each file
 
 
+def test_files_that_appear_are_requested_together(store: Counting) -> None:
+    store.put("in/first.jsonl", jsonl(1))
+    source = WatchedFiles(JsonlFiles("src", URL, ROWS, None, watched=True), 0.01)
+    driver = opened(spec_of(source), World())
+    until(lambda: driver.poll(0) is not None)
+    store.holds_all = True
+    store.answers.clear()
+    for n in range(40):
+        store.put(f"in/{n:02}.jsonl", jsonl(1))
+    until(lambda: driver.poll(0) is None and store.under_way == part_fetcher.THREADS)
+    store.answers.set()
+    until(lambda: driver.poll(0) is None and driver.records == 41)
+    driver.close()
+    assert sorted(key for key, _, _ in store.asked) == sorted(store.keys())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_bytes_ahead_stay_below_the_bound_whatever_the_number_of_files(
     store: Counting, ending: str, monkeypatch: pytest.MonkeyPatch
@@ -241,6 +265,18 @@ def test_a_row_of_eight_megabytes_is_read(store: Counting) -> None:
     driver.close()
 
 
+def test_a_remote_file_without_a_column_that_is_not_read_is_named_at_its_turn(
+    store: Counting,
+) -> None:
+    store.put("in/a.parquet", parquet(3))
+    schema = pa.schema([*ROWS, ("more", pa.int64())])
+    spec = spec_of(ParquetFiles("src", URL, schema, None).reading({"n"}))
+    driver = opened(spec, World())
+    with pytest.raises(InvalidJob, match=r"in/a\.parquet\S* it has no column 'more' .*: correct schema="):
+        drained(driver)
+    driver.close()
+
+
 def test_whole_files_are_fetched_in_ranges(store: Counting) -> None:
     content = random.Random(1).randbytes(3 << 20)
     store.put("in/a.bin", content)
@@ -254,7 +290,9 @@ def test_whole_files_are_fetched_in_ranges(store: Counting) -> None:
 # ---------------------------------------------------------------- faults
 
 
-@pytest.mark.parametrize("ending", FORMATS)
+@pytest.mark.parametrize(
+    "ending", ["jsonl", *(pytest.param(each, marks=pytest.mark.slow) for each in FORMATS if each != "jsonl")]
+)
 def test_an_object_that_is_replaced_between_two_ranges_is_named(store: Counting, ending: str) -> None:
     make, source = FORMATS[ending]
     content = make(60_000, 400)
