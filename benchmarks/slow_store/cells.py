@@ -1,5 +1,6 @@
 """The cells of the slow store's benchmark by name: those of the table, and the grid."""
 
+import dataclasses
 from collections.abc import Callable
 
 from benchmarks.slow_store.delay import EXPRESS, NONE, Delay
@@ -15,8 +16,12 @@ STORES: dict[str, Delay | None] = {"folder": None, "S3": NONE, "S3 Express": EXP
 _SLOW = "S3, slow"
 
 
-def _stream_cell(sink: str, store: str, interval_s: float, slots: int) -> Cell:
+def _stream_cell(sink: str, store: str, interval_s: float, slots: int, processes: bool = False) -> Cell:
+    """`processes`: coordinator and slots are a process each, whatever the settings say."""
+
     def cell(settings: Settings) -> CellResult:
+        if processes:
+            settings = dataclasses.replace(settings, processes=True)
         return stream(settings, sink, settings.delay if store == _SLOW else STORES[store], interval_s, slots)
 
     return cell
@@ -52,7 +57,7 @@ CHOSEN: dict[str, Cell] = {
 OF_NO_TREE = ("Flink, files, 1 s", "Flink, files, 0.2 s")  # another checkout's runtime changes nothing in them
 
 GRID: dict[str, Cell] = {
-    f"{sink}, {store}, {interval_s:g} s, {slots} slots": _stream_cell(sink, store, interval_s, slots)
+    f"{sink}, {store}, {interval_s:g} s, {slots} slots": _stream_cell(sink, store, interval_s, slots, processes=True)
     for sink in ("files", "delta", "kafka", "postgres")
     for store in (*STORES, _SLOW)
     for interval_s in (0.1, 0.2, 1.0, 10.0)

@@ -31,6 +31,7 @@ NAME = "slow-store"
 _LOOK_S = 0.005
 _SAMPLE_S = 2.0
 _LEASE_S = 10.0
+_SLOTS_COME_S = 240.0  # eight processes that start on two cores
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +145,13 @@ def flow_of(order: Order) -> Dataflow:
 
 def _options(order: Order) -> dict[str, Any]:
     given = {name: value for name, value in order.options.items() if name in OPTIONS}
-    base = {"parallelism": order.slots, "checkpoints": order.store, "checkpoint_interval": order.interval_s}
+    base: dict[str, Any] = {
+        "parallelism": order.slots,
+        "checkpoints": order.store,
+        "checkpoint_interval": order.interval_s,
+    }
+    if order.processes:
+        base["resource_wait_timeout"] = _SLOTS_COME_S
     return {**base, **given}
 
 

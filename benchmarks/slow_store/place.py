@@ -17,7 +17,7 @@ from benchmarks.slow_store.result import CellResult, Value
 from benchmarks.slow_store.running import cpu_of
 from benchmarks.slow_store.servers import SlowProxy, slow_s3
 
-START_S = 180.0  # the longest wait for a job to come up
+START_S = 300.0  # the longest wait for a job to come up
 
 
 @dataclass(frozen=True)
