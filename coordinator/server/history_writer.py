@@ -1,10 +1,11 @@
 """Writes a job's history (counters, past checkpoints, slots) to its store, and the hint where its log ends; the job
 neither waits for that nor fails by it.
 
-Written by the leader, one put at a time; what happens while one is under way goes with the next. Figures may be half a
-second old: ten checkpoints a second would cost as many puts, which disk and threads of the decisions have to do. Slots
-are told of at once, because a successor has the tasks killed of those that hang. At the end of a run it is written down
-how that ended, for whoever asks a daemon that did not see it.
+Written by the leader, one put at a time; what happens while one is under way goes with the next. Stored figures may be
+five seconds old, or as many log records as the hint may be behind: each put is preceded by a look at the log, and at one
+checkpoint a second two more requests per checkpoint would be a sixth of all. Slots are stored at once, because a
+successor has the tasks killed of those that hang. At the end of a run the history says how the run ended, for whoever
+asks a daemon that did not see it.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from barrier_runtime.coordinator.backoff import backoff_s
 from barrier_runtime.coordinator.job.effects import JobEnded
 from barrier_runtime.coordinator.job.events import HistoryTrouble
 from barrier_runtime.coordinator.job.protocol import JobProtocol
-from barrier_runtime.coordinator.log.hint import HeadHint
+from barrier_runtime.coordinator.log.hint import EVERY, HeadHint
 from barrier_runtime.coordinator.server.store_effects import StoreThreads
 from barrier_runtime.coordinator.status.history import KnownSlot, RunOutcome, encode_history
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
@@ -25,7 +26,8 @@ from barrier_runtime.state.store.paths import Paths
 
 log = logging.getLogger("coordinator.job")
 
-_BETWEEN_S = 0.5  # two puts
+_BETWEEN_S = 5.0  # two puts
+_LOOK_S = 0.5  # whether the hint is due before that
 _TRIES = 3  # to read it, and to write it at the end: a job neither starts nor ends later for its figures
 
 
@@ -120,8 +122,12 @@ class HistoryWriter:
         if self._protocol.known_slots != self._saved_slots or not self._leads():
             return
         self._rest = asyncio.get_running_loop().create_future()
+        position = self._protocol.next_position
         try:
-            await asyncio.wait([self._rest], timeout=_BETWEEN_S)
+            for _ in range(round(_BETWEEN_S / _LOOK_S)):
+                await asyncio.wait([self._rest], timeout=_LOOK_S)
+                if self._rest.done() or self._protocol.next_position >= position + EVERY or not self._leads():
+                    return
         finally:
             self._rest = None
 

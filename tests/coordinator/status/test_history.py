@@ -395,11 +395,11 @@ def successor_of(first, survivor, history):
 
 
 def test_checkpoints_in_quick_succession_are_written_together_slots_at_once_and_the_rest_at_the_end(monkeypatch):
-    """| while the last put is less than half a second ago … | the history is written          |
+    """| while the last put is less than 5 seconds ago …     | the history is written          |
     |---|---|
     | a checkpoint ends                                       | when that time is over          |
-    | a slot comes, with another task                         | now: its task may have to be killed |
-    | the run ends                                            | now                             |
+    | a slot comes, with another task                 | now: its task may have to be killed |
+    | the run ends                                    | now                             |
     """
     monkeypatch.setattr(history_writer, "_BETWEEN_S", 3_600.0)
     store = CountingStore()
