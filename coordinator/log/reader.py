@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from barrier_runtime.coordinator.log.decided import is_discarded
 from barrier_runtime.coordinator.log.decision_log import LogEntry, LogView
 from barrier_runtime.coordinator.log.hashing import sha256_hex
-from barrier_runtime.coordinator.log.hint import READ_AHEAD, HeadHint
+from barrier_runtime.coordinator.log.hint import NO_HINT, READ_AHEAD, HeadHint
 from barrier_runtime.coordinator.log.records import FIRST_POSITION, NO_RECORD, Complete, Fence, decode_record
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.snapshots.transfer import in_parallel
@@ -82,8 +82,11 @@ class LogReader:
         reading = _Reading(self._store, self._paths.log_record, self._known)
         known = max(self._known, default=NO_RECORD)
         self._known = {}  # a reading that fails is no ground for the next one
-        hint = self._hint.read() if known == NO_RECORD else NO_RECORD
-        head_position = find_head(reading.exists, known, hint, side_by_side(self._store, READ_AHEAD))
+        hint = self._hint.found() if known == NO_RECORD else NO_HINT
+        if hint.position > known:
+            first = hint.position - 1  # the head's predecessor is looked at, too
+            reading.fetch((hint.token, *range(first, hint.position + READ_AHEAD)), READ_AHEAD + 2)
+        head_position = find_head(reading.exists, known, hint.position, side_by_side(self._store, READ_AHEAD))
         view = _facts(reading, head_position, completes, restore, run_id, kept)
         self._known = reading.used
         return view
@@ -140,15 +143,19 @@ class _Reading:
         self.known = known
         self.used: dict[int, LogEntry] = {}
         self._found: dict[int, bytes] = {}
+        self._absent: set[int] = set()  # when they were looked for
 
-    def fetch(self, positions: Iterable[int]) -> None:
+    def fetch(self, positions: Iterable[int], at_once: int = READ_AHEAD) -> None:
         """Read the records at `positions` side by side, those that are not read yet."""
         wanted = {each for each in positions if each >= FIRST_POSITION}
         due = sorted(wanted - self._found.keys() - self.known.keys())
         if due:
-            in_parallel(self._bytes_at, due, side_by_side(self._store, READ_AHEAD))
+            read = in_parallel(self._bytes_at, due, side_by_side(self._store, at_once))
+            self._absent |= {position for position, data in zip(due, read, strict=True) if data is None}
 
     def exists(self, position: int) -> bool:
+        if position in self._absent:
+            return False
         return position in self.known or self._bytes_at(position) is not None
 
     def _bytes_at(self, position: int) -> bytes | None:

@@ -2,8 +2,8 @@
 neither waits for that nor fails by it.
 
 Written by the leader, one put at a time; what happens while one is under way goes with the next. Stored figures may be
-five seconds old, or as many log records as the hint may be behind: each put is preceded by a look at the log, and at one
-checkpoint a second two more requests per checkpoint would be a sixth of all. Slots are stored at once, because a
+five seconds old, or as many log records as the hint may be behind: before each put the writer looks at the log, and at
+one checkpoint a second two more requests per checkpoint would be a sixth of all. Slots are stored at once, because a
 successor has the tasks killed of those that hang. At the end of a run the history says how the run ended, for whoever
 asks a daemon that did not see it.
 """
@@ -18,6 +18,7 @@ from barrier_runtime.coordinator.job.effects import JobEnded
 from barrier_runtime.coordinator.job.events import HistoryTrouble
 from barrier_runtime.coordinator.job.protocol import JobProtocol
 from barrier_runtime.coordinator.log.hint import EVERY, HeadHint
+from barrier_runtime.coordinator.log.records import NO_RECORD
 from barrier_runtime.coordinator.server.store_effects import StoreThreads
 from barrier_runtime.coordinator.status.history import KnownSlot, RunOutcome, encode_history
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
@@ -144,11 +145,12 @@ class HistoryWriter:
         """Not over a successor's: whoever wrote the log's next record has figures of its own."""
         following = self._protocol.next_position
         ours = self._protocol.undecided  # what may be found there
+        token = self._protocol.token or NO_RECORD
         data = encode_history(self._protocol.history(ended))
 
         def put() -> None:
             if ours or get_or_none(self._store, self._paths.log_record(following)) is None:
                 self._store.put(self._paths.history, data)
-                self._hint.follow(following - 1)
+                self._hint.follow(following - 1, token)
 
         await self._threads.run(put)

@@ -1,13 +1,20 @@
 """The hint where a log ends: right, old, wrong or missing, the head that is found is the log's own."""
 
+import threading
 from collections.abc import Callable
 
+import msgspec
 import pytest
+from coordinator_world import log_of as log_of_job
+from coordinator_world import started
 
-from barrier_runtime.coordinator.log.hint import EVERY, READ_AHEAD, HeadHint
-from barrier_runtime.coordinator.log.reader import find_head
+from barrier_runtime.coordinator.log.hint import EVERY, READ_AHEAD, HeadHint, Hint
+from barrier_runtime.coordinator.log.reader import find_head, read_log
 from barrier_runtime.coordinator.log.records import FIRST_POSITION, NO_RECORD
 from barrier_runtime.state.store.memory import Fault, MemoryStore
+from barrier_runtime.state.store.paths import Paths
+
+PATHS = Paths("flights")
 
 
 def log_of(records: int) -> tuple[Callable[[int], bool], list[int]]:
@@ -47,6 +54,38 @@ def test_a_hint_is_stored_every_few_records_and_read_back(store: MemoryStore) ->
     for position in range(1, 3 * EVERY):
         hint.follow(position)
         assert position - HeadHint(store, "job/log-hint.json").read() <= EVERY
+
+
+class Rounds(MemoryStore):
+    """Counts groups of reads that are under way at the same time: a read waits for the others of its group."""
+
+    def __init__(self) -> None:
+        super().__init__("rounds")
+        self.groups: list[list[str]] = []
+
+    def get(self, key: str, offset: int = 0, size: int | None = None) -> bytes:
+        thread = threading.current_thread()
+        alone = thread is threading.main_thread()
+        if alone or not self.groups or self.groups[-1][:1] != ["side by side"]:
+            self.groups.append(["alone" if alone else "side by side"])
+        self.groups[-1].append(key)
+        return super().get(key, offset, size)
+
+
+@pytest.mark.parametrize("behind", range(EVERY))
+def test_a_fresh_hint_shows_a_start_all_it_needs_in_two_rounds(behind: int) -> None:
+    """The hint, then the records at the end with the FENCE of their generation."""
+    store = Rounds()
+    coordinator, *slots = started(store)
+    for _ in range(12):
+        coordinator.checkpoint(*slots)
+    head = len(log_of_job(store))
+    store.put(PATHS.log_hint, msgspec.json.encode(Hint(head - behind, 1)))
+    store.groups.clear()
+    view = read_log(store, PATHS, completes=2, run_id="another", kept=True)
+    assert view.head is not None
+    assert (view.head.position, len(view.completes), view.kept) == (head, 2, (head,))
+    assert [group[0] for group in store.groups] == ["alone", "side by side"]
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"position": "x"}', b'{"position": -5}', b"[1", b"\xff"])
