@@ -17,6 +17,7 @@ from barrier_runtime.testing import certify
 from examples.servers import ClickHouseServer
 from tests.ends.kafka_target import Job, written
 from tests.ends.late_requests import LateRequests
+from tests.ends.round_trips import counting_proxy
 
 
 @pytest.fixture
@@ -272,3 +273,15 @@ def test_wrong_credentials_are_said(
 def test_only_a_deterministic_sink_is_called_exactly_once() -> None:
     assert ClickHouseSink("clickhouse://host", "t", key="id").guarantee == "at_least_once"
     assert ClickHouseSink("clickhouse://host", "t", key="id", deterministic=True).guarantee == "exactly_once"
+
+
+def test_rows_are_inserted_with_three_waits_two_of_which_are_the_librarys(
+    clickhouse: ClickHouseServer, database: Client, table: str, job: Job
+) -> None:
+    """Is the server there? What are the columns' types? Here are the rows."""
+    with counting_proxy(clickhouse.port) as proxy:
+        sink = job.open(sink_of(clickhouse, table, proxy.port))
+        sink.upsert(pa.record_batch({"id": [1], "key": ["a"], "value": [1]}))
+        assert proxy.count(lambda: sink.upsert(pa.record_batch({"id": [2], "key": ["b"], "value": [2]}))) == 3
+        sink.close()
+    assert final(database, table) == [(1, 1), (2, 2)]
