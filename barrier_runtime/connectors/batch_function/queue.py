@@ -29,12 +29,14 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 import pyarrow as pa
 
+from barrier_runtime.connectors.read_ahead import read_ahead
 from barrier_runtime.connectors.sink_bases.decided_batch import DECIDED_BATCHES, DecidedBatch
 from barrier_runtime.connectors.sink_bases.write_ahead_committable import StagedRows
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, get_or_none
 from barrier_runtime.state.store.paths import Paths
 
+_READ_AT_ONCE = 8  # staged objects of a batch
 _NOTED_SUBTASK = 0  # the global committer's
 
 
@@ -103,8 +105,11 @@ class BatchQueue:
         """All rows. Raises `ObjectNotFound`, and `Corrupt` for an object that is not what was staged."""
         import pyarrow.parquet as pq  # 20 ms; only users of Parquet pay
 
-        tables = [pq.read_table(pa.BufferReader(self._checked(each))) for each in batch.objects]
-        return pa.concat_tables(tables, promote_options="default")
+        def table(staged: StagedRows) -> pa.Table:
+            return pq.read_table(pa.BufferReader(self._checked(staged)))
+
+        tables = read_ahead(table, batch.objects, lambda staged: staged.rows, _READ_AT_ONCE)
+        return pa.concat_tables(list(tables), promote_options="default")
 
     def local_files(self, batch: DecidedBatch) -> list[str] | None:
         """Paths of the Parquet files, every one checked as `read` checks it; None where storage is not a folder."""

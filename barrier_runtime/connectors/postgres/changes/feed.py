@@ -21,6 +21,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pyarrow as pa
+
 from barrier_runtime.connectors.postgres.changes.items import Item, Reached, SnapshotRows, size_of
 from barrier_runtime.connectors.postgres.changes.log_session import LogSession
 from barrier_runtime.connectors.postgres.changes.pgoutput import Relation
@@ -38,6 +40,7 @@ from barrier_runtime.connectors.postgres.changes.server import (
 from barrier_runtime.connectors.postgres.changes.shape import CatalogTable
 from barrier_runtime.connectors.postgres.changes.snapshot import SnapshotStaging, read_chunk
 from barrier_runtime.connectors.postgres.session import load_psycopg, shown_server, translated
+from barrier_runtime.connectors.read_ahead import read_ahead
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.outside_errors import described
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
@@ -45,6 +48,7 @@ from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 log = logging.getLogger("barrier_runtime.postgres")
 
 _MOST_BYTES = 16 << 20  # in the buffer
+_CHUNKS_AT_ONCE = 3  # of the snapshot: 8 MB each at most
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _TELL_S = 10.0  # between two words to the server, which ends a session that says nothing for a minute
 _LOOK_S = 1.0
@@ -183,25 +187,31 @@ class ChangeFeed:
 
     def _read_snapshot(self) -> None:
         staging = self._staging
+        chunks = read_ahead(
+            self._chunk, range(self.at.chunk or 0, staging.chunks), lambda _: 1, _CHUNKS_AT_ONCE, _CHUNKS_AT_ONCE
+        )
         while self.at.chunk is not None and not self._closing.is_set():
             if self._full:
                 self._wait_for(None)
                 continue
             chunk, row = self.at.chunk, self.at.row
             if chunk < staging.chunks:
-                key = staging.key(chunk)
-                try:
-                    rows = read_chunk(self._store.get(key), f"{key} in {self._store.url}")
-                except ObjectNotFound as error:
-                    raise Corrupt(
-                        f"{self.where}: a part of the snapshot is gone ({error}): restore it from a backup, or start "
-                        "the job without state (restore='none'), which takes a new one"
-                    ) from error
+                rows = next(chunks)
                 item = SnapshotRows(self.tables[staging.table_of(chunk)], chunk, row, rows.slice(row))
                 self.put(item, ChangePosition(staging.lsn, chunk=chunk + 1))
             else:
                 at = ChangePosition(staging.lsn)
                 self.put(Reached(at), at)
+
+    def _chunk(self, chunk: int) -> pa.RecordBatch:
+        key = self._staging.key(chunk)
+        try:
+            return read_chunk(self._store.get(key), f"{key} in {self._store.url}")
+        except ObjectNotFound as error:
+            raise Corrupt(
+                f"{self.where}: a part of the snapshot is gone ({error}): restore it from a backup, or start the job "
+                "without state (restore='none'), which takes a new one"
+            ) from error
 
     # ---- the log
 
