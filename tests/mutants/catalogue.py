@@ -7,6 +7,7 @@ from tests.mutants import (
     event_time,
     joins,
     lookups,
+    object_stores,
     observing,
     page,
     protocol,
@@ -18,6 +19,7 @@ from tests.mutants import (
 MUTANTS = (
     *protocol.MUTANTS,
     *stored_state.MUTANTS,
+    *object_stores.MUTANTS,
     *dataplane.MUTANTS,
     *connected.MUTANTS,
     *windows.MUTANTS,

@@ -277,3 +277,21 @@ def test_an_upload_in_parts_that_fails_is_aborted(script: Script) -> None:
     with pytest.raises(Unavailable, match=r"failed \(InternalError\)"):
         store.put("big", bytes(17 << 20))
     assert ("DELETE", "/bucket/jobs/big?uploadId=U1") in [(method, path) for method, path, _ in script.requests]
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_not_mixed(
+    s3_url: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("barrier_runtime.state.store.clouds._PART_BYTES", 10)
+    store = open_store(s3_url("replaced"))
+    store.put("a", b"0" * 40)
+    assert isinstance(store, ObstoreS3Store)
+    parts = store._other_parts
+
+    def overtaken(key: str, *rest: Any) -> None:
+        store.put("a", b"1" * 40)
+        parts(key, *rest)
+
+    monkeypatch.setattr(store, "_other_parts", overtaken)
+    with pytest.raises(Unavailable, match="was replaced while it was read in parts: read it again"):
+        store.get("a")
