@@ -2,6 +2,7 @@
 
 from barrier_runtime.coordinator.checkpoints.checkpoint import CheckpointPhase
 from barrier_runtime.coordinator.checkpoints.slow_commits import REPORT_AFTER_MS
+from barrier_runtime.coordinator.checkpoints.slow_uploads import Upload, Uploaded
 from barrier_runtime.coordinator.job.effects import Outcome
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.slots import RegisteredSlot, SlotState
@@ -37,6 +38,7 @@ def progress_facts(job: Job, phase: str, outcome: Outcome | None, reason: str) -
         behind=_behind(job),
         held_back=job.commits.too_far_behind,
         uncommitted=job.commits.uncommitted(),
+        uploaded=_uploaded(job),
         interval_ms=job.spec.checkpoints.interval_ms,
         blocked=tuple(
             BlockedSlot(slot.index, slot.blocked, slot.blocked_told_ms) for slot in job.slots.connected if slot.blocked
@@ -125,6 +127,17 @@ def _behind(job: Job) -> tuple[tuple[str, int], ...]:
         return ()
     through = job.commits.through
     return tuple((sink, through[sink]) for sink in job.commits.behind(completed))
+
+
+def _uploaded(job: Job) -> Uploaded | None:
+    """Of this generation: after a restart the store may be quick again."""
+    last = job.record.last_completed
+    if last is None or last.token != job.log.token or not last.subtasks:
+        return None
+    uploads = [
+        Upload(each.chain, each.subtask, each.slowest, max(each.precommit_ms, each.upload_ms)) for each in last.subtasks
+    ]
+    return Uploaded(last.checkpoint, last.triggered_ms, tuple(uploads))
 
 
 def _last_failure(job: Job) -> str:

@@ -14,6 +14,7 @@ import msgspec
 from barrier_runtime.coordinator.checkpoints.retention import SweepPlan
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.checkpoints.slow_commits import SlowCommit
+from barrier_runtime.coordinator.checkpoints.slow_uploads import SlowUpload
 from barrier_runtime.coordinator.job.decisions import Attempts, Decision, EndJob
 from barrier_runtime.coordinator.job.effects import CloseLink, Effect, Outcome, ReadRecord, SendTo
 from barrier_runtime.coordinator.job.events import (
@@ -124,6 +125,11 @@ class JobProtocol:
     def slow_commits(self) -> tuple[SlowCommit, ...]:
         """Sinks whose commits have been too slow, until they keep up again; as of the last event."""
         return self._watch.slow.known
+
+    @property
+    def slow_uploads(self) -> tuple[SlowUpload, ...]:
+        """The same of uploads."""
+        return self._watch.slow_uploads.known
 
     def status(self, now_ms: int) -> JobStatus:
         self._look(now_ms)

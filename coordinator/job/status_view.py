@@ -1,6 +1,7 @@
 """Builds the `JobStatus` of a job from its facts."""
 
 from barrier_runtime.coordinator.checkpoints.slow_commits import SlowCommit
+from barrier_runtime.coordinator.checkpoints.slow_uploads import SlowUpload
 from barrier_runtime.coordinator.job.effects import Outcome
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.rescaling import RescaleState
@@ -68,7 +69,7 @@ def job_status(
         ),
         missing_slots=job.slots.missing,
         absent_slots=job.record.absent_slots,
-        checkpoints=_checkpoints(job),
+        checkpoints=_checkpoints(job, condition.slow_uploads),
         recoveries=tuple(job.record.recoveries),
         watermark_ms=None if watermark is None or not _WATERMARK_NONE < watermark < 2**63 - 1 else int(watermark),
         records=int(over_slots(RECORDS, figures) or 0),
@@ -149,7 +150,7 @@ def program_wanted(job: Job) -> ProgramWanted | None:
     return ProgramWanted(f"{job.identity.leader}/{id}", id, rescale.request.flow)
 
 
-def _checkpoints(job: Job) -> CheckpointsStatus:
+def _checkpoints(job: Job, slow_uploads: tuple[SlowUpload, ...]) -> CheckpointsStatus:
     pending = job.generation.pending
     under_way = () if pending is None else pending.open
     oldest = min(under_way, key=lambda checkpoint: checkpoint.id, default=None)
@@ -167,4 +168,5 @@ def _checkpoints(job: Job) -> CheckpointsStatus:
         last_completed=job.record.last_completed,
         history=tuple(job.record.history),
         durations=job.record.durations,
+        slow_uploads=slow_uploads,
     )

@@ -50,6 +50,10 @@ def rows_per_s(status: JobStatus) -> float | None:
     return sum(known) if known and len(known) == len(rates) else None
 
 
+def _is_slow(status: JobStatus) -> bool:
+    return bool(status.commits.slow or status.checkpoints.slow_uploads)
+
+
 def live(status: JobStatus, now_ms: int) -> dict[str, str]:
     """The figures that a page changes in place, as text, by the name under which its elements ask for them."""
     last = status.checkpoints.last_completed
@@ -57,7 +61,7 @@ def live(status: JobStatus, now_ms: int) -> dict[str, str]:
     running = sum(slot.state == "running" for slot in status.slots)
     figures = {
         "condition": status.condition or status.phase,
-        "tone": "warn" if status.commits.slow and status.condition == "RUNNING" else tone(status.condition),
+        "tone": "warn" if _is_slow(status) and status.condition == "RUNNING" else tone(status.condition),
         "reason": shortened(status.condition_reason or status.reason, _LONGEST_REASON),
         "since": duration(now_ms - status.condition_since_ms) if status.condition_since_ms else ABSENT,
         "phase": status.phase,

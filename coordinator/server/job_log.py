@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from barrier_runtime.coordinator.checkpoints.slow_commits import SlowCommit, slow_sink
+from barrier_runtime.coordinator.checkpoints.slow_uploads import SlowUpload, slow_upload
 from barrier_runtime.coordinator.status.history import History
 
 if TYPE_CHECKING:
@@ -57,16 +58,24 @@ class NewEnds:
 
 
 class SlowLines:
-    """Sinks that commit more slowly than checkpoints complete: a warning when that begins, a word when it is over."""
+    """Commits and uploads that are slower than checkpoints: a warning when that begins, a word when it is over."""
 
     def __init__(self) -> None:
-        self._told: tuple[SlowCommit, ...] = ()
+        self._told: tuple[SlowCommit | SlowUpload, ...] = ()
 
-    def look(self, known: tuple[SlowCommit, ...]) -> list[tuple[int, str]]:
+    def look(self, known: tuple[SlowCommit | SlowUpload, ...]) -> list[tuple[int, str]]:
         """(level, text)."""
         told, self._told = self._told, known
         if known == told:
             return []
-        began = [(logging.WARNING, f"slow_commit: {slow_sink(each)}") for each in known if each not in told]
-        over = [(logging.INFO, f"sink {each.sink} keeps up with checkpoints") for each in told if each not in known]
-        return began + over
+        began = [(logging.WARNING, _begun(each)) for each in known if each not in told]
+        return began + [(logging.INFO, _over(each)) for each in told if each not in known]
+
+
+def _begun(slow: SlowCommit | SlowUpload) -> str:
+    return f"slow_commit: {slow_sink(slow)}" if isinstance(slow, SlowCommit) else f"slow_upload: {slow_upload(slow)}"
+
+
+def _over(slow: SlowCommit | SlowUpload) -> str:
+    who = f"sink {slow.sink} keeps" if isinstance(slow, SlowCommit) else f"uploads of {slow.operator} keep"
+    return f"{who} up with checkpoints"

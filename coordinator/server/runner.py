@@ -341,7 +341,7 @@ class JobRunner:
             self._break(f"job {self.spec.job} was stopped by an internal error: {error}")
 
     def _tell_condition(self, before: Condition) -> None:
-        for level, text in self._slow_lines.look(self._protocol.slow_commits):
+        for level, text in self._slow_lines.look((*self._protocol.slow_commits, *self._protocol.slow_uploads)):
             self._log.log(level, "job %s: %s", self.spec.job, text)
         now = self._protocol.condition
         if now.state != before.state:

@@ -68,6 +68,8 @@ SPENT = Family("barrier_transaction_timeout_spent_ratio", "gauge", "age of a sin
 FAILING = Family("barrier_commit_failed_attempts", "gauge", "attempts of a commit that fails now", ("sink",))
 SLOW_COMMIT = Family("barrier_slow_commit_seconds", "gauge", "for how long a sink has committed more slowly than "
                      "checkpoints complete; none while it keeps up", ("sink",))
+SLOW_UPLOAD = Family("barrier_slow_upload_seconds", "gauge", "for how long uploads of an operator have taken longer "
+                     "than the interval between checkpoints; none while they do not", ("operator", "slot"))
 SLOT_MEMORY = Family("barrier_slot_memory_bytes", "gauge", "memory of the slot's process", ("slot",))
 SLOT_LAG = Family("barrier_slot_loop_lag_seconds", "gauge", "how late the slot's last heartbeat was", ("slot",))
 SLOT_STARVED = Family("barrier_slot_starved_seconds_total", "counter", "time in which the slot's loop was ready to run "
@@ -197,6 +199,9 @@ def _of_sinks(status: JobStatus) -> Iterator[Sample]:
         yield FAILING, (sink,), float(attempts)
     for slow in status.commits.slow:
         yield SLOW_COMMIT, (slow.sink,), max(0, status.at_ms - slow.since_ms) / 1000
+    for upload in status.checkpoints.slow_uploads:
+        labels = (upload.operator, str(upload.slot))
+        yield SLOW_UPLOAD, labels, max(0, status.at_ms - upload.since_ms) / 1000
 
 
 def _of_slots(status: JobStatus) -> Iterator[Sample]:

@@ -17,7 +17,8 @@
 | FENCED FINISHED FAILED CANCELLED | how it ended                                                                    |
 
 A sink that commits more slowly than checkpoints complete is named in the reason of RUNNING (`slow_commits`). Once that
-has held checkpoints up, the state is WAITING_SINK until the sink has caught up, also while checkpoints are taken.
+has held checkpoints up, the state is WAITING_SINK until the sink has caught up, also while checkpoints are taken. An
+operator whose uploads take longer than the interval is named there, too (`slow_uploads`).
 
 Decides nothing about the job: it is for people and their alarms. A trouble whose cause is gone gives way to RUNNING by
 itself. Time without a checkpoint is summed over generations: a job that restarts for ever must not look well.
@@ -34,6 +35,7 @@ from barrier_runtime.coordinator.checkpoints.slow_commits import (
     Uncommitted,
     slow_sink,
 )
+from barrier_runtime.coordinator.checkpoints.slow_uploads import SlowUpload, SlowUploads, Uploaded, slow_upload
 
 State: TypeAlias = Literal[
     "STARTING",
@@ -74,6 +76,7 @@ class Condition:
     reason: str
     since_ms: int
     slow: tuple[SlowCommit, ...] = ()  # sinks that commit too slowly, whatever the state
+    slow_uploads: tuple[SlowUpload, ...] = ()  # the same of uploads
 
     def __str__(self) -> str:
         return described(self.state, self.reason)
@@ -156,6 +159,7 @@ class Facts:
     blocked: tuple[BlockedSlot, ...] = ()
     held_back: str = ""  # why no checkpoint is taken until sinks come along
     uncommitted: tuple[Uncommitted, ...] = ()
+    uploaded: Uploaded | None = None
     interval_ms: int = 0  # between checkpoints
 
 
@@ -165,6 +169,7 @@ class ProgressWatch:
     def __init__(self) -> None:
         self.condition = Condition("STARTING", "", 0)
         self.slow = SlowCommits()
+        self.slow_uploads = SlowUploads()
         self._held_up = False  # a slow sink has held checkpoints up for so long that it was told
         self._looked = False
         self.next_ms: int | None = None  # when time alone may change the condition
@@ -183,12 +188,13 @@ class ProgressWatch:
             self._restoring_since_ms = now_ms
         self._remember(facts, now_ms)
         self.slow.look(facts.uncommitted, facts.interval_ms, now_ms, running=facts.phase == "running")
+        self.slow_uploads.look(facts.uploaded, facts.interval_ms, running=facts.phase == "running")
         self.next_ms = self.slow.next_ms
         state, reason = self._judge(facts, now_ms)
         same = self._looked and self.condition.state == state
         since_ms = self.condition.since_ms if same else now_ms
         self._looked = True
-        self.condition = Condition(state, reason, since_ms, self.slow.shown)
+        self.condition = Condition(state, reason, since_ms, self.slow.shown, self.slow_uploads.shown)
         return self.condition
 
     # ------------------------------------------------------------ memory
@@ -248,7 +254,7 @@ class ProgressWatch:
         if facts.expects_checkpoint and self._over(since_ms, facts.timeout_ms, now_ms):
             return "NO_CHECKPOINT", _no_checkpoint(facts, now_ms - since_ms, now_ms)
         blocked = [slot for slot in facts.blocked if not self._over(slot.told_ms, BLOCKED_MS, now_ms)]
-        slow = [slow_sink(each) for each in self.slow.shown]
+        slow = [*map(slow_sink, self.slow.shown), *map(slow_upload, self.slow_uploads.shown)]
         return ("BLOCKED", _blocked(blocked)) if blocked else ("RUNNING", some_of(slow, "; "))
 
     def _store_trouble(self, facts: Facts, now_ms: int) -> str:

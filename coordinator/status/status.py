@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from barrier_runtime.coordinator.checkpoints.slow_commits import SlowCommit
+from barrier_runtime.coordinator.checkpoints.slow_uploads import SlowUpload
 
 
 class SlotStatus(msgspec.Struct, frozen=True):
@@ -132,6 +133,7 @@ class CheckpointsStatus(msgspec.Struct, frozen=True, kw_only=True):
     last_completed: CheckpointStatus | None = None
     history: tuple[CheckpointStatus, ...] = ()  # the last 100, oldest first
     durations: DurationCounts = DurationCounts()
+    slow_uploads: tuple[SlowUpload, ...] = ()  # operators whose uploads took longer than the interval; never stored
 
 
 class RecoveryStatus(msgspec.Struct, frozen=True):

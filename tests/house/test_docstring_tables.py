@@ -55,6 +55,7 @@ PROSE = {  # tables that no code holds as data
     "barrier_runtime/data/values/into_columns.py": "types, by rules: tests/barrier_runtime/data/values",
     "barrier_runtime/data/values/json_doors.py": "types: tests/barrier_runtime/connectors/source_bases",
     "state/store/s3/by_obstore.py": "requests: tests/state/store/test_s3_by_obstore.py",
+    "coordinator/checkpoints/slow_uploads.py": "moves: tests/coordinator/checkpoints/test_slow_uploads.py",
     "coordinator/checkpoints/slow_commits.py": "moves: tests/coordinator/checkpoints/test_slow_commits.py",
     "coordinator/checkpoints/commits.py": "moves of a trouble: tests/coordinator/status/test_history.py",
     "coordinator/job/fetching_ahead.py": "moves: tests/coordinator/job/test_fetching_ahead.py",

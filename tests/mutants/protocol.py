@@ -289,6 +289,22 @@ MUTANTS = (
         ("tests/coordinator/checkpoints/test_slow_commits.py",),
     ),
     Mutant(
+        "slow-upload-is-told-with-each-checkpoint",
+        "uploads that are slow for each second checkpoint are one trouble",
+        "coordinator/checkpoints/slow_uploads.py",
+        "self._in_time - slow.keys():",
+        "self._known.keys() - slow.keys():",
+        ("tests/coordinator/checkpoints/test_slow_uploads.py",),
+    ),
+    Mutant(
+        "slow-upload-of-the-last-run-is-told",
+        "uploads of an earlier generation are judged no more",
+        "coordinator/job/health_facts.py",
+        "if last is None or last.token != job.log.token or not last.subtasks:",
+        "if last is None or not last.subtasks:",
+        ("tests/coordinator/checkpoints/test_slow_uploads.py",),
+    ),
+    Mutant(
         "slow-commit-is-told-with-each-commit",
         "commits that are late one after the other are one trouble",
         "coordinator/checkpoints/slow_commits.py",

@@ -64,6 +64,7 @@ class LateCommits:
         if status.phase != "running" or status.token is None or status.token != self._token():
             self._runs = None
             return
+        self._look_at_uploads(status)
         if self._runs != (runner, status.token):
             self._runs, self._since_ms = (runner, status.token), now_ms
         told = {each.sink for each in status.commits.slow} | {
@@ -95,6 +96,19 @@ class LateCommits:
                     self._wrong("SlowCommitIsTold", f"sink {sink} has not committed for {waited} ms; told: {told}")
             if held_ms and through and asked == 0 and not ends:
                 self._look_at_held(sink, through, own, reached[sink, 0], status, now_ms)
+
+    def _look_at_uploads(self, status: JobStatus) -> None:
+        """Of the newest checkpoint of this generation."""
+        last = status.checkpoints.last_completed
+        if last is None or last.token != status.token:
+            return
+        slow_ms = max(self._schedule.interval_ms, LATE_MS)
+        slow = {each.chain for each in last.subtasks if max(each.precommit_ms, each.upload_ms) > slow_ms}
+        told = status.checkpoints.slow_uploads
+        if slow:
+            self._note("an upload was slow, and told")
+        if len(told) != len(slow):
+            self._wrong("SlowUploadIsTold", f"uploads of chains {sorted(slow)} were slow; told: {told}")
 
     def _look_at_held(
         self,

@@ -3,8 +3,10 @@
 `why_job` asks them in that order and then which step is the bottleneck; what does not apply gives nothing.
 """
 
+from collections.abc import Sequence
 from statistics import median
 
+from barrier_runtime.coordinator.checkpoints.slow_uploads import SlowUpload
 from barrier_runtime.coordinator.status.health import TROUBLED, in_seconds
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus, LatencyPoint, LatencyStatus, Room
 from barrier_runtime.coordinator.status.transactions import SinkTransactions, most_spent, of_sinks
@@ -144,6 +146,8 @@ def why_nothing_is_visible(status: JobStatus, now_ms: int) -> Reason | None:
         )
     if status.commits.slow and status.condition in ("RUNNING", "WAITING_SINK"):
         return _slow_commit(status, now_ms)
+    if status.checkpoints.slow_uploads and status.condition == "RUNNING":
+        return _slow_upload(status, now_ms)
     if status.condition in TROUBLED:
         return Reason(
             status.condition.lower(),
@@ -194,6 +198,36 @@ def _slow_commit(status: JobStatus, now_ms: int) -> Reason:
         "look at the target of that sink: its load, locks and limits; or take checkpoints less often "
         "(checkpoint_interval)",
     )
+
+
+def _slow_upload(status: JobStatus, now_ms: int) -> Reason:
+    slow = status.checkpoints.slow_uploads
+    last = status.checkpoints.last_completed
+    newest = () if last is None else last.subtasks
+    return Reason(
+        "slow_upload",
+        f"Rows become visible late, because uploads of {' and '.join(_operators(slow)[:_HOLDERS])} take longer than "
+        "the interval between checkpoints.",
+        (
+            *(
+                f"{each.operator} in slot {each.slot}: since checkpoint {each.checkpoint}, for "
+                f"{in_seconds(max(0, now_ms - each.since_ms))}"
+                for each in slow
+            ),
+            *(
+                f"newest checkpoint, {each.slowest} in slot {each.subtask}: pre-commit "
+                f"{in_seconds(round(each.precommit_ms))}, state written in {in_seconds(round(each.upload_ms))}"
+                for each in newest[:_HOLDERS]
+                if each.slowest in _operators(slow)
+            ),
+        ),
+        "look at the object store's latency and throttling, at the network of these slots, and at a sink's target; or "
+        "take checkpoints less often (checkpoint_interval)",
+    )
+
+
+def _operators(slow: Sequence[SlowUpload]) -> list[str]:
+    return list(dict.fromkeys(each.operator for each in slow))
 
 
 def _nearly_forgotten(sink: SinkTransactions) -> Reason:
