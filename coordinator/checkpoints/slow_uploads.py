@@ -32,7 +32,7 @@ class SlowUpload(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Upload:
+class SubtaskUpload:
     """What one subtask uploaded for the newest complete checkpoint. `operator`: whose part took longest."""
 
     chain: int
@@ -42,12 +42,12 @@ class Upload:
 
 
 @dataclass(frozen=True)
-class Uploaded:
+class CheckpointUploads:
     """The newest complete checkpoint, with uploads of the subtasks that acknowledged last."""
 
     checkpoint: int
     triggered_ms: int
-    uploads: tuple[Upload, ...]
+    uploads: tuple[SubtaskUpload, ...]
 
 
 class SlowUploads:
@@ -64,7 +64,7 @@ class SlowUploads:
         """Troubles that have not ended, shown or not."""
         return tuple(self._known[chain] for chain in sorted(self._known))
 
-    def look(self, newest: Uploaded | None, interval_ms: int, *, running: bool) -> None:
+    def look(self, newest: CheckpointUploads | None, interval_ms: int, *, running: bool) -> None:
         if running and newest is not None and newest.checkpoint != self._judged:
             self._judged = newest.checkpoint
             self._judge(newest, max(interval_ms, REPORT_AFTER_MS))
@@ -72,7 +72,7 @@ class SlowUploads:
         shown = sorted(self._known.keys() - self._in_time) if judged else ()
         self.shown = tuple(self._known[chain] for chain in shown)
 
-    def _judge(self, newest: Uploaded, slow_ms: int) -> None:
+    def _judge(self, newest: CheckpointUploads, slow_ms: int) -> None:
         slow = _longest(each for each in newest.uploads if each.took_ms > slow_ms)
         for chain, upload in slow.items():
             begun = SlowUpload(upload.operator, upload.slot, newest.checkpoint, newest.triggered_ms)
@@ -82,9 +82,9 @@ class SlowUploads:
         self._in_time = self._known.keys() - slow.keys()
 
 
-def _longest(uploads: Iterable[Upload]) -> dict[int, Upload]:
+def _longest(uploads: Iterable[SubtaskUpload]) -> dict[int, SubtaskUpload]:
     """Of each chain."""
-    found: dict[int, Upload] = {}
+    found: dict[int, SubtaskUpload] = {}
     for each in uploads:
         if each.chain not in found or each.took_ms > found[each.chain].took_ms:
             found[each.chain] = each

@@ -2,7 +2,7 @@
 
 from barrier_runtime.coordinator.checkpoints.checkpoint import CheckpointPhase
 from barrier_runtime.coordinator.checkpoints.slow_commits import REPORT_AFTER_MS
-from barrier_runtime.coordinator.checkpoints.slow_uploads import Upload, Uploaded
+from barrier_runtime.coordinator.checkpoints.slow_uploads import CheckpointUploads, SubtaskUpload
 from barrier_runtime.coordinator.job.effects import Outcome
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.slots import RegisteredSlot, SlotState
@@ -129,15 +129,16 @@ def _behind(job: Job) -> tuple[tuple[str, int], ...]:
     return tuple((sink, through[sink]) for sink in job.commits.behind(completed))
 
 
-def _uploaded(job: Job) -> Uploaded | None:
+def _uploaded(job: Job) -> CheckpointUploads | None:
     """Of this generation: after a restart the store may be quick again."""
     last = job.record.last_completed
     if last is None or last.token != job.log.token or not last.subtasks:
         return None
     uploads = [
-        Upload(each.chain, each.subtask, each.slowest, max(each.precommit_ms, each.upload_ms)) for each in last.subtasks
+        SubtaskUpload(each.chain, each.subtask, each.slowest, max(each.precommit_ms, each.upload_ms))
+        for each in last.subtasks
     ]
-    return Uploaded(last.checkpoint, last.triggered_ms, tuple(uploads))
+    return CheckpointUploads(last.checkpoint, last.triggered_ms, tuple(uploads))
 
 
 def _last_failure(job: Job) -> str:

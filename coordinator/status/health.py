@@ -35,7 +35,7 @@ from barrier_runtime.coordinator.checkpoints.slow_commits import (
     Uncommitted,
     slow_sink,
 )
-from barrier_runtime.coordinator.checkpoints.slow_uploads import SlowUpload, SlowUploads, Uploaded, slow_upload
+from barrier_runtime.coordinator.checkpoints.slow_uploads import CheckpointUploads, SlowUpload, SlowUploads, slow_upload
 
 State: TypeAlias = Literal[
     "STARTING",
@@ -159,7 +159,7 @@ class Facts:
     blocked: tuple[BlockedSlot, ...] = ()
     held_back: str = ""  # why no checkpoint is taken until sinks come along
     uncommitted: tuple[Uncommitted, ...] = ()
-    uploaded: Uploaded | None = None
+    uploaded: CheckpointUploads | None = None
     interval_ms: int = 0  # between checkpoints
 
 

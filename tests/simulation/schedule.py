@@ -46,6 +46,7 @@ AIMED: dict[str, int] = {  # the same for strikes that wait for their moment, so
     "rescale behind": 2,
 }
 OF_QUEUES = ("crash with rows in flight",)  # strikes of jobs whose barriers overtake rows
+OF_UPLOADS = ("uploads are slow",)  # of jobs whose checkpoints may take longer than two uploads
 
 STRIKES_OF_DRAINS = (  # when …
     "told",  # … one slot hears that its sources end
@@ -169,6 +170,7 @@ def draw(seed: int) -> Schedule:
         _draw_memory,
         _draw_overtaken,
         _draw_encoding,
+        _draw_slow_uploads,
     )
     for drawn in parts:
         schedule = drawn(schedule)
@@ -215,6 +217,18 @@ def _draw_encoding(schedule: Schedule) -> Schedule:
     if schedule.story not in ("bank", "twins") or schedule.rolls or rng.random() > 0.4:
         return schedule
     return replace(schedule, encoded_rows=rng.choice((1, 2, 3)))
+
+
+def _draw_slow_uploads(schedule: Schedule) -> Schedule:
+    """In some of the bank's jobs staging of rows takes longer than the interval, and the checkpoints complete."""
+    rng = random.Random(f"slow uploads {schedule.seed}")
+    ends = schedule.timeout_ms < 10_000 or schedule.conditions_ignored
+    if schedule.story != "bank" or schedule.rolls or ends or rng.random() > 0.4:
+        return schedule
+    times = sorted(rng.randrange(100, schedule.chaos_ms // 2) for _ in range(rng.randint(1, 3)))
+    strikes = [Action(at_ms, OF_UPLOADS[0], 0, rng.choice((1_500, 2_500)), 0) for at_ms in times]
+    actions = tuple(sorted([*schedule.actions, *strikes], key=lambda action: action.at_ms))
+    return replace(schedule, slot_timeout_ms=max(3_000, schedule.slot_timeout_ms), actions=actions)
 
 
 def _draw_drift(schedule: Schedule) -> Schedule:

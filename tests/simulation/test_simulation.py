@@ -17,7 +17,7 @@ import restore_canaries  # noqa: F401 - planted bugs of their own
 import text_canaries  # noqa: F401 - planted bugs of their own
 from canaries import CANARIES
 from open_checkpoints import STRIKES
-from schedule import ACTIONS, AIMED, OF_QUEUES, draw, shrink
+from schedule import ACTIONS, AIMED, OF_QUEUES, OF_UPLOADS, draw, shrink
 from simulate import judge, judge_seed
 from world import _ACTS
 
@@ -96,4 +96,4 @@ def test_every_canary_can_be_planted_and_taken_away_again() -> None:
 
 
 def test_every_kind_of_trouble_is_acted_out() -> None:
-    assert {*ACTIONS, *AIMED, *OF_QUEUES, *STRIKES} == set(_ACTS)
+    assert {*ACTIONS, *AIMED, *OF_QUEUES, *OF_UPLOADS, *STRIKES} == set(_ACTS)

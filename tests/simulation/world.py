@@ -1000,6 +1000,10 @@ class World(SimCluster):
             self._hold_uploads(self.sim.rng.choice(living), self.sim.between_us(30_000, 250_000))
         self.sim.after(self.sim.between_us(20_000, 120_000), self._let_uploads_hang, until_us)
 
+    def _uploads_are_slow(self, action: Action) -> None:
+        """Rows that sinks begin to stage within this time are staged after it."""
+        self.target_faults.held, self.target_faults.held_until_s = "_staging/", self.sim.now_s + action.length_ms / 1000
+
     def _hold_uploads(self, task: SlotTask, length_us: int) -> None:
         if task.slot is not None and self.facts.token:
             faults, uuid = self.store_faults, task.slot.identity.uuid
@@ -1252,6 +1256,7 @@ _ACTS: dict[str, Callable[[World, Action], None]] = {
     "rescale behind": World._rescale_behind,
     "crash with rows in flight": World._crash_with_rows_in_flight,
     "uploads hang": World._uploads_hang,
+    "uploads are slow": World._uploads_are_slow,
     "hears in steps": World._hears_in_steps,
 }
 

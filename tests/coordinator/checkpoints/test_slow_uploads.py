@@ -5,7 +5,12 @@ import logging
 import pytest
 from coordinator_world import SINK, SOURCE, Coordinator, FakeSlot, options, spec, started
 
-from barrier_runtime.coordinator.checkpoints.slow_uploads import SlowUpload, SlowUploads, Upload, Uploaded
+from barrier_runtime.coordinator.checkpoints.slow_uploads import (
+    CheckpointUploads,
+    SlowUpload,
+    SlowUploads,
+    SubtaskUpload,
+)
 from barrier_runtime.coordinator.server.job_log import SlowLines
 from barrier_runtime.coordinator.status.exposed import SLOW_UPLOAD, samples
 from barrier_runtime.coordinator.status.why.job import why_job
@@ -25,8 +30,8 @@ class Watch:
 
     def look(self, checkpoint: int, *took_ms: int, running: bool = True) -> list[str]:
         """`took_ms`: of slots 0, 1, … in chain 1."""
-        uploads = tuple(Upload(1, slot, "out", took) for slot, took in enumerate(took_ms))
-        newest = Uploaded(checkpoint, checkpoint * 1_000, uploads) if uploads else None
+        uploads = tuple(SubtaskUpload(1, slot, "out", took) for slot, took in enumerate(took_ms))
+        newest = CheckpointUploads(checkpoint, checkpoint * 1_000, uploads) if uploads else None
         self.slow.look(newest, self.interval_ms, running=running)
         self.warnings += [text for level, text in self.lines.look(self.slow.known) if level == logging.WARNING]
         return [each.operator for each in self.slow.shown]
