@@ -150,7 +150,7 @@ def program_wanted(job: Job) -> ProgramWanted | None:
     return ProgramWanted(f"{job.identity.leader}/{id}", id, rescale.request.flow)
 
 
-def _checkpoints(job: Job, slow_uploads: tuple[SlowUpload, ...]) -> CheckpointsStatus:
+def _checkpoints(job: Job, slow_uploads: tuple[SlowUpload, ...] = ()) -> CheckpointsStatus:
     pending = job.generation.pending
     under_way = () if pending is None else pending.open
     oldest = min(under_way, key=lambda checkpoint: checkpoint.id, default=None)
