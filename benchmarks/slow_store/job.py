@@ -29,8 +29,9 @@ from barrier_runtime.state.store.open import open_store
 
 NAME = "slow-store"
 _LOOK_S = 0.005
+_ASK_S = 0.05  # more, where an answer costs the coordinator a request
 _SAMPLE_S = 2.0
-_LEASE_S = 10.0
+_LEASE_S = 30.0
 _SLOTS_COME_S = 240.0  # eight processes that start on two cores
 
 
@@ -214,6 +215,7 @@ def _in_processes(order: Order) -> Iterator[Callable[[], JobStatus]]:
             stdin.close()
 
         def status() -> JobStatus:
+            time.sleep(_ASK_S)
             if any(slot.poll() is not None for slot in slots):
                 raise RuntimeError("a slot's process ended")
             return coordinator.client.status(NAME, job.spec.run_id)

@@ -38,7 +38,7 @@ class RunningJob:
             if event is None:
                 raise JobFailed(f"no {kind!r} within {timeout_s:.0f} s; the last line of the log: {self._last_words()}")
             if event.kind == "failed":
-                raise JobFailed(event.error)
+                raise JobFailed(f"{event.error}; it said: {self._last_words()}")
             if event.kind == kind:
                 return event
 
