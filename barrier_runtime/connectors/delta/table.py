@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import parse_qs, quote, unquote, urlsplit
@@ -56,7 +57,9 @@ class DeltaLog:
         self._synced = -1  # version up to which the log is known to survive a power cut
         self._known = _NOTHING_KNOWN  # of this version: applications' highest checkpoints
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="delta-log")
-        self._reading: Future[None] | None = None  # what our last commit has added, for the next one
+        self._reading: Future[None] | None = None  # a checkpoint of the log is made
+        self._head: _OwnCommit | None = None  # our last commit, if nobody is known to have written since
+        self._seen: DeltaTableFacts | None = None  # what the commit under way had to fit
 
     def existing(self) -> DeltaTableFacts | None:
         """What is there; None when there is no table. Raises `InvalidJob` for a table that must not be appended to."""
@@ -94,10 +97,37 @@ class DeltaLog:
             if shown is None:
                 self._check_there(files)
             added = files if shown is None else shown(new)
-            return _highest(new), lambda: self._append(table, added, _highest(new))
+            self._seen = facts
+            return _highest(new), lambda: self._append(int(table.version()) + 1, facts, added, _highest(new))
 
-        if pending:
+        if pending and not self._commit_on_own(pending, shown):
             self._until_done(pending[-1].fields, pending[-1].partition_by, change)
+
+    def _commit_on_own(
+        self,
+        pending: Sequence[DeltaCommittable],
+        shown: Callable[[Sequence[DeltaCommittable]], Sequence[DeltaFile]] | None,
+    ) -> bool:
+        """Commit on top of our own last commit without a look at the table: whatever somebody else has written since
+        has taken the version. False: look."""
+        head, self._head = self._head, None
+        if head is None or any(each.application not in head.known for each in pending):
+            return False
+        new = [each for each in pending if each.checkpoint > head.known[each.application]]
+        for each in new:
+            head.facts.check(each.fields, each.partition_by, self._where)
+        files = [each for committable in new for each in committable.files]
+        if new:
+            if shown is None:
+                self._check_there(files)
+            try:
+                self._append(head.version + 1, head.facts, shown(new) if shown else files, _highest(new))
+            except Unavailable:
+                return False
+            self._appended(head.version + 1, head.facts, {**head.known, **_highest(new)})
+        else:
+            self._head = head
+        return True
 
     def merge(self, merging: "Merging") -> None:
         """Replace, add and delete rows in one commit, unless the table has this checkpoint already. Idempotent."""
@@ -125,8 +155,8 @@ class DeltaLog:
         """Make the table if there is none, and change it until there is nothing left to change. `data`: delta-rs
         writes the data files itself."""
         failed: BaseException | None = None
-        for attempt in range(_ATTEMPTS):
-            table = (self._read_ahead() if attempt == 0 else None) or self._newest()
+        for _ in range(_ATTEMPTS):
+            table = self._newest()
             if table is None:
                 self._create(fields, partition_by)
                 continue
@@ -150,8 +180,9 @@ class DeltaLog:
                 self._known = (version + 1, {**self._known[1], **done})
                 if data and self._is_local:
                     continue  # to see what has to be brought to the disk
-                self._sync(version + 1, data)
-                self._reading = self._threads.submit(self._read_own)
+                if not data:
+                    assert self._seen is not None, "a commit without the facts that it has to fit"
+                    self._appended(version + 1, self._seen, self._known[1])
                 return
         raise Unavailable(
             f"{self._where}: nothing could be committed to the table {self._store.url} in {_ATTEMPTS} attempts "
@@ -181,24 +212,21 @@ class DeltaLog:
             raise self._unreadable(error) from error
         return self._table
 
-    def _read_own(self) -> None:
-        """Off the path of commits: what was committed, and now and then a checkpoint of the log, so that readers need
-        not read all of it. Whatever fails here is read again for the next commit."""
+    def _appended(self, version: int, facts: DeltaTableFacts, known: Mapping[str, int]) -> None:
+        self._sync(version, data=False)
+        self._head = _OwnCommit(version, facts, dict(known))
+        if version % _CHECKPOINT_EVERY == 0 and (self._reading is None or self._reading.done()):
+            self._reading = self._threads.submit(self._tidy)
+
+    def _tidy(self) -> None:
+        """A checkpoint of the log, so that readers need not read all of it. Off the path of commits, which do without
+        when it fails; the next one has what it would have had."""
         with contextlib.suppress(BarrierRuntimeError):
             table = self._newest_now()
-            if table is not None and table.version() % _CHECKPOINT_EVERY == 0:
-                with contextlib.suppress(Exception):  # of delta-rs, which readers can do without
+            if table is not None:
+                with contextlib.suppress(Exception):  # whatever delta-rs raises
                     table.create_checkpoint()
                     table.cleanup_metadata()
-
-    def _read_ahead(self) -> Any:
-        """The table as it was after our last commit, good for the next one: what others have committed since is a
-        conflict, or is committed upon. None: it has to be read."""
-        if self._reading is None:
-            return None
-        self._reading.result()
-        self._reading = None
-        return self._table
 
     def close(self) -> None:
         self._threads.shutdown(wait=False)
@@ -248,11 +276,12 @@ class DeltaLog:
         if self._store.put_if_absent(log_key(0), record) is PutOutcome.UNKNOWN:
             raise Unavailable(f"{self._where}: nobody knows whether {self._store.url}/{log_key(0)} was written")
 
-    def _append(self, table: Any, files: Sequence[DeltaFile], checkpoints: Mapping[str, int]) -> None:
+    def _append(
+        self, version: int, facts: DeltaTableFacts, files: Sequence[DeltaFile], checkpoints: Mapping[str, int]
+    ) -> None:
         """One record of the log, if nobody has written that version: one request, and its answer is all there is to
         know. delta-rs would list the log before it, and read and list again after it."""
-        version: int = table.version() + 1
-        record = append_record(files, checkpoints, table.metadata().partition_columns, time.time_ns() // 1_000_000)
+        record = append_record(files, checkpoints, facts.partition_by, time.time_ns() // 1_000_000)
         outcome = self._store.put_if_absent(log_key(version), record)
         if outcome is PutOutcome.EXISTS:
             raise Unavailable(f"somebody else has written version {version}")
@@ -324,6 +353,15 @@ def _synced(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class _OwnCommit:
+    """`known`: by application, its highest checkpoint in the table as of `version`."""
+
+    version: int
+    facts: DeltaTableFacts
+    known: dict[str, int]
 
 
 class Merging(Protocol):
