@@ -27,7 +27,7 @@ import sqlalchemy.exc
 from confluent_kafka import KafkaError, KafkaException
 
 from barrier_runtime.connectors.clickhouse.session import ClickHouseSession
-from barrier_runtime.connectors.delta.table import trouble as delta_trouble
+from barrier_runtime.connectors.delta.library import trouble as delta_trouble
 from barrier_runtime.connectors.iceberg.table import trouble as iceberg_trouble
 from barrier_runtime.connectors.kafka.sink.client import KafkaCluster
 from barrier_runtime.connectors.kafka.source.client import what_to_do

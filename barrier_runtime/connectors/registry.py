@@ -95,7 +95,7 @@ CONNECTORS = (
     ),
     Connector(
         "delta",
-        library=ClientLibrary("deltalake", "delta", "table.py"),
+        library=ClientLibrary("deltalake", "delta", "library.py"),
         sources=(
             Sources(
                 (PublicClass("delta.source", "DeltaSource"),),

@@ -28,6 +28,7 @@ from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.s3.by_boto3 import S3Store
 from barrier_runtime.testing import certify
 from examples.servers import S3Server
+from tests.waiting import until
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -247,7 +248,7 @@ def test_the_rows_of_all_subtasks_become_visible_in_one_version(url: str) -> Non
     assert numbers(url) == [10, 11, 12, 20, 21, 22]
     assert versions == [1, 2], "version 0 is the empty table"
     assert table(url).transaction_version("job/out/lineage") == 2
-    assert outside_the_log(url) == []
+    until(lambda: outside_the_log(url) == [], "staged files are deleted behind the commits")
 
 
 def test_a_commit_that_is_repeated_shows_nothing_twice(url: str) -> None:
@@ -318,7 +319,7 @@ def test_what_was_never_decided_is_swept_and_the_table_is_left_alone(url: str) -
     successor.recover([decided])
     successor.commit_globally(2, [decided])
     assert numbers(url) == [1, 2]
-    [left] = outside_the_log(url)
+    [left] = until(lambda: len(left := outside_the_log(url)) == 1 and left, "the others are deleted")
     assert left.startswith("_staging/stranger/")
     opened(DeltaSink(url), job="stranger").commit(stranger)
 

@@ -30,7 +30,7 @@ PROSE = {  # tables that no code holds as data
     "barrier_runtime/connectors/files/csv_text/rows.py": "cases: tests/field/local/test_csv.py",
     "barrier_runtime/connectors/sink_bases/json_values.py": "types: test_text_round_trips.py reads each back",
     "barrier_runtime/data/json_lines.py": "types: test_text_round_trips.py reads each back",
-    "barrier_runtime/connectors/files/sink/afterwards.py": "cases: tests/barrier_runtime/connectors/files",
+    "barrier_runtime/connectors/sink_bases/afterwards.py": "cases: tests/barrier_runtime/connectors/files",
     "barrier_runtime/connectors/files/sink/compaction.py": "crash points: tests/barrier_runtime/connectors/files",
     "barrier_runtime/connectors/files/sink/open_files.py": "moves: tests/barrier_runtime/connectors/files",
     "barrier_runtime/connectors/files/paths/patterns.py": "cases: tests/barrier_runtime/connectors/files",

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import msgspec
 import pyarrow as pa
 
-from barrier_runtime.connectors.delta.table import brief, library_url, load_deltalake, storage_options, trouble
+from barrier_runtime.connectors.delta.library import brief, library_url, load_deltalake, storage_options, trouble
 from barrier_runtime.connectors.parquet_format import read_options
 from barrier_runtime.connectors.source_bases.kept_columns import check_kept
 from barrier_runtime.data.schemas import fit

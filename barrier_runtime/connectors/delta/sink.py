@@ -34,6 +34,7 @@ from barrier_runtime.connectors.delta.schema import check_partition_columns, del
 from barrier_runtime.connectors.delta.table import DeltaLog
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_bases import encoders
+from barrier_runtime.connectors.sink_bases.afterwards import Afterwards
 from barrier_runtime.connectors.sink_bases.folder_names import folder_name
 from barrier_runtime.connectors.sink_bases.lake.commit_every import commit_every_ms, described
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
@@ -108,6 +109,8 @@ class DeltaSink(TwoPhaseCommitSink):
         store = self._store = self._checked_store(context)
         self._staging = Staging(store, self._names, self._where)
         self._log = DeltaLog(self.url, store, self._where)
+        self._afterwards = Afterwards(self._where)
+        self._last = False  # no rows come any more
         self._joined = JoinedFiles(store, self._staging, self._names)
         self._table = self._log.existing()
         if self.partition_by is None:
@@ -214,6 +217,11 @@ class DeltaSink(TwoPhaseCommitSink):
         except Corrupt:
             if not self._log.has(decoded):  # a vacuum takes what a compaction has replaced, from the job nothing
                 raise
+        at_once = self._last or not self._staging.leaves_staged
+        self._afterwards.do(lambda: self._staging.drop_shown([each.file for each in decoded.files]), at_once=at_once)
+
+    def end_of_input(self) -> None:
+        self._last = True
 
     def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
         decoded = [self._decoded(each) for each in committables]
@@ -228,6 +236,7 @@ class DeltaSink(TwoPhaseCommitSink):
     def close(self) -> None:
         if hasattr(self, "_log"):
             self._log.close()
+            self._afterwards.close()
 
     def abort(self, committable: bytes) -> None:
         self._staging.drop([each.file for each in self._decoded(committable).files])

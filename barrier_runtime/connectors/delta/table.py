@@ -11,25 +11,30 @@ such never expire (`delta.setTransactionRetentionDuration` removes only those th
 
 import contextlib
 import os
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 from barrier_runtime.connectors.delta.committable import DeltaCommittable, DeltaFile
+from barrier_runtime.connectors.delta.library import (
+    brief,
+    is_refused,
+    library_url,
+    load_deltalake,
+    storage_options,
+    trouble,
+)
 from barrier_runtime.connectors.delta.log_records import append_record, create_record, log_key
 from barrier_runtime.connectors.delta.schema import DeltaType
 from barrier_runtime.connectors.delta.table_facts import DeltaTableFacts
-from barrier_runtime.state.errors import PERMANENT, BarrierRuntimeError, Corrupt, InvalidJob, Unavailable, missing_extra
-from barrier_runtime.state.outside_errors import must_be_mended, says_refused
+from barrier_runtime.state.errors import PERMANENT, BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, PutOutcome
-from barrier_runtime.state.store.urls import split_settings
 
 _ATTEMPTS = 6
 _CHECKPOINT_EVERY = 100  # versions, as delta-rs has it
@@ -41,7 +46,6 @@ _APPENDABLE = {  # features of a table that whole new files cannot violate, or w
 }
 Change: TypeAlias = tuple[dict[str, int], Callable[[], None]]  # applications' checkpoints that it commits; makes it
 _NOTHING_KNOWN: tuple[int, dict[str, int]] = (-1, {})
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class DeltaLog:
@@ -198,14 +202,12 @@ class DeltaLog:
         return self._newest_now()
 
     def _newest_now(self) -> Any:
-        from deltalake.exceptions import TableNotFoundError
-
         try:
             if self._table is None:
                 self._table = self._library.DeltaTable(library_url(self._store), storage_options=self._options)
             else:
                 self._table.update_incremental()
-        except TableNotFoundError:
+        except self._library.exceptions.TableNotFoundError:
             self._forget()
         except Exception as error:
             self._forget()
@@ -391,66 +393,3 @@ def _highest(committables: Sequence[DeltaCommittable]) -> dict[str, int]:
     for each in committables:
         highest[each.application] = max(each.checkpoint, highest.get(each.application, 0))
     return highest
-
-
-def load_deltalake(where: str, who: str) -> Any:
-    """The library, or how to get it."""
-    try:
-        import deltalake
-        import deltalake.exceptions
-    except ImportError as error:
-        raise missing_extra(f"{where}: {who}", "delta", error) from None
-    return deltalake
-
-
-def library_url(store: ObjectStore) -> str:
-    """The table's location for delta-rs, which decodes percent signs; keys of stores have none that are encoded."""
-    scheme, _, place = store.url.partition("://")
-    return store.url if scheme == "file" else f"{scheme}://{quote(place, safe='/:')}"
-
-
-def storage_options(url: str) -> dict[str, str] | None:
-    """For delta-rs on S3; credentials and region are its own business (environment, profile, role). Commits have to be
-    conditional puts, whatever the environment allows."""
-    if not url.startswith(("s3://", "s3a://")):
-        return None
-    query = parse_qs(split_settings(url)[1])
-    endpoint = query["endpoint"][-1] if "endpoint" in query else None
-    endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    options = {
-        "aws_conditional_put": "etag",
-        "AWS_S3_ALLOW_UNSAFE_RENAME": "false",
-        "connect_timeout": "5 seconds",
-        "timeout": "30 seconds",
-        "max_retries": "3",
-        "retry_timeout": "15 seconds",
-    }
-    if endpoint:
-        options["AWS_ENDPOINT_URL"] = endpoint
-        options["AWS_ALLOW_HTTP"] = str(endpoint.startswith("http://")).lower()
-    return options
-
-
-def is_refused(error: BaseException) -> bool:
-    """Whether a person must mend what delta-rs, or the store under it, says."""
-    kinds = ("DeltaProtocolError", "SchemaMismatchError")
-    return must_be_mended(error) or type(error).__name__ in kinds or says_refused(str(error))
-
-
-def trouble(error: Exception, failure: str) -> BarrierRuntimeError:
-    """What an exception of delta-rs means; `failure` begins the message."""
-    if isinstance(error, BarrierRuntimeError):
-        return error
-    if is_refused(error):
-        return InvalidJob(
-            f"{failure}: {brief(error)}. Correct the table, its place or the rights of this process; then start the "
-            "job again"
-        )
-    return Unavailable(f"{failure} ({brief(error)}); it is tried again")
-
-
-def brief(error: BaseException) -> str:
-    if isinstance(error, BarrierRuntimeError):
-        return str(error)
-    text = " ".join(_ANSI.sub("", str(error)).split())
-    return f"{text[:300]} ({type(error).__name__})"

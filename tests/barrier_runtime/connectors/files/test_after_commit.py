@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime import JsonlSink
-from barrier_runtime.connectors.files.sink.afterwards import Afterwards
 from barrier_runtime.connectors.files.sink.commit_log import read_commit_log
 from barrier_runtime.connectors.files.sink.commit_record import live_files
 from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.connectors.sink_bases.afterwards import Afterwards
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.open import open_store
@@ -162,7 +162,7 @@ def test_work_that_fails_is_logged_and_leaves_the_rest(caplog: pytest.LogCapture
     def fails() -> None:
         raise Unavailable("the store is away")
 
-    with caplog.at_level(logging.WARNING, "barrier_runtime.files"):
+    with caplog.at_level(logging.WARNING, "barrier_runtime.sinks"):
         afterwards.do(fails)
         afterwards.do(done.set)
         assert done.wait(60)

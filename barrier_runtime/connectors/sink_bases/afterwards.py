@@ -19,7 +19,7 @@ from typing import Any
 
 from barrier_runtime.state.errors import BarrierRuntimeError
 
-log = logging.getLogger("barrier_runtime.files")
+log = logging.getLogger("barrier_runtime.sinks")
 _MOST = 16  # pieces of work that wait; the next one is done at once, by the commit
 
 
