@@ -218,9 +218,9 @@ class DeltaLog:
         self._sync(version, data=False)
         self._head = _OwnCommit(version, facts, dict(known))
         if version % _CHECKPOINT_EVERY == 0 and (self._reading is None or self._reading.done()):
-            self._reading = self._threads.submit(self._tidy)
+            self._reading = self._threads.submit(self._clean_up)
 
-    def _tidy(self) -> None:
+    def _clean_up(self) -> None:
         """A checkpoint of the log, so that readers need not read all of it. Off the path of commits, which do without
         when it fails; the next one has what it would have had."""
         with contextlib.suppress(BarrierRuntimeError):
