@@ -72,6 +72,17 @@ def takes_few(kind: type) -> bool:
     return False
 
 
+def commits_parts(sink: "TwoPhaseCommitSink") -> bool:
+    """Whether `commit` of `sink` is called. With `commits_only_globally` not, but for a subclass that has a `commit` of
+    its own."""
+    for base in type(sink).__mro__:
+        if "commits_only_globally" in vars(base):
+            return not (sink.global_committer and sink.commits_only_globally)
+        if "commit" in vars(base):
+            break
+    return True
+
+
 def sink_facts(sink: Any) -> dict[str, Any]:
     """What a plan knows of `sink`, a sink or a factory of one with the same attributes."""
     return {

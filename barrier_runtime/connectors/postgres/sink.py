@@ -79,6 +79,7 @@ class PostgresSink(TwoPhaseCommitSink):
     """
 
     kind: ClassVar[str] = "postgres"
+    commits_only_globally = True
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ class PostgresSink(TwoPhaseCommitSink):
         self.transactions: Transactions = transactions
         self.max_bytes_in_memory = max_bytes_in_memory
         self.statement_timeout = statement_timeout
-        self.global_committer = self.commits_only_globally = transactions == "staged"
+        self.global_committer = transactions == "staged"
 
     def __repr__(self) -> str:
         how = f"upsert by {', '.join(self.key)}" if self.key else "insert"

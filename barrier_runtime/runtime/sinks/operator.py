@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Any
 
-from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink, check_methods, takes_few
+from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink, check_methods, commits_parts, takes_few
 from barrier_runtime.connectors.sink_value import SINK_VALUE, describe_sink
 from barrier_runtime.coordinator.metric_table import (
     EARLY_STAGING_FAILED,
@@ -124,7 +124,7 @@ class SinkOperator(Operator):
             context.subtask,
             part_of_whole=self._sink.global_committer,
             together=self._sink.commits_together,
-            only_globally=self._sink.global_committer and self._sink.commits_only_globally,
+            only_globally=not commits_parts(self._sink),
         )
         self._stagings = 0  # early ones that have not ended
         self._encoding = False  # early, and not ended

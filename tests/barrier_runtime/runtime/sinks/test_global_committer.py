@@ -1,8 +1,10 @@
 """The global committer of a sink: its table, the driver of a part, and the parts put together (I5, I6)."""
 
+import pytest
 from sink_harness import Subtask, numbers_in, numbers_in_commit_log
 
 from barrier_runtime.connectors.files.sink.sink import JsonlSink
+from barrier_runtime.connectors.sink import TwoPhaseCommitSink, commits_parts
 from barrier_runtime.runtime.sinks.driver import Backoff, SinkDriver
 from barrier_runtime.runtime.sinks.effects import (
     Commit,
@@ -152,3 +154,29 @@ def test_a_global_commit_that_fails_is_reported_and_tried_again(store: MemorySto
     assert [each.checkpoint for each in listed] == [1, 2], "not visible, so still listed"
     subtask.pass_time()
     assert numbers_in_commit_log(store) == [1]
+
+
+class Parts(TwoPhaseCommitSink):
+    global_committer = True
+    commits_only_globally = True
+
+    def commit(self, committable: bytes) -> None:
+        raise AssertionError("there is nothing to commit")
+
+
+class Watching(Parts):
+    def commit(self, committable: bytes) -> None:
+        """Called all the same."""
+
+
+class Alone(Parts):
+    global_committer = False
+
+
+@pytest.mark.parametrize(
+    ("sink", "called"), [(Parts(), False), (Watching(), True), (Alone(), True), (JsonlSink("memory://target"), True)]
+)
+def test_commit_is_called_unless_the_class_that_has_it_commits_only_globally(
+    sink: TwoPhaseCommitSink, called: bool
+) -> None:
+    assert commits_parts(sink) is called
