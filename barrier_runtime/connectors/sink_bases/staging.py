@@ -84,15 +84,15 @@ class Staging:
             for number, file in enumerate(files)
         )
 
-    def show(self, file: StagedFile) -> None:
-        """Make the file appear under its final name; `drop_shown` comes later. Idempotent; `Corrupt` when its bytes are
-        gone or others are there."""
+    def show(self, file: StagedFile, *, keep: bool = False) -> None:
+        """Make the file appear under its final name, and drop what is staged of it. Idempotent; `Corrupt` when its
+        bytes are gone or others are there. `keep`: `drop_shown` comes later."""
         if file.upload is not None:
             self._show_upload(file)
             return
         fresh = file.staged in self._never_shown
         self._never_shown.discard(file.staged)
-        show = self._store.show if isinstance(self._store, CopiesStaged) else self._store.publish
+        show = self._store.show if keep and isinstance(self._store, CopiesStaged) else self._store.publish
         try:
             show(file.staged, file.final, file.sha256, fresh=fresh)
         except ObjectNotFound as error:

@@ -302,7 +302,7 @@ class FileSink(TwoPhaseCommitSink):
 
     def _show(self, file: StagedFile) -> None:
         try:
-            self._staging.show(file)
+            self._staging.show(file, keep=True)
         except Corrupt:
             if not self._was_visible(file):
                 raise

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from barrier_runtime import JsonlSink
+from barrier_runtime import DeltaSink, JsonlSink
 from barrier_runtime.connectors.files.sink.commit_log import read_commit_log
 from barrier_runtime.connectors.files.sink.commit_record import live_files
 from barrier_runtime.connectors.sink import SinkContext
@@ -168,3 +168,17 @@ def test_work_that_fails_is_logged_and_leaves_the_rest(caplog: pytest.LogCapture
         assert done.wait(60)
     assert "sink 'out': work behind a commit is left for the next start: the store is away" in caplog.text
     afterwards.close()
+
+
+def test_files_of_a_delta_table_leave_nothing_staged_when_they_are_committed(s3_url: Callable[[str], str]) -> None:
+    url = s3_url("table")
+    sink = DeltaSink(url)
+    sink.open(SinkContext("job", "out", 1, 0, 1, open_store, JOB_STORE, "lineage"))
+    transaction = sink.begin_transaction()
+    sink.write(transaction, pa.record_batch({"n": [1]}))
+    committable = sink.pre_commit(transaction, 1)
+    assert committable is not None
+    assert len(in_staging(url)) == 1
+    sink.commit(committable)
+    assert in_staging(url) == []
+    sink.close()
