@@ -177,6 +177,12 @@ def test_an_attempt_that_failed_leaves_its_joined_files_for_the_next(
     assert metadata_files(properties, "*.parquet") == 1
 
 
+def test_the_plan_says_how_often_the_table_gets_a_commit(properties: dict[str, str]) -> None:
+    flow = Dataflow("numbers")
+    flow.rate("numbers", 10, 10).sink("out", IcebergSink(NAME, properties=properties))
+    assert "a commit every 30 s" in flow.explain()
+
+
 def metadata_files(properties: dict[str, str], pattern: str) -> int:
     return len(list(Path(properties["warehouse"].removeprefix("file://")).rglob(pattern)))
 

@@ -218,7 +218,8 @@ class DeltaLog:
         self._sync(version, data=False)
         self._head = _OwnCommit(version, facts, dict(known))
         if version % _CHECKPOINT_EVERY == 0 and (self._reading is None or self._reading.done()):
-            self._reading = self._threads.submit(self._clean_up)
+            with contextlib.suppress(RuntimeError):  # a commit may outlive the sink, which is closed
+                self._reading = self._threads.submit(self._clean_up)
 
     def _clean_up(self) -> None:
         """A checkpoint of the log, so that readers need not read all of it. Off the path of commits, which do without

@@ -23,7 +23,7 @@ import contextlib
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -193,11 +193,17 @@ class IcebergTable:
             raise trouble(error, f"{self._where}: files cannot be added to the table {self._name}") from error
         self._appended = time.monotonic(), table
         if replaced:
-            self._threads.submit(_deleted, table.io, replaced)
+            self._later(_deleted, table.io, replaced)
         self._expired += expired
         if len(self._expired) >= _CLEAN_FROM and (self._cleaning is None or self._cleaning.done()):
             expired, self._expired = self._expired, []
-            self._cleaning = self._threads.submit(_clean, expired, table.io)
+            self._cleaning = self._later(_clean, expired, table.io)
+
+    def _later(self, work: Callable[..., None], *arguments: object) -> "Future[None] | None":
+        """Off the path of commits. Not once the sink is closed, which a commit under way may outlive."""
+        with contextlib.suppress(RuntimeError):
+            return self._threads.submit(work, *arguments)
+        return None
 
     def _joined(self, table: Table, files: Sequence[DataFile]) -> tuple[list[DataFile], list[str]]:
         """Fewer files with the same rows, and those that they stand for. What was written is kept for the next attempt:
