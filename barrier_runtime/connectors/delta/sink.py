@@ -42,9 +42,12 @@ from barrier_runtime.connectors.sink_bases.staging import Staging, check_folder,
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.schemas import column_names
 from barrier_runtime.state.errors import Corrupt, InvalidJob
+from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome
 from barrier_runtime.state.store.open import within
 from barrier_runtime.state.store.urls import last_part, shown, without_credentials
+
+_SHOWN_AT_ONCE = 8  # files of one transaction
 
 Transaction: TypeAlias = RowBuffer[tuple[DeltaFile, ...]]
 
@@ -212,8 +215,7 @@ class DeltaSink(TwoPhaseCommitSink):
         if self.commits_only_globally:
             return
         try:
-            for each in decoded.files:
-                self._staging.show(each.file)
+            in_parallel(lambda each: self._staging.show(each.file, keep=True), decoded.files, _SHOWN_AT_ONCE)
         except Corrupt:
             if not self._log.has(decoded):  # a vacuum takes what a compaction has replaced, from the job nothing
                 raise
