@@ -5,6 +5,7 @@ import io
 import random
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 from operator_harness import World
 from source_harness import drained, opened, rows_of, snapshot_of, spec_of
 
+from barrier_runtime import CollectSink, Dataflow
 from barrier_runtime.connectors.files.source import remote
 from barrier_runtime.connectors.files.source.binary import BinaryFiles, BinarySource
 from barrier_runtime.connectors.files.source.csv import CsvFiles
@@ -23,10 +25,13 @@ from barrier_runtime.connectors.files.source.small_table import small_table
 from barrier_runtime.connectors.files.source.watch import WatchedFiles
 from barrier_runtime.connectors.source_bases import part_fetcher
 from barrier_runtime.connectors.source_bases.ranges import FIRST_BYTES
+from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 from barrier_runtime.state.store.object_store import ObjectInfo
+from barrier_runtime.state.store.open import open_store
+from barrier_runtime.state.store.paths import Paths
 from tests.drawn import seeds
 from tests.waiting import until
 
@@ -342,3 +347,34 @@ def test_a_file_that_is_shorter_than_listed_where_there_are_no_versions_is_named
     driver = opened(spec_of(TextFiles("src", URL, LINE, None)), World())
     assert [row["line"] for row in rows_of(drained(driver))] == ["one", "two"]
     driver.close()
+
+
+# ---------------------------------------------------------------- a job
+
+
+def test_checkpoints_are_decided_while_a_range_does_not_come(store: Counting, tmp_path: Path) -> None:
+    store.put("in/a.jsonl", jsonl(20_000, 100))
+    store.answers.clear()
+    decided: list[int] = []
+
+    def open_the_gate() -> None:
+        checkpoints = open_store(str(tmp_path / "checkpoints"))
+        until(lambda: any(each.position > 10 for each in read_log(checkpoints, Paths("slow-get")).completes))
+        decided.append(1)
+        store.answers.set()
+
+    gate = threading.Thread(target=open_the_gate)
+    gate.start()
+    flow, out = Dataflow("slow-get"), CollectSink()
+
+    def ticks(index: int, count: int) -> Iterator[dict[str, int]]:
+        while not store.answers.wait(0.01):
+            yield {"n": -1}
+
+    other = CollectSink()
+    flow.from_iterator("ticks", ticks, schema={"n": int}, splits=1).sink("other", other)
+    flow.read_jsonl("in", URL, schema=ROWS).sink("out", out)
+    flow.run_local(parallelism=2, checkpoints=str(tmp_path / "checkpoints"), checkpoint_interval=0.05)
+    gate.join()
+    assert decided
+    assert sorted(row["n"] for row in out.rows()) == list(range(20_000))
