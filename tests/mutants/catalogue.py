@@ -11,6 +11,7 @@ from tests.mutants import (
     observing,
     page,
     protocol,
+    reading,
     slots,
     stored_state,
     windows,
@@ -29,5 +30,6 @@ MUTANTS = (
     *slots.MUTANTS,
     *observing.MUTANTS,
     *ends.MUTANTS,
+    *reading.MUTANTS,
     *event_time.MUTANTS,
 )

@@ -1,0 +1,57 @@
+"""Mutants of reading from a store: which version of a file is read, what is fetched ahead, and who waits for what."""
+
+from tests.mutants.mutant import Mutant
+
+_FETCHED = "tests/barrier_runtime/connectors/files/test_files_fetched_ahead.py"
+_RANGES = "tests/barrier_runtime/connectors/source_bases/test_ranges.py"
+
+MUTANTS = (
+    Mutant(
+        "ranges-of-any-version",
+        "each range is of the version of the file that was listed",
+        "barrier_runtime/connectors/files/source/remote.py",
+        'self._etag = "" if grows else etag',
+        'self._etag = ""',
+        (_FETCHED,),
+    ),
+    Mutant(
+        "longer-file-goes-unnoticed",
+        "where a store has no versions, a file that became longer is noticed at its end",
+        "barrier_runtime/connectors/files/source/remote.py",
+        "more = 1 if not",
+        "more = 0 if not",
+        (_FETCHED,),
+    ),
+    Mutant(
+        "split-that-waits-for-bytes-is-idle",
+        "a split whose bytes have not come yet is not idle, and holds the watermark",
+        "barrier_runtime/runtime/sources/driver.py",
+        "if batch is None and split.waits_for_bytes:",
+        "if batch is None and split.waits_for_bytes and split.finished:",
+        (_FETCHED,),
+    ),
+    Mutant(
+        "last-in-a-pass-takes-the-room",
+        "the split that is furthest behind gets the next bytes when there is little room",
+        "barrier_runtime/connectors/source_bases/part_fetcher.py",
+        "                self._refused |= needed\n",
+        "",
+        (_RANGES,),
+    ),
+    Mutant(
+        "no-part-beyond-the-bound",
+        "a part larger than the bound is read when nothing else is on its way",
+        "barrier_runtime/connectors/source_bases/part_fetcher.py",
+        " or (needed and not self._parts)",
+        "",
+        (_RANGES,),
+    ),
+    Mutant(
+        "released-bytes-stay-counted",
+        "bytes that were read make room for others",
+        "barrier_runtime/connectors/source_bases/part_fetcher.py",
+        "            self.held_bytes -= size\n            self.came",
+        "            self.came",
+        (_RANGES,),
+    ),
+)
