@@ -362,6 +362,7 @@ class LateStore:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("manifests_are_objects")
 async def test_uploads_of_checkpoints_that_expired_do_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S1, S9: nor while the generation that made them goes on for weeks."""
     monkeypatch.setattr(phase_running, "SWEEP_EVERY_MS", 0)

@@ -158,3 +158,9 @@ def test_the_sweep_protects_what_waits_to_be_dropped():
     retention = Retention(1, [Kept(1, PATHS.manifest(1, 4), frozenset((a,)))])
     retention.completed(kept(2, "b"), [], 2)
     assert retention.sweep(PATHS, [old(a), old(PATHS.manifest(1, 4))], token=5, wall_ms=NOW) == SweepPlan()
+
+
+def test_the_newest_decision_is_kept_beside_what_a_replay_restores():
+    newest_first = (kept(4, "d"), kept(3, "c"), kept(2, "b"))
+    assert kept_after_restore(newest_first, kept(2, "b"), 1) == [kept(4, "d"), kept(2, "b")]
+    assert kept_after_restore(newest_first, kept(4, "d"), 1) == [kept(4, "d")]
