@@ -222,6 +222,33 @@ class StopsAreKept(Checker):
             )
 
 
+class MovedFilesAreShown(Checker):
+    """Rows in open files that are restored at another parallelism are shown with the first checkpoint: newer rows of
+    their keys may be with another subtask."""
+
+    def __init__(self, facts: Facts, workload: Workload, report: Report) -> None:
+        super().__init__(facts, workload, report)
+        self._parallelism: dict[int, int] = {}  # token -> of its generation
+        self._moved: frozenset[tuple[str, int, int, int]] = frozenset()
+
+    def on_record(self, position: int, record: Record) -> None:
+        if isinstance(record, Fence):
+            self._parallelism[record.token] = record.spec.parallelism
+            restored = (each for each in self.facts.decisions if each.position == record.restored_position)
+            decision = next(restored, None)
+            had = None if decision is None else self._parallelism.get(decision.record.token)
+            moved = decision is not None and had != record.spec.parallelism
+            self._moved = decision.kept if decision is not None and moved else frozenset()
+
+    def on_decision(self, decision: Decision) -> None:
+        left, self._moved = decision.kept & self._moved, frozenset()
+        if left:
+            self.wrong(
+                f"checkpoint {decision.record.checkpoint}, the first at another parallelism, has rows of open files "
+                f"that were moved: {sorted(left)[:3]}"
+            )
+
+
 def _bytes_of(read: Callable[[str], bytes], key: str, offset: int, size: int) -> str:
     """The hash of what is there."""
     try:
@@ -240,4 +267,5 @@ BANK_MOVE_CHECKERS: tuple[type[Checker], ...] = (
     MovesWaitForCommits,
     SavepointsShareNothing,
     DrainedIsOut,
+    MovedFilesAreShown,
 )  # that show rows

@@ -171,6 +171,7 @@ def draw(seed: int) -> Schedule:
         _draw_overtaken,
         _draw_encoding,
         _draw_slow_uploads,
+        _draw_moved_files,
     )
     for drawn in parts:
         schedule = drawn(schedule)
@@ -229,6 +230,25 @@ def _draw_slow_uploads(schedule: Schedule) -> Schedule:
     strikes = [Action(at_ms, OF_UPLOADS[0], 0, rng.choice((1_500, 2_500)), 0) for at_ms in times]
     actions = tuple(sorted([*schedule.actions, *strikes], key=lambda action: action.at_ms))
     return replace(schedule, slot_timeout_ms=max(3_000, schedule.slot_timeout_ms), actions=actions)
+
+
+def _draw_moved_files(schedule: Schedule) -> Schedule:
+    """Some of the bank's jobs with files that grow are rescaled several times: rows of open files move, and newer rows
+    of their keys may come to another subtask."""
+    rng = random.Random(f"moved files {schedule.seed}")
+    if schedule.story != "bank" or not schedule.rolls or schedule.conditions_ignored or rng.random() > 0.4:
+        return schedule
+    restarts = [
+        Action(rng.randrange(800, schedule.chaos_ms), "restart program", 0, 50, 2 * rng.randrange(1, 10))
+        for _ in range(rng.randint(2, 4))
+    ]
+    return replace(
+        schedule,
+        rescaled_every=2,
+        interval_ms=min(200, schedule.interval_ms),
+        timeout_ms=max(10_000, schedule.timeout_ms),
+        actions=tuple(sorted([*schedule.actions, *restarts], key=lambda action: action.at_ms)),
+    )
 
 
 def _draw_drift(schedule: Schedule) -> Schedule:

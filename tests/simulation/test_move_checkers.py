@@ -5,8 +5,9 @@ import dataclasses
 import msgspec
 from histories import History, but_last, data, last
 from judged import Case, Table, check, each_case, untold
-from move_checkers import BANK_MOVE_CHECKERS, MOVE_CHECKERS, OneOwner
+from move_checkers import BANK_MOVE_CHECKERS, MOVE_CHECKERS, MovedFilesAreShown, OneOwner
 
+from barrier_runtime.coordinator.log.records import Fence
 from barrier_runtime.coordinator.wire.messages import CheckpointOptions, JobSpec
 from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot, OperatorSnapshot
 
@@ -37,6 +38,18 @@ def owned(*ranges: tuple[int, int]) -> History:
     manifest = msgspec.structs.replace(decision.manifest, operators=operators)
     judge.on_decision(dataclasses.replace(decision, manifest=manifest))
     return history
+
+
+def moved(parallelism: int, *left: tuple[str, int, int, int]) -> History:
+    """A generation goes on from a checkpoint with a row in an open file; its first checkpoint has `left` in some."""
+    open_row = ("a", 0, 3, 0)
+    history = visible(job()).keeps(open_row).fence(1, says=of(parallelism, run="run-2")).checkpoint(2, 4)
+    decision = history.facts.decisions[-1]
+    for judge in history.checkers:
+        if isinstance(judge, MovedFilesAreShown):
+            judge.on_record(0, next(each for each in reversed(history.facts.records) if isinstance(each, Fence)))
+            judge.on_decision(dataclasses.replace(decision, kept=frozenset(left)))
+    return history.out(2).side(2)
 
 
 def saved() -> History:
@@ -151,6 +164,16 @@ MOVES: Table = {
         ),
         Case("it could not be copied: another generation", lambda: visible(unending().stop().fence(says=of(1)))),
         Case("it could not be copied, and the job had been drained", lambda: drained(unending()).stop().finish()),
+    ),
+    "MovedFilesAreShown": (
+        Case(
+            "a row of a moved file is still in an open file",
+            lambda: moved(2, ("a", 0, 3, 0)),
+            "checkpoint 2, the first at another parallelism, has rows of open files that were moved",
+            once=True,
+        ),
+        Case("newer rows wait in open files", lambda: moved(2, ("a", 0, 7, 0))),
+        Case("the file grows on, at the same parallelism", lambda: moved(1, ("a", 0, 3, 0))),
     ),
     "DrainedIsOut": (
         Case(
