@@ -35,7 +35,7 @@ from barrier_runtime.state.store.use import StoreUse
 _T = TypeVar("_T")
 Cloud = Literal["gs", "abfss", "s3"]
 _PART_BYTES = 8 << 20  # of an object that travels in parts: each within the time limit of a request
-_SINGLE_PUT_BYTES = 16 << 20  # above this, an object is sent in parts
+SINGLE_PUT_BYTES = 16 << 20  # above this, an object is sent in parts
 _MOST_PARTS = 10_000
 _PARTS_AT_ONCE = 8
 _REFUSED_ATTEMPTS = 4  # under a second
@@ -111,7 +111,7 @@ class CloudStore:
     def put_file(self, key: str, path: Path) -> None:
         self._name(key)
         size = path.stat().st_size
-        self._put(key, path if size > _SINGLE_PUT_BYTES else path.read_bytes(), size)
+        self._put(key, path if size > SINGLE_PUT_BYTES else path.read_bytes(), size)
 
     def put_if_absent(self, key: str, data: bytes) -> PutOutcome:
         name = self._name(key)
@@ -243,7 +243,7 @@ class CloudStore:
         return self._prefix + check_key(key)
 
     def _put(self, key: str, body: bytes | Path, size: int) -> None:
-        name, many, part = self._name(key), size > _SINGLE_PUT_BYTES, max(_PART_BYTES, -(-size // _MOST_PARTS))
+        name, many, part = self._name(key), size > SINGLE_PUT_BYTES, max(_PART_BYTES, -(-size // _MOST_PARTS))
         self.use.sent(size)
         if many:
             self.use.request("put", 1 + -(-size // part))  # begin, parts and end; the last is counted with the attempt

@@ -12,6 +12,7 @@ which obstore cannot send as the contract needs them:
 | copy of more than 5 GiB, or from a bucket | has no copy in parts, and none between buckets                       |
 | a deletion that the store refused in part | reports one key of the answer only                                   |
 | uploads that are completed later          | has no access to their parts                                         |
+| large puts, by obstore before 0.12        | leaves the parts of a failed upload in the bucket                    |
 
 obstore cannot hold the contract in two cases, which boto3 carries: a directory bucket of S3 Express, whose sessions
 obstore would have to renew, and a bundle of own authorities (`AWS_CA_BUNDLE`): obstore refuses self-signed certificates
@@ -23,10 +24,11 @@ import threading
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
-from barrier_runtime.state.store.clouds import CloudStore, NotDone, answer_of, kind_of, s3_client
+from barrier_runtime.state.store.clouds import SINGLE_PUT_BYTES, CloudStore, NotDone, answer_of, kind_of, s3_client
 from barrier_runtime.state.store.multipart import MultipartUploads
 from barrier_runtime.state.store.object_store import ObjectInfo, ObjectStore
 from barrier_runtime.state.store.retrying import RetryBudget
@@ -177,6 +179,19 @@ class ObstoreS3Store(CloudStore):
 
     def show(self, staged: str, final: str, sha256: str, *, fresh: bool = False) -> None:
         self.by_boto3.show(staged, final, sha256, fresh=fresh)
+
+    def _put(self, key: str, body: bytes | Path, size: int) -> None:
+        if size <= SINGLE_PUT_BYTES or self._aborts_uploads:
+            super()._put(key, body, size)
+        elif isinstance(body, bytes):
+            self.by_boto3.put(key, body)
+        else:
+            self.by_boto3.put_file(key, body)
+
+    @property
+    def _aborts_uploads(self) -> bool:
+        """Whether an upload in parts that fails leaves no parts behind. Python 3.10 has older releases of obstore."""
+        return tuple(map(int, self._obstore.__version__.split(".")[:2])) >= (0, 12)
 
     # ---- errors
 

@@ -272,10 +272,14 @@ def test_a_certificate_that_is_not_trusted_names_the_remedy() -> None:
 
 def test_an_upload_in_parts_that_fails_is_aborted(script: Script) -> None:
     begun = "<InitiateMultipartUploadResult><UploadId>U1</UploadId></InitiateMultipartUploadResult>"
+    store, large = ObstoreS3Store("bucket", "jobs", script.endpoint, RetryBudget(attempts=1)), bytes(17 << 20)
+    if not store._aborts_uploads:  # obstore for Python 3.10: boto3 sends the object whole
+        store.put("big", large)
+        assert [(method, path) for method, path, _ in script.requests] == [("PUT", "/bucket/jobs/big")]
+        return
     script.answers = [(200, begun), (500, "InternalError")]
-    store = ObstoreS3Store("bucket", "jobs", script.endpoint, RetryBudget(attempts=1))
-    with pytest.raises(Unavailable, match=r"failed \(InternalError\)"):
-        store.put("big", bytes(17 << 20))
+    with pytest.raises(Unavailable, match="put of s3://bucket/jobs/big failed"):
+        store.put("big", large)
     assert ("DELETE", "/bucket/jobs/big?uploadId=U1") in [(method, path) for method, path, _ in script.requests]
 
 

@@ -191,7 +191,7 @@ def test_a_file_above_the_size_of_a_single_put_travels_in_parts(
 ) -> None:
     """S12"""
     monkeypatch.setattr("barrier_runtime.state.store.s3.by_boto3._SINGLE_PUT_BYTES", 6 << 20)
-    monkeypatch.setattr("barrier_runtime.state.store.clouds._SINGLE_PUT_BYTES", 6 << 20)
+    monkeypatch.setattr("barrier_runtime.state.store.clouds.SINGLE_PUT_BYTES", 6 << 20)
     store = open_store(f"{s3_url('x')}&client={client}")
     source, copy = tmp_path / "source", tmp_path / "copy"
     source.write_bytes(bytes(range(256)) * 4 * 10_000)
@@ -207,7 +207,7 @@ def test_a_published_object_that_came_in_parts_is_compared_by_content(
     s3_url: Callable[[str], str], tmp_path: Path
 ) -> None:
     monkey = pytest.MonkeyPatch()
-    monkey.setattr("barrier_runtime.state.store.clouds._SINGLE_PUT_BYTES", 5 << 20)
+    monkey.setattr("barrier_runtime.state.store.clouds.SINGLE_PUT_BYTES", 5 << 20)
     store = open_store(s3_url("x"))
     source = tmp_path / "source"
     source.write_bytes(b"0123456789abcdef" * 600_000)
