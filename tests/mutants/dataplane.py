@@ -403,7 +403,7 @@ MUTANTS = (
     Mutant(
         "phases-of-a-count-forget-where-they-began",
         "a window by count with a slide is over every `slide` rows",
-        "barrier_runtime/operators/windows/count.py",
+        "barrier_runtime/operators/windows/rules/count.py",
         "since + begins * phases * self._slide\n",
         "since\n",
         ("tests/barrier_runtime/operators/windows/test_count_and_all_rows.py",),
@@ -491,7 +491,7 @@ MUTANTS = (
     Mutant(
         "count-windows-give-the-rest",
         "a window by count that is not full when the input ends is dropped",
-        "barrier_runtime/operators/windows/count.py",
+        "barrier_runtime/operators/windows/rules/count.py",
         "        self.windows.remove(row_ids)\n",
         "        super().fire(row_ids, emit)\n",
         ("tests/barrier_runtime/operators/windows/test_count_and_all_rows.py",),
@@ -507,7 +507,7 @@ MUTANTS = (
     Mutant(
         "changes-before-the-first-eviction-are-not-told",
         "windows that had changed when the first ones left memory are told early, too",
-        "barrier_runtime/operators/windows/early.py",
+        "barrier_runtime/operators/windows/rules/early.py",
         "            self.changed.clear()\n            self._changed_starts.update(self.windows.due.starts)\n",
         "            self.changed.clear()\n",
         ("tests/barrier_runtime/operators/windows/test_early_results.py",),
@@ -515,7 +515,7 @@ MUTANTS = (
     Mutant(
         "early-results-clear-windows",
         "an early result that tells all rows leaves them in the window",
-        "barrier_runtime/operators/windows/early.py",
+        "barrier_runtime/operators/windows/rules/early.py",
         "        if self._accumulate:\n            columns[TOLD][row_ids] =",
         "        if False:\n            columns[TOLD][row_ids] =",
         ("tests/barrier_runtime/operators/windows/test_early_results.py",),
@@ -523,7 +523,7 @@ MUTANTS = (
     Mutant(
         "early-results-are-told-again",
         "a window without new rows is not told early again",
-        "barrier_runtime/operators/windows/early.py",
+        "barrier_runtime/operators/windows/rules/early.py",
         "        super().went_out(row_ids)\n        self._forget(row_ids)\n",
         "        super().went_out(row_ids)\n",
         ("tests/barrier_runtime/operators/windows/test_early_results.py",),
@@ -531,7 +531,7 @@ MUTANTS = (
     Mutant(
         "rows-since-a-result-are-lost-at-a-restore",
         "rows that came before a restore count for the next early result",
-        "barrier_runtime/operators/windows/early.py",
+        "barrier_runtime/operators/windows/rules/early.py",
         "before = np.minimum(self.since(order.row_ids), every - 1)",
         "before = np.minimum(self.since(order.row_ids), 0)",
         ("tests/barrier_runtime/operators/windows/test_early_results.py",),
@@ -539,7 +539,7 @@ MUTANTS = (
     Mutant(
         "restored-windows-did-not-change",
         "windows that changed before a restore are told early after it",
-        "barrier_runtime/operators/windows/early.py",
+        "barrier_runtime/operators/windows/rules/early.py",
         "self._mark(self.unsaid(row_ids))",
         "self._mark(row_ids[:0])",
         ("tests/barrier_runtime/operators/windows/test_early_results.py",),
@@ -547,7 +547,7 @@ MUTANTS = (
     Mutant(
         "early-results-depend-on-watermarks",
         "a watermark that passes the end of a window tells it early first, if that was due before",
-        "barrier_runtime/operators/windows/early.py",
+        "barrier_runtime/operators/windows/rules/early.py",
         "yield from windows.fire_over(due_ms, emit)",
         "yield from windows.fire_over(watermark_ms, emit)",
         ("tests/barrier_runtime/operators/windows/test_early_results.py",),

@@ -30,7 +30,7 @@ class WindowTrigger(ABC):
 
     @abstractmethod
     def rule(self, windows: Any) -> Any:
-        """What applies the trigger to windows of one subtask: an `OnClose` of `RuledWindows` (`rules`). Its module is
+        """What applies the trigger to windows of one subtask: an `OnClose` of `RuledWindows` (`rules.on_close`). Its module is
         loaded here, since a flow without windows needs none."""
 
     @property
@@ -52,7 +52,7 @@ class FullWindow(WindowTrigger):
         return ""
 
     def rule(self, windows: Any) -> Any:
-        from barrier_runtime.operators.windows.count import WhenFull
+        from barrier_runtime.operators.windows.rules.count import WhenFull
 
         return WhenFull(windows, self.size, self.slide)
 
@@ -110,7 +110,7 @@ class Every(WindowTrigger):
         )
 
     def rule(self, windows: Any) -> Any:
-        from barrier_runtime.operators.windows.early import EveryRows, EveryTime, EveryWallTime
+        from barrier_runtime.operators.windows.rules.early import EveryRows, EveryTime, EveryWallTime
 
         if self.rows is not None:
             return EveryRows(windows, self.rows, self.accumulate)

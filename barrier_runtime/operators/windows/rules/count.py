@@ -8,8 +8,8 @@ begins as if it had had rows before."""
 import numpy as np
 
 from barrier_runtime.operators.base import Emit
-from barrier_runtime.operators.windows.early import EveryRows
-from barrier_runtime.operators.windows.rules import Ints, RuledWindows
+from barrier_runtime.operators.windows.rules.early import EveryRows
+from barrier_runtime.operators.windows.rules.on_close import Ints, RuledWindows
 from barrier_runtime.operators.windows.told import FIRINGS
 
 
