@@ -29,6 +29,7 @@ _HOME = {
     "Session": "barrier_runtime.operators.windows.assigners",
     "Sliding": "barrier_runtime.operators.windows.assigners",
     "Global": "barrier_runtime.operators.windows.assigners",
+    "Calendar": "barrier_runtime.operators.windows.calendar",
     "Every": "barrier_runtime.operators.windows.triggers",
     "count": "barrier_runtime.operators.aggregation.functions",
     "sum_": "barrier_runtime.operators.aggregation.functions",
@@ -208,6 +209,7 @@ if TYPE_CHECKING:
     from barrier_runtime.operators.windows.assigners import Session as Session
     from barrier_runtime.operators.windows.assigners import Sliding as Sliding
     from barrier_runtime.operators.windows.assigners import Tumbling as Tumbling
+    from barrier_runtime.operators.windows.calendar import Calendar as Calendar
     from barrier_runtime.operators.windows.triggers import Every as Every
     from barrier_runtime.operators.windows.whole.apply import TimeWindow as TimeWindow
     from barrier_runtime.state.errors import BarrierRuntimeError as BarrierRuntimeError

@@ -33,6 +33,7 @@ from cut_functions import (
 )
 
 from barrier_runtime import (
+    Calendar,
     Count,
     Every,
     Global,
@@ -46,6 +47,8 @@ from barrier_runtime import (
     sum_,
 )
 from barrier_runtime.api.dataflow import Stream
+
+DAY_MS = 86_400_000
 
 # ------------------------------------------------------------ without key
 
@@ -278,6 +281,18 @@ for _name, _make in _WINDOWS.items():
     STEPS[_name] = Step(
         _name, _make, _methods, by_order=_by_order, follows="early" in _name, variant=_name in _VARIANTS
     )
+
+
+@step("KeyedStream.window", "WindowedStream.aggregate", follows=True, makes_late=True)
+def calendar_windows(bench: Bench, rows: Stream, name: str) -> Stream:
+    """Of times that are so far apart that some ms are some days."""
+    times = f"CASE WHEN t > {DAY_MS} THEN t ELSE t * {DAY_MS // 16} END"
+    slower = rows.select({"k": "k", "t": times, "n": "n"}).with_watermarks("t", 6 * DAY_MS // 16 * MS)
+    days = slower.key_by("k").window(name, Calendar("day", zone="Europe/Berlin"), event_time="t")
+    results, late = days.aggregate(late=True, n=count(), last=max_("n"))
+    bench.beside(name, late)
+    number = pc.field("n") + pc.field("last")
+    return results.select({"k": "k", "t": pc.field("window_end").cast(pa.int64()), "n": number})
 
 
 @step("KeyedStream.window", "WindowedStream.aggregate", by_order=True)

@@ -26,7 +26,7 @@ def test_random_flows_give_what_an_oracle_gives(numbers: Iterable[int]) -> None:
 
 def test_seeds_draw_every_kind_and_mode() -> None:
     drawn = [draw(number) for number in range(300)]
-    assert len(Counter((seed.kind.split()[0], seed.mode) for seed in drawn)) == 9 * 3
+    assert len(Counter((seed.kind.split()[0], seed.mode) for seed in drawn)) == 10 * 3
 
 
 def test_a_bound_that_is_one_longer_is_found() -> None:

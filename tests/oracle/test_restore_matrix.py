@@ -20,6 +20,7 @@ import pytest
 
 from barrier_runtime import (
     BroadcastState,
+    Calendar,
     CollectSink,
     Dataflow,
     ListState,
@@ -149,6 +150,9 @@ def windows() -> Dataflow:
     out(keyed.window("top", Tumbling(50 * MS), event_time="t").top(2, by="v"), "top")
     cells = keyed.window("cells", Tumbling(80 * MS), event_time="t").aggregate(all=collect_list("v", limit=100))
     out(cells.map(_sorted, schema={"k": str, "numbers": str}), "cells")
+    hours = both.select({"k": "k", "v": "v", "t": "t * 3600000"}).with_watermarks("t", 500 * 3_600_000 * MS)
+    days = hours.key_by("k").window("days", Calendar("day", zone="Europe/Berlin"), event_time="t")
+    out(days.aggregate(n=count(), total=sum_("v")), "days")
     everything = both.window_all("all", Tumbling(100 * MS), event_time="t")
     out(everything.aggregate(n=count(), total=sum_("v")), "all")
     return flow

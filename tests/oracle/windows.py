@@ -6,13 +6,29 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from zoneinfo import ZoneInfo
 
-from barrier_runtime import CollectSink, Count, Dataflow, Every, Global, Session, Sliding, Tumbling, count, sum_
+from barrier_runtime import (
+    Calendar,
+    CollectSink,
+    Count,
+    Dataflow,
+    Every,
+    Global,
+    Session,
+    Sliding,
+    Tumbling,
+    count,
+    sum_,
+)
 from tests.oracle.streams import SCHEMA, Row, Stream, drawn
 
 MS = datetime.timedelta(milliseconds=1)
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
-KINDS = ("tumbling", "sliding", "session", "count", "global")
+KINDS = ("tumbling", "sliding", "session", "count", "global", "calendar")
+BERLIN = ZoneInfo("Europe/Berlin")
+SPRING = datetime.datetime(2026, 3, 27, 12, tzinfo=datetime.timezone.utc)  # clocks are set forward on the 29th
+SLOWER = 1_200_000  # so that some ms are some hours
 
 
 @dataclass(frozen=True)
@@ -44,7 +60,11 @@ class Windows:
             window = Count(self.size_ms, self.slide_ms) if self.kind == "count" else Global()
             keyed.window("w", window, early=self.early).aggregate(n=count(), total=sum_("v")).sink("out", CollectSink())
             return flow
-        kinds: dict[str, Any] = {"tumbling": lambda: Tumbling(size), "sliding": lambda: Sliding(size, slide)}
+        kinds: dict[str, Any] = {
+            "tumbling": lambda: Tumbling(size),
+            "sliding": lambda: Sliding(size, slide),
+            "calendar": lambda: Calendar("day", zone="Europe/Berlin"),
+        }
         timed = kinds.get(self.kind, lambda: Session(size))()
         windows = keyed.window("w", timed, event_time="t", allowed_lateness=self.lateness_ms * MS, early=self.early)
         results, late = windows.aggregate(late=True, n=count(), total=sum_("v"))
@@ -74,11 +94,16 @@ class Windows:
     def _may_be_late(self, row: Row, watermark: int) -> bool:
         if self.kind == "session":
             return bool(row["t"] + self.size_ms + self.lateness_ms <= watermark)
-        return all(start + self.size_ms - 1 + self.lateness_ms <= watermark for start in self._starts(row["t"]))
+        return all(self._end(start) - 1 + self.lateness_ms <= watermark for start in self._starts(row["t"]))
 
-    def _starts(self, time: int) -> range:
+    def _starts(self, time: int) -> Sequence[int]:
+        if self.kind == "calendar":
+            return (_midnight(time, days=0),)
         last = time - time % self.slide_ms
         return range(last - self.size_ms + self.slide_ms, last + 1, self.slide_ms)
+
+    def _end(self, start: int) -> int:
+        return _midnight(start, days=1) if self.kind == "calendar" else start + self.size_ms
 
     def _last(self, rows: Sequence[Row]) -> dict[Any, tuple[int, int]]:
         """(rows, total) by key and window: of the last update, or of all parts together."""
@@ -120,7 +145,7 @@ class Windows:
             else:
                 for row in its:
                     for start in self._starts(row["t"]):
-                        if start + self.size_ms - 1 + self.lateness_ms > watermarks[row["v"]]:
+                        if self._end(start) - 1 + self.lateness_ms > watermarks[row["v"]]:
                             parts[key, start].append(row["v"])
         return {key: (len(numbers), sum(numbers)) for key, numbers in parts.items()}
 
@@ -132,7 +157,7 @@ def draw_windows(rng: random.Random, exact_late: bool) -> Windows:
     slide_ms = rng.choice((size_ms, size_ms // 2, size_ms // 5)) if kind == "sliding" else size_ms
     if kind == "count":
         size_ms, slide_ms = rng.choice(((1, 1), (3, 3), (4, 2), (6, 1)))
-    lateness_ms = rng.choice((0, 0, 40, 300)) if kind in ("tumbling", "sliding", "session") else 0
+    lateness_ms = rng.choice((0, 0, 40, 300)) if kind in ("tumbling", "sliding", "session", "calendar") else 0
     early = None
     if kind != "count":
         accumulate = kind == "session" or rng.random() < 0.6
@@ -140,10 +165,27 @@ def draw_windows(rng: random.Random, exact_late: bool) -> Windows:
         early = rng.choice((None, None, by_time, Every(rows=rng.choice((1, 3)), accumulate=accumulate)))
     splits = 1 if exact_late or kind == "count" else rng.randint(1, 3)
     far_ms = 0
-    if exact_late and kind in ("tumbling", "sliding"):
+    if exact_late and kind in ("tumbling", "sliding", "calendar"):
         far_ms = rng.choice((30, 200, 2_000))
     stream = drawn(rng, rng.choice((5, 40, 120)), splits, far_ms)
+    if kind == "calendar":
+        stream, lateness_ms = _slower(stream), lateness_ms * SLOWER
+        if isinstance(early, Every) and early.interval is not None:
+            early = Every(early.interval * SLOWER, accumulate=early.accumulate)
     return Windows(kind, size_ms, slide_ms, lateness_ms, early, stream)
+
+
+def _midnight(time: int, days: int) -> int:
+    """Of the day of a time in Berlin, so many days later."""
+    day = (EPOCH + time * MS).astimezone(BERLIN).date() + datetime.timedelta(days=days)
+    return (datetime.datetime(day.year, day.month, day.day, tzinfo=BERLIN) - EPOCH) // MS
+
+
+def _slower(stream: Stream) -> Stream:
+    """The same rows, hours apart, around a change of clocks."""
+    begin = (SPRING - EPOCH) // MS
+    splits = [tuple({**row, "t": begin + row["t"] * SLOWER} for row in split) for split in stream.splits]
+    return Stream(tuple(splits), stream.bound_ms * SLOWER)
 
 
 def _difference(wanted: Mapping[Any, Any], got: Mapping[Any, Any]) -> str:
