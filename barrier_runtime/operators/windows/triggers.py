@@ -30,8 +30,8 @@ class WindowTrigger(ABC):
 
     @abstractmethod
     def rule(self, windows: Any) -> Any:
-        """What applies the trigger to windows of one subtask: an `OnClose` of `RuledWindows` (`rules`), imported here so
-        that a flow without windows loads none of them."""
+        """What applies the trigger to windows of one subtask: an `OnClose` of `RuledWindows` (`rules`), imported here
+        so that a flow without windows loads none of them."""
 
     @property
     def not_of_sessions(self) -> str:
