@@ -42,13 +42,13 @@ class StatefulSteps(KeyedSteps[S]):
         early: WindowTrigger | None = None,
         clock: Literal["event", "processing"] = "event",
     ) -> "WindowedStream[S]":
-        """Group rows by window as well: `Tumbling`, `Sliding` or `Session` of event time, `Count`, or `Global`, all
-        rows of a key (see docs/windows.md). `event_time` is a timestamp, date or int64-milliseconds column; `Count` and
-        `Global` have none. `allowed_lateness`: for how long after its end (event time) a window is kept; each row that
-        comes for it then emits it again, with a column `update` that counts from 0. `early`: results before a window is
-        over, as in `Every(timedelta(seconds=1))` or `Every(rows=1000)`; columns `update` and `early` tell which one it
-        is. Sessions with either have a column `retracted`, too: true in a row that takes back what was told of a start
-        that is no session's any more.
+        """Group rows by window as well: `Tumbling`, `Sliding`, `Calendar` or `Session` of event time, `Count`, or
+        `Global`, all rows of a key (see docs/windows.md). `event_time` is a timestamp, date or int64-milliseconds
+        column; `Count` and `Global` have none. `allowed_lateness`: for how long after its end (event time) a window is
+        kept; each row that comes for it then emits it again, with a column `update` that counts from 0. `early`:
+        results before a window is over, as in `Every(timedelta(seconds=1))` or `Every(rows=1000)`, or an `OwnTrigger`;
+        columns `update` and `early` tell which one it is. Sessions with either have a column `retracted`, too: true in
+        a row that takes back what was told of a start that is no session's any more.
 
         `clock="processing"`: windows by the wall clock. A row belongs to the window of the time at which it comes, so
         none is late, and there is no `event_time`; a replay after a failure may give it to another window.
@@ -61,7 +61,8 @@ class StatefulSteps(KeyedSteps[S]):
         where = f"window {name!r}"
         if not isinstance(window, WindowAssigner):
             raise InvalidJob(
-                f"{where}: {window!r} is not a window: pass Tumbling(timedelta(…)), Sliding, Session, Count or Global"
+                f"{where}: {window!r} is not a window: pass Tumbling(timedelta(…)), Sliding, Calendar, Session, Count "
+                "or Global"
             )
         if early is not None and not isinstance(early, WindowTrigger):
             raise InvalidJob(f"{where}: early={early!r}: pass Every(timedelta(…)) or Every(rows=…)")

@@ -7,11 +7,37 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from barrier_runtime import TTL, BroadcastState, ListState, MapState, ProcessContext, ValueState, WatermarkGenerator
+from barrier_runtime import (
+    TTL,
+    BroadcastState,
+    ListState,
+    MapState,
+    OwnTrigger,
+    ProcessContext,
+    TriggerResult,
+    TriggerWindow,
+    ValueState,
+    WatermarkGenerator,
+)
 from barrier_runtime.data.rows import Row
 
 SCHEMA = pa.schema([("k", pa.string()), ("t", pa.int64()), ("n", pa.int64())])
 MS = datetime.timedelta(milliseconds=1)
+
+
+class Every3(OwnTrigger):
+    """Fires at each third row, forgets rows at each fifth one, and fires at times after an even number of rows."""
+
+    state = {"seen": 0}
+    interval = 15 * MS
+
+    def on_row(self, row: Row, window: TriggerWindow) -> TriggerResult:
+        window.state["seen"] += 1
+        fire = TriggerResult.FIRE if window.state["seen"] % 3 == 0 else TriggerResult.NOTHING
+        return fire | TriggerResult.PURGE if window.state["seen"] % 5 == 0 else fire
+
+    def on_time(self, time_ms: int, window: TriggerWindow) -> TriggerResult | None:
+        return None if window.state["seen"] % 2 else TriggerResult.FIRE
 
 
 def not_seven(row: Row) -> Row:

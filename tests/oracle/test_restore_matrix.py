@@ -25,8 +25,10 @@ from barrier_runtime import (
     Dataflow,
     ListState,
     MapState,
+    OwnTrigger,
     Session,
     Sliding,
+    TriggerResult,
     Tumbling,
     ValueState,
     collect_list,
@@ -134,6 +136,16 @@ def states() -> Dataflow:
     return flow
 
 
+class Thirds(OwnTrigger):
+    """Each third row emits; the last result tells how many there were before."""
+
+    state = {"seen": 0}
+
+    def on_row(self, row: dict[str, Any], window: Any) -> TriggerResult | None:
+        window.state["seen"] += 1
+        return TriggerResult.FIRE if window.state["seen"] % 3 == 0 else None
+
+
 def windows() -> Dataflow:
     """All kinds of windows: aggregated, with cells, applied, the greatest; of all rows."""
     flow = Dataflow("windows")
@@ -153,6 +165,8 @@ def windows() -> Dataflow:
     hours = both.select({"k": "k", "v": "v", "t": "t * 3600000"}).with_watermarks("t", 500 * 3_600_000 * MS)
     days = hours.key_by("k").window("days", Calendar("day", zone="Europe/Berlin"), event_time="t")
     out(days.aggregate(n=count(), total=sum_("v")), "days")
+    own = keyed.window("own", Tumbling(80 * MS), event_time="t", early=Thirds())
+    out(own.aggregate(n=count(), total=sum_("v")).filter("NOT early"), "own")
     everything = both.window_all("all", Tumbling(100 * MS), event_time="t")
     out(everything.aggregate(n=count(), total=sum_("v")), "all")
     return flow

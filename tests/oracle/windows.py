@@ -15,8 +15,11 @@ from barrier_runtime import (
     Dataflow,
     Every,
     Global,
+    OwnTrigger,
     Session,
     Sliding,
+    TriggerResult,
+    TriggerWindow,
     Tumbling,
     count,
     sum_,
@@ -31,13 +34,36 @@ SPRING = datetime.datetime(2026, 3, 27, 12, tzinfo=datetime.timezone.utc)  # clo
 SLOWER = 1_200_000  # so that some ms are some hours
 
 
+class Thirds(OwnTrigger):
+    """Each third row of a window emits what it has."""
+
+    state = {"seen": 0}
+    accumulate = True
+
+    def on_row(self, row: Row, window: TriggerWindow) -> TriggerResult | None:
+        window.state["seen"] += 1
+        return self.told() if window.state["seen"] % 3 == 0 else None
+
+    def told(self) -> TriggerResult:
+        return TriggerResult.FIRE
+
+
+class Parts(Thirds):
+    """Each third row emits what came since the one before."""
+
+    accumulate = False
+
+    def told(self) -> TriggerResult:
+        return TriggerResult.FIRE | TriggerResult.PURGE
+
+
 @dataclass(frozen=True)
 class Windows:
     kind: str
     size_ms: int  # of a session: the gap; of windows by count: rows
     slide_ms: int
     lateness_ms: int
-    early: Every | None
+    early: Every | Thirds | None
     stream: Stream
 
     @property
@@ -158,11 +184,14 @@ def draw_windows(rng: random.Random, exact_late: bool) -> Windows:
     if kind == "count":
         size_ms, slide_ms = rng.choice(((1, 1), (3, 3), (4, 2), (6, 1)))
     lateness_ms = rng.choice((0, 0, 40, 300)) if kind in ("tumbling", "sliding", "session", "calendar") else 0
-    early = None
+    early: Every | Thirds | None = None
     if kind != "count":
         accumulate = kind == "session" or rng.random() < 0.6
         by_time = Every(rng.choice((7, 30)) * MS, accumulate=accumulate)
         early = rng.choice((None, None, by_time, Every(rows=rng.choice((1, 3)), accumulate=accumulate)))
+        if kind != "session" and rng.random() < 0.25:
+            early = rng.choice((Thirds(), Thirds(), Parts()))
+            lateness_ms = lateness_ms if early.accumulate else 0  # what a late row emits is all since the last part
     splits = 1 if exact_late or kind == "count" else rng.randint(1, 3)
     far_ms = 0
     if exact_late and kind in ("tumbling", "sliding", "calendar"):

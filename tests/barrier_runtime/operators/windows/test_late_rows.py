@@ -120,5 +120,7 @@ def test_a_result_that_is_named_late_is_refused_with_the_remedy() -> None:
     window = source.key_by("k").window("w", Session(3 * MS), event_time="t")
     with pytest.raises(InvalidJob, match=r"window 'w': late=.* use True for a stream of the late rows"):
         window.aggregate(late=stddev("t"))
-    with pytest.raises(InvalidJob, match=r"is not a window: pass Tumbling.*, Sliding, Session, Count or Global"):
+    with pytest.raises(
+        InvalidJob, match=r"is not a window: pass Tumbling.*, Sliding, Calendar, Session, Count or Global"
+    ):
         source.key_by("k").window("w", 5, event_time="t")  # type: ignore[arg-type]
