@@ -54,7 +54,7 @@ class Emulator(OneAtATime):
             if answer is not None:
                 status, fields, body = answer
                 start_response(status, [*fields, ("Content-Length", str(len(body)))])
-                return [body] if method == "GET" else []
+                return [] if method == "HEAD" else [body]
         return super().__call__(environ, start_response)
 
     def _loaded_answer(self, method: str, key: str, environ: Any) -> tuple[str, list[tuple[str, str]], bytes] | None:
@@ -68,9 +68,10 @@ class Emulator(OneAtATime):
         if method in ("PUT", "DELETE"):
             del self._loaded[key]
             return None
+        asked = environ.get("HTTP_RANGE", "") if method == "GET" else ""
         etag = hashlib.md5(body, usedforsecurity=False).hexdigest()
         fields = [("ETag", f'"{etag}"'), ("Last-Modified", self._date), ("Content-Type", "binary/octet-stream")]
-        return "200 OK", fields, body
+        return ("200 OK", fields, body) if not asked else _part(asked, fields, body)
 
     def _range(self, key: str, environ: Any) -> tuple[str, list[tuple[str, str]], bytes] | None:
         """None: moto answers it."""
@@ -94,6 +95,17 @@ class Emulator(OneAtATime):
             ("Content-Type", "binary/octet-stream"),
         ]
         return "206 Partial Content", fields, body
+
+
+def _part(asked: str, fields: list[tuple[str, str]], body: bytes) -> tuple[str, list[tuple[str, str]], bytes]:
+    """A range of an object that is not empty: `bytes=2-5`, `bytes=2-` or `bytes=-4`."""
+    first, _, last = asked.removeprefix("bytes=").partition("-")
+    begin = int(first) if first else max(0, len(body) - int(last))
+    end = min(int(last) + 1, len(body)) if first and last else len(body)
+    if begin >= len(body):
+        return "416 Requested Range Not Satisfiable", [("Content-Range", f"bytes */{len(body)}")], b""
+    fields = [*fields, ("Content-Range", f"bytes {begin}-{end - 1}/{len(body)}"), ("Accept-Ranges", "bytes")]
+    return "206 Partial Content", fields, body[begin:end]
 
 
 class EmulatedS3(S3Server):

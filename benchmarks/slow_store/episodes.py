@@ -44,9 +44,11 @@ print(json.dumps(found))
 
 def calls(settings: Settings) -> CellResult:
     """Processor time of requests, one after the other, to an endpoint without delay: 100 kB are put, 1 kB is got."""
+    settings.folder.mkdir(parents=True, exist_ok=True)
     with place(settings, NONE) as where:
         done = subprocess.run(
             [sys.executable, "-c", _CALLS, f"{where.url}/calls", str(settings.calls)],
+            cwd=settings.folder,  # python looks for modules in its own folder first
             capture_output=True,
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, import_path(settings.tree, settings.folder)))},
@@ -105,6 +107,7 @@ def _made(settings: Settings, records: int) -> dict[str, bytes]:
     out = folder / "made"
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.slow_store.long_log", str(folder), str(records), str(out)],
+        cwd=settings.folder,
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, import_path(settings.tree, settings.folder)))},

@@ -88,7 +88,7 @@ def running(order: Order, folder: Path, tree: Path | None = None) -> Iterator[Ru
     """The job's program; killed at the end. `tree`: a checkout whose runtime it runs, instead of this one's."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "job.log"
-    with log.open("ab") as said:
+    with log.open("wb") as said:
         process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.slow_store.job"],
             stdin=subprocess.PIPE,

@@ -6,7 +6,10 @@ import time
 import boto3
 import pytest
 
+from barrier_runtime.state.store.object_store import PutOutcome
+from barrier_runtime.state.store.open import open_store
 from benchmarks.slow_store.delay import NONE, Delay
+from benchmarks.slow_store.emulator import EmulatedS3
 from benchmarks.slow_store.messages import Message, operation
 from benchmarks.slow_store.requests import Request, counted, in_sequence, kind_of
 from benchmarks.slow_store.servers import slow_s3
@@ -130,3 +133,22 @@ def test_objects_go_through_the_proxy_late_and_counted() -> None:
     assert requests[3].received == len(large)
     assert in_sequence(requests) == len(requests)
     assert counted(requests)["GET", "rows"] == 1
+
+
+@pytest.mark.slow
+def test_loaded_objects_are_read_by_range_and_found_by_conditions() -> None:
+    emulator = EmulatedS3()
+    try:
+        emulator.start()
+        with slow_s3(NONE, emulator) as proxy:
+            emulator.load({"ck/a": b"0123456789"})
+            store = open_store(f"{proxy.url}/ck")
+            assert store.get("a") == b"0123456789"
+            assert store.put_if_absent("a", b"x") is PutOutcome.EXISTS
+            client = boto3.client("s3", endpoint_url=emulator.endpoint)
+            for asked, expected in (("bytes=2-5", b"2345"), ("bytes=7-", b"789"), ("bytes=-2", b"89")):
+                found = client.get_object(Bucket=emulator.bucket, Key="ck/a", Range=asked)
+                assert found["Body"].read() == expected
+            assert client.head_object(Bucket=emulator.bucket, Key="ck/a")["ContentLength"] == 10
+    finally:
+        emulator.close()
