@@ -22,7 +22,7 @@ from barrier_runtime.operators.keyed.progress import Progress
 from barrier_runtime.operators.lookups.held_rows import HELD_VALUE, decode_held
 from barrier_runtime.runtime.network.frames import FrameReader
 from barrier_runtime.runtime.sinks.kept_rows import KEPT
-from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, PendingSet
+from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, decode_pending
 from barrier_runtime.runtime.sources.progress import FINISHED_VALUE, RUN_VALUE, SPLITS_VALUE, SourceProgress
 from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
 from barrier_runtime.state.store.paths import Paths
@@ -109,7 +109,7 @@ class Facts:
                     if f"{source}-{index}" in ended
                 )
             if PENDING_VALUE in values:
-                pending = msgspec.json.decode(values[PENDING_VALUE], type=PendingSet)
+                pending = decode_pending(values[PENDING_VALUE], snapshot.operator)
                 committables.update(entry.committable for entry in pending.entries)
             if PROGRESS_VALUE in values:
                 keyed = msgspec.msgpack.decode(values[PROGRESS_VALUE], type=Progress)
