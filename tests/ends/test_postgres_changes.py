@@ -347,8 +347,8 @@ def test_a_server_or_table_that_cannot_tell_its_changes_is_refused_when_the_job_
         tables.source("nothing")
     with pytest.raises(InvalidJob, match=r"nothing that identifies its rows.*ADD PRIMARY KEY"):
         tables.source(tables.table("id int"))
-    with pytest.raises(InvalidJob, match="a list of tables"):
-        PostgresChangesSource(tables.url, "orders").named("changes")
+    with pytest.raises(InvalidJob, match="the name of a table, or a list of names"):
+        PostgresChangesSource(tables.url, ()).named("changes")
     with pytest.raises(InvalidJob, match=r"'deleted', which rows of form='upsert' need"):
         tables.source(tables.table("id int primary key, deleted bool"), form="upsert")
     table = tables.table()

@@ -446,8 +446,8 @@ MUTANTS = (
         "files-that-are-gone-are-appended",
         "a table never names a data file that is not there",
         "barrier_runtime/connectors/iceberg/table.py",
-        "            if gone:\n",
-        "            if not files:\n",
+        "        if gone:\n",
+        "        if not self._table:\n",
         ("tests/ends/test_iceberg.py::test_decided_files_that_are_gone_are_an_error_and_not_a_broken_table",),
     ),
     Mutant(
