@@ -79,7 +79,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         column: str,
         max_out_of_orderness: datetime.timedelta = _NO_DELAY,
         *,
-        generator: "Callable[[], WatermarkGenerator] | None" = None,
+        generator: Callable[[], "WatermarkGenerator"] | None = None,
     ) -> "Stream":
         """Event time follows `column`: the greatest value seen minus `max_out_of_orderness`. Directly after a source
         the watermark is made per split there, which is more exact; elsewhere it replaces the input's. With `generator`,
@@ -317,7 +317,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
 
     def for_each_batch(
         self,
-        function: "Callable[[Any, BatchCheckpoint], Any]",
+        function: Callable[[Any, "BatchCheckpoint"], Any],
         *,
         name: str = "for_each_batch",
         attempts: int = 10,

@@ -3,6 +3,8 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from barrier_runtime.coordinator.pins import pins_of
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.open import open_store
@@ -14,6 +16,7 @@ from tests.barrier_runtime.state_tables.test_pinned_reads import flow
 from tests.waiting import until
 
 
+@pytest.mark.usefixtures("manifests_are_objects")
 def test_a_pin_on_s3_holds_what_is_read_and_lets_it_go_afterwards(s3: S3Server) -> None:
     url, over = f"{s3.url}/jobs", list[bool]()
     store, paths = open_store(url), Paths("kept")

@@ -69,6 +69,7 @@ class Killed:
     """What a job left that was killed with several decided checkpoints and no commit."""
 
     folder: Path
+    interval: float = 0.1
 
     @property
     def url(self) -> str:
@@ -105,8 +106,13 @@ class Killed:
         return run_here(*self.command(*arguments)[1:])
 
     def command(self, *arguments: str) -> list[str]:
-        options = ["--local", "--parallelism", "1", "--interval", "0.1", "--checkpoints", self.url]
-        options += ["--max-commits-behind", "64"]  # decisions go on while nothing is committed
+        options = ["--local", "--parallelism", "1", "--interval", str(self.interval)]
+        options += [
+            "--checkpoints",
+            self.url,
+            "--max-commits-behind",
+            "1000",
+        ]  # decisions go on while nothing is committed
         return [*COMMAND, "run", f"{self.folder / 'app.py'}:flow", *options, *arguments]
 
 
@@ -186,14 +192,14 @@ def test_commit_settles_and_the_job_goes_on_with_nothing_lost_or_doubled(killed:
 
 def test_a_pending_set_too_large_for_the_manifest_is_listed_and_committed(tmp_path: Path) -> None:
     """T11: above 4 KiB it is an object of its own, as after some hours in which the target was out of reach."""
-    job = Killed(tmp_path / "job")
-    with running(job, rate=100, records=25):
+    job = Killed(tmp_path / "job", interval=0.01)
+    with running(job, rate=2_000, records=200):
         pass
     store = open_existing_store(job.url)
     (stored,) = [each for each in newest_manifest(store, "stuck").operators if each.operator == "out"]
     assert stored.objects[PENDING_VALUE].size > 4_096
     listed = json.loads(job.settle("list", "--format", "json").stdout)["transactions"]
-    assert len(listed) >= 15
+    assert len(listed) >= 100
     wanted = sum(each["rows"] for each in listed)
     for _ in range(2):
         done = job.settle("commit")
