@@ -49,9 +49,14 @@ class LateCommits:
         every = ((each, dict.fromkeys(each.global_sinks, self.every_ms) if self.every_ms else {}) for each in chains)
         return tuple(msgspec.structs.replace(each, commit_every_ms=held) for each, held in every)
 
+    @property
+    def held_for_ever(self) -> bool:
+        """Whether no rows that wait for a global commit are shown while the job just goes on."""
+        return self.every_ms == _FOR_EVER_MS
+
     def reached(self, through: Mapping[str, int]) -> int:
         """What every sink has committed, but for what is held back for ever."""
-        held = self.every_ms == _FOR_EVER_MS
+        held = self.held_for_ever
         return min((each for key, each in through.items() if not (held and key.endswith(_GLOBAL))), default=0)
 
     def look(self, runner: JobRunner, *, asked: int, ends: bool) -> None:

@@ -39,6 +39,7 @@ from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.status.history import History as StoredHistory
 from barrier_runtime.coordinator.status.history import encode_history
 from barrier_runtime.coordinator.status.status import CheckpointStatus
+from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE
 from barrier_runtime.state.snapshots.snapshot import FileRef
 from barrier_runtime.state.store.object_store import PutOutcome
 from barrier_runtime.testing.simulation.loop import SimProcess, Simulation
@@ -101,6 +102,14 @@ def decided_is_shown() -> History:
     history = two_sinks().decide(1, committables=[file_committable(1), TRANSACTION])
     history.decide(2, committables=[file_committable(2)]).fence()
     return history.publish(*2 * (final_name(1), final_name(2))).commit(TRANSACTION)
+
+
+def packed() -> History:
+    """A checkpoint lists the files of sixty, which were held back: so many are packed."""
+    history = job().decide(60, committables=[file_committable(each) for each in range(1, 61)])
+    sets = [each.values.get(PENDING_VALUE, b"") for each in history.facts.decisions[-1].manifest.operators]
+    assert any(b'"packed"' in each for each in sets)
+    return history
 
 
 def staged() -> History:
@@ -376,6 +385,10 @@ READERS: Table = {
             "sink side shows a transaction that no completed checkpoint lists",
         ),
         Case("what is decided", decided_is_shown),
+        Case(
+            "a file before its decision, which packs others", lambda: packed().publish(final_name(61)), final_name(61)
+        ),
+        Case("files of a packed set", lambda: packed().publish(final_name(1), final_name(60))),
     ),
     "OnlyReadIsVisible": (
         Case(

@@ -115,6 +115,7 @@ _NAMES_OF_ONE = 5_000  # of its processes, at most
 HOUR_NS = 3_600_000_000_000
 HEALED_WITHIN_S = 90.0  # liveness: after the last trouble a new checkpoint is complete and committed
 FINISHED_WITHIN_S = 120.0  # … and a bounded job has ended
+_SAVEPOINTS_EVERY_S = 5.0  # where only a savepoint makes rows visible
 TROUBLE_OF_THE_STORE = {  # rates of one burst, by variant
     0: {"fail_before": 0.3},
     1: {"apply_then_fail": 0.3},
@@ -425,6 +426,16 @@ class World(SimCluster):
             self._notice_problems()
         return True
 
+    def _until_shown(self, condition: Callable[[], bool]) -> bool:
+        """Wait for rows that are to be visible. If their commits are held back for ever, savepoints bring them."""
+        if not self._late_commits.held_for_ever:
+            return self._until(condition, HEALED_WITHIN_S)
+        for _ in range(int(HEALED_WITHIN_S / _SAVEPOINTS_EVERY_S)):
+            self._ask_for_savepoint()
+            if self._until(condition, _SAVEPOINTS_EVERY_S):
+                return True
+        return False
+
     def _calm_down(self) -> None:
         """The trouble ends: nothing fails any more, who stands still goes on or is gone, a program runs."""
         self._calm = True
@@ -461,7 +472,7 @@ class World(SimCluster):
             return
         now_ms = self.world_ns() // 1_000_000
         progressed = lambda: judge.reached_ms >= now_ms or not self._current().active  # noqa: E731
-        if not self._until(progressed, HEALED_WITHIN_S) and not self.violations:
+        if not self._until_shown(progressed) and not self.violations:
             judge.judge(now_ms, HEALED_WITHIN_S, self._state())
 
     def _expect_wall_timers(self) -> None:
@@ -472,7 +483,7 @@ class World(SimCluster):
             return
         now_ms = self.world_ns() // 1_000_000
         fired = lambda: not judge.waiting(now_ms) or not self._current().active  # noqa: E731
-        if not self._until(fired, HEALED_WITHIN_S) and not self.violations:
+        if not self._until_shown(fired) and not self.violations:
             judge.judge(now_ms, HEALED_WITHIN_S, self._state())
 
     def _expect_messages(self) -> None:
@@ -480,7 +491,7 @@ class World(SimCluster):
         if self.violations or not self.schedule.queue:
             return
         judge = next(each for each in self.checkers if isinstance(each, MessagesOnce))
-        if not self._until(lambda: not judge.lost(range(self.queue.count)), HEALED_WITHIN_S) and not self.violations:
+        if not self._until_shown(lambda: not judge.lost(range(self.queue.count))) and not self.violations:
             judge.judge(self.queue.count, self.queue.acknowledged, self._state())
 
     def _expect_the_end(self) -> None:
