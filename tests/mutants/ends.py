@@ -21,6 +21,14 @@ MUTANTS = (
         ("tests/barrier_runtime/runtime/sinks/test_sink_operator.py",),
     ),
     Mutant(
+        "packed-transactions-lose-the-oldest",
+        "a packed set lists every transaction that is not visible",
+        "barrier_runtime/runtime/sinks/pending_set.py",
+        "zlib.compress(msgspec.msgpack.encode(listed), _LEVEL)",
+        "zlib.compress(msgspec.msgpack.encode(listed[1:]), _LEVEL)",
+        ("tests/barrier_runtime/runtime/sinks/test_sink_driver.py",),
+    ),
+    Mutant(
         "first-staged-object-goes-last",
         "of staged rows the first object goes first: what is left of them can not be taken for a whole",
         "barrier_runtime/connectors/sink_bases/write_ahead.py",

@@ -49,6 +49,7 @@ _STORIES: dict[str, str] = {  # mutant -> the kind of job that has to find it
     "held-commits-count-as-behind": "bank",
     "held-commits-wait-at-a-stop": "bank",
     "held-checkpoints-are-forgotten-at-a-rescale": "bank",
+    "packed-transactions-lose-the-oldest": "bank",
     "emitted-of-a-failing-call-stays": "sides",
     "sweep-takes-what-was-just-refreshed": "events",
     "rows-under-way-are-lost": "lookups",

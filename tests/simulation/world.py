@@ -81,6 +81,7 @@ from barrier_runtime.runtime import subtask as subtask_module
 from barrier_runtime.runtime.in_flight import storage as in_flight
 from barrier_runtime.runtime.network import frames
 from barrier_runtime.runtime.network.control_link import ControlLink, TcpControlLink
+from barrier_runtime.runtime.sinks import pending_set
 from barrier_runtime.runtime.slot import Slot
 from barrier_runtime.state.backend import merging
 from barrier_runtime.state.backend.restore import BACKENDS
@@ -265,7 +266,12 @@ class World(SimCluster):
         tuned = patch.object(subtask_module, "_ELEMENTS_PER_STEP", self.schedule.elements_per_step)
         slices = patch.object(timers_module, "_SLICE_TIMERS", self.schedule.elements_per_step)
         rounds = patch.object(scheduler_module, "_MOST_ROUNDS", self.schedule.rounds)
-        chunks, sweeps, encoding = self._small_chunks(), self._sweeps(), self._early_encoding()
+        chunks, sweeps, encoding, packing = (
+            self._small_chunks(),
+            self._sweeps(),
+            self._early_encoding(),
+            self._packing(),
+        )
         with (
             self.sim,
             tuned,
@@ -278,6 +284,7 @@ class World(SimCluster):
             chunks,
             sweeps,
             encoding,
+            packing,
             counted(self.near_misses),
             self._servers(),
             self._savepoints(),
@@ -391,6 +398,15 @@ class World(SimCluster):
             yield
             return
         with patch.object(encoded_rows, "_ROWS_AT_ONCE", self.schedule.encoded_rows):
+            yield
+
+    @contextlib.contextmanager
+    def _packing(self) -> Iterator[None]:
+        """In half of all runs sinks pack the transactions that they list, although they are few."""
+        if random.Random(f"packing {self.schedule.seed}").random() < 0.5:
+            yield
+            return
+        with patch.object(pending_set, "_PACKED_FROM", 1):
             yield
 
     @contextlib.contextmanager
