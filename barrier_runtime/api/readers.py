@@ -15,6 +15,7 @@ from barrier_runtime.api import sources
 from barrier_runtime.api.arguments import source_of
 from barrier_runtime.api.stream import Stream
 from barrier_runtime.connectors.source import (
+    DeadLetters,
     DeadLetterSource,
     EventTimeOfSource,
     RedeliveringSource,
@@ -52,8 +53,8 @@ class SourceMethod(Generic[P]):
     def _function(self) -> Callable[..., Any]:
         described, streams_of = self._described_by(), self._read or Readers.source
 
-        def read(flow: "Readers", name: str, *arguments: Any, **keywords: Any) -> Any:
-            return streams_of(flow, name, described(*arguments, **keywords))
+        def read(self: "Readers", name: str, *arguments: Any, **keywords: Any) -> Any:
+            return streams_of(self, name, described(*arguments, **keywords))
 
         read.__name__, read.__qualname__ = self._name, f"Dataflow.{self._name}"
         read.__doc__ = f"The rows of a `{described.__name__}`.\n\n{inspect.getdoc(described)}"
@@ -85,6 +86,25 @@ def _times_of(name: str, source: Source | SourceDescription, given: EventTimeOfS
             )
         said[field.name] = inside if beside == field.default else beside
     return EventTimeOfSource(**said)
+
+
+def with_dead_letters(rows: Stream, letters: DeadLetters) -> tuple[Stream, Stream]:
+    """Good rows, and the others: see `DeadLetterOperator`. The schema of `rows` is known."""
+    from barrier_runtime.operators.outputs.dead_letters import DEAD_LETTERS, DeadLetterOperator
+
+    schema = rows.schema
+    assert schema is not None
+    dead_letters = [schema.field(column).with_name(name) for name, column in letters.dead_letter.items()]
+    node = StepNode(
+        None,
+        "dead letters",
+        (rows._as_input(),),
+        partial(DeadLetterOperator, error=letters.error, good=letters.good, dead_letter=letters.dead_letter),
+        pa.schema([schema.field(column) for column in letters.good]),
+        side_outputs={DEAD_LETTERS: pa.schema(dead_letters)},
+    )
+    good, dead = rows._added(node)
+    return good, dead
 
 
 def _with_dead_letters(flow: "Readers", name: str, source: Any) -> Stream | tuple[Stream, Stream]:
@@ -178,24 +198,7 @@ class Readers:
             raise InvalidJob(
                 f'source {name!r}: it has no dead letters: use source(…), or KafkaSource with bad_records="dead_letter"'
             )
-        from barrier_runtime.operators.outputs.dead_letters import DEAD_LETTERS, DeadLetterOperator
-
-        rows = self._rows_of(name, made, times)
-        schema = made.schema
-        node = StepNode(
-            None,
-            "dead letters",
-            (rows._as_input(),),
-            partial(DeadLetterOperator, error=letters.error, good=letters.good, dead_letter=letters.dead_letter),
-            pa.schema([schema.field(column) for column in letters.good]),
-            side_outputs={
-                DEAD_LETTERS: pa.schema(
-                    [schema.field(column).with_name(name) for name, column in letters.dead_letter.items()]
-                )
-            },
-        )
-        good, dead = rows._added(node)
-        return good, dead
+        return with_dead_letters(self._rows_of(name, made, times), letters)
 
     def _rows_of(self, name: str, source: Source, times: EventTimeOfSource) -> Stream:
         where = f"source {name!r}"

@@ -76,7 +76,7 @@ def test_no_kind_of_argument_ends_in_an_error_of_python(name: str) -> None:
         ("JsonlSink", {"roll_bytes": "1 MB"}, "JsonlSink: roll_bytes=<str>: give a whole number or None"),
         ("CsvSource", {"delimiter": None}, "CsvSource: delimiter=None: give a text"),
         ("IcebergSink", {"properties": {"uri": 1}}, "properties={'uri': 1}: give a mapping of texts or None"),
-        ("PostgresChangesSource", {"tables": ("a", 5)}, r"tables=\('a', 5\): give a list of texts"),
+        ("PostgresChangesSource", {"tables": ("a", 5)}, r"tables=\('a', 5\): give a text or a list of texts"),
         ("MySQLSink", {"call_s": "60"}, "MySQLSink: call_s=<str>: give a number"),
     ],
 )

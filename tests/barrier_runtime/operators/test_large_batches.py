@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from operator_harness import Driven, World
+from window_operators import aggregating, applying, topping
 
 from barrier_runtime import CollectSink, Dataflow, Every, Global, Session, Sliding, Tumbling, count, first, last, sum_
 from barrier_runtime.api.stream import Stream
@@ -20,7 +21,6 @@ from barrier_runtime.operators.joins.columns import Side
 from barrier_runtime.operators.joins.interval import IntervalJoinOperator
 from barrier_runtime.operators.joins.table import VersionedTableJoinOperator
 from barrier_runtime.operators.joins.window import WindowJoinOperator
-from barrier_runtime.operators.windows.operator import WindowOperator
 
 SECOND = timedelta(seconds=1)
 MANY = 140_000  # two whole batches of the most rows that an operator gives at once, and a rest
@@ -43,12 +43,12 @@ def column(driven: Driven, name: str) -> Any:
 
 
 WINDOWS: dict[str, Callable[[], Operator]] = {
-    "tumbling": lambda: WindowOperator("op", ["k"], Tumbling(SECOND), "t", AGGREGATES),
-    "session": lambda: WindowOperator("op", ["k"], Session(SECOND), "t", AGGREGATES),
+    "tumbling": lambda: aggregating("op", ["k"], Tumbling(SECOND), "t", AGGREGATES),
+    "session": lambda: aggregating("op", ["k"], Session(SECOND), "t", AGGREGATES),
 }
 WHOLE: dict[str, Callable[[], Operator]] = {
-    "apply": lambda: WindowOperator("op", ["k"], Tumbling(SECOND), "t", lambda k, w, t: t, SCHEMA, SCHEMA),
-    "top": lambda: WindowOperator("op", ["k"], Tumbling(SECOND), "t", 1, "v", True, SCHEMA),
+    "apply": lambda: applying("op", ["k"], Tumbling(SECOND), "t", lambda k, w, t: t, SCHEMA, SCHEMA),
+    "top": lambda: topping("op", ["k"], Tumbling(SECOND), "t", 1, "v", True, SCHEMA),
 }
 JOINS: dict[str, Callable[[], Operator]] = {
     "interval": lambda: IntervalJoinOperator("op", *SIDES, (-SECOND, SECOND), "full"),
@@ -182,7 +182,7 @@ MADE: dict[str, Callable[[], Operator]] = {
     **JOINS,
     **WHOLE,
     "running": lambda: RunningAggregateOperator("op", ["k"], AGGREGATES),
-    "early": lambda: WindowOperator("op", ["k"], Tumbling(SECOND), "t", AGGREGATES, early=Every(rows=3)),
+    "early": lambda: aggregating("op", ["k"], Tumbling(SECOND), "t", AGGREGATES, early=Every(rows=3)),
 }
 
 

@@ -31,7 +31,6 @@ from barrier_runtime.data.event_time import event_times_ms
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
 from barrier_runtime.operators.joins.columns import Side
 from barrier_runtime.operators.joins.interval import IntervalJoinOperator
-from barrier_runtime.operators.windows.operator import WindowOperator
 from barrier_runtime.state.errors import InvalidJob
 
 MS = datetime.timedelta(milliseconds=1)
@@ -187,7 +186,7 @@ def test_what_cannot_be_a_key_is_refused_with_the_remedy(kind: pa.DataType, key:
     schema = pa.schema([("k", kind), ("t", pa.int64())])
     side = Side(("k",), "t", schema)
     for make in (
-        lambda: WindowOperator("w", ["k"], Tumbling(10 * MS), "t", {"n": count()}, schema),
+        lambda: aggregating("w", ["k"], Tumbling(10 * MS), "t", {"n": count()}, schema),
         lambda: RunningAggregateOperator("w", ["k"], {"n": count()}, schema),
         lambda: IntervalJoinOperator("j", side, side, (0 * MS, 0 * MS), "inner"),
     ):

@@ -8,7 +8,9 @@ import pytest
 from operator_harness import World
 
 from barrier_runtime import CollectSink, Dataflow, IteratorSource, count
+from barrier_runtime.api.readers import with_dead_letters
 from barrier_runtime.api.stream import Stream
+from barrier_runtime.connectors.source import DeadLetters
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.explain import explain_graph
@@ -26,7 +28,7 @@ def numbers(first: int, of: int) -> Any:
 
 def parted(flow: Dataflow) -> tuple[Stream, Stream]:
     rows = flow.source("numbers", IteratorSource(numbers, schema=SCHEMA))
-    return rows._with_dead_letters("error", ["n"], {"what": "raw", "error": "error"})
+    return with_dead_letters(rows, DeadLetters("error", ("n",), {"what": "raw", "error": "error"}))
 
 
 @pytest.mark.parametrize("parallelism", [1, 3])
