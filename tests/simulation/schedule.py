@@ -172,6 +172,7 @@ def draw(seed: int) -> Schedule:
         _draw_encoding,
         _draw_slow_uploads,
         _draw_moved_files,
+        _draw_wall_clocks,
     )
     for drawn in parts:
         schedule = drawn(schedule)
@@ -244,6 +245,26 @@ def _draw_moved_files(schedule: Schedule) -> Schedule:
     ]
     return replace(
         schedule,
+        rescaled_every=2,
+        interval_ms=min(200, schedule.interval_ms),
+        timeout_ms=max(10_000, schedule.timeout_ms),
+        actions=tuple(sorted([*schedule.actions, *restarts], key=lambda action: action.at_ms)),
+    )
+
+
+def _draw_wall_clocks(schedule: Schedule) -> Schedule:
+    """Most jobs with windows by the wall clock are rescaled, and the clocks of their hosts differ."""
+    rng = random.Random(f"wall clocks {schedule.seed}")
+    if schedule.graph != WALL_WINDOWS or schedule.events is None or rng.random() > 0.7:
+        return schedule
+    restarts = [
+        Action(rng.randrange(800, schedule.chaos_ms), "restart program", 0, 50, 2 * rng.randrange(10))
+        for _ in range(rng.randint(2, 4))
+    ]
+    return replace(
+        schedule,
+        clocks_jump=True,
+        events=replace(schedule.events, clocks_jump=True),
         rescaled_every=2,
         interval_ms=min(200, schedule.interval_ms),
         timeout_ms=max(10_000, schedule.timeout_ms),
