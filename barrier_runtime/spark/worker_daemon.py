@@ -8,6 +8,7 @@ import faulthandler
 import gc
 import importlib
 import os
+import pkgutil
 import sys
 import zipimport
 
@@ -21,15 +22,26 @@ _PRELOADED = (
     "rocksdict",
     "uvloop",
     "pyspark.worker",
+    "barrier_runtime.api.connected",
     "barrier_runtime.api.dataflow",
+    "barrier_runtime.api.windowed",
     "barrier_runtime.connectors.files.sink.sink",
+    "barrier_runtime.connectors.files.source.csv",
+    "barrier_runtime.connectors.files.source.jsonl",
+    "barrier_runtime.connectors.files.source.parquet",
+    "barrier_runtime.connectors.memory.iterator",
+    "barrier_runtime.connectors.memory.rate",
+    "barrier_runtime.runtime.sinks.operator",
     "barrier_runtime.runtime.slot",
     "barrier_runtime.spark.stage",
 )
 
 
 def preload() -> None:
-    for name in _PRELOADED:
+    """A flow imports operators when it uses them, so all of them are imported here."""
+    operators = importlib.import_module("barrier_runtime.operators")
+    below = pkgutil.walk_packages(operators.__path__, f"{operators.__name__}.")
+    for name in (*_PRELOADED, *(module.name for module in below)):
         importlib.import_module(name)
     import pyarrow
 

@@ -138,7 +138,7 @@ worker_daemon.preload()
 loaded = set(sys.modules)
 from barrier_runtime.spark.stage import _slot_partition
 import barrier_runtime.connectors.files.sink.sink, barrier_runtime.connectors.files.source.parquet
-import barrier_runtime.operators.functions.process, barrier_runtime.operators.windows.aggregate
+import barrier_runtime.operators.functions.process, barrier_runtime.operators.windows.operator
 import barrier_runtime.runtime.execution, rocksdict, uvloop
 print(sorted(set(sys.modules) - loaded))
 """

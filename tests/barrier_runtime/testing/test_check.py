@@ -20,6 +20,8 @@ from barrier_runtime.testing.flows.given_rows import tables_of
 from barrier_runtime.testing.flows.phases import PHASES, CrashPoint, FlowScenario, named
 from barrier_runtime.testing.flows.run import FlowUnderTest, run_flow
 
+REACHED = tuple(phase for phase in PHASES if phase != "manifest")  # a small one is inside the decision
+
 PAYMENTS = pa.schema([("card", pa.string()), ("amount", pa.int64()), ("at", pa.timestamp("ms", "UTC"))])
 TOTALS = pa.schema([("card", pa.string()), ("amount", pa.int64()), ("total", pa.int64())])
 ROWS = [{"card": f"card-{i % 5}", "amount": i, "at": 1_000 * i} for i in range(40)]
@@ -158,8 +160,8 @@ def few_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_right_flow_gives_the_same_rows_whatever_dies_in_whatever_phase() -> None:
     """T10: with a sink of the user's that shows the rows of all subtasks at once."""
     checked = check(rich_flow, {"payments": ROWS}, parallelism=2, sinks={"out": table})
-    assert checked.phases == tuple(PHASES)
-    assert checked.crashes == 2 * len(PHASES)
+    assert checked.phases == REACHED
+    assert checked.crashes == 2 * len(REACHED)
     assert checked.rows == {"out": 80, "large": 9, "windows": 20}
     assert "80 rows in 'out'" in str(checked)
 
@@ -182,7 +184,7 @@ def test_at_another_parallelism_and_with_another_seed(only: str) -> None:
 @pytest.mark.usefixtures("few_checkpoints")
 def test_at_every_point_of_a_run() -> None:
     checked = check(flow_of(Sum), {"payments": ROWS[:8]}, crashes="every point", parallelism=1)
-    assert checked.phases == tuple(phase for phase in PHASES if phase != "commit globally")
+    assert checked.phases == tuple(phase for phase in REACHED if phase != "commit globally")
     assert checked.crashes > len(PHASES) * 3
 
 
