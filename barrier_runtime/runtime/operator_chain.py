@@ -28,6 +28,7 @@ class OperatorChain:
         self.operators = operators
         self.outputs = outputs
         self.watermark = WATERMARK_MIN  # told behind the chain
+        self.heard = WATERMARK_MIN  # of its input: another event time, where an operator makes its own
         self.ended = False
         self.load = Load()
         self.first = operators[0][1] if operators else Operator()
@@ -129,6 +130,7 @@ class OperatorChain:
     def advance(self, watermark_ms: int) -> None:
         """Event time of the input reached `watermark_ms`."""
         self._inputs_idle = False
+        self.heard = watermark_ms
         self._advance(0, watermark_ms)
 
     def advance_to_the_end(self) -> None:

@@ -282,7 +282,7 @@ class Subtask:
             jumped_ns = self._host.now_ns() - self._host.source_ns()
             batch.emit_ns += jumped_ns  # latencies are told by the wall clock
             self._batch(batch, 0)
-        watermark = source.watermark_to_tell(self.chain.watermark, now_ns)
+        watermark = source.watermark_to_tell(self.chain.heard, now_ns)
         if watermark is not None:
             self.chain.advance(watermark)
         if source.finished:
@@ -307,7 +307,7 @@ class Subtask:
 
     def _as_far_as_all(self, batch: Batch, channel: int) -> Batch:
         """Event time at the rows of one channel is no further than the other channels let it be."""
-        return within(batch, self._merger.others(channel), self.chain.watermark)
+        return within(batch, self._merger.others(channel), self.chain.heard)
 
     def _on_merged(self, said: Watermark | Idle | None) -> None:
         if isinstance(said, Watermark):

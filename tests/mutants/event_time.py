@@ -46,4 +46,12 @@ MUTANTS = (
         '        return "late"\n',
         (f"{_TIME}::test_rows_that_a_function_moves_back_are_late_in_a_backlog_too",),
     ),
+    Mutant(
+        "own-watermarks-hide-those-of-the-input",
+        "a step before `with_watermarks` follows the event time of its input, also where that made anew is ahead",
+        "barrier_runtime/runtime/subtask.py",
+        "        return within(batch, self._merger.others(channel), self.chain.heard)\n",
+        "        return within(batch, self._merger.others(channel), self.chain.watermark)\n",
+        (f"{_CUTS}::test_own_watermarks_that_are_ahead_take_no_event_time_from_steps_before",),
+    ),
 )

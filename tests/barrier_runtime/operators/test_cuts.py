@@ -334,6 +334,21 @@ def test_readers_of_event_time_behind_some_steps(first: str, second: str) -> Non
     assert differences([STEPS[first], STEPS[second]], f"{first} {second}") == []
 
 
+def of_own_watermarks(bench: Bench, rows: Stream, name: str) -> Stream:
+    """Ahead of those of the source, which takes rows to be later than this."""
+    return rows.select({"k": "k", "t": "t", "n": "n"}).with_watermarks("t")
+
+
+def test_own_watermarks_that_are_ahead_take_no_event_time_from_steps_before() -> None:
+    """The step before is in the same chain, and follows the event time of the chain's input."""
+    before = STEPS["deduplicate_within"]
+    for seed in range(3):
+        rows = drawn_rows(random.Random(seed), False)
+        expected = collected(rows, [1] * ROWS, [before], 60)
+        for sizes in ([1] * ROWS, [ROWS]):
+            assert collected(rows, sizes, [before, Step("own", of_own_watermarks, ())], 60) == expected
+
+
 # ------------------------------------------------------------ its parts
 
 
