@@ -280,16 +280,16 @@ _VARIANTS = {
     "join_anti",
 }
 for _name, _make in _WINDOWS.items():
-    _by_order = "early" in _name or "lateness" in _name
+    _early = "early" in _name or "trigger" in _name
+    _by_order = _early or "lateness" in _name
     _methods = ("KeyedStream.window", "WindowedStream.aggregate")
-    STEPS[_name] = Step(
-        _name, _make, _methods, by_order=_by_order, follows="early" in _name, variant=_name in _VARIANTS
-    )
+    STEPS[_name] = Step(_name, _make, _methods, by_order=_by_order, follows=_early, variant=_name in _VARIANTS)
 
 
-@step("KeyedStream.window", "WindowedStream.aggregate", follows=True, makes_late=True)
+@step("KeyedStream.window", "WindowedStream.aggregate", by_order=True, makes_late=True)
 def calendar_windows(bench: Bench, rows: Stream, name: str) -> Stream:
-    """Of times that are so far apart that some ms are some days."""
+    """Of times that are so far apart that some ms are some days. Event time is made anew of these: which rows are late
+    follows from the order in which they come."""
     times = f"CASE WHEN t > {DAY_MS} THEN t ELSE t * {DAY_MS // 16} END"
     slower = rows.select({"k": "k", "t": times, "n": "n"}).with_watermarks("t", 6 * DAY_MS // 16 * MS)
     days = slower.key_by("k").window(name, Calendar("day", zone="Europe/Berlin"), event_time="t")
