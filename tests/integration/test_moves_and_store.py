@@ -21,7 +21,7 @@ FILES = 40_000  # bytes of state that are stored as files, and not in the manife
 NEVER_S = 3_600.0
 PATIENT = {"timeout": 600.0}  # what is to succeed, also on a machine where a slot starts for a minute
 FETCH = {"method": "GET", "path": "/data/"}
-MANIFEST = {"method": "PUT", "path": "/checkpoints/"}
+DECISION = {"method": "PUT", "path": "/log/", "body": '"COMPLETE"'}
 FENCE = {"method": "PUT", "path": "/log/", "body": '"FENCE"'}
 
 
@@ -115,7 +115,7 @@ def troubled(spark, proxy, out):
 @pytest.mark.long(40)
 @pytest.mark.timeout(1800)
 def test_a_job_moves_or_stays_though_its_store_answers_errors_or_nothing(spark, proxy, tmp_path):
-    """1.15: at the fetch of the new slots, the manifest of the last checkpoint, FENCE, and the first checkpoint then.
+    """1.15: at the fetch of the new slots, the decision for the last checkpoint, FENCE, and the first checkpoint then.
     New slots that cannot fetch are done without; the rest is waited for, and said."""
     out = tmp_path / "out"
     again = noisy_flow("troubled", out, RATE, KEYS)
@@ -133,26 +133,26 @@ def test_a_job_moves_or_stays_though_its_store_answers_errors_or_nothing(spark, 
         with job.trouble("error", FETCH):
             moves = Asked(job.handle.rescale, 2, **PATIENT)
         moves.done()
-        with job.trouble("error", MANIFEST):
+        with job.trouble("error", DECISION):
             first = Asked(job.checkpoint)
         first.done()
         with job.trouble("hang", FENCE):
             moves = Asked(job.handle.rescale, 1, **PATIENT)
             job.waits_for("append troubled/log/")
         moves.done()
-        with job.trouble("hang", MANIFEST):
+        with job.trouble("hang", DECISION):
             first = Asked(job.checkpoint)
-            job.waits_for("write of troubled/checkpoints/")
+            job.waits_for("append troubled/log/")
         first.done()
         with job.trouble("error", FENCE):
             moves = Asked(job.handle.replace, again, **PATIENT)
             job.waits_for("append troubled/log/")
         moves.done()
-        with job.trouble("hang", MANIFEST):
+        with job.trouble("hang", DECISION):
             moves = Asked(job.handle.rescale, 2, **PATIENT)
-            job.waits_for("write of troubled/checkpoints/")
+            job.waits_for("append troubled/log/")
         moves.done()
-        with job.trouble("error", MANIFEST):
+        with job.trouble("error", DECISION):
             moves = Asked(job.handle.rescale, 1, **PATIENT)
         moves.done()
         job.handle.stop()

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.spark
 LEASE_S = 5.0
 RATE = 2_000
 ROWS = 80_000
+UNSTORED = 20  # history is stored every five seconds or eight records (`history_writer`): the newest may be missing
 
 
 @contextmanager
@@ -63,9 +64,7 @@ def check_went_on(before, after):
     assert after.generations == before.generations == 1
     assert {slot.uuid for slot in after.slots} == {slot.uuid for slot in before.slots}
     known = {each.checkpoint: each for each in after.checkpoints.history}
-    assert {each.checkpoint for each in before.checkpoints.history} <= known.keys()
-    # Stored figures are half a second old, and a put more (`history_writer`): of the last ones the log alone may know.
-    for each in before.checkpoints.history[:-3]:
+    for each in before.checkpoints.history[:-UNSTORED]:
         assert known[each.checkpoint].triggered_ms == each.triggered_ms
     assert after.checkpoints.last_completed.checkpoint > before.checkpoints.last_completed.checkpoint
     assert after.checkpoints.triggered >= after.checkpoints.completed > before.checkpoints.completed
@@ -75,7 +74,7 @@ def test_a_killed_leader_is_followed_within_its_lease_and_the_stream_does_not_st
     """F6, F8, F9: SIGKILL; the standby leads, slots reconnect, and rows keep flowing in between."""
     out = tmp_path / "out"
     with two_daemons(tmp_path) as daemons, start(stamped_counts("standby-kill", out), spark, daemons) as handle:
-        until(lambda: running_with_checkpoints(handle, 5), "checkpoints completed")
+        until(lambda: running_with_checkpoints(handle, UNSTORED + 5), "checkpoints completed")
         before, began = handle.status(), time.time()
         daemons[0].kill()
         until(lambda: led_on(handle, before), "the standby leads")
@@ -96,7 +95,7 @@ def test_a_stopped_leader_is_followed_and_when_it_wakes_up_the_log_ends_it(spark
     """F6, Z8: SIGSTOP, takeover, SIGCONT: one log; the old leader says who took over, the job never notices."""
     out = tmp_path / "out"
     with two_daemons(tmp_path) as daemons, start(stamped_counts("standby-stop", out), spark, daemons) as handle:
-        until(lambda: running_with_checkpoints(handle, 5), "checkpoints completed")
+        until(lambda: running_with_checkpoints(handle, UNSTORED + 5), "checkpoints completed")
         before, began = handle.status(), time.time()
         os.kill(daemons[0].pid, signal.SIGSTOP)
         until(lambda: led_on(handle, before), "the standby leads")
