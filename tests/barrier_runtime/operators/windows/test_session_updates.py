@@ -157,6 +157,8 @@ def beside_model(early: Every | None, lateness: int, actions: list[tuple[str, An
     slots = Slots(lambda: operator(early, lateness, GAP, aggregates), 1, tags=[LATE])
     slots, got, late, alone = driven_beside(model, slots, actions, SCHEMA)
     left_out = AGGREGATES.keys() - aggregates.keys()
+    if early is None and not lateness:  # each session emits one result, which says nothing of updates
+        left_out |= {"update", "retracted"}
     model.out = [{name: value for name, value in each.items() if name not in left_out} for each in model.out]
     if not alone:  # then the order of each key
         late, model.late = (sorted(rows, key=repr) for rows in (late, model.late))
