@@ -1,7 +1,6 @@
 """How a flow begins: `source` for every source, and a method with the arguments of each of ours beside it."""
 
 import datetime
-import importlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -122,9 +121,10 @@ def _stream_per_table(flow: "Readers", name: str, source: Any) -> Stream | tuple
         return stream
     if len(made.tables) == 1:
         return (stream,)
-    rows_of = importlib.import_module("barrier_runtime.connectors.postgres.changes.rows").table_rows
+    from barrier_runtime.connectors.postgres.changes.rows import table_rows
+
     return tuple(
-        stream.map_batches(partial(rows_of, table=table.name), schema=columns)
+        stream.map_batches(partial(table_rows, table=table.name), schema=columns)
         for table, columns in zip(made.tables, made.layout.fields, strict=True)
     )
 

@@ -102,20 +102,10 @@ class Windows(WindowEntries):
         return self.window.per_row
 
     def process(self, batch: Batch, emit: Emit) -> None:
-        operator = self.operator
         if self._rule.cuts_batches:
-            operator.arrive(emit)
-            while (cut := self._rule.cut(batch)) is not None:
-                row, reached_ms = cut
-                if row:
-                    self._process_all(batch.slice(0, row), emit)
-                    if operator.rest is not None:
-                        operator.rest = batch.slice(row - len(operator.rest))
-                        return
-                if not operator.first_goes(batch, row, reached_ms, emit):
-                    return
-                batch = batch.slice(row)
-        self._process_all(batch, emit)
+            self._process_in_cuts(batch, emit, self._rule.cut, self._process_all)
+        else:
+            self._process_all(batch, emit)
 
     def _process_all(self, batch: Batch, emit: Emit) -> None:
         operator = self.operator

@@ -10,7 +10,7 @@ How rows become entries depends on the assigner and on what is kept; these are a
     `ToldSessions`     the same, with what was told    sessions with a trigger or an allowed lateness
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -121,6 +121,29 @@ class WindowEntries:
 
     def left(self, column: str, row_id: int, aggregate: str = "sum_", /) -> InvalidJob:
         return self.plan.left(self.where, column, self.table.keys_of(np.array([row_id]))[0][:-1], aggregate)
+
+    def _process_in_cuts(
+        self,
+        batch: Batch,
+        emit: Emit,
+        cut: Callable[[Batch], tuple[int, int] | None],
+        process: Callable[[Batch, Emit], None],
+    ) -> None:
+        """Process the batch in parts. `cut`: the first row before which results are due, and event time at that row;
+        None: no result is due inside the batch."""
+        operator = self.operator
+        operator.arrive(emit)
+        while (found := cut(batch)) is not None:
+            row, reached_ms = found
+            if row:
+                process(batch.slice(0, row), emit)
+                if operator.rest is not None:
+                    operator.rest = batch.slice(row - len(operator.rest))
+                    return
+            if not operator.first_goes(batch, row, reached_ms, emit):
+                return
+            batch = batch.slice(row)
+        process(batch, emit)
 
     def fields_of(self, row_ids: Ints) -> list[Any]:
         """One sequence per field of the keys of these entries."""

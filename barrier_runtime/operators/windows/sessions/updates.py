@@ -81,19 +81,7 @@ class ToldSessions(Sessions):
     # ---- rows
 
     def process(self, batch: Batch, emit: Emit) -> None:
-        operator = self.operator
-        operator.arrive(emit)
-        while (cut := self._early_before(batch)) is not None:
-            row, reached_ms = cut
-            if row:
-                self._process(batch.slice(0, row), emit)
-                if operator.rest is not None:
-                    operator.rest = batch.slice(row - len(operator.rest))
-                    return
-            if not operator.first_goes(batch, row, reached_ms, emit):
-                return
-            batch = batch.slice(row)
-        self._process(batch, emit)
+        self._process_in_cuts(batch, emit, self._early_before, self._process)
 
     def _early_before(self, batch: Batch) -> tuple[int, int] | None:
         """The first row before which early results are due by event time, and event time at it."""
