@@ -214,9 +214,21 @@ class MarkedProducer:
         group = self._group().consumer_group_metadata()
         producer, timeout_s = self._producer, self._timeout_s
         offsets_s = min(timeout_s, ANSWER_S)
-        returns_within(offsets_s, lambda: producer.send_offsets_to_transaction([offset], group, offsets_s))
+        self._add_marker(lambda: producer.send_offsets_to_transaction([offset], group, offsets_s), offsets_s)
         returns_within(timeout_s, lambda: producer.commit_transaction(timeout_s))
         self._cluster.answers()
+
+    @staticmethod
+    def _add_marker(call: Callable[[], Any], timeout_s: float) -> None:
+        """Where the brokers refuse a row during the call, its error says "erroneous state" alone. Asked again, the
+        library names the refusal. Either way the transaction is not committed."""
+        kafka = library()
+        try:
+            returns_within(timeout_s, call)
+        except kafka.KafkaException as error:
+            if error.args[0].code() == kafka.KafkaError._STATE:
+                returns_within(timeout_s, call)
+            raise
 
     def _group(self) -> Any:
         if self._consumer is None:
