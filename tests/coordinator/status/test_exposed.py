@@ -13,6 +13,11 @@ from coordinator_world import options, spec, started
 from prometheus_client.parser import text_string_to_metric_families
 from test_rest import GOOD, body, served
 
+from barrier_runtime.coordinator.checkpoints.slow_commits import SlowCommit
+from barrier_runtime.coordinator.checkpoints.slow_uploads import SlowUpload
+from barrier_runtime.coordinator.page.job_view import live
+from barrier_runtime.coordinator.page.render import explained, report
+from barrier_runtime.coordinator.server.telemetry.otel_metrics import named
 from barrier_runtime.coordinator.server.telemetry.prometheus import exposition
 from barrier_runtime.coordinator.status.exposed import (
     FAMILIES,
@@ -23,11 +28,19 @@ from barrier_runtime.coordinator.status.exposed import (
     is_told,
     samples,
 )
-from barrier_runtime.coordinator.status.status import ChainStatus, JobStatus, LatencyStatus, SlotStatus, SourceStatus
+from barrier_runtime.coordinator.status.status import (
+    ChainStatus,
+    CommitTrouble,
+    JobStatus,
+    LatencyStatus,
+    SlotStatus,
+    SourceStatus,
+)
 from barrier_runtime.coordinator.wire.messages import Heartbeat, Trigger
 from barrier_runtime.state.store.memory import MemoryStore
 
 ROOT = Path(__file__).resolve().parents[3]
+SNAPSHOT = Path(__file__).with_name("exposition.txt")  # written by this file as a program
 SHIPPED = ROOT / "examples" / "monitoring"
 PROMISED = {
     "barrier_checkpoint_duration_seconds",
@@ -190,6 +203,65 @@ async def test_the_daemon_serves_it_behind_the_token() -> None:
         assert 'barrier_job_running{job="flights"} 0.0' in answer.text
 
 
+# ---------------------------------------------------------------- text for text
+
+
+def busy() -> JobStatus:
+    """A job that has samples of every family."""
+    base = lived()
+    last = msgspec.structs.replace(base.checkpoints.last_completed, state_bytes={"count": 7_000}, new_bytes=1_200)
+    figures = {
+        **base.slots[0].metrics,
+        "starved_s": 0.25,
+        "loop_lag_ms": 40.0,
+        "out.transaction_oldest_ms": base.at_ms - 1_000.0,
+        "out.transaction_timeout_ms": 60_000.0,
+        "count.lookups": 4.0,
+    }
+    latency = LatencyStatus(1.0, 20.0, 3.0, 4, 2.5)
+    return msgspec.structs.replace(
+        base,
+        slots=(msgspec.structs.replace(base.slots[0], metrics=figures), base.slots[1]),
+        missing_slots=(2,),
+        condition="WAITING_SINK",
+        generations=3,
+        taken_over=1,
+        records=12_345,
+        sources=(SourceStatus(source="numbers", watermark_ms=1, lag_ms=1_500),),
+        chains=tuple(msgspec.structs.replace(chain, backpressured=0.25, held=0.125) for chain in base.chains),
+        latency_last_minute={"out:processed": latency, "out:visible": latency},
+        commits=msgspec.structs.replace(
+            base.commits,
+            troubles=(CommitTrouble("out/1", 1, 5, "refused", 1_000),),
+            slow=(SlowCommit("out", base.at_ms - 3_000, 9),),
+        ),
+        checkpoints=msgspec.structs.replace(
+            base.checkpoints,
+            failed=2,
+            last_completed=last,
+            slow_uploads=(SlowUpload("count", 1, base.at_ms - 2_000, 9),),
+        ),
+    )
+
+
+def tiles(status: JobStatus) -> str:
+    page = report(explained(status, status.at_ms))
+    return page[page.index('<dl class="tiles">') : page.index("</dl>")]
+
+
+def shown(status: JobStatus) -> str:
+    metrics = exposition([status], status.at_ms).decode()
+    otel = "".join(f"{family.name} {' '.join(named(family))}\n" for family in FAMILIES)
+    page = "".join(f"{name}: {text}\n" for name, text in sorted(live(status, status.at_ms).items()))
+    return f"{metrics}\n{otel}\n{page}\n{tiles(status)}\n"
+
+
+def test_metrics_otlp_names_and_page_figures_are_as_promised() -> None:
+    text = shown(busy())
+    assert all(f"# HELP {family.name} " in text for family in FAMILIES)
+    assert text == SNAPSHOT.read_text(encoding="utf-8")
+
+
 # ---------------------------------------------------------------- what is shipped
 
 
@@ -243,3 +315,7 @@ def test_every_alert_says_what_to_do() -> None:
             assert rule["labels"]["severity"] in ("page", "ticket")
             assert "barrier-runtime " in rule["annotations"]["description"]
             assert set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])) <= LABELS
+
+
+if __name__ == "__main__":  # PYTHONPATH=.:tests/coordinator:tests/coordinator/server
+    SNAPSHOT.write_text(shown(busy()), encoding="utf-8")
