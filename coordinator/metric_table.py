@@ -1,4 +1,5 @@
-"""THE table of metrics: one row each, with its kind, its unit and what it says.
+"""THE table of metrics that operators and slots send: one row each, with its kind, its unit and what it says.
+Figures of a job are rows of `status/figure_table.py`.
 
 What counts or measures names a row (`metrics.count(LATE_ROWS, n)`), so a metric that is not in the table is an error
 when the module is imported. `tests/metrics_table.py` writes `docs/metrics.md` from it. So a new metric is a new row and
@@ -11,12 +12,12 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Metric:
-    """`of`: an operator in a slot, a slot, or the job. `over_slots`: how the figures of several slots become one."""
+    """`of`: an operator in a slot, or a slot. `over_slots`: how the figures of several slots become one."""
 
     name: str
     unit: str
     help: str  # a line, for docs/metrics.md
-    of: Literal["operator", "slot", "job"] = "operator"
+    of: Literal["operator", "slot"] = "operator"
     over_slots: Literal["sum", "min", "max"] = "sum"
 
     @property
@@ -26,7 +27,7 @@ class Metric:
     @property
     def labels(self) -> tuple[str, ...]:
         """What tells several figures of one metric apart. A slot runs one subtask of every operator: subtask = slot."""
-        return {"operator": ("operator", "slot"), "slot": ("slot",), "job": ()}[self.of]
+        return ("operator", "slot") if self.of == "operator" else ("slot",)
 
     def key(self, operator: str = "") -> str:
         """Under which a heartbeat and the status have it."""
@@ -116,29 +117,6 @@ STORE_READS = Counter("store_reads", "requests", "GET and HEAD requests of it", 
 STORE_SENT_BYTES = Counter("store_sent_bytes", "bytes", "bytes sent with them", "slot")
 STORE_RECEIVED_BYTES = Counter("store_received_bytes", "bytes", "bytes received with them", "slot")
 RSS_BYTES = Gauge("rss_bytes", "bytes", "memory of the slot's process", "slot")
-
-# Of the job: the name is the place of the figure in the status.
-_LAST = "checkpoints.last_completed"
-JOB = (
-    Counter("generations", "generations", "deployments of the job: its start, and a restart each", "job"),
-    Counter("checkpoints.triggered", "checkpoints", "triggered checkpoints", "job"),
-    Counter("checkpoints.completed", "checkpoints", "completed checkpoints", "job"),
-    Counter("checkpoints.failed", "checkpoints", "checkpoints that were declined, aborted or too slow", "job"),
-    Gauge(f"{_LAST}.duration_ms", "ms", "from the trigger until the checkpoint was completed", "job"),
-    Gauge(f"{_LAST}.ack_duration_ms", "ms", "of that: until every subtask had acknowledged", "job"),
-    Gauge(f"{_LAST}.median_ack_ms", "ms", "of that: until half of the subtasks had acknowledged", "job"),
-    Gauge(f"{_LAST}.persist_duration_ms", "ms", "of that: the manifest", "job"),
-    Gauge(f"{_LAST}.decide_duration_ms", "ms", "of that: the record in the log", "job"),
-    Gauge(f"{_LAST}.commit_duration_ms", "ms", "from the decision until every sink had committed", "job"),
-    Gauge(f"{_LAST}.start_delay_ms", "ms", "from the trigger until the last subtask had the first barrier", "job"),
-    Gauge(f"{_LAST}.alignment_ms", "ms", "the longest that a subtask aligned barriers", "job"),
-    Gauge(f"{_LAST}.sync_ms", "ms", "the longest that a subtask stood still to take its snapshot", "job"),
-    Gauge(f"{_LAST}.async_ms", "ms", "the longest that the rest of a snapshot took, beside the work on rows", "job"),
-    Gauge(f"{_LAST}.new_bytes", "bytes", "uploaded state", "job"),
-    Gauge(f"{_LAST}.full_bytes", "bytes", "all state", "job"),
-    Gauge(f"{_LAST}.in_flight_bytes", "bytes", "rows between subtasks, of an unaligned checkpoint", "job"),
-    Gauge(f"{_LAST}.parts", "snapshots", "snapshots of subtasks", "job"),
-)
 # fmt: on
 
-METRICS = tuple(each for each in tuple(globals().values()) if isinstance(each, Metric)) + JOB
+METRICS = tuple(each for each in tuple(globals().values()) if isinstance(each, Metric))

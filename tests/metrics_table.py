@@ -1,19 +1,19 @@
-"""Writes `docs/metrics.md` from the tables `coordinator/metric_table.py` and `coordinator/status/exposed.py`.
+"""Writes `docs/metrics.md` from the tables `coordinator/metric_table.py` and `coordinator/status/figure_table.py`.
 
 Run it after a change of the table (`make tables`); `tests/test_metrics_table.py` fails when what it writes is stale.
 """
 
 from pathlib import Path
 
-from barrier_runtime.coordinator.metric_table import JOB, METRICS, Metric
-from barrier_runtime.coordinator.status.exposed import FAMILIES, PER_JOB, PER_OPERATOR, PER_SLOT, Family
+from barrier_runtime.coordinator.metric_table import METRICS, Metric
+from barrier_runtime.coordinator.status.figure_table import EXPOSED, FIGURES, PER_JOB, PER_OPERATOR, PER_SLOT, Figure
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "metrics.md"
 
 _HEAD = """# Metrics of a job
 
-Written by `tests/metrics_table.py` from `coordinator/metric_table.py`.
+Written by `tests/metrics_table.py` from `coordinator/metric_table.py` and `coordinator/status/figure_table.py`.
 
 Slots send theirs with every heartbeat, latencies with every fourth. They are in the job's status
 (`JobHandle.status()`, or `GET /jobs/<name>` of the coordinator). A *counter* only rises; one of operators and slots
@@ -35,12 +35,11 @@ _GROUPS = {
         "slot",
         "In `slots[…].metrics`. `records` and `watermark_ms` are also in the status itself, of all slots.",
     ),
-    "Of the job": ("job", "The name is the place of the figure in the status."),
 }
 
 _EXPOSED = f"""## For Prometheus
 
-`GET /metrics` of the coordinator, with its bearer token, from `coordinator/status/exposed.py`. Of each job at most
+`GET /metrics` of the coordinator, with its bearer token, from `coordinator/status/figure_table.py`. Of each job at most
 {PER_JOB} series, {PER_OPERATOR} per operator and {PER_SLOT} per slot; one that ended is told for an hour.
 A dashboard for Grafana and alert rules are in `examples/monitoring/`.
 """
@@ -53,18 +52,21 @@ def document() -> str:
         lines += ["| metric | kind | unit | labels | over slots | |", "|---|---|---|---|---|---|"]
         lines += [_row(metric) for metric in METRICS if metric.of == of]
         lines.append("")
-    lines += [_EXPOSED, "| metric | kind | labels | |", "|---|---|---|---|"]
-    lines += [_family(family) for family in FAMILIES]
+    lines += ["## Of the job", "", "The name is the place of the figure in the status.", ""]
+    lines += ["| metric | kind | unit | |", "|---|---|---|---|"]
+    lines += [f"| `{each.place}` | {each.kind} | {each.unit} | {each.help} |" for each in FIGURES if each.place]
+    lines += ["", _EXPOSED, "| metric | kind | labels | |", "|---|---|---|---|"]
+    lines += [_exposed(figure) for figure in EXPOSED]
     return "\n".join(lines) + "\n"
 
 
-def _family(family: Family) -> str:
-    labels = ", ".join(("job", *family.labels))
-    return f"| `{family.name}` | {family.kind} | {labels} | {family.help} |"
+def _exposed(figure: Figure) -> str:
+    labels = ", ".join(("job", *figure.labels))
+    return f"| `{figure.exposed}` | {figure.kind} | {labels} | {figure.help} |"
 
 
 def _row(metric: Metric) -> str:
-    merged = "" if metric in JOB else "merged" if metric.kind == "histogram" else metric.over_slots
+    merged = "merged" if metric.kind == "histogram" else metric.over_slots
     labels = ", ".join(metric.labels)
     return f"| `{metric.name}` | {metric.kind} | {metric.unit} | {labels} | {merged} | {metric.help} |"
 

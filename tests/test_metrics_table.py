@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # metrics_table
 from metrics_table import DOCUMENT, ROOT, document
 
 from barrier_runtime.coordinator import metric_table
-from barrier_runtime.coordinator.metric_table import JOB, METRICS, Counter, Gauge, Histogram, Metric
+from barrier_runtime.coordinator.metric_table import METRICS, Counter, Gauge, Histogram, Metric
+from barrier_runtime.coordinator.status.figure_table import FIGURES, Figure
 from barrier_runtime.coordinator.status.status import CheckpointsStatus, CheckpointStatus, JobStatus
 from tests.parsed import walk
 
@@ -55,7 +56,7 @@ def test_readme_leads_to_the_table() -> None:
 def test_a_row_is_called_as_its_metric_and_no_name_is_taken_twice() -> None:
     assert {name: row.name.upper() for name, row in ROWS.items()} == {name: name for name in ROWS}
     assert [name for name, times in Tally(metric.name for metric in METRICS).items() if times > 1] == []
-    assert {metric.name for metric in METRICS} == {metric.name for metric in (*ROWS.values(), *JOB)}
+    assert {metric.name for metric in METRICS} == {metric.name for metric in ROWS.values()}
 
 
 def test_each_row_of_operators_and_slots_is_named_where_it_is_counted() -> None:
@@ -75,10 +76,10 @@ def test_what_counts_names_a_row_of_the_table_and_of_its_kind() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("metric", JOB, ids=lambda metric: metric.name)
-def test_the_name_of_a_metric_of_the_job_leads_to_a_number_in_the_status(metric: Metric) -> None:
+@pytest.mark.parametrize("figure", [each for each in FIGURES if each.place], ids=lambda figure: figure.place)
+def test_the_place_of_a_figure_of_the_job_leads_to_a_number_in_the_status(figure: Figure) -> None:
     kind: type = JobStatus
-    for part in metric.name.split("."):
+    for part in figure.place.split("."):
         kind = get_type_hints(kind)[part]
         kind = getattr(kind, "__args__", (kind,))[0]  # of `CheckpointStatus | None`
     assert kind in (int, float)
@@ -91,4 +92,4 @@ def test_every_number_of_the_checkpoints_is_a_metric() -> None:
         for field in msgspec.structs.fields(kind)
         if field.type in (int, float, int | None) and field.name not in NO_METRICS
     }
-    assert numbers - {metric.name for metric in JOB} == set()
+    assert numbers - {figure.place for figure in FIGURES} == set()

@@ -8,15 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
+
 from barrier_runtime.coordinator.page.figures import ABSENT, dollars, duration, number, rate, size
+from barrier_runtime.coordinator.status.figure_table import TILES
 from barrier_runtime.coordinator.status.health import TROUBLED, what_died
 from barrier_runtime.coordinator.status.statistics import shortened
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus
 from barrier_runtime.coordinator.status.store_use import prices_of, store_rate
-from barrier_runtime.coordinator.status.transactions import of_sinks
 from barrier_runtime.state.store.urls import shown
 
 _BAD_ENDS = ("FAILED", "FENCED")
+_TEXTS: dict[str, Callable[[float | None], str]] = {"ms": duration, "bytes": size, "rows/s": rate}  # by unit
 _LONGEST_REASON = 600  # characters: a job's error may be a traceback, which stands below
 
 
@@ -43,13 +46,6 @@ def tone(condition: str) -> str:
     return "good" if condition in ("RUNNING", "FINISHED") else "quiet"
 
 
-def rows_per_s(status: JobStatus) -> float | None:
-    """Read by all sources together; None while it is not known of each."""
-    rates = [chain.rows_in_per_s for chain in status.chains if chain.is_source]
-    known = [each for each in rates if each is not None]
-    return sum(known) if known and len(known) == len(rates) else None
-
-
 def _is_slow(status: JobStatus) -> bool:
     return bool(status.commits.slow or status.checkpoints.slow_uploads)
 
@@ -57,34 +53,25 @@ def _is_slow(status: JobStatus) -> bool:
 def live(status: JobStatus, now_ms: int) -> dict[str, str]:
     """The figures that a page changes in place, as text, by the name under which its elements ask for them."""
     last = status.checkpoints.last_completed
-    lags = [source.lag_ms for source in status.sources if source.lag_ms is not None]
     running = sum(slot.state == "running" for slot in status.slots)
-    figures = {
+    now = msgspec.structs.replace(status, at_ms=now_ms)
+    return {
         "condition": status.condition or status.phase,
         "tone": "warn" if _is_slow(status) and status.condition == "RUNNING" else tone(status.condition),
         "reason": shortened(status.condition_reason or status.reason, _LONGEST_REASON),
         "since": duration(now_ms - status.condition_since_ms) if status.condition_since_ms else ABSENT,
         "phase": status.phase,
         "generation": number(status.token) if status.token else ABSENT,
-        "records": number(status.records),
-        "rate": rate(rows_per_s(status)),
-        "lag": duration(max(lags)) if lags else ABSENT,
         "checkpoint": number(last.checkpoint) if last else ABSENT,
-        "checkpoint_took": duration(last.duration_ms) if last else ABSENT,
-        "checkpoint_age": duration(max(0, now_ms - last.triggered_ms - last.duration_ms)) if last else ABSENT,
         "in_progress": ", ".join(map(str, status.checkpoints.in_progress)) or "none",
         "waiting_for": ", ".join(status.checkpoints.waiting_for[:8]),
-        "completed": number(status.checkpoints.completed),
-        "failed": number(status.checkpoints.failed),
-        "state": size(last.full_bytes) if last else ABSENT,
         "slots": f"{running} of {status.parallelism}",
-        "pending": number(sum(sink.pending for sink in of_sinks(status, now_ms))),
+        **{tile.name: _TEXTS.get(figure.unit, number)(_only(figure.values(now))) for figure, tile in TILES},
     }
-    for kind in ("processed", "visible"):
-        recent = [each for name, each in status.latency_last_minute.items() if name.endswith(f":{kind}") and each.count]
-        figures[f"{kind}_p50"] = duration(max(each.p50 for each in recent)) if recent else ABSENT
-        figures[f"{kind}_p99"] = duration(max(each.p99 for each in recent)) if recent else ABSENT
-    return figures
+
+
+def _only(values: Iterator[tuple[tuple[str, ...], float]]) -> float | None:
+    return next((value for _, value in values), None)
 
 
 def latency_rows(status: JobStatus) -> list[LatencyView]:

@@ -19,6 +19,7 @@ from barrier_runtime.coordinator.client.rest_types import JobSummary
 from barrier_runtime.coordinator.page import checkpoint_chart, figures, graph_chart, job_view, latency_charts
 from barrier_runtime.coordinator.page.masking import masked, masked_reason
 from barrier_runtime.coordinator.page.timeline import timeline
+from barrier_runtime.coordinator.status.figure_table import TILES
 from barrier_runtime.coordinator.status.phases import all_subtasks
 from barrier_runtime.coordinator.status.statistics import shortened
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus
@@ -224,6 +225,7 @@ def _of_job(facts: JobFacts, link: str) -> dict[str, Any]:
         "now_ms": facts.now_ms,
         "read_only": facts.read_only,
         "elsewhere": f"{facts.leader}/jobs/{status.job}" if _is_web(facts.leader) else "",
+        "tiles": [tile for _, tile in TILES],
         "live": job_view.live(status, facts.now_ms),
         "graph": graph_chart.graph(status.chains, job_view.lags(status)),
         "timeline": timeline(status, events, facts.now_ms),

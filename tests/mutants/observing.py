@@ -30,10 +30,10 @@ MUTANTS = (
     Mutant(
         "series-without-bound",
         "an operator has no more series than are allowed, however much it counts",
-        "coordinator/status/exposed.py",
-        "or told[operator] >= PER_OPERATOR:",
-        "or told[operator] < 0:",
-        ("tests/coordinator/status/test_exposed.py",),
+        "coordinator/status/figure_table.py",
+        "if series[labels[0]] < PER_OPERATOR:",
+        "if series[labels[0]] < 1_000_000:",
+        ("tests/coordinator/status/test_figure_table.py",),
     ),
     Mutant(
         "blocked-from-now-on-counts-before",

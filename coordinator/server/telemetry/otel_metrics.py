@@ -1,4 +1,4 @@
-"""Metrics by OpenTelemetry: the families of `/metrics`, user metrics too, for a collector. The extra `[otel]`.
+"""Metrics by OpenTelemetry: the figures of `/metrics`, user metrics too, for a collector. The extra `[otel]`.
 
 On when the environment names a collector (`OTEL_EXPORTER_OTLP_ENDPOINT`, or `…_METRICS_ENDPOINT`). Points are made from
 the statuses that `/metrics` tells, on the daemon's loop, and sent by a thread of our own (`sending`); while that waits
@@ -15,7 +15,7 @@ from typing import Any
 
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.telemetry.sending import Sending, endpoint_of, reachable
-from barrier_runtime.coordinator.status.exposed import DURATION, Family, durations, is_told, samples
+from barrier_runtime.coordinator.status.figure_table import DURATION, Figure, durations, is_exported, samples
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.state.errors import InvalidJob
 
@@ -26,9 +26,9 @@ _UNITS = {"_seconds": "s", "_bytes": "By", "_ratio": "1"}  # how a name ends -> 
 Attributes = tuple[tuple[str, str], ...]
 
 
-def named(family: Family) -> tuple[str, str]:
+def named(figure: Figure) -> tuple[str, str]:
     """OpenTelemetry's name and unit."""
-    name = family.name.removesuffix("_total")
+    name = figure.exposed.removesuffix("_total")
     for ending, unit in _UNITS.items():
         if name.endswith(ending):
             return name.removesuffix(ending), unit
@@ -105,34 +105,34 @@ class OpenTelemetryMetrics:
 
     def points(self, statuses: Iterable[JobStatus]) -> Any:
         """`MetricsData` of all jobs."""
-        told: dict[Family, list[Any]] = {}
+        points: dict[Figure, list[Any]] = {}
         jobs = set()
         for status in statuses:
             jobs.add(status.job)
-            for family, labels, value in samples(status):
-                attributes = (("job", status.job), *zip(family.labels, labels, strict=True))
-                told.setdefault(family, []).append(self._number(family, attributes, value, status.at_ms))
-            told.setdefault(DURATION, []).append(self._durations(status))
+            for figure, labels, value in samples(status):
+                attributes = (("job", status.job), *zip(figure.labels, labels, strict=True))
+                points.setdefault(figure, []).append(self._number(figure, attributes, value, status.at_ms))
+            points.setdefault(DURATION, []).append(self._durations(status))
         self._starts.keep(jobs)
-        metrics = [self._metric(family, points) for family, points in told.items()]
+        metrics = [self._metric(figure, of_figure) for figure, of_figure in points.items()]
         scopes = [self._sdk.ScopeMetrics(scope=self._scope, metrics=metrics, schema_url="")]
         resources = [self._sdk.ResourceMetrics(resource=self._resource, scope_metrics=scopes, schema_url="")]
         return self._sdk.MetricsData(resource_metrics=resources)
 
-    def _metric(self, family: Family, points: list[Any]) -> Any:
-        name, unit = named(family)
+    def _metric(self, figure: Figure, points: list[Any]) -> Any:
+        name, unit = named(figure)
         cumulative = self._sdk.AggregationTemporality.CUMULATIVE
-        if family.kind == "counter":
+        if figure.kind == "counter":
             data = self._sdk.Sum(data_points=points, aggregation_temporality=cumulative, is_monotonic=True)
-        elif family.kind == "histogram":
+        elif figure.kind == "histogram":
             data = self._sdk.Histogram(data_points=points, aggregation_temporality=cumulative)
         else:
             data = self._sdk.Gauge(data_points=points)
-        return self._sdk.Metric(name=name, description=family.help, unit=unit, data=data)
+        return self._sdk.Metric(name=name, description=figure.help, unit=unit, data=data)
 
-    def _number(self, family: Family, attributes: Attributes, value: float, now_ms: int) -> Any:
-        counts = family.kind == "counter"
-        start_ms = self._starts.of(family.name, attributes, value, now_ms) if counts else now_ms
+    def _number(self, figure: Figure, attributes: Attributes, value: float, now_ms: int) -> Any:
+        counts = figure.kind == "counter"
+        start_ms = self._starts.of(figure.exposed, attributes, value, now_ms) if counts else now_ms
         return self._sdk.NumberDataPoint(
             attributes=dict(attributes),
             start_time_unix_nano=start_ms * 1_000_000,
@@ -144,7 +144,7 @@ class OpenTelemetryMetrics:
         counted = durations(status)
         attributes = (("job", status.job),)
         up_to = [0, *(count for _, count in counted.counts), counted.total]
-        start_ms = self._starts.of(DURATION.name, attributes, counted.total, status.at_ms)
+        start_ms = self._starts.of(DURATION.exposed, attributes, counted.total, status.at_ms)
         return self._sdk.HistogramDataPoint(
             attributes=dict(attributes),
             start_time_unix_nano=start_ms * 1_000_000,
@@ -180,4 +180,4 @@ class Metering:
         if not self._metrics.ready:
             return
         led = [runner.status() for runner in self._directory.jobs.values() if runner.has_led]
-        self._metrics.offer([status for status in led if is_told(status, self._now_ms())])
+        self._metrics.offer([status for status in led if is_exported(status, self._now_ms())])

@@ -6,7 +6,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from barrier_runtime.coordinator.status.exposed import DURATION, FAMILIES, Family, durations, is_told, samples
+from barrier_runtime.coordinator.status.figure_table import DURATION, EXPOSED, durations, is_exported, samples
 from barrier_runtime.coordinator.status.status import JobStatus
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -15,7 +15,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 def exposition(jobs: Iterable[JobStatus], now_ms: int) -> bytes:
     """Of jobs that run, and of those that ended within the last hour."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Jobs([job for job in jobs if is_told(job, now_ms)]))
+    registry.register(_Jobs([job for job in jobs if is_exported(job, now_ms)]))
     return generate_latest(registry)
 
 
@@ -24,22 +24,18 @@ class _Jobs(Collector):
         self._jobs = jobs
 
     def collect(self) -> Iterator[Metric]:
-        made = {family: _empty(family) for family in FAMILIES}
+        made = {row: Metric(row.exposed.removesuffix("_total"), row.help, row.kind) for row in EXPOSED}
         for job in self._jobs:
-            for family, labels, figure in samples(job):
-                values = dict(zip(("job", *family.labels), (job.job, *labels), strict=True))
-                made[family].add_sample(family.name, values, figure)
+            for row, labels, figure in samples(job):
+                values = dict(zip(("job", *row.labels), (job.job, *labels), strict=True))
+                made[row].add_sample(row.exposed, values, figure)
             _add_durations(made[DURATION], job)
         return (metric for metric in made.values() if metric.samples)
-
-
-def _empty(family: Family) -> Metric:
-    return Metric(family.name.removesuffix("_total"), family.help, family.kind)
 
 
 def _add_durations(metric: Metric, job: JobStatus) -> None:
     counted = durations(job)
     for bound, count in (*((str(bound), count) for bound, count in counted.counts), ("+Inf", counted.total)):
-        metric.add_sample(f"{DURATION.name}_bucket", {"job": job.job, "le": bound}, count)
-    metric.add_sample(f"{DURATION.name}_count", {"job": job.job}, counted.total)
-    metric.add_sample(f"{DURATION.name}_sum", {"job": job.job}, counted.sum_s)
+        metric.add_sample(f"{DURATION.exposed}_bucket", {"job": job.job, "le": bound}, count)
+    metric.add_sample(f"{DURATION.exposed}_count", {"job": job.job}, counted.total)
+    metric.add_sample(f"{DURATION.exposed}_sum", {"job": job.job}, counted.sum_s)

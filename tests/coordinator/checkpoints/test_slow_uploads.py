@@ -12,7 +12,7 @@ from barrier_runtime.coordinator.checkpoints.slow_uploads import (
     SubtaskUpload,
 )
 from barrier_runtime.coordinator.server.job_log import SlowLines
-from barrier_runtime.coordinator.status.exposed import SLOW_UPLOAD, samples
+from barrier_runtime.coordinator.status.figure_table import SLOW_UPLOAD, samples
 from barrier_runtime.coordinator.status.why.job import why_job
 from barrier_runtime.coordinator.wire.messages import Ack, SubtaskId, Trigger
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
@@ -37,7 +37,7 @@ class Watch:
         return [each.operator for each in self.slow.shown]
 
 
-def test_an_upload_longer_than_the_interval_is_told_with_operator_slot_and_time() -> None:
+def test_an_upload_longer_than_the_interval_is_exported_with_operator_slot_and_time() -> None:
     watch = Watch()
     assert watch.look(7, 10, 2_000) == []
     assert watch.look(8, 10, 2_001) == ["out"]

@@ -14,7 +14,7 @@ from page_facts import NOW_MS, TRACEBACK, checkpoint, status
 from barrier_runtime.coordinator.page import checkpoint_chart, graph_chart, job_view, latency_charts, render
 from barrier_runtime.coordinator.page.checkpoint_chart import phases_of, strip, subtasks
 from barrier_runtime.coordinator.page.figures import ABSENT
-from barrier_runtime.coordinator.page.job_view import events, live, rows_per_s
+from barrier_runtime.coordinator.page.job_view import events, live
 from barrier_runtime.coordinator.page.masking import masked
 from barrier_runtime.coordinator.page.render import (
     CommandLine,
@@ -144,9 +144,9 @@ def test_the_time_axis_has_every_event_on_a_narrow_screen_too():
 
 def test_the_rate_is_told_only_when_every_source_tells_its_own():
     first = status().chains[0]
-    assert rows_per_s(status()) == 7_000.0
+    assert live(status(), NOW_MS)["rate"] == "7,000/s"
     silent = replace(first, chain=2, rows_in_per_s=None)
-    assert rows_per_s(status(chains=(first, silent))) is None
+    assert live(status(chains=(first, silent)), NOW_MS)["rate"] == "\u2013"
 
 
 def test_a_sink_that_lags_has_its_decided_checkpoints_counted():

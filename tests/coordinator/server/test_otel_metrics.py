@@ -17,7 +17,7 @@ from barrier_runtime.coordinator.server.telemetry.otel_metrics import (
     metrics_of,
     named,
 )
-from barrier_runtime.coordinator.status.exposed import FAMILIES, durations, samples
+from barrier_runtime.coordinator.status.figure_table import EXPOSED, durations, samples
 from barrier_runtime.coordinator.status.status import CheckpointsStatus, DurationCounts, JobStatus, SlotStatus
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.memory import MemoryStore
@@ -93,10 +93,10 @@ def test_a_collector_gets_every_sample_user_metrics_included(
 
 def test_names_become_those_of_metrics_again() -> None:
     endings = {"s": "_seconds", "By": "_bytes", "1": "_ratio", "": ""}
-    for family in FAMILIES:
+    for family in EXPOSED:
         name, unit = named(family)
         total = "_total" if family.kind == "counter" else ""
-        assert f"{name}{endings[unit]}{total}" == family.name
+        assert f"{name}{endings[unit]}{total}" == family.exposed
 
 
 def test_a_counter_that_falls_begins_anew() -> None:

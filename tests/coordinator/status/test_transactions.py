@@ -3,7 +3,7 @@
 import msgspec
 from coordinator_world import started
 
-from barrier_runtime.coordinator.status.exposed import SPENT, samples
+from barrier_runtime.coordinator.status.figure_table import SPENT, samples
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.status.transactions import of_sinks
 from barrier_runtime.coordinator.status.why.job import why_job

@@ -19,13 +19,13 @@ from barrier_runtime.coordinator.page.job_view import live
 from barrier_runtime.coordinator.page.render import explained, report
 from barrier_runtime.coordinator.server.telemetry.otel_metrics import named
 from barrier_runtime.coordinator.server.telemetry.prometheus import exposition
-from barrier_runtime.coordinator.status.exposed import (
-    FAMILIES,
+from barrier_runtime.coordinator.status.figure_table import (
+    EXPOSED,
     FORGOTTEN_MS,
     PER_JOB,
     PER_OPERATOR,
     PER_SLOT,
-    is_told,
+    is_exported,
     samples,
 )
 from barrier_runtime.coordinator.status.status import (
@@ -96,12 +96,12 @@ def lived() -> JobStatus:
 
 
 def test_the_promised_names_are_there_and_no_more_than_27_families() -> None:
-    names = [family.name for family in FAMILIES]
+    names = [family.exposed for family in EXPOSED]
     assert set(names) >= PROMISED
     assert len(names) <= 27
     assert [name for name, times in Tally(names).items() if times > 1] == []
-    assert {label for family in FAMILIES for label in family.labels} <= LABELS
-    assert all(family.name.endswith("_total") == (family.kind == "counter") for family in FAMILIES)
+    assert {label for family in EXPOSED for label in family.labels} <= LABELS
+    assert all(family.exposed.endswith("_total") == (family.kind == "counter") for family in EXPOSED)
 
 
 def test_a_scraper_reads_what_the_job_did() -> None:
@@ -169,11 +169,11 @@ def test_names_with_quotes_and_line_ends_do_not_break_the_text() -> None:
     assert told(msgspec.structs.replace(lived(), chains=chains))["barrier_busy_ratio"] == {(name,): 0.25}
 
 
-def test_a_job_that_ended_is_told_for_an_hour_and_a_replaced_run_not_at_all() -> None:
+def test_a_job_that_ended_is_exported_for_an_hour_and_a_replaced_run_not_at_all() -> None:
     ended = msgspec.structs.replace(lived(), outcome="finished", phase="finished", condition_since_ms=1_000)
-    assert is_told(ended, 1_000 + FORGOTTEN_MS - 1)
-    assert not is_told(ended, 1_000 + FORGOTTEN_MS)
-    assert not is_told(msgspec.structs.replace(ended, outcome="fenced"), 1_001)
+    assert is_exported(ended, 1_000 + FORGOTTEN_MS - 1)
+    assert not is_exported(ended, 1_000 + FORGOTTEN_MS)
+    assert not is_exported(msgspec.structs.replace(ended, outcome="fenced"), 1_001)
     assert exposition([ended], 1_000 + FORGOTTEN_MS) == b""
 
 
@@ -189,8 +189,8 @@ def test_an_alarm_on_jobs_that_do_not_run_rings_for_no_end_that_was_wished_for(
 def test_every_sample_has_the_labels_of_its_family() -> None:
     for status in (lived(), large(4, 2)):
         told = list(samples(status))
-        assert len({family.name for family, _, _ in told}) >= len(PROMISED) // 2
-        assert [family.name for family, labels, _ in told if len(labels) != len(family.labels)] == []
+        assert len({family.exposed for family, _, _ in told}) >= len(PROMISED) // 2
+        assert [family.exposed for family, labels, _ in told if len(labels) != len(family.labels)] == []
 
 
 async def test_the_daemon_serves_it_behind_the_token() -> None:
@@ -233,13 +233,13 @@ def busy() -> JobStatus:
         commits=msgspec.structs.replace(
             base.commits,
             troubles=(CommitTrouble("out/1", 1, 5, "refused", 1_000),),
-            slow=(SlowCommit("out", base.at_ms - 3_000, 9),),
+            slow=(SlowCommit("out", 1, base.at_ms - 3_000),),
         ),
         checkpoints=msgspec.structs.replace(
             base.checkpoints,
             failed=2,
             last_completed=last,
-            slow_uploads=(SlowUpload("count", 1, base.at_ms - 2_000, 9),),
+            slow_uploads=(SlowUpload("count", 1, 1, base.at_ms - 2_000),),
         ),
     )
 
@@ -251,14 +251,14 @@ def tiles(status: JobStatus) -> str:
 
 def shown(status: JobStatus) -> str:
     metrics = exposition([status], status.at_ms).decode()
-    otel = "".join(f"{family.name} {' '.join(named(family))}\n" for family in FAMILIES)
+    otel = "".join(f"{family.exposed} {' '.join(named(family))}\n" for family in EXPOSED)
     page = "".join(f"{name}: {text}\n" for name, text in sorted(live(status, status.at_ms).items()))
     return f"{metrics}\n{otel}\n{page}\n{tiles(status)}\n"
 
 
 def test_metrics_otlp_names_and_page_figures_are_as_promised() -> None:
     text = shown(busy())
-    assert all(f"# HELP {family.name} " in text for family in FAMILIES)
+    assert all(f"# HELP {family.exposed} " in text for family in EXPOSED)
     assert text == SNAPSHOT.read_text(encoding="utf-8")
 
 
@@ -280,10 +280,10 @@ PARTS_OF_A_HISTOGRAM = ("_bucket", "_sum", "_count")
 
 def labels_of(name: str) -> set[str]:
     """Of the series of that name; empty if there is none."""
-    for family in FAMILIES:
-        if family.name == name and family.kind != "histogram":
+    for family in EXPOSED:
+        if family.exposed == name and family.kind != "histogram":
             return {"job", *family.labels}
-        if family.kind == "histogram" and name in {f"{family.name}{part}" for part in PARTS_OF_A_HISTOGRAM}:
+        if family.kind == "histogram" and name in {f"{family.exposed}{part}" for part in PARTS_OF_A_HISTOGRAM}:
             return {"job", "le"} if name.endswith("_bucket") else {"job"}
     return set()
 
