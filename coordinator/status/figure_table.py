@@ -26,7 +26,7 @@ _SHOWN_OTHERWISE = frozenset({"rows_in", "rows_out", "work_s", "blocked_s", "hel
 
 Labels: TypeAlias = tuple[str, ...]
 Reading: TypeAlias = Callable[[JobStatus], Iterator[tuple[Labels, float]]]
-Unit: TypeAlias = Literal["", "rows", "rows/s", "generations", "checkpoints", "snapshots", "ms", "bytes"]
+Unit: TypeAlias = Literal["", "rows", "rows/s", "generations", "takeovers", "checkpoints", "snapshots", "ms", "bytes"]
 
 
 @dataclass(frozen=True)
@@ -272,6 +272,7 @@ SLOW_UPLOAD = Figure("gauge", "for how long uploads of an operator have taken lo
 
 FIGURES = (
     Figure("counter", "deployments of the job: its start, and a restart each", "generations", "generations"),
+    Figure("counter", "times that another coordinator took the job over", "takeovers", "taken_over"),
     Figure("counter", "triggered checkpoints", "checkpoints", "checkpoints.triggered"),
     Figure("gauge", "1 while the job runs, 0 while it starts or recovers, or if it failed; none of one that finished "
            "or was stopped", exposed="barrier_job_running", read=_number(_running)),
