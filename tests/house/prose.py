@@ -1,13 +1,11 @@
 """Counts pronouns per 1,000 words of prose: `python -m tests.house.prose [FOLDER or FILE …]`.
 
-The prose of a Python file is its docstrings and comments; of a Markdown file, everything but fenced blocks and code spans.
+The prose of a Python file is its docstrings and comments; of a Markdown file, all but code blocks and code spans.
 """
 
 import argparse
 import ast
-import io
 import re
-import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ FOLDERS = ("barrier_runtime", "coordinator", "state", "tests", "benchmarks", "ex
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"``[^`]*``|`[^`]*`")
+_STRING = re.compile(r"""\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'""")
 _WORD = re.compile(r"[a-z']+")
 
 
@@ -49,14 +48,19 @@ def prose(file: Path) -> str:
 
 def prose_of_python(source: str) -> Iterator[str]:
     """Docstrings of modules, classes and functions, and comments that are no instruction to a tool."""
+    within_strings: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             docstring = ast.get_docstring(node)
             if docstring:
                 yield docstring
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT and "noqa" not in token.string and "type:" not in token.string:
-            yield token.string.lstrip("# ")
+        elif isinstance(node, ast.Constant | ast.JoinedStr) and (node.end_lineno or 0) > node.lineno:
+            within_strings.update(range(node.lineno, node.end_lineno or 0))
+    for number, line in enumerate(source.splitlines(), start=1):
+        if "#" in line and number not in within_strings:
+            _, mark, comment = _STRING.sub("", line).partition("#")
+            if mark and "noqa" not in comment and "type:" not in comment:
+                yield comment.strip("# ")
 
 
 def files(place: Path) -> Iterator[Path]:
