@@ -111,8 +111,8 @@ _HOME = {
     "write_savepoint": "barrier_runtime.bootstrap.writing",
     "RunOptions": "barrier_runtime.coordinator.option_types",
     "LocalRunOptions": "barrier_runtime.coordinator.option_types",
-    "JobFailed": "barrier_runtime.launch.result",
-    "JobResult": "barrier_runtime.launch.result",
+    "JobFailed": "barrier_runtime.launch.outcome",
+    "JobResult": "barrier_runtime.launch.outcome",
     "BarrierRuntimeError": "barrier_runtime.state.errors",
     "Corrupt": "barrier_runtime.state.errors",
     "Fenced": "barrier_runtime.state.errors",
@@ -167,8 +167,8 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.sink_bases.write_ahead import WriteAheadSink as WriteAheadSink
     from barrier_runtime.coordinator.option_types import LocalRunOptions as LocalRunOptions
     from barrier_runtime.coordinator.option_types import RunOptions as RunOptions
-    from barrier_runtime.launch.result import JobFailed as JobFailed
-    from barrier_runtime.launch.result import JobResult as JobResult
+    from barrier_runtime.launch.outcome import JobFailed as JobFailed
+    from barrier_runtime.launch.outcome import JobResult as JobResult
     from barrier_runtime.operators.aggregation.functions import all_ as all_
     from barrier_runtime.operators.aggregation.functions import any_ as any_
     from barrier_runtime.operators.aggregation.functions import arg_max as arg_max

@@ -32,7 +32,7 @@ from barrier_runtime import Dataflow
 from barrier_runtime.bootstrap import write_savepoint
 from barrier_runtime.coordinator.status.status import RescaleStatus
 from barrier_runtime.launch.on_spark import JobHandle
-from barrier_runtime.launch.steering.savepoints import SavepointTaken
+from barrier_runtime.launch.requests import SavepointTaken
 from benchmarks.measuring_sink import MeasuringSink
 from benchmarks.paced_source import PacedSource
 from benchmarks.stamps import Ints, read_stamps

@@ -28,8 +28,7 @@ from barrier_runtime.coordinator.option_types import (
     RunOptions,
 )
 from barrier_runtime.coordinator.server import daemon
-from barrier_runtime.launch.effective_options import effective
-from barrier_runtime.launch.options import JobOptions
+from barrier_runtime.launch.options import JobOptions, effective
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.tools.cli import app
 from barrier_runtime.tools.options import Given, read

@@ -15,7 +15,7 @@ from barrier_runtime.api.stream import BroadcastStream, KeyedStream, Stream
 from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.schemas import SchemaLike, as_schema, described, require_columns
 from barrier_runtime.graph.logical import Input, StepNode
-from barrier_runtime.launch.plain_errors import plain_errors
+from barrier_runtime.launch.outcome import plain_errors
 from barrier_runtime.operators.functions.connected import ConnectedInput, ConnectedOperator, canonical_keys
 from barrier_runtime.operators.functions.process import check_event_time_of_states, declared_states
 from barrier_runtime.operators.functions.sequencing import SequenceOperator, sequenced_schema

@@ -26,7 +26,7 @@ from barrier_runtime.coordinator.option_table import OPTIONS
 from barrier_runtime.graph.drawing import drawn, name_of
 from barrier_runtime.graph.logical import Plan, StepNode
 from barrier_runtime.graph.uncopyable import uncopyable
-from barrier_runtime.launch.plain_errors import plain_errors
+from barrier_runtime.launch.outcome import plain_errors
 from barrier_runtime.state.errors import InvalidJob
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from barrier_runtime.launch.local_handle import LocalJobHandle
     from barrier_runtime.launch.on_spark import JobHandle
     from barrier_runtime.launch.options import JobOptions
-    from barrier_runtime.launch.result import JobResult
+    from barrier_runtime.launch.outcome import JobResult
 
 
 __all__ = ["Dataflow", "KeyedStream", "Stream", "explain_flow"]
@@ -171,8 +171,7 @@ def explain_flow(
     """What `Dataflow.explain` returns. `sources`: where each of `options` comes from; `local`: of a local run."""
     from barrier_runtime.graph.compiler import compile_plan
     from barrier_runtime.graph.explain import explain_graph
-    from barrier_runtime.launch.effective_options import effective
-    from barrier_runtime.launch.options import JobOptions
+    from barrier_runtime.launch.options import JobOptions, effective
 
     chosen = JobOptions.of_run(options, flow.options, local=local)
     graph = compile_plan(flow.plan, chosen.parallelism, chosen.max_parallelism, mode=chosen.mode)
@@ -184,7 +183,7 @@ def preview_of_restore(flow: Dataflow, options: Mapping[str, object], *, local: 
     """What becomes of each operator's state in a start with `options`, and whether it would start. Writes nothing."""
     from barrier_runtime.graph.compiler import compile_plan
     from barrier_runtime.launch.options import JobOptions, job_spec
-    from barrier_runtime.launch.steering.restore_preview import restore_preview
+    from barrier_runtime.launch.prepare import restore_preview
 
     chosen = JobOptions.of_run(options, flow.options, local=local)
     graph = compile_plan(flow.plan, chosen.parallelism, chosen.max_parallelism, mode=chosen.mode)

@@ -12,7 +12,7 @@ from barrier_runtime.api.join_steps import (
     window_join,
 )
 from barrier_runtime.api.steps import KeyedInput, KeyedSteps, S
-from barrier_runtime.launch.plain_errors import plain_errors
+from barrier_runtime.launch.outcome import plain_errors
 from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.state.errors import InvalidJob
 

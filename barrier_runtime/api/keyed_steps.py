@@ -11,7 +11,7 @@ from barrier_runtime.api.steps import KeyedSteps, S
 from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.schemas import SchemaLike, as_schema, check_free, milliseconds, require_columns
 from barrier_runtime.graph.updates import RUNNING, UpdatesOfStep, counted_updates
-from barrier_runtime.launch.plain_errors import plain_errors
+from barrier_runtime.launch.outcome import plain_errors
 from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.outputs.declared_outputs import side_schemas
 from barrier_runtime.operators.outputs.failures import OnError

@@ -11,7 +11,7 @@ from barrier_runtime.api.arguments import (
 from barrier_runtime.api.steps import S, UnkeyedSteps, one_or_all
 from barrier_runtime.data.schemas import SchemaLike
 from barrier_runtime.graph.logical import StepNode
-from barrier_runtime.launch.plain_errors import plain_errors
+from barrier_runtime.launch.outcome import plain_errors
 from barrier_runtime.operators.outputs.declared_outputs import side_schemas
 from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.retry import Retry

@@ -24,7 +24,7 @@ from barrier_runtime.connectors.source import (
 from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.schemas import milliseconds, require_columns
 from barrier_runtime.graph.logical import Plan, SourceNode, StepNode
-from barrier_runtime.launch.plain_errors import plain_errors, plainly
+from barrier_runtime.launch.outcome import plain_errors, plainly
 from barrier_runtime.state.errors import InvalidJob
 
 P = ParamSpec("P")

@@ -12,7 +12,7 @@ from barrier_runtime.api.expressions import literal_or, names_a_column, read_by,
 from barrier_runtime.api.steps import S, UnkeyedSteps, event_times_of_batches, one_or_all
 from barrier_runtime.data.rows import Row
 from barrier_runtime.data.schemas import SchemaLike, as_schema, column_names, require_columns
-from barrier_runtime.launch.plain_errors import plain_errors
+from barrier_runtime.launch.outcome import plain_errors
 from barrier_runtime.operators.outputs.declared_outputs import branch_names, side_schemas
 from barrier_runtime.operators.outputs.failures import ERRORS, OnError
 from barrier_runtime.operators.retry import Retry

@@ -29,7 +29,7 @@ from barrier_runtime.data.schemas import SchemaLike, as_schema, described, milli
 from barrier_runtime.graph.drawing import drawn, told
 from barrier_runtime.graph.logical import Input, Plan, SourceNode, StepNode
 from barrier_runtime.graph.updates import UpdatesOfStep, first_update_passes
-from barrier_runtime.launch.plain_errors import plain_errors
+from barrier_runtime.launch.outcome import plain_errors
 from barrier_runtime.operators.outputs.declared_outputs import side_schemas
 from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.retry import Retry
@@ -41,7 +41,7 @@ from barrier_runtime.state.errors import InvalidJob
 if TYPE_CHECKING:
     from barrier_runtime.api.windowed import WindowedStream
     from barrier_runtime.connectors.batch_function.caller import BatchCall, BatchCheckpoint
-    from barrier_runtime.launch.display.shown_rows import Rows
+    from barrier_runtime.launch.display import Rows
     from barrier_runtime.operators.watermark_generator import WatermarkGenerator
 
 _NO_DELAY = datetime.timedelta()
@@ -375,7 +375,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         """The first rows, as an Arrow table, for looking at: what leads to this stream runs in this process until there
         are enough, without checkpoints and without the flow's sinks. Not for sources that lose what was read
         (RabbitMQ)."""
-        from barrier_runtime.launch.display.preview import first_rows
+        from barrier_runtime.launch.display import first_rows
 
         return first_rows(self._plan, self._as_input(), rows)
 
@@ -387,7 +387,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
 
         from rich.console import Console
 
-        from barrier_runtime.launch.display.shown_rows import rich_table
+        from barrier_runtime.launch.display import rich_table
 
         Console().print(rich_table(self.take(rows)))
 
@@ -398,8 +398,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         >>> orders.filter("amount > 100").preview()
         """
 
-        from barrier_runtime.launch.display.preview import first_rows
-        from barrier_runtime.launch.display.shown_rows import Rows
+        from barrier_runtime.launch.display import Rows, first_rows
 
         return Rows(first_rows(self._plan, self._as_input(), rows, within), rows)
 

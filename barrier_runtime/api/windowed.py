@@ -15,7 +15,7 @@ from barrier_runtime.data.event_time import Detail
 from barrier_runtime.data.schemas import SchemaLike, as_schema, check_free, require_columns
 from barrier_runtime.graph.logical import Within
 from barrier_runtime.graph.updates import UpdatesOfStep, counted_updates, ranked_updates
-from barrier_runtime.launch.plain_errors import plain_errors
+from barrier_runtime.launch.outcome import plain_errors
 from barrier_runtime.operators.aggregation.described import described_aggregates
 from barrier_runtime.operators.aggregation.own import AnyAggregate, require_merge
 from barrier_runtime.operators.outputs.declared_outputs import side_schemas

@@ -31,8 +31,8 @@ from barrier_runtime.data.elements import Element
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.graph.logical import Plan
 from barrier_runtime.launch.options import JobOptions, StorageOfRun
+from barrier_runtime.launch.outcome import JobResult, interruption_told, raise_unless_ended_well
 from barrier_runtime.launch.prepare import PreparedJob
-from barrier_runtime.launch.result import JobResult, interruption_told, raise_unless_ended_well
 from barrier_runtime.runtime.host.clock import SYSTEM_CLOCK, Clock
 from barrier_runtime.runtime.host.starved import starved_s
 from barrier_runtime.runtime.host.workers import Workers

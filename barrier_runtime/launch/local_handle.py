@@ -27,9 +27,8 @@ from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.graph.logical import Plan
 from barrier_runtime.launch.local import make_runner, run_graph, run_prepared
 from barrier_runtime.launch.options import JobOptions
-from barrier_runtime.launch.plain_errors import plain_errors
+from barrier_runtime.launch.outcome import JobResult, how_to_stop, plain_errors
 from barrier_runtime.launch.prepare import PreparedJob
-from barrier_runtime.launch.result import JobResult, how_to_stop
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore
 
@@ -133,7 +132,7 @@ class LocalJobHandle:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """Notebooks ask for this: a widget that changes by itself, or where there is none, the line."""
-        from barrier_runtime.launch.display.live_widget import live_widget
+        from barrier_runtime.launch.display import live_widget
 
         widget = live_widget(self)
         return {"text/plain": repr(self)} if widget is None else dict(widget._repr_mimebundle_())

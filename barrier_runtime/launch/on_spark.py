@@ -21,29 +21,34 @@ from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.status.why.reason import Answer
 from barrier_runtime.graph.logical import Plan
 from barrier_runtime.launch.coordinator_of_job import CoordinatorOfJob
-from barrier_runtime.launch.display.progress import Follower
-from barrier_runtime.launch.display.progress_display import Show
-from barrier_runtime.launch.display.progress_display import shown as progress_shown
+from barrier_runtime.launch.display import Follower, Show, progress_shown
 from barrier_runtime.launch.options import JobOptions
-from barrier_runtime.launch.plain_errors import plain_errors
+from barrier_runtime.launch.outcome import (
+    JobFailed,
+    JobResult,
+    how_to_stop,
+    interruption_told,
+    plain_errors,
+    raise_unless_ended_well,
+)
 from barrier_runtime.launch.prepare import PreparedJob
-from barrier_runtime.launch.result import JobFailed, JobResult, how_to_stop, interruption_told, raise_unless_ended_well
-from barrier_runtime.launch.steering.replacing import (
+from barrier_runtime.launch.requests import (
+    DEFAULT_TIMEOUT_S,
     HasPlan,
     Programs,
     Replaced,
+    Rescaled,
+    SavepointFailed,
+    SavepointTaken,
     load_order,
     new_program,
     own_flow,
-    wait_for_replace,
-)
-from barrier_runtime.launch.steering.replacing import asked_for as replace_asked_for
-from barrier_runtime.launch.steering.rescaling import DEFAULT_TIMEOUT_S, Rescaled, asked_for, wait_for_rescale
-from barrier_runtime.launch.steering.savepoints import (
-    SavepointFailed,
-    SavepointTaken,
-    asked_at,
+    replace_asked,
+    rescale_asked,
+    savepoint_asked,
     savepoint_of,
+    wait_for_replace,
+    wait_for_rescale,
     wait_for_savepoint,
 )
 from barrier_runtime.spark.batch_frame import DataFrames, check_free_core
@@ -232,7 +237,7 @@ class JobHandle:
         """Copy the job's state to the folder `url`, which needs nothing else: a job begins with it by `restore=url`.
         The job runs on meanwhile. Returns when it is there; raises `SavepointFailed`, or `Unavailable` when `timeout`
         (seconds) is over."""
-        asked, client, spec = asked_at(url), self._coordinator.client, self._spec
+        asked, client, spec = savepoint_asked(url), self._coordinator.client, self._spec
         ask = partial(client.savepoint, spec.job, asked, spec.run_id)
         return wait_for_savepoint(spec.job, asked, ask, self._coordinator.status, timeout)
 
@@ -250,7 +255,7 @@ class JobHandle:
         `drain`: sources end first, so windows and timers fire as at the end of all input, and their rows are committed;
         for a job that is not to go on. A drained job ends though its savepoint cannot be written."""
         how = how_to_stop(mode, drain, savepoint)
-        asked = None if savepoint is None else asked_at(savepoint)
+        asked = None if savepoint is None else savepoint_asked(savepoint)
         self._stop_told = self._last.leader if self._last is not None else ""
         self._coordinator.client.stop(self._spec.job, how, self._spec.run_id, asked)
         self._stop_mode, self._stop_asked = how, asked
@@ -277,7 +282,7 @@ class JobHandle:
         the sources stop at a checkpoint, and the new slots go on from it; no row is read twice. Slots that are not
         needed any more give their cores back. Raises `RescaleFailed` when the job goes on as it was, for example when
         there are no cores within `timeout` seconds, or the last checkpoint is not stored within as many."""
-        asked, client, spec = asked_for(parallelism, timeout), self._coordinator.client, self._spec
+        asked, client, spec = rescale_asked(parallelism, timeout), self._coordinator.client, self._spec
         ask = partial(client.rescale, spec.job, asked, spec.run_id)
         return wait_for_rescale(spec.job, asked, ask, self._coordinator.status)
 
@@ -297,7 +302,7 @@ class JobHandle:
         order = load_order("", spec)
         program = new_program(flow.plan, flow.options, order)
         asked = msgspec.structs.replace(
-            replace_asked_for("", timeout, allow_non_restored=allow_non_restored), spec=program.spec
+            replace_asked("", timeout, allow_non_restored=allow_non_restored), spec=program.spec
         )
         self._slots.learn(asked.id, program.graph)
         ask = partial(client.replace, spec.job, asked, spec.run_id)
@@ -426,7 +431,7 @@ class JobHandle:
                 self._coordinator.client.tell_room(self._spec.job, found, self._spec.run_id)
 
     def _repeat_stop(self, status: JobStatus) -> None:
-        """A coordinator that was started again knows of the wish only if it is in the log."""
+        """A coordinator that was started again knows of the request only if it is in the log."""
         if self._stop_mode is not None and status.leader != self._stop_told:
             with contextlib.suppress(Unavailable, InvalidJob):  # away again: the next status tells
                 self._coordinator.client.stop(self._spec.job, self._stop_mode, self._spec.run_id, self._stop_asked)

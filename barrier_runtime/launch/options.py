@@ -11,24 +11,37 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from barrier_runtime.coordinator.option_table import CHECKPOINTS, OPTIONS, Option, wanted, wanted_type
+from barrier_runtime.coordinator.option_table import (
+    CHECKPOINTS,
+    OPTIONS,
+    RESTARTS,
+    Option,
+    shown_value,
+    wanted,
+    wanted_type,
+)
 from barrier_runtime.coordinator.option_types import OptionValues
-from barrier_runtime.coordinator.options import MAX_CHECKPOINT_DIGITS, MAX_PARALLELISM, progress_timeout_ms, validated
-from barrier_runtime.coordinator.wire.messages import CheckpointOptions, JobSpec
+from barrier_runtime.coordinator.options import (
+    MAX_CHECKPOINT_DIGITS,
+    MAX_PARALLELISM,
+    describe_restart,
+    progress_timeout_ms,
+    validated,
+    validated_restart,
+)
+from barrier_runtime.coordinator.wire.messages import CheckpointOptions, JobSpec, RestartOptions
 from barrier_runtime.graph.job_graph import JobGraph
-from barrier_runtime.launch.restart_options import refuse_idle, restart_options
-from barrier_runtime.launch.steering.savepoints import is_savepoint_url
 from barrier_runtime.runtime.resources import SlotOptions
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.ids import check_job_id
-from barrier_runtime.state.store.urls import without_credentials
+from barrier_runtime.state.store.urls import shown, without_credentials
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
 _MIB = 1024 * 1024
@@ -128,6 +141,10 @@ class JobOptions(OptionValues):
             latency_target_s=self.latency_target,
             max_drift_ms=None if self.max_drift is None else max(1, round(self.max_drift * 1000)),
         )
+
+
+def is_savepoint_url(restore: str) -> bool:
+    return "/" in restore
 
 
 def typed(given: Mapping[str, object]) -> dict[str, Any]:
@@ -232,3 +249,80 @@ class StorageOfRun:
     def __exit__(self, *exception: object) -> None:
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+_FIRST_BACKOFF_S = 0.2  # exponential_delay; its first restart in a row comes at once
+_FIXED_DELAY_S = 1.0
+
+
+def restart_options(options: OptionValues) -> RestartOptions:
+    """What goes to the coordinator. Raises `InvalidJob` when two values do not go together."""
+    exponential = options.restart == "exponential_delay"
+    delay_s = options.restart_delay
+    if delay_s is None:
+        delay_s = min(_FIRST_BACKOFF_S, options.restart_max_delay) if exponential else _FIXED_DELAY_S
+    if exponential and delay_s > options.restart_max_delay:
+        raise InvalidJob(
+            f"restart_delay={delay_s:g} is above restart_max_delay={options.restart_max_delay:g}: lower the one or "
+            "raise the other"
+        )
+    values = {option.field: option.stored(getattr(options, option.name)) for option in RESTARTS}
+    return validated_restart(RestartOptions(**{**values, "initial_ms": round(delay_s * 1000)}))
+
+
+def refuse_idle(options: OptionValues, given: Set[str]) -> None:
+    """Raise `InvalidJob` for an option among those given that the chosen strategy does not use."""
+    for name in sorted(given):
+        strategies = OPTIONS[name].strategies
+        if strategies and options.restart not in strategies:
+            raise InvalidJob(
+                f"{name}={getattr(options, name)!r} has no meaning with restart={options.restart!r}: leave it out, "
+                f"or use restart={' or '.join(map(repr, strategies))}"
+            )
+
+
+_MADE = ("run_id",)  # at random, unless given: nothing to show
+_CHANGED_BY = {"checkpoint_interval": "min_pause", "max_concurrent": "min_pause"}
+
+
+def effective(options: JobOptions, sources: Mapping[str, str], *, local: bool = False) -> dict[str, str]:
+    """Each option with its value and, in brackets, where that comes from. `sources`: of what was given. `local`: only
+    what means something in a local run."""
+    values = _in_force(options) | {name: "" for name in _MADE if name not in sources}
+    told = {}
+    for name, option in OPTIONS.items():
+        if local and option.where == "spark":
+            continue
+        given = getattr(options, name)
+        source = sources.get(name, "default")
+        if values[name] != given and name in _CHANGED_BY:
+            source = f"follows from {_CHANGED_BY[name]}; {source}: {shown_value(option, given)}"
+        told[name] = f"{_text(option, values[name], options)} [{source}]"
+    told["restart"] = f"{describe_restart(restart_options(options))} [{sources.get('restart', 'default')}]"
+    return told
+
+
+def _in_force(options: JobOptions) -> dict[str, Any]:
+    values: dict[str, Any] = {name: getattr(options, name) for name in OPTIONS}
+    checkpoints = msgspec.structs.asdict(options.checkpoint_options())
+    values |= {option.name: option.unstored(checkpoints[option.field]) for option in CHECKPOINTS if option.field}
+    restart = msgspec.structs.asdict(restart_options(options))
+    values |= {option.name: option.unstored(restart[option.field]) for option in RESTARTS if _used(option, options)}
+    values["progress_timeout"] = options.progress_timeout_ms() / 1000
+    return values
+
+
+def _used(option: Option, options: JobOptions) -> bool:
+    if option.name == "aligned_timeout":
+        return options.unaligned
+    return not option.strategies or options.restart in option.strategies
+
+
+def _text(option: Option, value: Any, options: JobOptions) -> str:
+    if not _used(option, options):
+        return (
+            f"not used with {'unaligned=False' if option.name == 'aligned_timeout' else f'restart={options.restart}'}"
+        )
+    if not value or option.shown == "value":
+        return shown_value(option, value)
+    return shown(value) if option.shown == "url" else "given, not shown"

@@ -17,7 +17,7 @@ from barrier_runtime.graph.logical import Plan, StepNode
 from barrier_runtime.graph.places import OperatorPlace, place_of
 from barrier_runtime.launch.local import run_to_its_end
 from barrier_runtime.launch.options import JobOptions, job_spec, usable_locally
-from barrier_runtime.launch.patient_listing import patient_listing
+from barrier_runtime.launch.prepare import patient_listing
 from barrier_runtime.operators.functions.switching import switched_between
 from barrier_runtime.replay.graphs import reading, up_to
 from barrier_runtime.replay.observing import DebuggerQuit, Observer, ReplayedRow, Wanted

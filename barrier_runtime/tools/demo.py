@@ -26,8 +26,8 @@ from barrier_runtime.coordinator.client.embedded import EmbeddedCoordinator, how
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.launch.options import JobOptions
+from barrier_runtime.launch.outcome import JobResult, raise_unless_ended_well
 from barrier_runtime.launch.prepare import PreparedJob
-from barrier_runtime.launch.result import JobResult, raise_unless_ended_well
 from barrier_runtime.spark import deaths
 from barrier_runtime.spark.task import SlotSettings, run_slot
 from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable

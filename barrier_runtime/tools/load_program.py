@@ -1,6 +1,6 @@
 """A process that loads a program which is to go on with a running job, for the program that runs it.
 
-`launch.steering.replacing` starts it as `python -m barrier_runtime.tools.load_program`, its order on standard input.
+`launch.requests` starts it as `python -m barrier_runtime.tools.load_program`, its order on standard input.
 """
 
 import sys
@@ -9,7 +9,7 @@ from types import ModuleType
 
 import msgspec
 
-from barrier_runtime.launch.steering.replacing import LoadedProgram, LoadOrder, new_program
+from barrier_runtime.launch.requests import LoadedProgram, LoadOrder, new_program
 from barrier_runtime.spark.closure import ship_by_value
 from barrier_runtime.state.errors import BarrierRuntimeError
 from barrier_runtime.tools.commands.app import load_flow

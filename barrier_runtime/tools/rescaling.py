@@ -2,15 +2,21 @@
 
 from typing import Any
 
-from barrier_runtime.launch.steering.replacing import Replaced, own_flow, wait_for_replace
-from barrier_runtime.launch.steering.replacing import asked_for as replace_asked_for
-from barrier_runtime.launch.steering.rescaling import Rescaled, asked_for, wait_for_rescale
-from barrier_runtime.launch.steering.wishes import known_status
+from barrier_runtime.launch.requests import (
+    Replaced,
+    Rescaled,
+    known_status,
+    own_flow,
+    replace_asked,
+    rescale_asked,
+    wait_for_replace,
+    wait_for_rescale,
+)
 
 
 def rescale(client: Any, job: str, parallelism: int, timeout: float) -> Rescaled:
     """Ask for it and wait until it is over. Raises `RescaleFailed` when the job goes on as it was."""
-    run_id, asked = client.status(job).run_id, asked_for(parallelism, timeout)
+    run_id, asked = client.status(job).run_id, rescale_asked(parallelism, timeout)
     return wait_for_rescale(
         job, asked, lambda: client.rescale(job, asked, run_id), lambda: known_status(client, job, run_id)
     )
@@ -20,7 +26,7 @@ def replace(client: Any, job: str, flow: str, timeout: float, *, allow_non_resto
     """The same for a program. `flow`: "app.py:flow" on the machine of the program that runs the job. Raises
     `ReplaceFailed` when the job goes on as it was."""
     run_id = client.status(job).run_id
-    asked = replace_asked_for(own_flow(flow), timeout, allow_non_restored=allow_non_restored)
+    asked = replace_asked(own_flow(flow), timeout, allow_non_restored=allow_non_restored)
     return wait_for_replace(
         job, asked, lambda: client.replace(job, asked, run_id), lambda: known_status(client, job, run_id)
     )

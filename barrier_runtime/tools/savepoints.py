@@ -6,13 +6,13 @@ from typing import Any
 from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.log.savepoint import SAVEPOINT_FILE, decode_savepoint, object_sizes
 from barrier_runtime.coordinator.savepoints.files import claimed_by, delete_savepoint, missing_objects, read_savepoint
-from barrier_runtime.launch.steering.savepoints import (
+from barrier_runtime.launch.requests import (
     SavepointTaken,
-    asked_again,
-    asked_at,
+    known_status,
+    savepoint_asked,
+    savepoint_asked_again,
     wait_for_savepoint,
 )
-from barrier_runtime.launch.steering.wishes import known_status
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.store.object_store import folders_in, get_or_none
 from barrier_runtime.state.store.open import open_existing_store
@@ -21,7 +21,7 @@ from barrier_runtime.state.store.urls import shown
 
 def take(client: Any, job: str, url: str, timeout: float | None) -> SavepointTaken:
     """Ask for one and wait until it is there."""
-    run_id, asked = client.status(job).run_id, asked_at(url)
+    run_id, asked = client.status(job).run_id, savepoint_asked(url)
     return wait_for_savepoint(
         job, asked, lambda: client.savepoint(job, asked, run_id), lambda: known_status(client, job, run_id), timeout
     )
@@ -31,7 +31,7 @@ def stop_with(client: Any, job: str, url: str, drain: bool = False) -> Savepoint
     """Stop the job with a savepoint, and wait until both are done. The same again is no other wish. Raises
     `SavepointFailed` when there is none."""
     known = client.status(job)
-    run_id, asked = known.run_id, asked_again(asked_at(url), known)
+    run_id, asked = known.run_id, savepoint_asked_again(savepoint_asked(url), known)
     stop = lambda: client.stop(job, "drain" if drain else "checkpoint", run_id, asked)  # noqa: E731
     return wait_for_savepoint(job, asked, stop, lambda: known_status(client, job, run_id), None, ends=True)
 

@@ -11,7 +11,7 @@ import pytest
 
 from barrier_runtime import Dataflow
 from barrier_runtime.connectors.postgres.sink import PostgresSink
-from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from examples.servers import PostgresServer, postgres_server
 from tests.ends.postgres_tables import left_over, new_job, new_table, numbers, opened, seen

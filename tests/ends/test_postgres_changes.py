@@ -12,7 +12,7 @@ import pytest
 from barrier_runtime import CollectSink, Dataflow, JsonlSink
 from barrier_runtime.connectors.files.sink.commit_log import committed_files
 from barrier_runtime.connectors.postgres.changes.source import PostgresChangesSource
-from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from examples.servers.postgres import PostgresServer, postgres_server
 from tests.ends.changes_world import ChangedTables, all_rows, reading, rows_from, told

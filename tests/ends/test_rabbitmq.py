@@ -17,7 +17,7 @@ import pytest
 from barrier_runtime import CollectSink, Dataflow, JsonlSink, RabbitMQSource
 from barrier_runtime.connectors.rabbitmq.source import RabbitMQQueue, RabbitReader
 from barrier_runtime.graph.compiler import compile_plan
-from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from examples.servers import RabbitServer
 from tests.ends.rabbitmq_world import Queue, Wire, address, connected, queue_of

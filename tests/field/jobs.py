@@ -7,7 +7,7 @@ from typing import Any
 
 from barrier_runtime import CollectSink, Dataflow
 from barrier_runtime.api.dataflow import Stream
-from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.state.errors import InvalidJob
 
 REFUSED = (InvalidJob, JobFailed)  # when the flow is written, at its start, or by a running job that ends at once

@@ -9,7 +9,7 @@ import threading
 import pytest
 from harness import noisy_flow, verdict
 
-from barrier_runtime.launch.steering.rescaling import RescaleFailed
+from barrier_runtime.launch.requests import RescaleFailed
 from examples.servers.s3 import S3Server, known_to_clients
 from tests.integration.chaos.store_proxy import Fault, ProxyControl, store_proxy
 from tests.waiting import until

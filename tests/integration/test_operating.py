@@ -14,7 +14,7 @@ from harness import counting_flow, enough, kill, verdict, visible_files
 
 from barrier_runtime import Dataflow, InvalidJob, JsonlSink
 from barrier_runtime.coordinator.client.client import CoordinatorClient
-from barrier_runtime.launch.steering.savepoints import SavepointFailed
+from barrier_runtime.launch.requests import SavepointFailed
 from barrier_runtime.state.errors import Unavailable
 from examples.servers.base import free_port
 from tests.waiting import until

@@ -7,7 +7,7 @@ import pytest
 from harness import counting_flow, enough, verdict, visible_files
 from test_rescaling import KILLS, RATE, check_a_kill_in_the_middle, runs, start, tasks_of
 
-from barrier_runtime.launch.steering.replacing import ReplaceFailed
+from barrier_runtime.launch.requests import ReplaceFailed
 from barrier_runtime.spark.closure import ship_by_value
 from barrier_runtime.tools.commands.app import load_flow
 from barrier_runtime.tools.load_program import modules_beside

@@ -8,7 +8,7 @@ import psutil
 import pytest
 from harness import counting_flow, enough, kill, verdict
 
-from barrier_runtime.launch.steering.rescaling import RescaleFailed
+from barrier_runtime.launch.requests import RescaleFailed
 from barrier_runtime.tools.rescaling import rescale
 from tests.waiting import until
 

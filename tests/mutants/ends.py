@@ -373,7 +373,7 @@ MUTANTS = (
     Mutant(
         "waits-are-told-at-every-try",
         "a server that is waited for at the start costs one line per minute",
-        "barrier_runtime/launch/patient_listing.py",
+        "barrier_runtime/launch/prepare.py",
         "if now_s - told_s >= _TELL_AGAIN_S:",
         "if now_s - told_s >= 0:",
         ("tests/barrier_runtime/launch/test_sources_away.py",),

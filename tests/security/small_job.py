@@ -5,7 +5,7 @@ from typing import Any
 
 from barrier_runtime.api.dataflow import Dataflow
 from barrier_runtime.connectors.files.sink.sink import JsonlSink
-from barrier_runtime.launch.result import JobResult
+from barrier_runtime.launch.outcome import JobResult
 from barrier_runtime.operators.aggregation.functions import count
 from tests.far_apart_keys import scatter
 

@@ -25,7 +25,7 @@ from barrier_runtime.coordinator.log.records import (
     encode_record,
 )
 from barrier_runtime.coordinator.wire.messages import JobSpec, ToCoordinator, ToSlot
-from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.runtime.sinks.pending_set import PendingSet
 from barrier_runtime.runtime.sources.progress import SourceProgress
 from barrier_runtime.state.errors import InvalidJob

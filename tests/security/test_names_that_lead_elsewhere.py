@@ -25,7 +25,7 @@ from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Hello
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.launch.options import JobOptions
-from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.spark.task import local_root
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 from barrier_runtime.state.ids import check_job_id, check_operator_name

@@ -16,7 +16,7 @@ from doctor import Bomb, Doctor
 from small_job import NAME, run_small_job, visible
 
 from barrier_runtime.connectors.files.sink.commit_log import committed_files
-from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.state.errors import Corrupt
 
 ROOT = Path(__file__).resolve().parents[2]

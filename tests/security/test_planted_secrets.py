@@ -25,8 +25,7 @@ from barrier_runtime.coordinator.log.decided import inline_data
 from barrier_runtime.coordinator.log.records import Complete, decode_record
 from barrier_runtime.coordinator.option_table import OPTIONS
 from barrier_runtime.coordinator.wire.handshake import Acceptor, Initiator
-from barrier_runtime.launch.effective_options import effective
-from barrier_runtime.launch.options import JobOptions
+from barrier_runtime.launch.options import JobOptions, effective
 from barrier_runtime.operators.aggregation.functions import count
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
 from barrier_runtime.runtime.resources import SlotOptions

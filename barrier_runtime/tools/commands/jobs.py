@@ -125,7 +125,7 @@ def take_savepoint(
 
 
 def _print_savepoint(take: Callable[[], Any]) -> None:
-    from barrier_runtime.launch.steering.savepoints import SavepointFailed
+    from barrier_runtime.launch.requests import SavepointFailed
 
     try:
         taken = take()
@@ -144,7 +144,7 @@ def rescale(
     timeout: Annotated[float, typer.Option(help="seconds for the new slots to come")] = 60.0,
 ) -> None:
     """Change a running job's number of slots. Exits with 1 when that failed: the job goes on as it was."""
-    from barrier_runtime.launch.steering.rescaling import RescaleFailed
+    from barrier_runtime.launch.requests import RescaleFailed
     from barrier_runtime.tools.rescaling import rescale as rescaled
 
     try:
@@ -173,7 +173,7 @@ def replace(
 ) -> None:
     """Go on with the program that is in app.py now, while the job runs; it is loaded by the program that runs the job,
     from the file that this was started with. Exits with 1 when that failed: the job goes on as it was."""
-    from barrier_runtime.launch.steering.replacing import ReplaceFailed
+    from barrier_runtime.launch.requests import ReplaceFailed
     from barrier_runtime.tools.rescaling import replace as replaced
 
     try:

@@ -119,7 +119,7 @@ def test_a_mistake_is_told_in_one_traceback_with_one_frame_of_ours(mistake: Call
         mistake(Dataflow("script"))
     shown = traceback.TracebackException.from_exception(refused.value)
     ours = [frame for frame in shown.stack if Path(frame.filename).name != Path(__file__).name]
-    assert [Path(frame.filename).name for frame in ours] == ["plain_errors.py"]
+    assert [Path(frame.filename).name for frame in ours] == ["outcome.py"]
     assert (shown.__cause__, shown.__suppress_context__) == (None, True)
 
 
@@ -208,7 +208,7 @@ def test_a_missing_extra_is_told_in_one_line_without_any_frame_of_ours_or_of_a_l
         use(Dataflow("script"))
     shown = traceback.TracebackException.from_exception(refused.value)
     ours = [frame for frame in shown.stack if Path(frame.filename).name != Path(__file__).name]
-    assert [Path(frame.filename).name for frame in ours] == ["plain_errors.py"]
+    assert [Path(frame.filename).name for frame in ours] == ["outcome.py"]
     assert (shown.__cause__, shown.__suppress_context__) == (None, True)
     assert f"pip install 'barrier-runtime[{extra}]', on every machine that runs the job" in str(refused.value)
     assert "\n" not in str(refused.value)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from barrier_runtime import CallableSink, Dataflow, InvalidJob, JobFailed, Unavailable
-from barrier_runtime.launch.display.live_widget import table_of
+from barrier_runtime.launch.display import table_of
 from barrier_runtime.launch.local_handle import LocalJobHandle
 
 

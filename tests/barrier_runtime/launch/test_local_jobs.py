@@ -14,7 +14,7 @@ from barrier_runtime import CollectSink, Dataflow, JsonlSink, Tumbling, TwoPhase
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.launch.local import make_runner, run_graph
 from barrier_runtime.launch.options import JobOptions, job_spec
-from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
 

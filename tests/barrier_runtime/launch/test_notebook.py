@@ -136,7 +136,7 @@ def test_a_widget_that_is_closed_is_not_followed_any_more(notebook: Notebook) ->
     (said,) = notebook.run(
         """
 import threading, ipywidgets
-from barrier_runtime.launch.display.live_widget import live_widget
+from barrier_runtime.launch.display import live_widget
 def following():
     return sum(each.name == "barrier-widget" for each in threading.enumerate())
 before = following()

@@ -15,8 +15,8 @@ from barrier_runtime.coordinator.status.status import (
     RecoveryStatus,
     TakeoverStatus,
 )
-from barrier_runtime.launch.display import progress_display
-from barrier_runtime.launch.display.progress import Follower
+from barrier_runtime.launch import display
+from barrier_runtime.launch.display import Follower
 from barrier_runtime.state.store.memory import MemoryStore
 
 STARTED = RecoveryStatus(1, "run begins", 1_000, 1_200, 1_300, 300)
@@ -164,13 +164,13 @@ def test_a_long_name_is_cut_before_the_figures_are() -> None:
 
 def test_where_it_is_kept_output_does_not_grow_with_statuses() -> None:
     out = io.StringIO()
-    with progress_display.shown(out) as show:
+    with display.progress_shown(out) as show:
         for each in (status(), recovering(), *[back()] * 50):
             show(each)
     assert out.getvalue().splitlines() == [
         f"job {back().job}: {DIED}; all slots go on from checkpoint 41; back after 1,412 ms"
     ]
-    with progress_display.shown(out := io.StringIO(), every_s=0.0) as show:
+    with display.progress_shown(out := io.StringIO(), every_s=0.0) as show:
         show(status())
     assert out.getvalue().splitlines() == ["files: 5,000 rows read", "late: 5,000 rows read"]
 
@@ -182,11 +182,11 @@ def test_on_a_terminal_lines_are_written_over_and_deaths_stay(monkeypatch: pytes
 
     monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
-    with progress_display.shown(out) as show:
+    with display.progress_shown(out) as show:
         for each in (status(), back()):
             show(each)
     assert out.getvalue().count("back after 1,412 ms") == 1
-    with progress_display.shown(plain := Terminal(), plain=True) as show:
+    with display.progress_shown(plain := Terminal(), plain=True) as show:
         for each in (status(), back()):
             show(each)
     assert plain.getvalue() == f"job {back().job}: {DIED}; all slots go on from checkpoint 41; back after 1,412 ms\n"

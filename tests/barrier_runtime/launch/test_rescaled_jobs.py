@@ -8,7 +8,7 @@ import pytest
 
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.launch import local
-from barrier_runtime.launch.steering.rescaling import RescaleFailed, asked_for, wait_for_rescale
+from barrier_runtime.launch.requests import RescaleFailed, rescale_asked, wait_for_rescale
 from barrier_runtime.state.errors import InvalidJob
 from tests.barrier_runtime.running_job import PATIENCE_S, RunningJob, Target, check_each_once, numbers_flow
 
@@ -65,7 +65,7 @@ async def test_no_slots_in_time_and_the_job_goes_on_as_it_was(tmp_path: Path, mo
 
 async def test_a_wish_that_the_end_of_the_job_makes_void_is_told_so(tmp_path: Path) -> None:
     """A job that has ended goes on with nothing."""
-    target, asked = Target(), asked_for(4, 60.0)
+    target, asked = Target(), rescale_asked(4, 60.0)
     job = RunningJob(numbers_flow(target), tmp_path, parallelism=2)
     await job.rows_in(target, 100)
     job.runner.rescale(RescaleRequest(asked.id, asked.parallelism))

@@ -10,7 +10,7 @@ import pytest
 from barrier_runtime import CollectSink, Dataflow
 from barrier_runtime.connectors.memory.iterator import IteratedRows
 from barrier_runtime.connectors.source import Split
-from barrier_runtime.launch import patient_listing
+from barrier_runtime.launch import prepare
 from barrier_runtime.state.errors import Unavailable
 
 
@@ -34,7 +34,7 @@ class Away(IteratedRows):
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patient_listing, "_AGAIN_S", 0.001)
+    monkeypatch.setattr(prepare, "_AGAIN_S", 0.001)
 
 
 def test_a_job_begins_when_its_server_answers_and_says_once_that_it_waits(caplog: pytest.LogCaptureFixture) -> None:

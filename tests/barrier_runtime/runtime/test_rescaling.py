@@ -11,7 +11,7 @@ import pytest
 from failing_upload import FailingUpload
 
 from barrier_runtime import Dataflow, JsonlSink, ValueState
-from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.open import open_store
 from tests.integration.harness import visible_files

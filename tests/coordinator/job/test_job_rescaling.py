@@ -24,7 +24,7 @@ from barrier_runtime.coordinator.wire.messages import (
     Start,
     Trigger,
 )
-from barrier_runtime.launch.steering.rescaling import RescaleFailed, wait_for_rescale
+from barrier_runtime.launch.requests import RescaleFailed, wait_for_rescale
 from barrier_runtime.state.store.memory import MemoryStore
 
 PATIENCE_MS = 5_000

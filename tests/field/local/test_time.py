@@ -19,7 +19,7 @@ from barrier_runtime import (
     count,
 )
 from barrier_runtime.api.dataflow import Stream
-from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.state.errors import InvalidJob
 
 MS, HOUR = datetime.timedelta(milliseconds=1), 3_600_000

@@ -25,7 +25,7 @@ from barrier_runtime.connectors.files.source.listing import FoundFile, fingerpri
 from barrier_runtime.connectors.files.source.parquet import ParquetFiles
 from barrier_runtime.connectors.files.source.watch import WatchedFiles
 from barrier_runtime.connectors.source import Source
-from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot

@@ -10,7 +10,7 @@ import pytest
 
 from barrier_runtime import CollectSink, Dataflow
 from barrier_runtime.connectors.memory.poll import PollReader
-from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
 
 SCHEMA = pa.schema([("n", pa.int64())])

@@ -16,7 +16,7 @@ from source_harness import opened, rows_of, snapshot_of, spec_of
 
 from barrier_runtime import CollectSink, Dataflow, JsonlSink
 from barrier_runtime.connectors.memory.iterator import IteratedRows
-from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
 from tests.drawn import examples

@@ -35,7 +35,7 @@ from barrier_runtime import (
     variance,
 )
 from barrier_runtime.api.dataflow import preview_of_restore
-from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.operators.aggregation.running import RunningAggregateOperator
 from tests.drawn import examples
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from operator_harness import Driven, Slots, World
 
 from barrier_runtime import CollectSink, Dataflow, InvalidJob
-from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.operators.functions.process_groups import BatchKeys, ProcessGroupsOperator
 from barrier_runtime.state.errors import UserCodeError
 from tests.drawn import examples

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from barrier_runtime import CollectSink, Dataflow, InvalidJob, ListState, MapState, ReducingState, ValueState
-from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.operators.state.described_types import value_type
 from barrier_runtime.state.snapshots.value_types import ValueType, misfit
 from tests.barrier_runtime.operators.state.test_evolution import after

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime import CollectSink, Dataflow, Tumbling, count
-from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.launch.outcome import JobFailed
 
 ROWS, STEP = 4_000, timedelta(milliseconds=10)  # of event time between two rows
 START = datetime(2026, 1, 1, tzinfo=timezone.utc)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime import CollectSink, Dataflow, Tumbling
-from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.launch.outcome import JobFailed
 from tests.unpacked import unpack
 
 ARCHIVE = Path(__file__).resolve().parents[3] / "stored" / "77e61a9-whole-windows.tar.xz"

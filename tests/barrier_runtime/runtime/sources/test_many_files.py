@@ -17,7 +17,7 @@ from barrier_runtime import Dataflow, JsonlSink
 from barrier_runtime.connectors.name_set import RECORD_BYTES, NameSet, merged
 from barrier_runtime.connectors.source import Discovery, Polled, Split
 from barrier_runtime.graph.job_graph import SourceSpec
-from barrier_runtime.launch.result import JobFailed
+from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.operators.base import Capture
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.runtime.sources.progress import RUN_VALUE, SPLITS_VALUE, SourceProgress

@@ -1,0 +1,407 @@
+"""Display of a run and of a stream's rows: progress lines on standard error, a widget in a notebook, the first rows.
+
+`Follower` compares each status with the one before. What died is told once, when the job runs again (with how long that
+took), or after 5 s if it does not by then.
+"""
+
+import asyncio
+import contextlib
+import html
+import io
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol, TextIO, TypeAlias
+
+import pyarrow as pa
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from barrier_runtime.connectors.memory.callable import CallableSink
+from barrier_runtime.connectors.source import RedeliveringSource
+from barrier_runtime.coordinator.page.job_view import live
+from barrier_runtime.coordinator.status.health import what_died
+from barrier_runtime.coordinator.status.status import JobStatus, RecoveryStatus, TakeoverStatus
+from barrier_runtime.coordinator.wire.messages import JobSpec
+from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.graph.logical import Input, Plan, SourceNode, StepNode
+from barrier_runtime.launch.options import JobOptions
+from barrier_runtime.runtime.sinks.operator import SinkOperator
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
+from barrier_runtime.state.store.object_store import ObjectStore
+
+_HANGS_MS = 5_000  # a recovery that lasts longer is told while it goes on
+_LONGEST = 160  # characters of a reason
+_LEAST_S = 0.5  # a rate over less time says nothing
+_NAME = 12  # characters of a sink's name that are shown, however narrow the terminal is
+
+
+class Follower:
+    """`happened` gives the lines about what died since the status before. Each is given once."""
+
+    def __init__(self) -> None:
+        self._ran = False  # before, nothing has died that was of use already
+        self._told: set[int] = set()  # generations whose recovery has been told to its end
+        self._hanging: set[int] = set()  # those of which it was told that they go on
+        self._takeovers = 0
+        self._rate: float | None = None
+        self._at: tuple[int, int] | None = None  # clock and records of the sources at the last measured rate
+
+    def happened(self, status: JobStatus) -> list[str]:
+        lines = []
+        if not self._ran:  # what was before this program began is not news, and a start is not a recovery
+            self._ran = status.phase == "running"
+            self._takeovers = status.taken_over
+            self._told = {each.token for each in status.recoveries}
+        for recovery in status.recoveries:
+            if recovery.token in self._told:
+                continue
+            line = self._recovery(status, recovery)
+            if line:
+                lines.append(f"job {status.job}: {line}")
+        new = status.taken_over - self._takeovers
+        if new > 0:
+            self._takeovers = status.taken_over
+            lines += [f"job {status.job}: {_takeover(each)}" for each in status.takeovers[-new:]]
+        return lines
+
+    def _recovery(self, status: JobStatus, recovery: RecoveryStatus) -> str:
+        if recovery.running_ms is not None:
+            self._told.add(recovery.token)
+            took_ms = recovery.running_ms - recovery.started_ms
+            return f"{_short(what_died(recovery.reason))}; {_begins(status)}; back after {took_ms:,} ms"
+        lasts_ms = status.at_ms - recovery.started_ms
+        if lasts_ms < _HANGS_MS or recovery.token in self._hanging:
+            return ""
+        self._hanging.add(recovery.token)
+        waits = f", waits for {_slots(status.missing_slots)}" if status.missing_slots else ""
+        return f"{_short(what_died(recovery.reason))}; {_begins(status)}; not back after {lasts_ms / 1000:.0f} s{waits}"
+
+    def lines(self, status: JobStatus, width: int | None = None) -> list[str]:
+        """One for each sink; one for the job while it has no figures of a sink. What does not fit into `width` columns
+        is told in fewer words, and then the name of the sink is cut."""
+        rate = self._rows_per_s(status)
+        speed = "" if rate is None else f", {rate:,.0f}/s"
+        heads = [f"{status.records:,} rows{read}{speed}" for read in (" read", "")]
+        if status.phase != "running":
+            why = f" ({_short(what_died(status.reason))})" if status.reason else ""
+            heads = [f"{status.phase}{why}", status.phase]
+        sinks = sorted({name for chain in status.chains for name in chain.sinks})
+        if not sinks:
+            return [f"{status.job}: {heads[0]}"]
+        whole, brief = heads
+        return [
+            _fitting(sink, width, whole + _in_words(status, sink), brief + _in_brief(status, sink)) for sink in sinks
+        ]
+
+    def _rows_per_s(self, status: JobStatus) -> float | None:
+        """Of all sources, since the last status half a second ago or more. None: not known yet."""
+        if self._at is None or status.records < self._at[1]:
+            self._at, self._rate = (status.at_ms, status.records), None
+        passed_s = (status.at_ms - self._at[0]) / 1000
+        if passed_s >= _LEAST_S:
+            self._rate = (status.records - self._at[1]) / passed_s
+            self._at = status.at_ms, status.records
+        return self._rate
+
+
+def _takeover(takeover: TakeoverStatus) -> str:
+    if not takeover.ended or takeover.away_ms is None:
+        return "another coordinator process leads now; the slots went on"
+    return f"the coordinator, {_short(takeover.ended)}; the slots went on; back after {takeover.away_ms:,} ms"
+
+
+def _begins(status: JobStatus) -> str:
+    if not status.restored_checkpoint:
+        return "all slots begin again from the start"
+    return f"all slots go on from checkpoint {status.restored_checkpoint}"
+
+
+def _slots(missing: tuple[int, ...]) -> str:
+    return f"slot{'s' if len(missing) > 1 else ''} " + ", ".join(map(str, missing[:8]))
+
+
+def _fitting(sink: str, width: int | None, whole: str, brief: str) -> str:
+    line = f"{sink}: {whole}"
+    if width is None or len(line) <= width:
+        return line
+    room = max(_NAME, width - len(brief) - 2)
+    name = sink if len(sink) <= room else f"{sink[: room - 1]}…"
+    return f"{name}: {brief}"
+
+
+def _in_words(status: JobStatus, sink: str) -> str:
+    upto, failing, latencies = _of_sink(status, sink)
+    parts = [] if upto is None else [f"visible through checkpoint {upto}"]
+    parts += [f"{kind} p99 {p99:,.0f} ms" for kind, p99 in latencies.items()]
+    if failing:
+        parts.append(f"its commit has failed {failing} time{'s' if failing > 1 else ''}")
+    return "".join(f" · {part}" for part in parts)
+
+
+def _in_brief(status: JobStatus, sink: str) -> str:
+    """Latencies as processed/visible."""
+    upto, failing, latencies = _of_sink(status, sink)
+    parts = [] if upto is None else [f"checkpoint {upto}"]
+    if failing:
+        parts.append(f"{failing} failed commit{'s' if failing > 1 else ''}")
+    if latencies:
+        parts.append(f"p99 {'/'.join(f'{p99:,.0f}' for p99 in latencies.values())} ms")
+    return "".join(f" · {part}" for part in parts)
+
+
+def _of_sink(status: JobStatus, sink: str) -> tuple[int | None, int, dict[str, float]]:
+    """The checkpoint through which its rows are visible; how often its commit has failed; p99 by kind, in ms."""
+    through = [upto for key, upto in status.commits.through.items() if key.rpartition("/")[0] == sink]
+    told = {kind: status.latency_last_minute.get(f"{sink}:{kind}") for kind in ("processed", "visible")}
+    troubles = [each for each in status.commits.troubles if each.sink.rpartition("/")[0] == sink]
+    latencies = {kind: latency.p99 for kind, latency in told.items() if latency is not None and latency.count}
+    return min(through, default=None), max((each.attempts for each in troubles), default=0), latencies
+
+
+def _short(text: str) -> str:
+    """The first line: a traceback is in the status and on the page."""
+    first = text.strip().splitlines()[0] if text.strip() else "the job was interrupted"
+    return first if len(first) <= _LONGEST else f"{first[: _LONGEST - 1]}…"
+
+
+Show: TypeAlias = Callable[[JobStatus], None]
+
+_PLAIN_S = 60.0  # between two plain lines of a sink; output that is kept must not grow by the second
+
+
+@contextmanager
+def progress_shown(stream: TextIO | None = None, every_s: float = _PLAIN_S, *, plain: bool = False) -> Iterator[Show]:
+    """A function to call with each status: it updates one line per sink on a terminal, and elsewhere prints a plain
+    line per sink and minute. `stream`: standard error by default. `plain`: no line is overwritten, because other
+    processes write to this terminal, too."""
+    out = sys.stderr if stream is None else stream
+    if out is None:  # a program without a console
+        yield lambda status: None
+        return
+    console = Console(file=out, highlight=False)
+    follower = Follower()
+    if plain or not console.is_terminal:
+        yield _Plain(follower, out, every_s)
+        return
+    with Live(Text(), console=console, transient=True, auto_refresh=False) as live:
+
+        def update(status: JobStatus) -> None:
+            for line in follower.happened(status):
+                live.console.print(line, markup=False, soft_wrap=True)
+            text = Text("\n").join(Text(line) for line in follower.lines(status, console.width))
+            text.no_wrap, text.overflow = True, "ellipsis"  # a line that wraps could not be written over
+            live.update(text, refresh=True)
+
+        yield update
+
+
+class _Plain:
+    def __init__(self, follower: Follower, out: TextIO, every_s: float) -> None:
+        self._follower = follower
+        self._out = out
+        self._every_s = every_s
+        self._told_s = time.monotonic()  # a job that ends within the time needs no line: its result is printed
+
+    def __call__(self, status: JobStatus) -> None:
+        lines = self._follower.happened(status)
+        now_s = time.monotonic()
+        progress = self._follower.lines(status)  # each time: it measures rates
+        if now_s - self._told_s >= self._every_s:
+            self._told_s = now_s
+            lines += progress
+        for line in lines:
+            print(line, file=self._out, flush=True)
+
+
+_WIDGET_EVERY_S = 1.0
+_FIGURES = (
+    ("rows read", "records"),
+    ("now", "rate"),
+    ("checkpoints", "completed"),
+    ("last took", "checkpoint_took"),
+    ("processed, p99", "processed_p99"),
+    ("visible, p99", "visible_p99"),
+    ("state", "state"),
+)
+
+
+class Watched(Protocol):
+    """A job's handle."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def status(self) -> JobStatus: ...
+
+    def line(self) -> str: ...
+
+    def stop(self) -> None: ...
+
+
+def live_widget(handle: Watched) -> Any | None:
+    """A widget for a notebook: figures that change by themselves, and a button that stops the job. None if ipywidgets
+    is not installed."""
+    try:
+        import ipywidgets
+    except ImportError:
+        return None
+    shown = ipywidgets.HTML(value=_widget_text(handle))
+    stop = ipywidgets.Button(description="Stop", tooltip="take a last checkpoint, commit it and end the job")
+    stop.on_click(lambda _: handle.stop())
+    box = ipywidgets.HBox([shown, stop])
+    over = threading.Event()
+
+    def follow() -> None:
+        while not over.wait(_WIDGET_EVERY_S):
+            ended = handle.done
+            shown.value = _widget_text(handle)
+            if ended:
+                stop.disabled = True
+                return
+
+    threading.Thread(target=follow, name="barrier-widget", daemon=True).start()
+    box.observe(lambda _: over.set(), "comm")  # the cell's output has gone
+    return box
+
+
+def _widget_text(handle: Watched) -> str:
+    with contextlib.suppress(BarrierRuntimeError):
+        return table_of(handle.status())
+    return f"<pre>{html.escape(handle.line())}</pre>"
+
+
+def table_of(status: JobStatus) -> str:
+    """HTML. `at_ms` is the coordinator's clock: of a job that has ended it is 0, and nothing has an age."""
+    figures = live(status, status.at_ms)
+    cells = "".join(
+        f'<td style="padding:2px 14px 2px 0"><small>{name}</small><br><b>{html.escape(figures[key])}</b></td>'
+        for name, key in _FIGURES
+    )
+    title = html.escape(f"{status.job}: {status.condition or status.phase}")
+    reason = html.escape(status.condition_reason[:300])
+    return f"<div><b>{title}</b> {reason}<table><tr>{cells}</tr></table></div>"
+
+
+class Rows:
+    """What `Stream.preview` gives. `table` has the rows; the last expression of a notebook's cell shows them."""
+
+    def __init__(self, table: pa.Table, wanted: int) -> None:
+        self.table = table
+        self._wanted = wanted
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def to_pandas(self) -> Any:
+        return self.table.to_pandas()
+
+    def __repr__(self) -> str:
+        from rich.console import Console
+
+        out = io.StringIO()
+        # In a notebook rich would write to the cell's output instead.
+        Console(file=out, width=160, force_jupyter=False, force_terminal=False).print(rich_table(self.table))
+        return f"{out.getvalue()}{self._note}"
+
+    def _repr_html_(self) -> str:
+        head = "".join(
+            f'<th style="text-align:left">{html.escape(field.name)}<br>'
+            f"<small>{html.escape(str(field.type))}</small></th>"
+            for field in self.table.schema
+        )
+        rows = "".join(
+            "<tr>" + "".join(f'<td style="text-align:left">{html.escape(text)}</td>' for text in _texts(row)) + "</tr>"
+            for row in self.table.to_pylist()
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table><small>{self._note}</small>"
+
+    @property
+    def _note(self) -> str:
+        fewer = "" if len(self) >= self._wanted else ": the stream has no more, or none came in time"
+        return f"{len(self)} rows{fewer}"
+
+
+def rich_table(table: pa.Table) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    shown = Table()
+    for field in table.schema:
+        shown.add_column(escape(f"{field.name}\n{field.type}"), overflow="fold")
+    for row in table.to_pylist():
+        shown.add_row(*map(escape, _texts(row)))
+    return shown
+
+
+def _texts(row: dict[str, Any]) -> list[str]:
+    return ["" if value is None else str(value) for value in row.values()]
+
+
+_SINK = "first-rows"
+_LONGEST_S = 86_400
+
+
+def first_rows(plan: Plan, stream: Input, rows: int, within_s: float | None = None) -> pa.Table:
+    """At most `rows` rows of `stream` that come within `within_s` seconds.
+
+    The steps that lead to the stream run in this process, without the flow's sinks and checkpoints, with one subtask
+    each, and stop when there are enough rows. Raises what a job raises that fails."""
+    if not isinstance(rows, int) or rows < 1:
+        raise InvalidJob(f"show: {rows!r} rows: give a whole number from 1 on")
+    if within_s is not None and not 0 < within_s <= _LONGEST_S:
+        raise InvalidJob(f"preview: within={within_s!r}: give seconds above 0, at most {_LONGEST_S}")
+    from barrier_runtime.launch.local import make_runner, run_graph, run_prepared
+
+    found: list[pa.RecordBatch] = []
+    enough: list[Callable[[], object]] = []
+
+    def take(batch: pa.RecordBatch) -> None:
+        found.append(batch)
+        if sum(each.num_rows for each in found) >= rows:
+            for stop in enough:
+                stop()
+
+    async def until_enough(graph: JobGraph, spec: JobSpec, store: ObjectStore, options: JobOptions) -> JobStatus:
+        runner = make_runner(spec, store)
+        loop = asyncio.get_running_loop()
+        enough.append(partial(loop.call_soon_threadsafe, runner.stop, "now"))
+        if within_s is not None:
+            loop.call_later(within_s, runner.stop, "now")
+        return await run_graph(graph, spec, store, options, runner)
+
+    options = JobOptions.for_local_run({"parallelism": 1})
+    run_prepared(_leading_to(plan, stream, CallableSink(take)), options, until_enough)
+    return pa.Table.from_batches(found).slice(0, rows) if found else pa.table({})
+
+
+def _leading_to(plan: Plan, stream: Input, sink: CallableSink) -> Plan:
+    """The steps that `stream` comes of, and `sink` after it."""
+    wanted, todo = set(), [stream.node]
+    while todo:
+        number = todo.pop()
+        node = plan.nodes[number]
+        if number not in wanted and isinstance(node, StepNode):
+            todo += [each.node for each in node.inputs]
+        wanted.add(number)
+    part = Plan(plan.name)
+    places: dict[int, int] = {}
+    for number in sorted(wanted):
+        node = plan.nodes[number]
+        if isinstance(node, SourceNode) and isinstance(node.source, RedeliveringSource):
+            raise InvalidJob(
+                f"show: source {node.name!r} has messages that are gone once they were read: show a stream of a file, "
+                "or write to a sink"
+            )
+        if isinstance(node, StepNode):
+            node = replace(node, inputs=tuple(replace(each, node=places[each.node]) for each in node.inputs))
+        places[number] = part.add(node)
+    make = partial(SinkOperator, make_sink=lambda: sink)
+    ends_in = (replace(stream, node=places[stream.node]),)
+    part.add(StepNode(_SINK, "sink", ends_in, make, None, stateful=True, is_sink=True, guarantee=sink.guarantee))
+    return part

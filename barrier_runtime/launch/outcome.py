@@ -1,0 +1,185 @@
+"""Outcome of a call, as a user's program sees it: a job's result, or an error without the frames of this package.
+
+An error's message says what is wrong and what to do. The dozen frames between the user's call and the line that noticed
+the error say nothing, so `plain_errors` cuts them off (the logger `barrier_runtime` has them at level DEBUG). Broken
+laws and broken files keep their frames: somebody must look into our code. `__cause__` is the user's own exception, if
+there is one, with its traceback from the user's first frame on, for debuggers and collectors of errors.
+"""
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, Literal, TypeVar
+
+from barrier_runtime.connectors.declared_kinds import wrong_arguments_of
+from barrier_runtime.coordinator.metric_table import SKIPPED_ROWS
+from barrier_runtime.coordinator.status.metrics import over_slots
+from barrier_runtime.coordinator.status.status import JobStatus
+from barrier_runtime.operators.user_code import from_users_frame
+from barrier_runtime.state.errors import (
+    BarrierRuntimeError,
+    Corrupt,
+    Fenced,
+    InvalidJob,
+    ProtocolViolation,
+    UserCodeError,
+    is_internal,
+)
+
+_ENOUGH = 300  # characters that tell one error from others; long ones are shortened on their way
+
+
+class JobFailed(BarrierRuntimeError):
+    """The job ended in failure; the text ends with the remedy. If a function of the user raised, `__cause__` is that
+    exception after `run_local`; on Spark the text begins with its traceback. `told` is all of it as text."""
+
+    def __init__(self, message: str, status: JobStatus | None = None, told: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.told = told or message
+
+
+@dataclass(frozen=True, repr=False)
+class JobResult:
+    """`status` is the coordinator's last word on the job."""
+
+    status: JobStatus
+
+    @property
+    def records(self) -> int:
+        """Rows that the sources have read, each counted once however often it was replayed."""
+        return self.status.records
+
+    def __str__(self) -> str:
+        """One line for people; everything else is in `status`."""
+        checkpoints = self.status.checkpoints
+        last = (
+            f", the last is {checkpoints.last_completed.checkpoint}" if checkpoints.last_completed is not None else ""
+        )
+        skipped = over_slots(SKIPPED_ROWS, (slot.metrics for slot in self.status.slots))
+        return (
+            f"job {self.status.job} {self.status.outcome}: {self.records:,} records read, "
+            f"{f'{skipped:,.0f} rows skipped, ' if skipped else ''}{checkpoints.completed} checkpoints completed{last}"
+        )
+
+    def __repr__(self) -> str:
+        return f"<JobResult: {self}>"
+
+
+@contextmanager
+def interruption_told(job: str, goes_on: bool) -> Iterator[None]:
+    """Ctrl-C within leaves with what has become of the job, instead of the frames in which it happened to come.
+    `goes_on`: whether there are checkpoints that the next run finds."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        then = "; the next run goes on from there" if goes_on else ""
+        raise KeyboardInterrupt(f"job {job} was stopped; what its last checkpoint covers is committed{then}") from None
+
+
+def how_to_stop(mode: str, drain: bool, savepoint: str | None = None) -> Literal["checkpoint", "drain", "now"]:
+    """What `stop` of a handle asks the coordinator for. Raises `InvalidJob` for what cannot be meant."""
+    if mode not in ("checkpoint", "now"):
+        raise InvalidJob(
+            f"stop: mode={mode!r}: use 'checkpoint' (after a last one) or 'now'; drain=True ends the sources first"
+        )
+    if savepoint is not None and mode == "now":
+        raise InvalidJob('stop("now") takes no last checkpoint, so there can be no savepoint: use "checkpoint"')
+    if drain and mode == "now":
+        raise InvalidJob('stop("now") does not wait for what draining emits: use "checkpoint"')
+    return "drain" if drain else "now" if mode == "now" else "checkpoint"
+
+
+def raise_unless_ended_well(status: JobStatus, troubles: Sequence[BaseException] = ()) -> None:
+    """`Fenced` when another run took the job over, `JobFailed` when it failed; nothing when finished or stopped.
+    `troubles`: what slots of this process raised."""
+    if status.outcome in ("fenced", "replaced"):
+        raise Fenced(status.error or status.reason)
+    if status.outcome not in ("finished", "cancelled"):
+        told = status.error or status.reason or f"job {status.job} ended as {status.outcome}"
+        for trouble in troubles:
+            if trouble.__cause__ is not None and str(trouble)[:_ENOUGH] in told and not is_internal(trouble):
+                message = str(trouble.args[0]) if isinstance(trouble, UserCodeError) else told
+                raise JobFailed(message, status, told) from from_users_frame(trouble.__cause__)
+        raise JobFailed(told, status)
+
+
+log = logging.getLogger("barrier_runtime")
+
+C = TypeVar("C", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class WrongCall(InvalidJob, TypeError):
+    """A method was called with other arguments than it has."""
+
+
+def plain_errors(cls: C) -> C:
+    """Class decorator: errors leave its public methods without our frames; wrong kinds of arguments are refused."""
+    for name, method in list(vars(cls).items()):
+        if isinstance(method, FunctionType) and not name.startswith("_"):
+            setattr(cls, name, plainly(method))
+    return cls
+
+
+def plainly(method: F) -> F:
+    """The method, as `plain_errors` has it."""
+    wrong_argument = wrong_arguments_of(method)
+
+    @functools.wraps(method)
+    def called(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            told = wrong_argument(arguments, keywords)
+            if told:
+                hint = f": {_name_first(method)}" if told.startswith("name=") else ""
+                raise WrongCall(f"{_called(method, arguments)}: {told}{hint}")
+            return method(*arguments, **keywords)
+        except (Corrupt, ProtocolViolation):
+            raise
+        except BarrierRuntimeError as error:
+            log.debug("%s raised %s", method.__qualname__, type(error).__name__, exc_info=True)
+            raise error.with_traceback(None) from (None if is_internal(error) else error.__cause__)
+        except KeyboardInterrupt as interrupted:
+            if not interrupted.args:  # it came where nothing ran
+                raise
+            raise interrupted.with_traceback(None) from None
+        except TypeError:
+            wrong = _wrong_call(method, arguments, keywords)
+            if wrong is None:
+                raise
+            raise wrong from None
+
+    return called  # type: ignore[return-value]
+
+
+def _wrong_call(method: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> WrongCall | None:
+    """None: the arguments fit, so it was something inside that raised."""
+    signature = inspect.signature(method)
+    try:
+        signature.bind(*arguments, **keywords)
+    except TypeError as error:
+        _, *takes = signature.parameters.values()
+        named = bool(takes) and takes[0].name == "name" and takes[0].default is inspect.Parameter.empty
+        nameless = named and not isinstance(keywords.get("name", arguments[1] if len(arguments) > 1 else None), str)
+        shown = signature.replace(
+            parameters=[each.replace(annotation=inspect.Parameter.empty) for each in takes],
+            return_annotation=inspect.Signature.empty,
+        )
+        remedy = _name_first(method) if nameless else f"it takes {shown}"
+        return WrongCall(f"{_called(method, arguments)}: {error}: {remedy}")
+    return None
+
+
+def _name_first(method: Callable[..., Any]) -> str:
+    return f"the first argument is the step's name, a string, as in {method.__name__}('some-name', …)"
+
+
+def _called(method: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
+    owner, _, _ = method.__qualname__.rpartition(".")
+    if arguments and not isinstance(arguments[0], type):  # the method may be one that its class inherits
+        owner = type(arguments[0]).__name__
+    return f"{owner}.{method.__name__}"

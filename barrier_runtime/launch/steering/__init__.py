@@ -1,1 +1,0 @@
-"""What a program asks of its running job, and waits for: savepoints, another number of slots, another program."""
