@@ -256,18 +256,28 @@ def _window(kind: Any, **options: Any) -> Made:
     return made
 
 
+_LATER: dict[str, Any] = {"allowed_lateness": 25 * MS}
 _WINDOWS = {
     "tumbling": _window(Tumbling(20 * MS)),
     "sliding": _window(Sliding(20 * MS, 5 * MS)),
     "session": _window(Session(12 * MS)),
-    "tumbling_with_lateness": _window(Tumbling(20 * MS), allowed_lateness=25 * MS),
-    "sliding_with_lateness": _window(Sliding(20 * MS, 10 * MS), allowed_lateness=25 * MS),
-    "session_with_lateness": _window(Session(12 * MS), allowed_lateness=25 * MS),
+    "tumbling_with_lateness": _window(Tumbling(20 * MS), **_LATER),
+    "sliding_with_lateness": _window(Sliding(20 * MS, 10 * MS), **_LATER),
+    "session_with_lateness": _window(Session(12 * MS), **_LATER),
     "tumbling_early": _window(Tumbling(40 * MS), early=Every(10 * MS)),
+    "tumbling_early_with_lateness": _window(Tumbling(20 * MS), early=Every(10 * MS), **_LATER),
     "tumbling_early_by_rows": _window(Tumbling(40 * MS), early=Every(rows=2)),
+    "tumbling_early_by_rows_with_lateness": _window(Tumbling(20 * MS), early=Every(rows=2), **_LATER),
+    "sliding_early_by_rows_with_lateness": _window(
+        Sliding(20 * MS, 10 * MS), early=Every(rows=2, accumulate=False), **_LATER
+    ),
     "tumbling_by_own_trigger": _window(Tumbling(40 * MS), early=Every3()),
+    "tumbling_by_own_trigger_with_lateness": _window(Tumbling(20 * MS), early=Every3(), **_LATER),
     "sliding_by_own_trigger": _window(Sliding(40 * MS, 20 * MS), early=Every3()),
+    "sliding_by_own_trigger_with_lateness": _window(Sliding(20 * MS, 10 * MS), early=Every3(), **_LATER),
     "session_early": _window(Session(30 * MS), early=Every(10 * MS)),
+    "session_early_with_lateness": _window(Session(12 * MS), early=Every(10 * MS), **_LATER),
+    "session_early_by_rows_with_lateness": _window(Session(12 * MS), early=Every(rows=2), **_LATER),
     "tumbling_of_negative_offset": _window(Tumbling(20 * MS, -7 * MS)),
 }
 _VARIANTS = {
@@ -276,6 +286,12 @@ _VARIANTS = {
     "session_early",
     "sliding_by_own_trigger",
     "session_with_lateness",
+    "tumbling_early_with_lateness",
+    "sliding_early_by_rows_with_lateness",
+    "tumbling_by_own_trigger_with_lateness",
+    "sliding_by_own_trigger_with_lateness",
+    "session_early_with_lateness",
+    "session_early_by_rows_with_lateness",
     "join_semi",
     "join_anti",
 }

@@ -52,7 +52,7 @@ class Windows(WindowEntries):
         self.kept = ByStart()  # and kept for late rows
         self._by_group: Batch | None = None  # what was given back in the order of key groups
         self._loaded = 0  # of `ColumnTable.loaded`, which `bounds` knows of
-        self.held: list[tuple[pa.RecordBatch, Ints]] | None = None  # results that wait, and event time at each
+        self.held: list[tuple[pa.RecordBatch, Ints]] | None = None  # results that wait, and the row that brings each
         self._rule = OnClose(self) if trigger is None else trigger.rule(self)
         self.evictable = self._rule.evictable
 
@@ -193,8 +193,8 @@ class Windows(WindowEntries):
             in_time = np.flatnonzero(~again)
             self._rule.add(rows.take(pa.array(in_time)), starts[in_time], batch, of_row[in_time], emit)
             if again.any():
-                event_times = self.event_times(batch, of_row[again])
-                self._rule.fire_again(rows.take(pa.array(np.flatnonzero(again))), starts[again], event_times, emit)
+                late = rows.take(pa.array(np.flatnonzero(again)))
+                self._rule.fire_again(late, starts[again], batch, of_row[again], emit)
         return cut
 
     def reach(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
@@ -283,13 +283,6 @@ class Windows(WindowEntries):
             waiting = np.minimum(waiting, self.due.first)
         due = np.flatnonzero(waiting < self.window.first_open_starts(reached))
         return (int(of_row[due[0]]), int(reached[due[0]])) if len(due) else None
-
-    def event_times(self, batch: Batch, of_row: Ints | None) -> Ints:
-        """Event time at these rows of a batch (None: at all)."""
-        if batch.reached is None:
-            return np.full(len(batch) if of_row is None else len(of_row), self.operator.watermark_ms)
-        event_times = np.maximum(batch.reached, self.operator.watermark_ms)
-        return event_times if of_row is None else event_times[of_row]
 
     def remove(self, row_ids: Ints) -> None:
         self._rule.removed(row_ids)
@@ -391,8 +384,8 @@ class Windows(WindowEntries):
         self.table.mark_dirty(order.row_ids)
         return updates
 
-    def fire_again(self, rows: pa.RecordBatch, starts: Ints, event_times: Ints, emit: Emit) -> None:
-        """Rows of windows that are over: each emits its window as it is with it."""
+    def fire_again(self, rows: pa.RecordBatch, starts: Ints, batch: Batch, of_row: Ints, emit: Emit) -> None:
+        """Rows `of_row` of `batch`, of windows that are over: each row emits its window as the window is with it."""
         row_ids = self.entries_of_over(rows, starts)
         order = RunningOrder.of(row_ids)
         updates = self.next_updates(order)
@@ -400,10 +393,14 @@ class Windows(WindowEntries):
         self.bounds.forget_all()
         ends = self.window.ends(starts)
         results = self.results(row_ids, self.fields_of(row_ids), ends, accumulators, updates)
-        self.send(results, event_times, emit)
+        self.send_for(results, batch, of_row, emit)
 
-    def send(self, results: pa.RecordBatch, reached: Ints, emit: Emit, emit_ns: int | None = None) -> None:
+    def send_for(self, results: pa.RecordBatch, batch: Batch, of_row: Ints, emit: Emit) -> None:
+        """Send results that rows `of_row` of `batch` bring, a row for each result, in the order of the rows."""
+        watermark_ms = self.operator.watermark_ms
         if self.held is not None:
-            self.held.append((results, reached))
+            self.held.append((results, of_row))
+        elif batch.reached is None:
+            self.send(results, np.full(len(of_row), watermark_ms), emit)
         else:
-            super().send(results, reached, emit, emit_ns)
+            self.send(results, np.maximum(batch.reached[of_row], watermark_ms), emit)

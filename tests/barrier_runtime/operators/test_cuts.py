@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from cut_bench import STEPS, Bench, CutSource, Step
-from cut_functions import MS, SCHEMA
+from cut_functions import MS, SCHEMA, Every3
 from cut_steps import pairs
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,6 +22,7 @@ from barrier_runtime import (
     TTL,
     CollectSink,
     Dataflow,
+    Every,
     MapState,
     ProcessContext,
     Session,
@@ -130,6 +131,20 @@ def windows_that_wait(stream: Stream) -> Stream:
     return window.aggregate(rows=count(), n=max_("n"), x=mean("n"))
 
 
+def timers_of_windows_that_wait(stream: Stream) -> Stream:
+    """Of early results by rows, and of results for late rows."""
+    window = stream.key_by("k").window(
+        "w", Sliding(20 * MS, 10 * MS), event_time="t", early=Every(rows=2), allowed_lateness=25 * MS
+    )
+    results = window.aggregate(rows=count(), n=max_("n"))
+    return _timers_at_ends(results)
+
+
+def timers_of_own_trigger_that_waits(stream: Stream) -> Stream:
+    window = stream.key_by("k").window("w", Tumbling(20 * MS), event_time="t", early=Every3(), allowed_lateness=25 * MS)
+    return _timers_at_ends(window.aggregate(rows=count(), n=max_("n")))
+
+
 def sliding_windows(stream: Stream) -> Stream:
     """In slices; with late rows, as rows like the others."""
     window = stream.key_by("k").window("w", Sliding(20 * MS, 5 * MS), event_time="t")
@@ -143,7 +158,11 @@ def sliding_windows(stream: Stream) -> Stream:
 
 
 def timers_of_windows(stream: Stream) -> Stream:
-    counted = windows(stream).map(
+    return _timers_at_ends(windows(stream))
+
+
+def _timers_at_ends(results: Stream) -> Stream:
+    counted = results.map(
         lambda row: {"k": row["k"], "t": int(row["window_end"].timestamp() * 1000), "n": row["n"]}, schema=SCHEMA
     )
     return counted.key_by("k").process("arrivals", Arrivals, schema=SEEN)
@@ -175,6 +194,8 @@ FLOWS = [
     windows_that_wait,
     windows_of_sessions,
     timers_of_windows,
+    timers_of_windows_that_wait,
+    timers_of_own_trigger_that_waits,
     timers_of_sessions,
     steps_before,
     own_watermarks,
@@ -264,6 +285,21 @@ def test_late_rows_inside_one_batch_are_late(options: dict[str, Any]) -> None:
     assert [(row["window_start"].microsecond // 1000, row["rows"]) for row in given] == [(0, 1), (20, 2), (40, 1)]
 
 
+@pytest.mark.parametrize("kind", [Tumbling(20 * MS), Sliding(20 * MS, 20 * MS)])
+@pytest.mark.parametrize("accumulate", [True, False])
+def test_early_results_and_results_for_late_rows_keep_the_order_of_rows(kind: Any, accumulate: bool) -> None:
+    rows = [{"k": "a", "t": t, "n": n} for n, t in enumerate((1_005, 1_025, 1_010, 1_020, 1_011, 1_022))]
+
+    def step(stream: Stream) -> Stream:
+        early = Every(rows=2, accumulate=accumulate)
+        window = stream.key_by("k").window("w", kind, event_time="t", early=early, allowed_lateness=25 * MS)
+        return window.aggregate(last=max_("n"))
+
+    for sizes in ([1] * 6, [6], [3, 3]):
+        given = [(row["window_start"].microsecond // 1_000, row["last"]) for row in ran(rows, sizes, step, 0)]
+        assert given == [(0, 0), (0, 2), (20, 3), (0, 4), (20, 5)], sizes
+
+
 # ------------------------------------------------------------ each step alone and behind every other
 
 ROWS = 10
@@ -327,7 +363,10 @@ def test_two_steps_give_the_same_rows_however_they_are_cut(first: Step) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("first", ["map_batches_to_more", "process_groups", "lookup", "join", "tumbling"])
+@pytest.mark.parametrize(
+    "first",
+    ["map_batches_to_more", "process_groups", "lookup", "join", "tumbling", "tumbling_early_by_rows_with_lateness"],
+)
 @pytest.mark.parametrize("second", ["process_with_timers", "deduplicate_within"])
 def test_readers_of_event_time_behind_some_steps(first: str, second: str) -> None:
     """A sample of the pairs, for `make check`."""

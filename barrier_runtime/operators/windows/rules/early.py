@@ -48,17 +48,18 @@ class Early(OnClose):
         over: Bools = self.windows.table.columns[OVER][row_ids] > 0
         return over
 
-    def fire_again(self, rows: pa.RecordBatch, starts: Ints, event_times: Ints, emit: Emit) -> None:
+    def fire_again(self, rows: pa.RecordBatch, starts: Ints, batch: Batch, of_row: Ints, emit: Emit) -> None:
         windows = self.windows
         if self._accumulate:
-            windows.fire_again(rows, starts, event_times, emit)
+            windows.fire_again(rows, starts, batch, of_row, emit)
             return
         row_ids = windows.entries_of_over(rows, starts)
         updates = windows.next_updates(RunningOrder.of(row_ids))
         scratch = windows.initial(len(row_ids))
         self.add_to_scratch(scratch, np.arange(len(row_ids)), BatchValues(rows, windows.where), row_ids)
         ends = windows.window.ends(starts)
-        windows.send(windows.results(row_ids, windows.fields_of(row_ids), ends, scratch, updates), event_times, emit)
+        results = windows.results(row_ids, windows.fields_of(row_ids), ends, scratch, updates)
+        windows.send_for(results, batch, of_row, emit)
 
     def add_to_scratch(
         self, scratch: dict[str, npt.NDArray[Any]], of_row: Ints, values: BatchValues, entries: Ints
@@ -108,7 +109,7 @@ class EveryRows(Early):
         return (row, int(reached[row])) if later[row] else None
 
     def take(self, batch: Batch, emit: Emit) -> tuple[int, int] | None:
-        """Early results and those by late rows come of the same batch: in the order of event time."""
+        """Early results and results for late rows go out in the order of the rows that bring them."""
         windows = self.windows
         if not self.is_kept:
             return windows.take(batch, emit)
@@ -119,10 +120,10 @@ class EveryRows(Early):
         finally:
             windows.held = None
         if held:
-            reached = np.concatenate([each for _, each in held])
-            order = np.argsort(reached, kind="stable")
-            results = pa.Table.from_batches([each for each, _ in held]).combine_chunks().to_batches()[0]
-            windows.send(results.take(pa.array(order)), reached[order], emit)
+            of_row = np.concatenate([each for _, each in held])
+            order = np.argsort(of_row, kind="stable")
+            results = pa.concat_batches([each for each, _ in held])
+            windows.send_for(results.take(pa.array(order)), batch, of_row[order], emit)
         return cut
 
     def add(self, rows: pa.RecordBatch, starts: Ints, batch: Batch, of_row: Ints | None, emit: Emit) -> None:
@@ -154,7 +155,7 @@ class EveryRows(Early):
             ends = windows.window.ends(starts[fired])
             fields = windows.fields_of(row_ids[fired])
             results = windows.results(row_ids[fired], fields, ends, accumulators, updates, early=True)
-            windows.send(results, windows.event_times(batch, of_row)[fired], emit)
+            windows.send_for(results, batch, fired if of_row is None else of_row[fired], emit)
 
     def _in_parts(self, order: RunningOrder, parts: Ints, values: BatchValues, last: Ints) -> Columns:
         """Accumulators of the results that end with the ordered rows `last`; entries keep what is behind their last

@@ -80,8 +80,6 @@ class RuledWindows(Protocol):
 
     def next_updates(self, order: RunningOrder) -> Ints: ...
 
-    def event_times(self, batch: Batch, of_row: Ints | None) -> Ints: ...
-
     def fields_of(self, row_ids: Ints) -> list[Any]: ...
 
     def ordered(self, row_ids: Ints) -> Ints: ...
@@ -106,7 +104,7 @@ class RuledWindows(Protocol):
 
     def fire(self, row_ids: Ints, emit: Emit) -> None: ...
 
-    def fire_again(self, rows: pa.RecordBatch, starts: Ints, event_times: Ints, emit: Emit) -> None: ...
+    def fire_again(self, rows: pa.RecordBatch, starts: Ints, batch: Batch, of_row: Ints, emit: Emit) -> None: ...
 
     def fire_over(self, watermark_ms: int, emit: Emit) -> Iterator[None]: ...
 
@@ -117,6 +115,8 @@ class RuledWindows(Protocol):
     def remove(self, row_ids: Ints) -> None: ...
 
     def send(self, results: pa.RecordBatch, reached: Ints, emit: Emit, emit_ns: int | None = None) -> None: ...
+
+    def send_for(self, results: pa.RecordBatch, batch: Batch, of_row: Ints, emit: Emit) -> None: ...
 
 
 class OnClose:
@@ -159,9 +159,9 @@ class OnClose:
     def left_memory(self) -> None:
         """Some entries are not in memory; called after each batch then."""
 
-    def fire_again(self, rows: pa.RecordBatch, starts: Ints, event_times: Ints, emit: Emit) -> None:
+    def fire_again(self, rows: pa.RecordBatch, starts: Ints, batch: Batch, of_row: Ints, emit: Emit) -> None:
         """See `Windows.fire_again`."""
-        self.windows.fire_again(rows, starts, event_times, emit)
+        self.windows.fire_again(rows, starts, batch, of_row, emit)
 
     # ---- time
 

@@ -139,9 +139,9 @@ class OwnRule(EveryRows):
         fired = np.flatnonzero(fires)
         if len(fired):
             accumulators = {name: column[fired] for name, column in after.items()}
-            its, reached = row_ids[fired], windows.event_times(batch, of_row)[fired]
-            ends, fields = windows.window.ends(starts[fired]), windows.fields_of(its)
-            windows.send(windows.results(its, fields, ends, accumulators, numbers[fired], early=True), reached, emit)
+            its, ends = row_ids[fired], windows.window.ends(starts[fired])
+            results = windows.results(its, windows.fields_of(its), ends, accumulators, numbers[fired], early=True)
+            windows.send_for(results, batch, fired if of_row is None else of_row[fired], emit)
 
     def _asked(self, rows: pa.RecordBatch, row_ids: Ints) -> tuple[Bools, Bools]:
         """Which rows make their window fire, and which purge it."""
@@ -159,8 +159,8 @@ class OwnRule(EveryRows):
         self._keep(asked)
         return fires, purges
 
-    def fire_again(self, rows: pa.RecordBatch, starts: Ints, event_times: Ints, emit: Emit) -> None:
-        self.windows.fire_again(rows, starts, event_times, emit)
+    def fire_again(self, rows: pa.RecordBatch, starts: Ints, batch: Batch, of_row: Ints, emit: Emit) -> None:
+        self.windows.fire_again(rows, starts, batch, of_row, emit)
 
     # ---- time
 
