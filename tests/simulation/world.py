@@ -54,6 +54,7 @@ from barrier_runtime.coordinator.checkpoints.retention import Retention
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
 from barrier_runtime.coordinator.job.phases import running as phase_running
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
+from barrier_runtime.coordinator.log import decided
 from barrier_runtime.coordinator.log.decided import manifest_data
 from barrier_runtime.coordinator.log.records import Complete, Fence, Lead
 from barrier_runtime.coordinator.log.savepoint import Savepoint, SavepointCopy
@@ -285,6 +286,7 @@ class World(SimCluster):
             sweeps,
             encoding,
             packing,
+            self._manifests(),
             counted(self.near_misses),
             self._servers(),
             self._savepoints(),
@@ -407,6 +409,15 @@ class World(SimCluster):
             yield
             return
         with patch.object(pending_set, "_PACKED_FROM", 1):
+            yield
+
+    @contextlib.contextmanager
+    def _manifests(self) -> Iterator[None]:
+        """In a third of all runs each manifest is an object of its own, as those of large jobs are."""
+        if random.Random(f"manifests {self.schedule.seed}").random() > 0.35:
+            yield
+            return
+        with patch.object(decided, "INLINE_BYTES", 0):
             yield
 
     @contextlib.contextmanager
