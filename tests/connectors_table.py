@@ -12,7 +12,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "connectors.md"
 _BEGIN, _END = "<!-- {}: written by `make tables` -->\n", "<!-- end of {} -->"
 _YOURS = (
     "| your `WriteAheadSink` | exactly once | for any target that takes an idempotency token |",
-    "| your `TwoPhaseCommitSink` | what it declares | [writing a sink](writing-a-sink.md); "
+    "| your `TwoPhaseCommitSink` | as declared | [writing a sink](writing-a-sink.md); "
     "`barrier_runtime.testing.certify` crashes it at every point |",
 )
 

@@ -101,19 +101,19 @@ CONNECTORS = (
                 (PublicClass("delta.source", "DeltaSource"),),
                 (),
                 "version, file and row",
-                "the rows of the newest version, then what later ones [append or change](delta.md#the-source)",
+                "rows of the newest version, then rows that later versions [append or change](delta.md#the-source)",
             ),
         ),
         sinks=(
             Sinks(
                 (PublicClass("delta.sink", "DeltaSink", "delta"),),
                 "exactly once",
-                "one table commit per checkpoint, with the format's own application transaction",
+                "a table commit per checkpoint, with the format's own application transaction",
             ),
             Sinks(
                 (PublicClass("delta.upsert", "DeltaUpsertSink", "delta_upsert"),),
                 "exactly once, upserts and deletions by key",
-                "rows wait in the job's storage; after the decision [one MERGE](delta.md#upserts) per checkpoint, with "
+                "rows wait in the job's storage; after the decision [a MERGE](delta.md#upserts) per checkpoint, with "
                 "the format's own application transaction",
             ),
         ),
@@ -126,14 +126,15 @@ CONNECTORS = (
                 (PublicClass("iceberg.source", "IcebergSource"),),
                 (),
                 "snapshot, file and row",
-                "the rows of the newest snapshot, then what later ones [append or change](iceberg.md#as-a-source)",
+                "rows of the newest snapshot, then rows that later snapshots "
+                "[append or change](iceberg.md#as-a-source)",
             ),
         ),
         sinks=(
             Sinks(
                 (PublicClass("iceberg.sink", "IcebergSink", "iceberg"),),
                 "exactly once",
-                "one snapshot per checkpoint, with the checkpoint in its summary and in a property of the table",
+                "a snapshot per checkpoint, with the checkpoint in its summary and in a property of the table",
             ),
         ),
     ),
@@ -144,15 +145,15 @@ CONNECTORS = (
             Sources(
                 (PublicClass("postgres.changes.source", "PostgresChangesSource"),),
                 ("read_postgres_changes",),
-                "places in the snapshot, then in the log; the slot is confirmed when a checkpoint completes",
-                "[changes of tables](changes.md): the rows that are there, then every change, by logical replication",
+                "positions in the snapshot, then in the log; the slot is confirmed when a checkpoint completes",
+                "[changes of tables](changes.md): existing rows, then every change, by logical replication",
             ),
         ),
         sinks=(
             Sinks(
                 (PublicClass("postgres.sink", "PostgresSink", "postgres"),),
                 "exactly once, insert or upsert",
-                'staged rows, moved by one SQL transaction per checkpoint; or `transactions="prepared"`',
+                'staged rows, moved by a SQL transaction per checkpoint; or `transactions="prepared"`',
             ),
         ),
     ),
@@ -163,7 +164,7 @@ CONNECTORS = (
             Sinks(
                 (PublicClass("mysql.sink", "MySQLSink", "mysql"),),
                 "exactly once, insert or upsert",
-                "rows wait in the job's storage; after the decision one SQL transaction per checkpoint writes them and "
+                "rows wait in the job's storage; after the decision a SQL transaction per checkpoint writes them and "
                 "a [mark](mysql.md)",
             ),
         ),
@@ -175,9 +176,9 @@ CONNECTORS = (
             Sources(
                 (PublicClass("kafka.source.source", "KafkaSource"),),
                 ("read_kafka",),
-                "offsets in the checkpoint; those of the group are for monitoring only",
+                "offsets in the checkpoint; offsets of the group are for monitoring only",
                 "new partitions, JSON, Avro, Protobuf, dead letters; an offset that is not retained any more stops the "
-                "job, and so does a topic that was deleted and made again: nothing is skipped",
+                "job, and so does a topic that was deleted and created again: nothing is skipped",
             ),
         ),
         sinks=(
@@ -185,7 +186,7 @@ CONNECTORS = (
                 (PublicClass("kafka.sink.sink", "KafkaSink", "kafka"),),
                 'exactly once, or `guarantee="at_least_once"`',
                 "rows wait in the job's storage; after the decision a short transaction writes them and a marker. No "
-                "transaction is open across a checkpoint, so none can time out and lose what was decided",
+                "transaction is open across a checkpoint, so a timeout cannot lose decided rows",
             ),
         ),
     ),
@@ -221,8 +222,7 @@ CONNECTORS = (
             Sinks(
                 (PublicClass("redis.sink", "RedisUpsertSink", "redis"),),
                 "exactly once with `deterministic=True`, else at least once",
-                "repeated writes of the same values; [upserts](upserts.md) shows what happens when the "
-                "declaration is a lie",
+                "repeated writes of the same values; [upserts](upserts.md) shows the results of a false declaration",
                 also="your `UpsertSink`",
             ),
         ),
@@ -261,7 +261,8 @@ CONNECTORS = (
                 ),
                 ("rate", "from_iterator", "from_poll"),
                 "stable",
-                "an iterator, and a function for a cursor, must give the same rows again, or say `replayable=False`",
+                "an iterator, and a function for a cursor, must return the same rows again, or declare "
+                "`replayable=False`",
             ),
         ),
         sinks=(
@@ -273,7 +274,7 @@ CONNECTORS = (
             Sinks(
                 (PublicClass("memory.callable", "CallableSink"),),
                 "at least once",
-                "a function of a batch; `print` itself is one, too",
+                "a function of a batch; `print` works too",
             ),
         ),
     ),
