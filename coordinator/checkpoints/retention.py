@@ -35,6 +35,7 @@ from barrier_runtime.state.store.paths import Paths
 
 MIN_AGE_MS = 10 * 60 * 1000  # younger objects are never swept: an upload may be under way
 _CONDEMNED_BOUND = 200_000
+_UNSORTED_BOUND = 1_000
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,19 @@ class SweepPlan:
     def and_then(self, other: "SweepPlan") -> "SweepPlan":
         """Both as one."""
         return SweepPlan(self.manifests + other.manifests, self.files + other.files, max(self.newest, other.newest))
+
+
+@dataclass
+class Unsorted:
+    """The kept checkpoints are not known yet, or the log names an unreadable manifest: nothing is deleted. `decided`:
+    decisions of this process until then, oldest first."""
+
+    decided: list[Kept] = field(default_factory=list)
+
+    def add(self, kept: Kept, retained: int) -> None:
+        """Forgotten decisions are left to the sweep of a later generation."""
+        self.decided.append(kept)
+        del self.decided[: -max(_UNSORTED_BOUND, retained)]
 
 
 class RetentionVerdict(enum.Enum):

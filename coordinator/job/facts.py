@@ -6,21 +6,22 @@ The phases (`phases/`) hold the decisions; `JobProtocol` brings events to the pr
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 
 from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint
 from barrier_runtime.coordinator.checkpoints.commits import CommitTracker, FailingCommit
 from barrier_runtime.coordinator.checkpoints.failures import FailureCounter, RestartPolicy
-from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention, SweepPlan
-from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest, Savepoints, SavepointState
-from barrier_runtime.coordinator.job.effects import Append, ReadManifest, ReadRecord
+from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints
+from barrier_runtime.coordinator.checkpoints.retention import Kept, Retention, SweepPlan, Unsorted
+from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest, Savepoints
+from barrier_runtime.coordinator.job.effects import Append, ReadRecord
 from barrier_runtime.coordinator.job.events import LogRead
 from barrier_runtime.coordinator.job.generation import Generation
 from barrier_runtime.coordinator.job.outbox import Outbox
 from barrier_runtime.coordinator.job.rescaling import Rescales
 from barrier_runtime.coordinator.job.slots import RegisteredSlot, SlotState, SlotTable
+from barrier_runtime.coordinator.job.stop import Stop, StopMode, StopNow, StopWithCheckpoint, record_of, requested
 from barrier_runtime.coordinator.log.decision_log import (
     Appended,
     DecisionLog,
@@ -42,20 +43,15 @@ from barrier_runtime.coordinator.wire.messages import (
     GLOBAL_COMMITTER,
     AbortCheckpoint,
     CancelGeneration,
-    CommitGlobally,
     Committed,
     JobSpec,
-    ManifestRef,
     Registered,
     Shutdown,
-    SubtaskFailed,
     SubtaskId,
     Visible,
 )
 from barrier_runtime.state.errors import Corrupt, InvalidJob, ProtocolViolation
 from barrier_runtime.state.store.paths import Paths
-
-StopMode = Literal["checkpoint", "drain", "now"]
 
 
 class Origin(enum.Enum):
@@ -63,9 +59,14 @@ class Origin(enum.Enum):
     ADOPTED = "adopted"  # found in the log when one of its slots connected
 
 
+class NotLeading(enum.Enum):
+    YET = "this process has not led the job yet"
+    ANY_MORE = "the job has ended here, or another process leads it"
+
+
 @dataclass(frozen=True)
 class Leadership:
-    """That this process leads a generation, by its newest record."""
+    """This process leads a generation, by its newest record."""
 
     permit: Permit
     lineage: str
@@ -81,44 +82,35 @@ class Job:
         self.identity = identity
         self.origin = origin
         self.paths = Paths(spec.job)
-        self.subtasks = _subtasks(spec)
         self.slots = SlotTable(spec.job, spec.parallelism, self.heartbeat_ms, spec.program)
-        self.slots.admit_any(spec.max_parallelism)  # until this process leads, and so knows which there are
+        self.slots.admit_any(spec.max_parallelism)  # until this process leads, and so knows the job's slots
         self.commits = CommitTracker(spec)
+        self.savepoints = Savepoints(_sinks(spec))
+        self.rescales = Rescales()
         self.restarts = RestartPolicy(spec.restart, f"{spec.job}/{spec.run_id}")
         self.record = JobRecord(self.slots.during, self.slots.metrics)
         self.outbox = Outbox(self.slots)
-        self.view = LogView()
-        self.log = DecisionLog(spec.job, self.view)
-        self.records = RecordBuilder(spec, identity, lambda: self.stop_wish)
-        self.leadership: Leadership | None = None
-        self.has_led = False
+        self.log = DecisionLog(spec.job, LogView())
+        self.records = RecordBuilder(spec, identity, lambda: self.stop_record)
+        self.leadership: Leadership | NotLeading = NotLeading.YET
         self.generation = Generation(FailureCounter(spec.checkpoints.tolerable_failures))
-        self.decided: DecidedManifest | None = None  # the newest one that was written or verified by this process
-        self.retention: Retention | None = None  # None: what is kept is not known (yet): delete nothing
-        self.unsorted: list[Kept] = []  # decided while `retention` was not known yet
-        self.stop: StopMode | None = None
-        self.stop_from: int | None = None  # the first checkpoint id that counts for the stop
-        self.savepoints = Savepoints(_sinks(spec))
-        self.stop_savepoint: SavepointRequest | None = None  # that the job stops with
-        self.rescales = Rescales()
-        self.starting = 0  # slots that have their cores, as was told last
-        self.retreat: JobSpec | None = None  # of the program before this one, which has not run yet
-        self.reported_failure: SubtaskFailed | None = None  # heard before we led; a slot says it once per connection
+        self.stop: Stop | None = None
+        self.decided: DecidedManifest | None = None  # the newest manifest that this process wrote or verified
+        self.retention: Retention | Unsorted = Unsorted()
+        self._subtasks = _subtasks(spec)
         self._deletable = SweepPlan()
         self._append_attempts = 0
-        self._greeted: dict[tuple[str, int], str] = {}  # program and slot -> uuid + link that got its Registered
 
     # ------------------------------------------------------------ leading
 
     @property
     def leads(self) -> bool:
-        return self.leadership is not None
+        return isinstance(self.leadership, Leadership)
 
     @property
     def led(self) -> Leadership:
-        """Of the generation that this process leads; for phases in which it does."""
-        if self.leadership is None:
+        """The leadership, in phases that only a leader has."""
+        if not isinstance(self.leadership, Leadership):
             raise ProtocolViolation(f"job {self.spec.job}: done without leading: file a bug")
         return self.leadership
 
@@ -126,11 +118,15 @@ class Job:
         """A record of ours is appended: this process leads generation `appended.permit.token`."""
         fence = self.log.fence
         assert fence is not None
-        self.leadership = Leadership(appended.permit, fence.lineage)
-        if not self.has_led:  # before, a predecessor might have rescaled the job after we read the log
-            self.has_led = True
+        before, self.leadership = self.leadership, Leadership(appended.permit, fence.lineage)
+        if before is NotLeading.YET:  # a predecessor might have rescaled the job after we read the log
             self.rescales.know_description(self.spec)
             self.admit(f"job {self.spec.job} has no such slot")
+
+    def lead_no_more(self) -> None:
+        """Nothing may be decided or deleted from now on."""
+        if self.leads:
+            self.leadership = NotLeading.ANY_MORE
 
     def begin_generation(self, appended: Appended, restored: DecidedManifest | None) -> None:
         """A FENCE of ours is appended."""
@@ -193,8 +189,8 @@ class Job:
         committed is not known of the new ones. `keep`: slots of the program before stand by, should this one not
         start."""
         before, self.spec = self.spec, spec
-        self.retreat = before if keep else None
-        self.subtasks = _subtasks(spec)
+        self.rescales.fallback_spec = before if keep else None
+        self._subtasks = _subtasks(spec)
         self.commits = CommitTracker(spec)
         self.savepoints.of_sinks(_sinks(spec))
         self.records.rescaled(spec)
@@ -230,7 +226,6 @@ class Job:
     # ------------------------------------------------------------ the log
 
     def load(self, view: LogView) -> None:
-        self.view = view
         self.log = DecisionLog(self.spec.job, view)
 
     def append(self, record: Record) -> None:
@@ -246,42 +241,40 @@ class Job:
 
     # ------------------------------------------------------------ the stop
 
-    def want_stop(self, mode: StopMode, savepoint: SavepointRequest | None, now_ms: int) -> None:
-        if self.stop is None or mode == "now":  # of draining and stopping, that which has begun
-            self.stop = mode
+    def request_stop(self, mode: StopMode, savepoint: SavepointRequest | None, now_ms: int) -> None:
+        self.stop = requested(self.stop, mode, savepoint)
         if savepoint is not None:
-            self.stop_savepoint = savepoint
             self.savepoints.ask(savepoint, self.highest_checkpoint() + 1, now_ms)
 
-    def want_what_is_logged(self, now_ms: int) -> None:
+    def resume_logged_stop(self, now_ms: int) -> None:
         """A predecessor was to stop this run with a savepoint."""
-        wish = self.log.stop
-        if wish is not None and self.stop != "now":
-            self.stop = wish.mode
-            request = SavepointRequest(wish.savepoint, wish.url, stops=True)
-            self.want_stop(wish.mode, self.stop_savepoint or request, now_ms)
+        logged, stop = self.log.stop, self.stop
+        if logged is None or isinstance(stop, StopNow):
+            return
+        savepoint = None if stop is None else stop.savepoint
+        self.stop = None
+        self.request_stop(logged.mode, savepoint or SavepointRequest(logged.savepoint, logged.url, stops=True), now_ms)
 
     @property
-    def stop_wish(self) -> StopWish | None:
-        """What records say of the stop."""
-        wanted, mode = self.stop_savepoint, self.stop
-        entry = None if wanted is None else self.savepoints.entry(wanted.id)
-        if wanted is None or mode is None or mode == "now" or entry is None or entry.state is SavepointState.FAILED:
-            return None
-        done = entry.state is SavepointState.DONE
-        return StopWish(
-            mode=mode,
-            savepoint=wanted.id,
-            url=wanted.url,
-            checkpoint=(entry.covered_by or 0) if done else 0,
-            bytes=entry.bytes if done else 0,
-        )
+    def stop_checkpoint(self) -> int | None:
+        """The first checkpoint id that counts for the stop; None: no checkpoint is requested for a stop."""
+        return self.stop.checkpoint if isinstance(self.stop, StopWithCheckpoint) else None
+
+    @property
+    def stop_reached(self) -> bool:
+        """The checkpoint to stop with, or a later one, is decided."""
+        return self.stop_checkpoint is not None and self.last_completed >= self.stop_checkpoint
+
+    @property
+    def stop_record(self) -> StopWish | None:
+        """The entry about the stop in log records."""
+        return record_of(self.stop, self.savepoints)
 
     @property
     def stop_is_logged(self) -> bool:
-        """What of it has to outlive this process."""
-        wish, logged = self.stop_wish, self.log.stop
-        return wish is None or (logged is not None and logged.savepoint == wish.savepoint)
+        """Whether a successor would know of the stop, as far as it has to."""
+        wanted, logged = self.stop_record, self.log.stop
+        return wanted is None or (logged is not None and logged.savepoint == wanted.savepoint)
 
     # ------------------------------------------------------------ slots
 
@@ -294,11 +287,9 @@ class Job:
     def heartbeat_ms(self) -> int:
         return max(50, min(1_000, self.spec.slot_timeout_ms // 5))
 
-    def greet(self, slot: RegisteredSlot, token: int) -> None:
-        """Answer its Register, once per connection."""
-        mark, place = f"{slot.uuid} {slot.link}", (slot.register.program, slot.index)
-        if self._greeted.get(place) != mark:
-            self._greeted[place] = mark
+    def acknowledge_registration(self, slot: RegisteredSlot, token: int) -> None:
+        """Answers the slot's Register, once per connection."""
+        if self.slots.is_first_answer(slot):
             self.outbox.send(slot, Registered(token, self.last_completed, self.heartbeat_ms))
 
     def cancel_generation_of(self, slot: RegisteredSlot) -> None:
@@ -313,11 +304,18 @@ class Job:
     @property
     def all_ended(self) -> bool:
         """Whether all input has been read."""
-        return len(self.generation.ended) == len(self.subtasks)
+        return len(self.generation.ended) == len(self._subtasks)
+
+    def begin_checkpoints(self, now_ms: int) -> PendingCheckpoints:
+        """The slots of the generation run: checkpoints may be triggered."""
+        highest = self.highest_checkpoint()
+        return self.generation.run(
+            PendingCheckpoints(self.spec.checkpoints, self._subtasks, self.led.token, highest + 1, now_ms)
+        )
 
     def mark_ended(self, slot: RegisteredSlot, subtasks: Iterable[SubtaskId]) -> None:
         """A slot speaks for its own subtasks only."""
-        own = (subtask for subtask in subtasks if subtask in self.subtasks and subtask.index == slot.index)
+        own = (subtask for subtask in subtasks if subtask in self._subtasks and subtask.index == slot.index)
         self.generation.ended.update(own)
 
     def mark_committed(self, slot: RegisteredSlot, message: Committed) -> None:
@@ -329,35 +327,6 @@ class Job:
         self.commits.committed(message)
         if by_global and self.leads:
             self.outbox.broadcast(Visible(self.led.token, message.checkpoint, message.operator))
-
-    @property
-    def _commits_at_once(self) -> bool:
-        """Whether something waits for all to be visible, so that no commit is held back."""
-        ends = self.stop is not None or self.generation.final is not None or self.all_ended or self.generation.drained
-        return ends or self.rescales.open is not None or bool(self.savepoints.open)
-
-    def commit_globally(self, now_ms: int) -> None:
-        """Tell slot 0 what its global committers may do now; each thing once per connection. Only while running."""
-        self.commits.look(self.last_completed, now_ms, at_once=self._commits_at_once)
-        slot, asked = self.slots.at(0), self.generation.asked
-        if slot is None or slot.link is None:
-            return
-        for due in self.commits.due_globally():
-            ask = (due.checkpoint, slot.link)
-            if due.part is not None and asked.get(due.sink) != ask:
-                asked[due.sink] = ask
-                where = due.part if isinstance(due.part, ManifestRef) else None
-                carried = due.part if isinstance(due.part, tuple) else ()
-                self.outbox.send(slot, CommitGlobally(self.led.token, due.checkpoint, due.sink, carried, where))
-            elif due.part is None and due.checkpoint == self.last_completed:
-                self._read_for_global_committers()
-
-    def _read_for_global_committers(self) -> None:
-        """A restarted coordinator does not have the manifest at hand."""
-        entry = self.log.restore_point
-        if entry is not None and self.generation.wanted_manifest != complete_of(entry).manifest:
-            self.generation.wanted_manifest = complete_of(entry).manifest
-            self.outbox.put(ReadManifest(complete_of(entry)))
 
     def highest_checkpoint(self) -> int:
         """The highest checkpoint id anyone has seen."""

@@ -6,6 +6,7 @@ from barrier_runtime.coordinator.checkpoints.slow_uploads import CheckpointUploa
 from barrier_runtime.coordinator.job.effects import Outcome
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.slots import RegisteredSlot, SlotState
+from barrier_runtime.coordinator.job.stop import Drain
 from barrier_runtime.coordinator.status.health import (
     Away,
     BlockedSlot,
@@ -84,9 +85,8 @@ def what_opens(slot: RegisteredSlot) -> list[str]:
 def _expects_checkpoint(job: Job) -> bool:
     """False once the last one has completed: all input has ended, or the user's stop only waits for the sinks; and
     while the job is being drained."""
-    stopping = job.stop == "checkpoint" and job.stop_from is not None and job.last_completed >= job.stop_from
-    draining = job.stop == "drain" and not job.all_ended
-    return job.generation.final is None and not stopping and not draining
+    draining = isinstance(job.stop, Drain) and not job.all_ended
+    return job.generation.final is None and not job.stop_reached and not draining
 
 
 def _open_checkpoint(job: Job) -> OpenCheckpoint | None:

@@ -46,7 +46,7 @@ from barrier_runtime.coordinator.job.events import (
     UserStop,
     UserTrigger,
 )
-from barrier_runtime.coordinator.job.facts import Job, Origin
+from barrier_runtime.coordinator.job.facts import Job, NotLeading, Origin
 from barrier_runtime.coordinator.job.health_facts import progress_facts
 from barrier_runtime.coordinator.job.phases.ending import Ended
 from barrier_runtime.coordinator.job.phases.phase import Phase
@@ -146,12 +146,11 @@ class JobProtocol:
     @property
     def lead_position(self) -> int | None:
         """Of the newest log record by which this process leads; None when it does not lead."""
-        leadership = self._job.leadership
-        return None if leadership is None else leadership.permit.position
+        return self._job.led.permit.position if self._job.leads else None
 
     @property
     def has_led(self) -> bool:
-        return self._job.has_led
+        return self._job.leadership is not NotLeading.YET
 
     @property
     def token(self) -> int | None:
@@ -285,7 +284,7 @@ class JobProtocol:
             job.record.store_retries.pop(event.what, None)
             return None
         if isinstance(event, UserStop):
-            job.want_stop(event.mode, event.savepoint, now_ms)
+            job.request_stop(event.mode, event.savepoint, now_ms)
             return phase.on_stop(job, now_ms)
         if isinstance(event, UserRescale):
             new = not self.refuses_rescale(event.request) and job.rescales.ask(event.request, job.spec, now_ms)
@@ -293,10 +292,10 @@ class JobProtocol:
         if isinstance(event, ProgramLoaded):
             return self._on_program(event, now_ms)
         if isinstance(event, SlotsStarting):
-            job.starting = event.slots
+            job.slots.starting = event.slots
             return None
         if isinstance(event, UserSavepoint):
-            if job.savepoints.ask(event.request, job.stop_from or job.highest_checkpoint() + 1, now_ms):
+            if job.savepoints.ask(event.request, job.stop_checkpoint or job.highest_checkpoint() + 1, now_ms):
                 return phase.on_savepoint(job, now_ms)
             return None
         return self._on_answer(event, now_ms)
@@ -400,7 +399,7 @@ class JobProtocol:
             job.outbox.put(CloseLink(registration.replaced.link))
         if job.slots.stands_by(registration.slot):
             if self.outcome is None:
-                job.greet(registration.slot, job.log.token or 0)
+                job.acknowledge_registration(registration.slot, job.log.token or 0)
             if job.leads:
                 job.cancel_generation_of(registration.slot)
             return self._phase.on_rescale(job, now_ms)

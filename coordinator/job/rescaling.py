@@ -202,6 +202,7 @@ class Rescales:
     def __init__(self) -> None:
         self._entries: OrderedDict[str, Rescale] = OrderedDict()
         self._earlier: tuple[RescaleStatus, ...] = ()
+        self.fallback_spec: JobSpec | None = None  # the program before the present one, which has not run yet
 
     def remember(self, earlier: tuple[RescaleStatus, ...], *, same_run: bool) -> None:
         """What predecessors did. A wish of this run that is over, and was asked for again before that was known, is not

@@ -123,10 +123,18 @@ class SlotTable:
         self._by_link: dict[Link, RegisteredSlot] = {}
         self._given_up: dict[str, str] = {}  # uuid -> why
         self._kills: dict[int, KillSlotTask] = {}
+        self._answered: dict[_Place, str] = {}  # uuid and link whose Register was answered
+        self.starting = 0  # slots that have their cores, as the driver reported last
         self.departed: list[RegisteredSlot] = []  # replaced processes, kept for their latency histograms
 
     def __iter__(self) -> Iterator[RegisteredSlot]:
         return iter(tuple(self._slots.values()))
+
+    def is_first_answer(self, slot: RegisteredSlot) -> bool:
+        """Whether the slot's Register on its present connection was not answered before."""
+        connection = f"{slot.uuid} {slot.link}"
+        before, self._answered[_place(slot.register)] = self._answered.get(_place(slot.register)), connection
+        return before != connection
 
     # ------------------------------------------------------------ standbys
 

@@ -116,10 +116,10 @@ def _made(job: Job, wanted: Decision, now_ms: int) -> Phase:
 
 def _taken_back(job: Job, wanted: Restart | Fail) -> Restart | Fail | HandOver:
     """A program that replaced another one, and has never run, is not tried again as long as that one is at hand."""
-    if job.retreat is None:
+    if job.rescales.fallback_spec is None:
         return wanted
     why = wanted.reason if isinstance(wanted, Restart) else wanted.error
-    return HandOver(job.retreat, f"the new program did not start, and the one before goes on: {why}")
+    return HandOver(job.rescales.fallback_spec, f"the new program did not start, and the one before goes on: {why}")
 
 
 def _restarted(job: Job, wanted: Restart, now_ms: int) -> Phase:
@@ -133,7 +133,7 @@ def _cancelled(job: Job) -> Phase:
     reason = f"job {job.spec.job} was stopped by its user"
     if job.spec.checkpoints.on_cancel == "delete" and job.leads:
         return Finishing("cancelled", reason, discard="discard")
-    if job.leads and job.stop_wish is not None:
+    if job.leads and job.stop_record is not None:
         return Finishing("cancelled", reason, discard="keep")
     return Ended("cancelled", reason)
 

@@ -123,7 +123,8 @@ class DecisionLog:
         self._fence = view.fence
         self._last_complete = view.completes[0] if view.completes else None
         self._restored = view.restored
-        self._kept = tuple(entry.position for entry in view.kept_entries) if view.kept is None else view.kept
+        self._kept_at_start = view.kept_entries
+        self._kept = tuple(entry.position for entry in self._kept_at_start) if view.kept is None else view.kept
         self._in_flight: _InFlight | None = None
         self._asked_back = False  # what is at its position is being read
 
@@ -190,6 +191,10 @@ class DecisionLog:
     def kept(self) -> tuple[int, ...]:
         """Positions of the decisions that are kept, the first one to be dropped first."""
         return self._kept
+
+    def kept_at_start(self, retained: int) -> tuple[LogEntry, ...]:
+        """The decisions that were kept when the log was read, the first one to be dropped first."""
+        return self._kept_at_start[-retained:]
 
     def kept_by_fence(self, restored: int, retained: int) -> tuple[int, ...]:
         """Positions of the decisions that are kept behind a FENCE that restores the one at `restored`."""

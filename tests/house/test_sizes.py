@@ -20,7 +20,6 @@ LONG_FILES = {
     "barrier_runtime/runtime/sources/driver.py": (590, "one reader's life: opened, read, idle, paused, ended"),
     "barrier_runtime/testing/simulation/cluster.py": (530, "everything of one simulated job: its processes and faults"),
     "barrier_runtime/testing/simulation/loop.py": (590, "world, process and loop refer to one another"),
-    "coordinator/job/phases/running.py": (640, "every event of a job that runs: one table of moves"),
     "coordinator/server/rest.py": (510, "a handler per route"),
     "coordinator/status/why/checkpoint.py": (510, "one decision: the first cause that the evidence shows"),
 }

@@ -20,6 +20,7 @@ from barrier_runtime.coordinator.checkpoints import pending as pending_checkpoin
 from barrier_runtime.coordinator.job.decisions import FinishJob
 from barrier_runtime.coordinator.job.effects import WriteManifest
 from barrier_runtime.coordinator.job.events import ManifestWritten
+from barrier_runtime.coordinator.job.phases import retaining
 from barrier_runtime.coordinator.job.phases import running as phase_running
 from barrier_runtime.coordinator.log import decision_log, restore_choice
 from barrier_runtime.coordinator.server import store_effects
@@ -168,7 +169,7 @@ def _sweep_of_the_living() -> Iterator[None]:
 
         return sweep
 
-    with _replaced(retention.Retention, "sweep", make), patch.object(phase_running, "SWEEP_EVERY_MS", 0):
+    with _replaced(retention.Retention, "sweep", make), patch.object(retaining, "SWEEP_EVERY_MS", 0):
         yield
 
 

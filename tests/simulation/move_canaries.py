@@ -123,7 +123,7 @@ def _leaving_slot_commits_late() -> Iterator[None]:
     "stop-is-forgotten", "a coordinator that takes over does not stop the job with the savepoint that the log names"
 )
 def _stop_is_forgotten() -> Iterator[None]:
-    with planted("coordinator/job/phases/start.py", "        job.want_what_is_logged(now_ms)\n", ""):
+    with planted("coordinator/job/phases/start.py", "        job.resume_logged_stop(now_ms)\n", ""):
         yield
 
 
@@ -154,19 +154,22 @@ def _drained_slot_is_told_once() -> Iterator[None]:
 
 @canary("drain-ends-early", "a drained job ends with a checkpoint that is taken before its windows have fired")
 def _drain_ends_early() -> Iterator[None]:
-    file = "coordinator/job/phases/running.py"
+    phases = "coordinator/job/phases"
     asks, marks = (
         "job.generation.final is None and job.all_ended:\n            pending",
         "checkpoint.final = job.all_ended",
     )
     early = "job.generation.final is None and (job.all_ended or job.generation.drained):\n            pending"
-    with planted(file, asks, early), planted(file, marks, f"{marks} or job.generation.drained"):
+    with (
+        planted(f"{phases}/running.py", asks, early),
+        planted(f"{phases}/checkpointing.py", marks, f"{marks} or job.generation.drained"),
+    ):
         yield
 
 
 @canary("broken-slot-is-taken", "new slots that cannot import their program count as ones that are there")
 def _broken_slot_is_taken() -> Iterator[None]:
-    phase, slots = "coordinator/job/phases/running.py", "coordinator/job/slots.py"
+    phase, slots = "coordinator/job/phases/moving.py", "coordinator/job/slots.py"
     found = 'next((slot.register.broken for slot in job.slots.standbys if slot.register.broken), "")'
     fetched = "newest.checkpoint if slot.register.broken else slot.prefetched"
     with (
@@ -181,7 +184,7 @@ def _broken_slot_is_taken() -> Iterator[None]:
     "unfit-program-is-taken", "whether a program fits the state of the job is not asked before it has the job", "bank"
 )
 def _unfit_program_is_taken() -> Iterator[None]:
-    with planted("coordinator/job/phases/why_not_moved.py", "        return str(error)\n", '        return ""\n'):
+    with planted("coordinator/job/phases/moving.py", "        return str(error)\n", '        return ""\n'):
         yield
 
 

@@ -52,7 +52,7 @@ from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.connectors.sink_bases import encoded_rows
 from barrier_runtime.coordinator.checkpoints.retention import Retention
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
-from barrier_runtime.coordinator.job.phases import running as phase_running
+from barrier_runtime.coordinator.job.phases import retaining
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.log import decided
 from barrier_runtime.coordinator.log.decided import manifest_data
@@ -429,7 +429,7 @@ class World(SimCluster):
         every_ms, min_age_ms = self.schedule.sweeps
         defaults = (None, min_age_ms)  # of `under_way`, `min_age_ms`
         with (
-            patch.object(phase_running, "SWEEP_EVERY_MS", every_ms),
+            patch.object(retaining, "SWEEP_EVERY_MS", every_ms),
             patch.object(Retention.sweep, "__defaults__", defaults),
         ):
             yield

@@ -7,12 +7,13 @@ they belong to the other.
 
 from typing import Literal
 
-from barrier_runtime.coordinator.job.checkpoint_ends import appended_late
 from barrier_runtime.coordinator.job.decisions import Decision, EndJob, FencedBy
 from barrier_runtime.coordinator.job.effects import JobEnded, Outcome
 from barrier_runtime.coordinator.job.facts import Job
+from barrier_runtime.coordinator.job.phases.checkpoint_ends import appended_late
 from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.slots import Arrival
+from barrier_runtime.coordinator.job.stop import StopNow
 from barrier_runtime.coordinator.log.decision_log import Appended, Foreign
 from barrier_runtime.coordinator.log.records import Fence, Finish, Lead
 from barrier_runtime.coordinator.wire.messages import Shutdown
@@ -26,7 +27,7 @@ class Ended(Phase):
         self._fenced_by = fenced_by
 
     def enter(self, job: Job, now_ms: int) -> Decision | None:
-        job.leadership = None  # nothing may be decided or deleted any more (C16, F9)
+        job.lead_no_more()
         job.savepoints.job_ended(self.outcome, now_ms)
         job.fail_rescale(f"the job ended: {self.outcome}", now_ms)
         job.rescales.fail(f"the job ended: {self.outcome}", now_ms)
@@ -106,7 +107,7 @@ class Finishing(Phase):
 
     def on_stop(self, job: Job, now_ms: int) -> Decision | None:
         """Asked again while the store does not answer: leave without the record, a later run finds the job as it is."""
-        return EndJob("cancelled", self.reason) if job.stop == "now" else None
+        return EndJob("cancelled", self.reason) if isinstance(job.stop, StopNow) else None
 
     def _append(self, job: Job, now_ms: int) -> None:
         job.append(job.records.finish(job.log, self._outcome, now_ms, discarded=self._discarded))
@@ -151,4 +152,4 @@ class Failing(Phase):
         )
 
     def on_stop(self, job: Job, now_ms: int) -> Decision | None:
-        return EndJob("failed", self.reason) if job.stop == "now" else None
+        return EndJob("failed", self.reason) if isinstance(job.stop, StopNow) else None

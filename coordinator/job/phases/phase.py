@@ -9,6 +9,7 @@ from barrier_runtime.coordinator.job.decisions import Cancel, Decision, EndJob, 
 from barrier_runtime.coordinator.job.events import Listed
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.slots import Arrival, RegisteredSlot
+from barrier_runtime.coordinator.job.stop import StopNow
 from barrier_runtime.coordinator.log.decision_log import Appended, Foreign, LogView
 from barrier_runtime.coordinator.wire.messages import ToCoordinator
 
@@ -82,7 +83,7 @@ class Phase:
 
     def on_stop(self, job: Job, now_ms: int) -> Decision | None:
         """The user wants the job to end; `job.stop` says how. A last checkpoint has to wait until the job runs."""
-        return Cancel() if job.stop == "now" else None
+        return Cancel() if isinstance(job.stop, StopNow) else None
 
     def on_refused(self, job: Job, error: str, now_ms: int) -> Decision | None:
         """The store can't be used (permissions, damage)."""

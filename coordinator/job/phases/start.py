@@ -4,7 +4,6 @@ Loading ─ log ─► Resuming (same run, slots may be alive) ─ all running �
              └─► Fencing (a new generation) ─ FENCE is appended ─► WaitingForSlots
 """
 
-from barrier_runtime.coordinator.job.checkpoint_ends import appended_late
 from barrier_runtime.coordinator.job.decisions import (
     Attempts,
     BeginGeneration,
@@ -19,6 +18,7 @@ from barrier_runtime.coordinator.job.decisions import (
 )
 from barrier_runtime.coordinator.job.effects import ReadLog, ReadManifest
 from barrier_runtime.coordinator.job.facts import Job, Origin
+from barrier_runtime.coordinator.job.phases.checkpoint_ends import appended_late
 from barrier_runtime.coordinator.job.phases.phase import Phase
 from barrier_runtime.coordinator.job.slots import Arrival, RegisteredSlot, SlotState
 from barrier_runtime.coordinator.log.decision_log import Appended, Foreign, LogView, complete_of
@@ -96,7 +96,7 @@ class Loading(Phase):
             if finish.outcome == "failed":
                 return EndJob("failed", finish.reason)
             return EndJob(finish.outcome, f"job {job.spec.job} had ended before: {finish.outcome}")
-        job.want_what_is_logged(now_ms)
+        job.resume_logged_stop(now_ms)
         return TakeOver(self._attempts)
 
 
@@ -111,7 +111,7 @@ class Resuming(Phase):
 
     def enter(self, job: Job, now_ms: int) -> Decision | None:
         self._deadline_ms = now_ms + job.spec.resume_timeout_ms
-        failure = job.reported_failure
+        failure = job.generation.reported_failure
         if failure is not None and failure.token == job.log.token:
             return self._after_failure(job, failure, now_ms)
         for slot in job.slots.connected:
@@ -146,7 +146,7 @@ class Resuming(Phase):
         elif isinstance(message, SubtaskEnded):
             job.mark_ended(slot, (message.subtask,))
         elif isinstance(message, SubtaskFailed):
-            job.reported_failure = message
+            job.generation.reported_failure = message
             return None if job.log.in_flight else self._after_failure(job, message, now_ms)
         return None
 
@@ -155,7 +155,7 @@ class Resuming(Phase):
             return None
         job.lead(appended)
         job.record.taken_over(job.led.token, job.identity, now_ms)
-        failure = job.reported_failure
+        failure = job.generation.reported_failure
         if failure is not None and failure.token == job.led.token:
             return self._after_failure(job, failure, now_ms)
         for slot in job.slots.connected:
@@ -181,7 +181,7 @@ class Resuming(Phase):
     def _consider(self, job: Job, slot: RegisteredSlot, now_ms: int) -> Decision | None:
         if not self._alive(job, slot):
             return self._new_generation(job, self._dead_reason(slot), now_ms)
-        job.greet(slot, job.log.token or 0)
+        job.acknowledge_registration(slot, job.log.token or 0)
         return None
 
     def _alive(self, job: Job, slot: RegisteredSlot) -> bool:
@@ -241,7 +241,7 @@ class Fencing(Phase):
     def _move(self, job: Job, spec: JobSpec, now_ms: int) -> None:
         for slot in job.slots:  # before any of them leaves: nobody is to miss its connections
             job.cancel_generation_of(slot)
-        if job.retreat is not None:
+        if job.rescales.fallback_spec is not None:
             job.rescales.fail(self.reason, now_ms)
             job.record.revision += 1
         job.go_on_as(spec, keep=self._keep)

@@ -18,25 +18,28 @@ A drained job does not run on: its FINISH says nothing of a savepoint that could
 no checkpoint is triggered, and no source ends: a successor would have half of it, and not know why.
 """
 
+from dataclasses import replace
+
 from barrier_runtime.coordinator.checkpoints.pending import PendingCheckpoints, Triggering
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointState
 from barrier_runtime.coordinator.job.decisions import Cancel, Decision, FinishJob, Restart
 from barrier_runtime.coordinator.job.facts import Job
+from barrier_runtime.coordinator.job.stop import Drain, StopNow, StopWithCheckpoint
 from barrier_runtime.coordinator.wire.messages import EndSources
 
 
 def follow_stop(job: Job, pending: PendingCheckpoints, now_ms: int) -> None:
     """Do what is due of the stop. Asked again, it is still the same checkpoint that is waited for."""
-    if job.stop not in ("checkpoint", "drain"):
+    if job.stop is None or isinstance(job.stop, StopNow):
         return
     if not job.stop_is_logged:
         pending.triggering = Triggering.HELD
         if not job.log.in_flight and not pending.deciding:
             job.append(job.records.stop(job.log, now_ms))
-    elif job.stop == "checkpoint":
+    elif isinstance(job.stop, StopWithCheckpoint):
         pending.triggering = Triggering.ON_REQUEST
-        if job.stop_from is None:
-            job.stop_from = pending.request()
+        if job.stop.checkpoint is None:
+            job.stop = replace(job.stop, checkpoint=pending.request())
     else:  # a successor may find that all have ended, and has still to note that they were told to
         pending.triggering = Triggering.ON_REQUEST if job.all_ended else Triggering.HELD
         if not job.generation.drained and not pending.open:
@@ -52,28 +55,32 @@ def _end_sources(job: Job) -> None:
 
 def needs_another(job: Job, pending: PendingCheckpoints) -> bool:
     """The checkpoint that the stop waits for ended undecided, and was tolerated."""
-    if job.stop != "checkpoint" or job.stop_from is None or job.last_completed >= job.stop_from:
+    last = job.stop_checkpoint
+    if last is None or job.last_completed >= last:
         return False
-    return not any(checkpoint.id >= job.stop_from for checkpoint in pending.open)
+    return not any(checkpoint.id >= last for checkpoint in pending.open)
 
 
-def share_last(job: Job) -> None:
-    """A savepoint that is asked for behind the checkpoint that the job stops with is one of that, too: with a later one
-    the job would have shown rows that are not in what it stops with."""
-    decided = job.decided
-    if job.stop_from is not None and decided is not None and decided.manifest.checkpoint >= job.stop_from:
-        job.savepoints.completed(decided.manifest)
+def stop_anew(job: Job) -> None:
+    """A generation runs: the checkpoint to stop with is requested in it."""
+    if isinstance(job.stop, StopWithCheckpoint):
+        job.stop = replace(job.stop, checkpoint=None)
+
+
+def drain_on(job: Job) -> None:
+    """The coordinator before us was asked to drain the job, and that has ended some of its sources."""
+    if not isinstance(job.stop, StopNow):
+        job.stop = Drain(None if job.stop is None else job.stop.savepoint)
 
 
 def end_if_done(job: Job) -> Decision | None:
     """The job's end, natural or wanted."""
     final, reached = job.generation.final, job.last_completed
     finished = final is not None and job.commits.all_through(final)
-    stopping = job.stop == "checkpoint" and job.stop_from is not None and reached >= job.stop_from
-    stopped = stopping and job.commits.all_through(reached)
+    stopped = job.stop_reached and job.commits.all_through(reached)
     if not finished and not stopped:
         return None
-    wanted = job.stop_savepoint
+    wanted = job.stop.savepoint if isinstance(job.stop, StopWithCheckpoint) else None
     if stopped and wanted is not None and job.savepoints.state(wanted.id) is SavepointState.FAILED:
         return _go_on(job, job.savepoints.error(wanted.id))
     if job.savepoints.open:
@@ -83,5 +90,5 @@ def end_if_done(job: Job) -> Decision | None:
 
 def _go_on(job: Job, error: str) -> Decision:
     """The job cannot have the savepoint that it was to stop with: its sources, which have stopped, begin again."""
-    job.stop, job.stop_from, job.stop_savepoint = None, None, None
+    job.stop = None
     return Restart(f"the savepoint to stop with could not be written, so the job goes on: {error}", counted=False)

@@ -4,11 +4,11 @@ Slots may come and go freely until Deploy is sent; after that any loss needs a n
 as it takes, but those of a program that replaced another one, which takes the job back behind `timeout_ms`.
 """
 
-from barrier_runtime.coordinator.checkpoints.retention import Retention, kept_after_restore
 from barrier_runtime.coordinator.job.decisions import Decision, Fail, Restart, Run
 from barrier_runtime.coordinator.job.facts import Job
+from barrier_runtime.coordinator.job.phases.moving import why_not_run
 from barrier_runtime.coordinator.job.phases.phase import Phase
-from barrier_runtime.coordinator.job.phases.why_not_moved import why_not_run
+from barrier_runtime.coordinator.job.phases.retaining import restored_retention
 from barrier_runtime.coordinator.job.slots import Arrival, Joined, RegisteredSlot, SlotState
 from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.manifest import DecidedManifest
@@ -44,9 +44,9 @@ class WaitingForSlots(Phase):
         return "restoring" if self._deployed else "waiting"
 
     def enter(self, job: Job, now_ms: int) -> Decision | None:
-        job.retention = self._retention(job)
+        job.retention = restored_retention(job)
         for slot in job.slots:
-            job.greet(slot, job.led.token)
+            job.acknowledge_registration(slot, job.led.token)
             job.cancel_generation_of(slot)
         self._ask_for_kills(job, now_ms)
         return self._deploy_if_complete(job, now_ms)
@@ -78,7 +78,7 @@ class WaitingForSlots(Phase):
 
     def on_slot(self, job: Job, arrival: Arrival, now_ms: int) -> Decision | None:
         slot = arrival.slot
-        job.greet(slot, job.led.token)
+        job.acknowledge_registration(slot, job.led.token)
         if self._deployed:
             what = "was replaced" if isinstance(arrival, Joined) else "lost its connection"
             return Restart(f"slot {slot.index} {what} while the job was restoring")
@@ -143,7 +143,7 @@ class WaitingForSlots(Phase):
         if self._deployed or job.slots.missing or now_ms < self._deploy_from_ms:
             return None
         self._deployed = True
-        if job.retreat is not None and job.rescales.open is not None:
+        if job.rescales.fallback_spec is not None and job.rescales.open is not None:
             self._give_back_ms = now_ms + job.rescales.open.request.timeout_ms
         job.record.slots_ready(now_ms)
         snapshots: tuple[OperatorSnapshot, ...] = ()
@@ -183,17 +183,6 @@ class WaitingForSlots(Phase):
         job.outbox.broadcast(Start(job.led.token))
         return Run(self.reason)
 
-    def _retention(self, job: Job) -> Retention | None:
-        """What was kept goes on being kept. None: older manifests have to be read first to know what that is."""
-        retained = job.spec.checkpoints.retained
-        restored = None if job.generation.restored is None else job.kept(job.generation.restored)
-        if job.retention is not None:
-            return job.retention.after_restore(restored, job.held)
-        if len(job.log.kept) == (restored is not None):  # nothing but what the generation grows from
-            job.unsorted.clear()
-            return Retention(retained, kept_after_restore((), restored, retained))
-        return None
-
     def _complete_until_ms(self, job: Job) -> int:
         """Slots that have their cores wait for no resource: their processes start, which takes minutes on a machine
         that others keep busy."""
@@ -218,7 +207,7 @@ class WaitingForSlots(Phase):
 
 
 def _all_have_cores(job: Job) -> bool:
-    return job.starting >= job.spec.parallelism
+    return job.slots.starting >= job.spec.parallelism
 
 
 def _where(snapshots: tuple[OperatorSnapshot, ...], restored: DecidedManifest | None) -> ManifestRef | None:

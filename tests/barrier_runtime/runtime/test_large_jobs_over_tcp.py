@@ -23,7 +23,7 @@ from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.connectors.source import Discovery, Polled, Split
 from barrier_runtime.coordinator.checkpoints import commits
 from barrier_runtime.coordinator.checkpoints.retention import Retention
-from barrier_runtime.coordinator.job.phases import running as phase_running
+from barrier_runtime.coordinator.job.phases import retaining
 from barrier_runtime.coordinator.job.phases import waiting as phase_waiting
 from barrier_runtime.coordinator.log.decided import manifest_data
 from barrier_runtime.coordinator.log.decision_log import complete_of
@@ -365,7 +365,7 @@ class LateStore:
 @pytest.mark.usefixtures("manifests_are_objects")
 async def test_uploads_of_checkpoints_that_expired_do_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S1, S9: nor while the generation that made them goes on for weeks."""
-    monkeypatch.setattr(phase_running, "SWEEP_EVERY_MS", 0)
+    monkeypatch.setattr(retaining, "SWEEP_EVERY_MS", 0)
     monkeypatch.setattr(Retention.sweep, "__defaults__", (None, 0))  # objects are old at once
     monkeypatch.setattr(Thresholds.__init__, "__defaults__", (0, 1 << 20, 4_096))  # also what is small is uploaded
     options = {

@@ -11,10 +11,10 @@ from coordinator_world import SINK, SOURCE, Coordinator, keys_of, options, spec,
 from barrier_runtime.coordinator.checkpoints.failures import FailureCounter
 from barrier_runtime.coordinator.checkpoints.retention import MIN_AGE_MS, Kept, Retention, SweepPlan, UnderWay
 from barrier_runtime.coordinator.job import status_view
-from barrier_runtime.coordinator.job.checkpoint_ends import under_way
 from barrier_runtime.coordinator.job.events import Tick
 from barrier_runtime.coordinator.job.generation import Generation
-from barrier_runtime.coordinator.job.phases import running as phase_running
+from barrier_runtime.coordinator.job.phases import retaining
+from barrier_runtime.coordinator.job.phases.retaining import under_way
 from barrier_runtime.coordinator.log.decided import load_manifest
 from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.hashing import sha256_hex
@@ -115,7 +115,7 @@ def patient(**changes):
 
 def test_what_no_ack_ever_named_goes_with_a_sweep_when_every_open_checkpoint_is_younger(monkeypatch):
     """S9"""
-    monkeypatch.setattr(phase_running, "SWEEP_EVERY_MS", 0)
+    monkeypatch.setattr(retaining, "SWEEP_EVERY_MS", 0)
     clock = [1_000_000]
     store = MemoryStore(now_ms=lambda: clock[0])
     coordinator, a, b = started(store, patient(tolerable_failures=100))
@@ -140,7 +140,7 @@ def test_what_no_ack_ever_named_goes_with_a_sweep_when_every_open_checkpoint_is_
 
 def test_what_is_being_uploaded_for_an_open_checkpoint_stays_however_old_it_is(monkeypatch):
     """S9, I7: its checkpoint was triggered before anything that tells the time."""
-    monkeypatch.setattr(phase_running, "SWEEP_EVERY_MS", 0)
+    monkeypatch.setattr(retaining, "SWEEP_EVERY_MS", 0)
     clock = [1_000_000]
     store = MemoryStore(now_ms=lambda: clock[0])
     coordinator, a, b = started(store, patient(tolerable_failures=100, max_concurrent=2))
@@ -161,7 +161,7 @@ def test_what_is_being_uploaded_for_an_open_checkpoint_stays_however_old_it_is(m
 
 def test_what_an_open_checkpoint_uploaded_before_another_one_was_decided_stays_however_long_that_took(monkeypatch):
     """S9, I7: the manifest of the other one is younger than this upload, and tells nothing about it."""
-    monkeypatch.setattr(phase_running, "SWEEP_EVERY_MS", 0)
+    monkeypatch.setattr(retaining, "SWEEP_EVERY_MS", 0)
     clock = [1_000_000]
     store = MemoryStore(now_ms=lambda: clock[0])
     coordinator, a, b = started(store, patient(max_concurrent=2))
@@ -419,7 +419,7 @@ def test_whatever_the_order_nothing_needed_goes_and_nothing_else_stays(monkeypat
     `inside`: manifests are in their log records, as small ones are."""
     if not inside:
         request.getfixturevalue("manifests_are_objects")
-    monkeypatch.setattr(phase_running, "SWEEP_EVERY_MS", 0)
+    monkeypatch.setattr(retaining, "SWEEP_EVERY_MS", 0)
     for seed in some(120):
         story = Story(seed)
         for _ in range(120):

@@ -9,6 +9,7 @@ from coordinator_world import started
 
 from barrier_runtime.coordinator.checkpoints.retention import SweepPlan
 from barrier_runtime.coordinator.job import effects
+from barrier_runtime.coordinator.job.facts import NotLeading
 from barrier_runtime.coordinator.job.outbox import Outbox
 from barrier_runtime.coordinator.log import decision_log
 from barrier_runtime.coordinator.log.decision_log import Permit
@@ -47,7 +48,7 @@ def test_who_leads_no_more_has_no_permit_and_deletes_nothing():
     coordinator, slots, job = running(MemoryStore())
     coordinator.checkpoint(*slots)
     coordinator.stop("now")
-    assert job.leadership is None
+    assert job.leadership is NotLeading.ANY_MORE
     with pytest.raises(ProtocolViolation, match="without leading"):
         job.delete(SweepPlan(files=("data/1",)))
     assert job.outbox.take() == []

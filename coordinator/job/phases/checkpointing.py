@@ -1,0 +1,123 @@
+"""A checkpoint of a running job from its trigger to the proposed decision."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from barrier_runtime.coordinator.checkpoints.agreement import disagreement
+from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint, CheckpointPhase
+from barrier_runtime.coordinator.checkpoints.failures import Cause
+from barrier_runtime.coordinator.checkpoints.retention import Retention
+from barrier_runtime.coordinator.job.effects import WriteManifest
+from barrier_runtime.coordinator.job.facts import Job
+from barrier_runtime.coordinator.job.phases.stopping import needs_another
+from barrier_runtime.coordinator.job.slots import RegisteredSlot
+from barrier_runtime.coordinator.log.decided import packed
+from barrier_runtime.coordinator.log.hashing import sha256_hex
+from barrier_runtime.coordinator.log.kinds import with_kinds
+from barrier_runtime.coordinator.log.manifest import MANIFEST_VERSION, DecidedManifest, Manifest, encode_manifest
+from barrier_runtime.coordinator.wire.carried import too_large_manifest
+from barrier_runtime.coordinator.wire.messages import ManifestRef, Trigger
+
+
+def trigger_if_due(job: Job, now_ms: int) -> None:
+    pending = job.generation.checkpoints
+    if needs_another(job, pending) or job.savepoints.wants_checkpoint([each.id for each in pending.open]):
+        pending.request()
+    if pending.due(now_ms) and (pending.requested or not job.commits.too_far_behind):
+        _trigger(job, now_ms)
+
+
+def _trigger(job: Job, now_ms: int) -> None:
+    checkpoint = job.generation.checkpoints.trigger(now_ms)
+    checkpoint.final = job.all_ended
+    options = job.spec.checkpoints
+    if job.stop is None and not job.savepoints.waiting and not job.rescales.replaces:
+        # The last checkpoint of a stop, of a savepoint and of a replaced program has no rows in flight: any
+        # successor can restore it.
+        checkpoint.overtakes_timers = not options.unaligned
+        if options.unaligned:
+            checkpoint.aligned_timeout_ms = options.aligned_timeout_ms
+    job.record.triggered += 1
+    job.rescales.triggered(checkpoint.id, now_ms)
+    announce(job, job.slots.connected, checkpoint)
+
+
+def announce(job: Job, slots: Sequence[RegisteredSlot], checkpoint: Checkpoint) -> None:
+    """Sends the trigger to `slots`."""
+    for slot in slots:
+        stops = job.stop_checkpoint is not None and checkpoint.id >= job.stop_checkpoint
+        trigger = Trigger(
+            checkpoint.token,
+            checkpoint.id,
+            checkpoint.triggered_ms,
+            checkpoint.aligned_timeout_ms,
+            stops,
+            stops or job.rescales.pauses(checkpoint.id),
+            checkpoint.overtakes_timers,
+        )
+        job.outbox.send(slot, trigger)
+        job.generation.highest_announced = max(job.generation.highest_announced, checkpoint.id)
+
+
+def persist(job: Job, checkpoint: Checkpoint, now_ms: int) -> tuple[Cause, str] | None:
+    """Stores the manifest, and proposes the decision if the manifest fits into the record. Returns why the checkpoint
+    must not be decided."""
+    manifest = _manifest(job, checkpoint, now_ms)
+    data = encode_manifest(manifest)
+    key, inline = job.paths.manifest(checkpoint.id, job.led.token), packed(data)
+    reason = too_large_manifest(len(data), manifest.operators) or disagreement(manifest.operators)
+    if reason:
+        return Cause.NOT_STORED, reason
+    inside = job.paths.log_record(job.log.next_position) if inline else ""
+    written = DecidedManifest(key, sha256_hex(data), manifest, inside)
+    if isinstance(job.retention, Retention):
+        gone = job.retention.condemned(job.kept(written).files)
+        if gone:
+            reason = f"it refers to {len(gone)} files that were already deleted, e.g. {gone[0]}"
+            return Cause.GENERATION_ENDED, reason
+    checkpoint.move(CheckpointPhase.PERSISTING, now_ms)
+    job.generation.written = written
+    if inline:
+        decide(job, checkpoint, written, now_ms, inline)
+    else:
+        job.outbox.put(WriteManifest(key, data))
+    return None
+
+
+def decide(job: Job, checkpoint: Checkpoint, written: DecidedManifest, now_ms: int, inline: bytes = b"") -> None:
+    """Proposes COMPLETE to the log."""
+    checkpoint.move(CheckpointPhase.DECIDING, now_ms)
+    ref = ManifestRef(written.key, written.sha256)
+    job.append(job.records.complete(job.log, checkpoint.id, job.led.lineage, ref, now_ms, inline))
+
+
+def being_persisted(job: Job, key: str) -> tuple[Checkpoint, DecidedManifest] | None:
+    """The open checkpoint whose manifest is being stored under `key`."""
+    written = job.generation.written
+    if written is None or written.key != key:
+        return None
+    checkpoint = job.generation.checkpoints.get(written.manifest.checkpoint)
+    if checkpoint is None or checkpoint.phase is not CheckpointPhase.PERSISTING:
+        return None
+    return checkpoint, written
+
+
+def _manifest(job: Job, checkpoint: Checkpoint, now_ms: int) -> Manifest:
+    acks = [checkpoint.acks[subtask] for subtask in sorted(checkpoint.acks)]
+    return Manifest(
+        version=MANIFEST_VERSION,
+        job=job.spec.job,
+        lineage=job.led.lineage,
+        checkpoint=checkpoint.id,
+        token=job.led.token,
+        created_wall_ms=now_ms,
+        parallelism=job.spec.parallelism,
+        max_parallelism=job.spec.max_parallelism,
+        operators=tuple(with_kinds(job.spec.chains, (snapshot for ack in acks for snapshot in ack.operators))),
+        ended=tuple(ack.subtask for ack in acks if ack.ended),
+        parent_position=job.log.next_position - 1,
+        parent_sha256=job.log.head_sha256,
+        options=job.spec.checkpoints,
+        drained=job.spec.run_id if job.generation.drained else msgspec.UNSET,
+    )
