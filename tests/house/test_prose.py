@@ -13,9 +13,9 @@ BUDGETS = {
     "benchmarks": (10.3, 13.1, 13.2, 11.0),
     "examples": (12.0, 10.5, 17.6, 15.0),
     "docs": (6.6, 9.5, 13.0, 7.9),
-    "README.md": (9.2, 5.5, 15.5, 8.3),
+    "README.md": (1.0, 5.6, 1.0, 1.9),
     "ARCHITECTURE.md": (0.6, 10.9, 2.1, 9.0),
-    "CONTRIBUTING.md": (11.8, 9.9, 16.7, 13.2),
+    "CONTRIBUTING.md": (0.1, 4.0, 0.6, 4.5),
     "CHANGELOG.md": (0.1, 4.5, 2.3, 0.1),
     "benchmarks/README.md": (10.9, 13.4, 10.9, 10.5),
 }
