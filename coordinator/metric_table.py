@@ -66,6 +66,8 @@ FAR_EVENT_TIMES = Counter("far_event_times", "times", "a source read an event ti
 SPLITS_DISCOVERED = Counter("splits_discovered", "splits", "splits found while the job runs (files, partitions)")
 DISCOVERY_FAILURES = Counter("discovery_failures", "times", "a source could not list its splits or open a new one; it "
                              "is tried again")
+CLIENTS_REPLACED = Counter("clients_replaced", "clients", "`read_kafka`: clients that had gone silent and were "
+                           "replaced")
 LOOKUP_REQUESTS = Counter("lookup_requests", "requests", "`lookup`: calls of its function, repetitions included")
 LOOKUP_CACHE_HITS = Counter("lookup_cache_hits", "rows", "`lookup`: rows whose reply was in the cache")
 LOOKUP_MISSES = Counter("lookup_misses", "rows", "`lookup`: rows of which the other system has nothing")

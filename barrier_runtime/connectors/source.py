@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.name_set import NameSet
 from barrier_runtime.connectors.source_bases.part_fetcher import PartFetcher
+from barrier_runtime.coordinator.metric_table import Counter
 from barrier_runtime.data.few_rows import FewRows
 
 
@@ -186,6 +187,15 @@ class Waking(Protocol):
     def wake_by(self, wake: Callable[[], None]) -> None:
         """Called once, before the first `poll` or `found`. `wake` may be called on any thread and as often as one
         likes: it never blocks, and asks the subtask to look."""
+        ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A reader that has metrics of its own."""
+
+    def count_by(self, count: Callable[[Counter, int], None]) -> None:
+        """Called once, before the first `poll`. Call `count` in `poll` alone: metrics are of the subtask's loop."""
         ...
 
 

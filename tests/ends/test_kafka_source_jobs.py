@@ -2,7 +2,6 @@
 
 import datetime
 import json
-import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -128,19 +127,19 @@ def test_a_job_whose_client_goes_silent_goes_on_by_itself_and_writes_every_row_o
     for partition in range(2):
         topic.write((f"{n:050}" for n in range(1_000)), partition)
     hand_out = Fetcher._hand_out
-    silent: list[Fetcher] = []
+    silent: list[Any] = []  # the first client
 
     def hand_out_and_fall_silent(self: Fetcher, consumer: Any, converter: Any, messages: Sequence[Any]) -> None:
-        if self in silent:
+        if consumer in silent:
             return
         first = [] if silent else [message for message in messages if message.error() is None][:1]
         if first:
-            silent.append(self)
+            silent.append(consumer)
             consumer.pause([TopicPartition(*partition) for partition in self._queues])
         hand_out(self, consumer, converter, first or messages)
 
     monkeypatch.setattr(Fetcher, "_hand_out", hand_out_and_fall_silent)
-    timeouts = StallTimeouts(quiet=0.4, still=0.8, answer=1.0, probe=20.0, tried=60.0)
+    timeouts = StallTimeouts(quiet=0.4, still=0.8, answer=1.0)
     monkeypatch.setattr(
         "barrier_runtime.connectors.kafka.source.source.FetcherPool", partial(FetcherPool, timeouts=timeouts)
     )
@@ -149,7 +148,8 @@ def test_a_job_whose_client_goes_silent_goes_on_by_itself_and_writes_every_row_o
     records.select(["value", "partition"]).sink("out", ParquetSink(str(tmp_path / "out")))
     result = flow.run_local(parallelism=2, checkpoints=str(tmp_path / "checkpoints"), checkpoint_interval=0.1)
     assert silent
-    assert re.search("the client went silent at offset [01] although", result.status.recoveries[-1].reason)
+    assert sum(slot.metrics.get("src.clients_replaced", 0) for slot in result.status.slots) >= 1
+    assert result.status.generations == 1
     found = pa.concat_tables(pq.read_table(url) for url in committed_files(str(tmp_path / "out"), flow.name, "out"))
     assert sorted((row["partition"], int(row["value"])) for row in found.to_pylist()) == [
         (partition, n) for partition in range(2) for n in range(1_000)

@@ -1,7 +1,9 @@
-"""A client that goes silent: it is made so behind the fetcher's back, and must be found out, and nobody else."""
+"""A client that goes silent, behind the fetcher's back, is replaced; whoever has nothing to read is not."""
 
 import contextlib
 import logging
+import os
+import signal
 import threading
 import time
 from functools import partial
@@ -17,25 +19,25 @@ from barrier_runtime.connectors.kafka.source.position import KafkaPosition, Kafk
 from barrier_runtime.connectors.kafka.source.reader import KafkaReader
 from barrier_runtime.connectors.kafka.source.records import RecordConverter
 from barrier_runtime.connectors.kafka.source.stall_detector import StallTimeouts, StallWatch
-from barrier_runtime.state.errors import Unavailable
+from barrier_runtime.coordinator.metric_table import CLIENTS_REPLACED
 from examples.servers import KafkaServer
 from tests.ends.kafka_world import Topic, prepared, rows_from, source_of
 from tests.waiting import until
 
-SHORT = StallTimeouts(quiet=0.4, still=0.8, answer=1.0, probe=20.0, tried=60.0)
+LOG = "barrier_runtime.kafka"
+SHORT = StallTimeouts(quiet=0.4, still=0.8, answer=1.0)
 
 
 class World:
     """A topic, and the readers of one pool."""
 
-    def __init__(self, kafka: KafkaServer, timeouts: StallTimeouts = SHORT, partitions: int = 1) -> None:
+    def __init__(self, kafka: KafkaServer, partitions: int = 1, limit_bytes: int = 1 << 20) -> None:
         self.topic = Topic(kafka, partitions)
         source = source_of(kafka, self.topic.name)
         self._splits = [msgspec.json.decode(split.payload, type=KafkaSplit) for split in source.splits(1)]
-        self.config: dict[str, Any] = {}
-        client = KafkaClient("source 'src'", kafka.bootstrap, "readers", lambda: self.config)
+        client = KafkaClient("source 'src'", kafka.bootstrap, "readers", {})
         converter = partial(RecordConverter, source._columns, "source 'src'")
-        self.pool = FetcherPool("source 'src'", client, converter, 1 << 20, timeouts)
+        self.pool = FetcherPool("source 'src'", client, converter, limit_bytes, SHORT)
 
     def reading(
         self, partition: int = 0, position: bytes | None = None
@@ -77,56 +79,89 @@ def values(rows: list[dict[str, Any]]) -> list[str]:
     return [row["value"].decode() for row in rows]
 
 
-def trouble_of(reader: KafkaReader) -> str:
-    def met() -> bool:
-        try:
-            assert reader.poll(100, time.time_ns()) is None
-        except Unavailable as error:
-            found.append(str(error))
-        return bool(found)
-
-    found: list[str] = []
-    until(met, "the silence is noticed")
-    return found[0]
+def replaced(reader: KafkaReader) -> list[float]:
+    """Filled with the number of clients of the reader that were replaced, as its metric counts them."""
+    counted: list[float] = []
+    reader.count_by(lambda metric, amount: counted.append(amount) if metric is CLIENTS_REPLACED else None)
+    return counted
 
 
-def test_a_client_that_goes_silent_is_replaced_and_nothing_is_lost_or_doubled(kafka: KafkaServer) -> None:
-    """The other partition, which has nothing to read, explains nothing and is not blamed."""
+def test_a_client_that_goes_silent_is_replaced_and_nothing_is_lost_or_doubled(
+    kafka: KafkaServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other partition has nothing to read: it is not blamed, and the new client reads it, too."""
     world = World(kafka, partitions=2)
     world.topic.write(numbers(0, 10))
-    with world.reading(0) as reader, world.reading(1) as other:
+    with world.reading(0) as reader, world.reading(1) as other, caplog.at_level(logging.WARNING, LOG):
+        counted = replaced(reader)
         assert values(rows_from(reader, 10)) == numbers(0, 10)
         world.silence(reader)
         world.topic.write(numbers(10, 30))
-        said = trouble_of(reader)
-        assert f"topic {world.topic.name!r}, partition 0: the client went silent at offset 10 although there " in said
-        assert "are records up to" in said
-        position, others = reader.position(), other.position()
-    with world.reading(0, position) as reader, world.reading(1, others) as other:
+        assert values(rows_from(reader, 20)) == numbers(10, 30)
+        logged = [record.message for record in caplog.records if "silent" in record.message]
+        said = f"topic {world.topic.name!r}, partition 0: the client went silent at offset 10 although there are"
+        assert [said in line for line in logged] == [True]
+        assert counted == [1]
         world.topic.write(numbers(30, 40))
-        assert values(rows_from(reader, 30)) == numbers(10, 40)
         world.topic.write(["other"], 1)
+        assert values(rows_from(reader, 10)) == numbers(30, 40)
         assert values(rows_from(other, 1)) == ["other"]
 
 
-def test_a_client_that_goes_silent_in_an_outage_is_found_out_after_it(kafka: KafkaServer, questions: list[Any]) -> None:
+def test_a_full_queue_is_still_full_for_the_next_client(kafka: KafkaServer) -> None:
+    """Its rows wait while the client of both partitions is replaced; none comes twice."""
+    world = World(kafka, partitions=2, limit_bytes=1)
+    text = [f"{number:0100000}" for number in range(30)]
+    world.topic.write(text, 1)
+    with world.reading(0) as reader, world.reading(1) as full:
+        counted = replaced(reader)
+        assert full._queue is not None
+        until(lambda: full._queue.waiting, "the queue is full")
+        world.silence(reader)
+        world.topic.write(numbers(0, 10))
+        assert values(rows_from(reader, 10)) == numbers(0, 10)
+        assert counted == [1]
+        assert values(rows_from(full, 30)) == text
+
+
+def test_a_client_that_goes_silent_in_an_outage_is_replaced_after_it(kafka: KafkaServer, questions: list[Any]) -> None:
     """While no broker answers nobody is blamed."""
     world = World(kafka)
     world.topic.write(numbers(0, 10))
     with world.reading() as reader:
+        counted = replaced(reader)
         assert values(rows_from(reader, 10)) == numbers(0, 10)
         kafka.kill()
         try:
             world.silence(reader)
             until(lambda: questions.count(None) >= 2, "questions have no answer")
             assert reader.poll(10, time.time_ns()) is None
+            assert counted == []
         finally:
             kafka.start()
         world.topic.write(numbers(10, 20))
-        assert "went silent at offset 10" in trouble_of(reader)
-        position = reader.position()
-    with world.reading(0, position) as reader:
         assert values(rows_from(reader, 10)) == numbers(10, 20)
+        assert counted == [1]
+
+
+def test_a_broker_that_stands_still_is_no_silence_of_the_client(kafka: KafkaServer, questions: list[Any]) -> None:
+    """SIGSTOP: connections stay open, and no question is answered."""
+    world = World(kafka)
+    world.topic.write(numbers(0, 10))
+    with world.reading() as reader:
+        counted = replaced(reader)
+        assert values(rows_from(reader, 10)) == numbers(0, 10)
+        pids = kafka.pids
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            until(lambda: questions.count(None) >= 2, "questions have no answer")
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        world.topic.write(numbers(10, 20))
+        assert values(rows_from(reader, 10)) == numbers(10, 20)
+        assert counted == []
 
 
 def test_who_has_nothing_to_read_is_not_silent(kafka: KafkaServer, questions: list[Any]) -> None:
@@ -153,29 +188,14 @@ def test_who_has_nothing_to_read_is_not_silent(kafka: KafkaServer, questions: li
         assert values(rows_from(empty, 1) + rows_from(given_up, 1)) == ["a", "b"]
 
 
-def test_where_another_client_reads_nothing_either_the_source_waits_and_says_so(
-    kafka: KafkaServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Here since the other client finds no broker."""
-    world = World(kafka, StallTimeouts(quiet=0.4, still=0.5, answer=1.0, probe=1.0, tried=60.0))
-    world.topic.write(numbers(0, 10))
-    with world.reading() as reader, caplog.at_level(logging.WARNING, "barrier_runtime.kafka"):
-        assert values(rows_from(reader, 10)) == numbers(0, 10)
-        world.silence(reader)
-        world.config = {"broker.address.family": "v6"}
-        world.topic.write(numbers(10, 20))
-        until(lambda: "nothing comes at offset 10 although there are records" in caplog.text, "it is said")
-        assert reader.poll(10, time.time_ns()) is None
-
-
 def test_a_thread_that_hangs_in_the_client_is_said_to_and_goes_on_after_it(
     kafka: KafkaServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it was held up for is no silence of the client."""
-    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.turns._MANY_TICKS", 5)
+    monkeypatch.setattr("barrier_runtime.connectors.kafka.source.fetcher._HANGS_S", 0.5)
     world = World(kafka)
     world.topic.write(numbers(0, 10))
-    with world.reading() as reader, caplog.at_level(logging.WARNING, "barrier_runtime.kafka"):
+    with world.reading() as reader, caplog.at_level(logging.WARNING, LOG):
         assert values(rows_from(reader, 10)) == numbers(0, 10)
         assert reader._fetcher is not None
         asked, answered = threading.Event(), threading.Event()

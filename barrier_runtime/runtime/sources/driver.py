@@ -22,6 +22,7 @@ import numpy.typing as npt
 from barrier_runtime.connectors.name_set import UNMARKED
 from barrier_runtime.connectors.read_range import ReadRange
 from barrier_runtime.connectors.source import (
+    Counting,
     DiscoveringSource,
     Discovery,
     Fetching,
@@ -434,6 +435,8 @@ class SourceDriver:
             reader.fetch_by(self._fetcher)
         if isinstance(reader, Gathering):
             reader.gather_for(self._context.latency_target_s)
+        if isinstance(reader, Counting):
+            reader.count_by(self._context.metrics.count)
         return reader
 
     def _take_on(self, split: OpenSplit) -> None:

@@ -10,8 +10,10 @@ first can pass for one of the second's.
                 (bounded)                          (bounded: pause)
 """
 
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
@@ -32,7 +34,6 @@ from barrier_runtime.connectors.kafka.source.records import RecordConverter
 from barrier_runtime.connectors.kafka.source.retention import RetentionWatch
 from barrier_runtime.connectors.kafka.source.stall_detector import StallTimeouts, StallWatch
 from barrier_runtime.connectors.kafka.source.topic_ids import TopicIds
-from barrier_runtime.connectors.kafka.source.turns import Turns, standing_at
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.time_slice import ask_for_short_slices
 
@@ -42,6 +43,7 @@ _WAIT_FULL_S = 0.005  # while a queue is full
 _FEW = 200  # messages: after so few the next ones are let come together for a moment,
 _REST_AT_LEAST_S = 0.001  # since a turn of the thread costs as much as dozens of them
 _HELD_AT_LEAST = 1024 * 1024  # by one queue, however many there are
+_HANGS_S = 30.0  # without a turn of the thread, until that is logged
 _RETRY_S = 1.0  # a schema registry that does not answer
 
 T = TypeVar("T")
@@ -72,10 +74,13 @@ class Fetcher:
         self._over: set[Partition] = set()  # paused for good
         self._poll_at_s = 0.0
         self._watch = RetentionWatch(client, self._kafka)
-        self._stall_watch = StallWatch(client, self._kafka, timeouts)
+        self._stall_watch = StallWatch(self._kafka, timeouts)
         self._log_throttle = LogThrottle(where)
         self._ids = TopicIds(client, self._kafka, partial(self._log_throttle.say, "ids"))
-        self._turns = Turns()
+        self._turned_s = time.monotonic()
+        self._logged_s = 0.0  # the loop's, as the next
+        self._reported = 0
+        self._replaced = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"kafka-{where}", daemon=True)
         self._thread.start()
@@ -95,12 +100,17 @@ class Fetcher:
         """Commit an offset to the group: for monitoring, so nobody waits for it."""
         self._orders.put(lambda consumer: self._commit(consumer, topic, partition, offset))
 
-    def poll(self, now_ns: int) -> None:
-        """Say so if the thread hangs. For those that wait for it, again and again."""
-        if self._turns.held(now_ns):
-            log.warning(
-                "%s: nothing is fetched while the client is in %s", self._where, standing_at(self._thread.ident)
-            )
+    def poll(self) -> None:
+        """Logs that the thread hangs, twice a minute. For readers that wait for the thread, again and again."""
+        now_s = time.monotonic()
+        if now_s - max(self._turned_s, self._logged_s) >= _HANGS_S:
+            self._logged_s = now_s
+            log.warning("%s: nothing is fetched while the client is in %s", self._where, place_of(self._thread.ident))
+
+    def replacements(self) -> int:
+        """How many clients were replaced since the last call. For the loop."""
+        new, self._reported = self._replaced - self._reported, self._replaced
+        return new
 
     @property
     def failed(self) -> bool:
@@ -115,11 +125,10 @@ class Fetcher:
         consumer = None
         ask_for_short_slices(also_started=True)  # rows wait for this thread, and for those of the client
         try:
-            log_throttle = self._log_throttle
-            consumer = self._client.consumer(error_cb=log_throttle.on_error, on_commit=log_throttle.on_commit)
+            consumer = self._new_consumer()
             converter = self._patiently(self._make_converter)
             while not self._stop.is_set():
-                self._serve(consumer, converter)
+                consumer = self._serve(consumer, converter)
             self._obey(consumer)
         except BaseException as error:  # whatever ends the thread: readers must hear of it
             ended = Unavailable(f"{self._where}: the fetching thread ended ({error!r}): it is started again")
@@ -127,13 +136,17 @@ class Fetcher:
             for queue in self._added:
                 queue.fail(self._failed)
         finally:
-            self._stall_watch.close()
             self._watch.close()
             if consumer is not None:
                 consumer.close()
 
-    def _serve(self, consumer: Any, converter: RecordConverter) -> None:
-        self._turns.turn()
+    def _new_consumer(self) -> Any:
+        throttle = self._log_throttle
+        return self._client.consumer(error_cb=throttle.on_error, on_commit=throttle.on_commit)
+
+    def _serve(self, consumer: Any, converter: RecordConverter) -> Any:
+        """One turn. Returns the consumer of the next turn."""
+        self._turned_s = time.monotonic()
         self._obey(consumer)
         self._go_on(consumer)
         first = consumer.poll(_WAIT_FULL_S if self._full else _WAIT_S)
@@ -144,10 +157,24 @@ class Fetcher:
             if len(messages) < _FEW and self.rest_s:
                 self._stop.wait(max(self.rest_s, _REST_AT_LEAST_S))
         if len(messages) < _AT_ONCE and self._stall_watch.due:
-            self._stall_watch.poll(consumer, self._awaited())
+            silent = self._stall_watch.poll(consumer, self._awaited())
+            if silent:
+                consumer = self._replace(consumer, silent)
         if time.monotonic() >= self._poll_at_s:
             watched = [queue for queue in self._queues.values() if not queue.over]
             self._poll_at_s = time.monotonic() + self._watch.poll(consumer, watched)
+        return consumer
+
+    def _replace(self, silent: Any, why: str) -> Any:
+        log.warning("%s: it is replaced", why)
+        threading.Thread(target=silent.close, name=f"close-{self._where}", daemon=True).start()  # may never return
+        self._replaced += 1
+        consumer = self._new_consumer()
+        for queue in self._queues.values():
+            self._assign(consumer, queue)
+        self._full, self._over = set(), set()
+        self._hold_back(consumer)
+        return consumer
 
     def _obey(self, consumer: Any) -> None:
         while not self._orders.empty():
@@ -160,11 +187,14 @@ class Fetcher:
     def _add(self, consumer: Any, queue: PartitionQueue) -> None:
         self._queues[(queue.topic, queue.partition)] = queue
         self._ids.forget(queue.topic)
-        epoch = {} if queue.start.epoch is None else {"leader_epoch": queue.start.epoch}
+        self._assign(consumer, queue)
+        self._poll_at_s = 0.0
+
+    def _assign(self, consumer: Any, queue: PartitionQueue) -> None:
+        epoch = {} if queue.epoch is None else {"leader_epoch": queue.epoch}
         consumer.incremental_assign(
             [self._kafka.TopicPartition(queue.topic, queue.partition, queue.next_offset, **epoch)]
         )
-        self._poll_at_s = 0.0
 
     def _remove(self, consumer: Any, queue: PartitionQueue) -> None:
         partition = (queue.topic, queue.partition)
@@ -296,10 +326,19 @@ class Fetcher:
     def _patiently(self, work: Callable[[], T]) -> T:
         """Wait for a schema registry that does not answer; what it should explain is not a bad record."""
         while True:
-            self._turns.turn()
+            self._turned_s = time.monotonic()
             try:
                 return work()
             except Unavailable as error:
                 self._log_throttle.say("work", f"waits: {error}")
                 if self._stop.wait(_RETRY_S):
                     raise
+
+
+def place_of(thread: int | None) -> str:
+    """The innermost place of a thread, for messages."""
+    frame = None if thread is None else sys._current_frames().get(thread)
+    if frame is None:
+        return "nothing"
+    place = traceback.extract_stack(frame, limit=1)[-1]
+    return f"{place.name} ({place.filename}:{place.lineno})"

@@ -43,7 +43,8 @@ class PartitionQueue:
         self._wake = wake
         self.start = position
         self.end = position.end
-        self.next_offset = position.offset  # to be fetched; the fetching thread's
+        self.epoch = position.epoch  # of the last fetched record; the fetching thread's, as the next
+        self.next_offset = position.offset  # to be fetched
         self.reached = position.offset  # by what was taken; the loop's
         self.trouble: Exception | None = None
         self._items: deque[Fetched] = deque()
@@ -64,6 +65,8 @@ class PartitionQueue:
     def put(self, fetched: Fetched) -> None:
         self._put_bytes += _size(fetched)
         self.next_offset = fetched.next_offset
+        if fetched.epoch is not None:
+            self.epoch = fetched.epoch
         self._items.append(fetched)
         if len(self._items) == 1:  # of more the loop knows, or has been told and will look
             self._wake()

@@ -20,6 +20,7 @@ from barrier_runtime.connectors.kafka.source.position import (
     where_of,
 )
 from barrier_runtime.connectors.source import Polled
+from barrier_runtime.coordinator.metric_table import CLIENTS_REPLACED, Counter
 
 if TYPE_CHECKING:
     from barrier_runtime.connectors.kafka.source.fetcher import Fetcher
@@ -41,6 +42,7 @@ class KafkaReader:
         self._wake: Callable[[], None] = no_wake
         self._polled_ns = 0
         self._rest_s = 0.0
+        self._count: Callable[[Counter, int], None] | None = None
         self._at_checkpoint: dict[int, int] = {}  # offset by checkpoint
 
     @property
@@ -52,6 +54,9 @@ class KafkaReader:
 
     def gather_for(self, seconds: float) -> None:
         self._rest_s = seconds
+
+    def count_by(self, count: Callable[[Counter, int], None]) -> None:
+        self._count = count
 
     def prepare(self) -> None:
         """Begin to fetch."""
@@ -69,9 +74,11 @@ class KafkaReader:
             return None
         assert self._queue is not None
         assert self._fetcher is not None
+        if self._count is not None and (replaced := self._fetcher.replacements()):
+            self._count(CLIENTS_REPLACED, replaced)
         fetched = self._queue.take(max_rows)
         if fetched is None:
-            self._fetcher.poll(now_ns)
+            self._fetcher.poll()
             return None
         position = self._position
         offset = fetched.next_offset if position.end is None else min(fetched.next_offset, position.end)

@@ -1,7 +1,5 @@
 """When a partition counts as silent: what was asked, what was answered, and what came meanwhile."""
 
-import threading
-
 import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError
@@ -11,12 +9,11 @@ from barrier_runtime.connectors.kafka.source.client import KafkaClient
 from barrier_runtime.connectors.kafka.source.partition_queue import PartitionQueue
 from barrier_runtime.connectors.kafka.source.position import KafkaPosition
 from barrier_runtime.connectors.kafka.source.retention import RetentionWatch
-from barrier_runtime.connectors.kafka.source.stall_detector import StallDetector, StallTimeouts, client_to_blame
-from barrier_runtime.connectors.kafka.source.turns import Turns, standing_at
+from barrier_runtime.connectors.kafka.source.stall_detector import StallDetector, StallTimeouts
 from barrier_runtime.state.errors import InvalidJob
 
 A, B, C = ("t", 0), ("t", 1), ("u", 0)
-PATIENCE = StallTimeouts(quiet=5, still=15, answer=1.5, probe=30, tried=300)
+PATIENCE = StallTimeouts(quiet=5, still=15, answer=1.5)
 
 
 def watched(*partitions, until, since=0.0):
@@ -55,12 +52,10 @@ def test_an_end_that_stays_unread_over_many_answers_makes_a_partition_stand_stil
     for second in (10, 15, 19.9):
         turn(detector, [A, B], second - 4, second)
         detector.answered({A: 10, B: 7}, {A: 99, B: 7}, second)
-        assert detector.stalled(second) == []
+        assert detector.stalled(second) is None
     turn(detector, [A, B], 20, 20)
     detector.answered({A: 10, B: 7}, {A: 99, B: 7}, 20)
-    assert detector.stalled(20) == [A]
-    assert detector.suspected(A).end == 12, "the first end that was heard of"
-    assert detector.quiet_s(A, 20) == 20
+    assert detector.stalled(20) == (A, 12), "the first end that was heard of"
 
 
 @pytest.mark.parametrize(
@@ -77,11 +72,9 @@ def test_an_end_that_stays_unread_over_many_answers_makes_a_partition_stand_stil
 def test_whatever_explains_the_silence_ends_the_suspicion(ends_it):
     detector = watched(A, until=9)
     detector.answered({A: 10}, {A: 12}, 9)
-    assert detector.suspected(A) is not None
     ends_it(detector)
     turn(detector, [A], 15.1, 15.1)
-    assert detector.suspected(A) is None
-    assert detector.stalled(1_000) == []
+    assert detector.stalled(1_000) is None
 
 
 def test_a_partition_that_was_full_begins_anew_when_it_goes_on():
@@ -108,69 +101,40 @@ def test_while_a_broker_is_away_partitions_are_asked_about_one_by_one_the_suspec
     detector.answered({B: 1}, {B: 5}, 35)
     assert turn(detector, partitions, 35.1, 50) == [(40, [B]), (45, [B]), (50, [B])]
     detector.answered({B: 1}, {B: 5}, 50)
-    assert detector.stalled(50) == [B]
+    assert detector.stalled(50) == (B, 5)
     detector.heard([B], 51)
     assert turn(detector, partitions, 50.1, 60) == [(55, [C]), (60, [A])]
     assert turn(detector, partitions, 60.1, 305)[-1] == (305, partitions), "together again"
 
 
-def test_where_another_client_reads_nothing_either_nobody_asks_for_a_while():
-    detector = watched(A, until=5)
-    detector.answered({A: 10}, {A: 12}, 5)
-    detector.clear(A, 50)
-    assert detector.stalled(100) == []
-    assert turn(detector, [A], 5.1, 349.9) == []
-    assert turn(detector, [A], 350, 351) == [(350, [A])]
+def silent(detector, since, until):
+    """A client of which nothing comes, and an end beyond the position. Returns the time of the replacement."""
+    for second in range(since, until):
+        turn(detector, [A], second, second + 0.9)
+        detector.answered({A: 10}, {A: 12}, second)
+        if detector.stalled(second) is not None:
+            detector.replaced(A)
+            return second
+    return None
 
 
-def test_a_partition_that_spoke_since_is_asked_about_as_any_other():
-    detector = watched(A, until=5)
-    detector.clear(A, 5)
-    detector.heard([A], 6)
-    assert turn(detector, [A], 5.1, 11.1) == [(11.0, [A])]
+def test_a_client_that_brings_nothing_again_is_replaced_after_twice_the_time():
+    detector = StallDetector(PATIENCE)
+    assert [silent(detector, 0, 100), silent(detector, 16, 100), silent(detector, 47, 200)] == [15, 46, 107]
 
 
-def test_who_is_hardly_slower_than_another_is_not_to_blame():
-    assert client_to_blame(quiet_s=20, took_s=5)
-    assert not client_to_blame(quiet_s=20, took_s=6)
+def test_a_partition_that_was_heard_is_given_the_usual_time_again():
+    detector = StallDetector(PATIENCE)
+    assert silent(detector, 0, 100) == 15
+    detector.heard([A], 16)
+    assert silent(detector, 17, 100) == 32
 
 
-# ---------------------------------------------------------------- the fetching thread itself
-
-
-def test_a_thread_that_makes_no_turn_is_noticed_twice_a_minute():
-    turns = Turns()
-    turns.turn()
-    noticed = [tenth for tenth in range(1, 1_000) if turns.held(tenth * 100_000_000)]
-    assert noticed == [300, 600, 900]
-
-
-def test_a_thread_that_makes_turns_is_not_noticed_nor_one_that_nobody_looked_at():
-    turns = Turns()
-    for second in range(1, 1_000):
-        turns.turn()
-        assert not turns.held(second * 1_000_000_000)
-    assert not turns.held(10**15), "the process was stopped for long"
-    assert not turns.held(10**14), "the clock went back"
-
-
-def test_where_a_thread_stands_is_said():
-    inside, leave = threading.Event(), threading.Event()
-
-    def held_up():
-        inside.set()
-        leave.wait()
-
-    thread = threading.Thread(target=held_up)
-    thread.start()
-    inside.wait()
-    try:
-        said = standing_at(thread.ident)
-    finally:
-        leave.set()
-        thread.join()
-    assert said.startswith("wait (")
-    assert "threading.py:" in said
+def test_a_partition_that_left_takes_its_blame_along():
+    detector = StallDetector(PATIENCE)
+    assert silent(detector, 0, 100) == 15
+    turn(detector, [B], 16, 17)
+    assert silent(detector, 18, 100) == 33
 
 
 def test_a_client_that_does_not_know_the_leader_any_more_is_suspected_as_one_that_is_silent():
@@ -179,9 +143,9 @@ def test_a_client_that_does_not_know_the_leader_any_more_is_suspected_as_one_tha
     for second in (5, 10, 15, 20):
         turn(detector, [A, B], second, second)
         detector.answered({A: 10, B: 7}, {A: None, B: 7}, second)
-    assert detector.stalled(20) == [A]
+    assert detector.stalled(20) == (A, None)
     detector.answered({A: 10}, {A: 10}, 21)
-    assert detector.stalled(30) == []
+    assert detector.stalled(30) is None
 
 
 class Answers:

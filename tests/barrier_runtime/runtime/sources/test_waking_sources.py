@@ -96,7 +96,7 @@ def test_a_reader_of_kafka_is_not_asked_meanwhile_but_wakes_its_slot() -> None:
             joined.append(queue)
             return self
 
-        def poll(self, now_ns: int) -> None:
+        def poll(self) -> None:
             """Its thread is well."""
 
     pool = Pool()
