@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=Settings.rows, help="of a large file of JSON lines (%(default)s)")
     parser.add_argument("--small-files", type=int, default=Settings.small_files, help="(%(default)s)")
     parser.add_argument("--table-commits", type=int, default=Settings.table_commits, help="of Iceberg (%(default)s)")
+    parser.add_argument("--table-seconds", type=float, default=Settings.table_seconds, help="at most for them")
     parser.add_argument("--kills", type=int, default=Settings.kills, help="of a slot on Spark (%(default)s)")
     parser.add_argument("--processes", action="store_true", help="coordinator and slots of chosen streams as processes")
     parser.add_argument("--keep", action="store_true", help=f"put the table into benchmarks/{RECORD.name}, too")
@@ -57,6 +58,7 @@ def run(chosen: argparse.Namespace) -> int:
         rows=chosen.rows,
         kills=chosen.kills,
         table_commits=chosen.table_commits,
+        table_seconds=chosen.table_seconds,
     )
     try:
         if chosen.soak:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -43,6 +43,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     target: str = ""
     properties: dict[str, str] = {}  # of the sink: an Iceberg catalog's, Kafka's bootstrap, PostgreSQL's table
     sink_options: dict[str, Any] = {}  # left out if this release does not know them
+    commit_times: str = ""  # a file for the time of each commit, of Iceberg
     read: str = ""  # "jsonl" or "parquet": these files are read; empty: rows are generated at `rate`
     inputs: list[str] = []
     rows: int = 0  # of the files
@@ -117,12 +118,30 @@ def _sink(order: Order) -> Any:
     if order.sink == "delta":
         return DeltaSink(order.target, **_known(DeltaSink, order.sink_options))
     if order.sink == "iceberg":
-        return IcebergSink(order.target, properties=given, **_known(IcebergSink, order.sink_options))
+        made = IcebergSink(order.target, properties=given, **_known(IcebergSink, order.sink_options))
+        return made if not order.commit_times else _timed(made, order.commit_times)
     if order.sink == "kafka":
         return KafkaSink(given["bootstrap"], order.target, key="key", guarantee="exactly_once")
     if order.sink == "postgres":
         return PostgresSink(order.target, given["table"])
     return CallableSink(_discard)
+
+
+def _timed(sink: IcebergSink, file: str) -> IcebergSink:
+    """The sink, which notes of each commit in `file`: when it ended, and the milliseconds and those of processor time
+    that it took on its own thread."""
+
+    class Timed(IcebergSink):
+        def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
+            began, cpu_began = time.monotonic(), time.thread_time()
+            super().commit_globally(checkpoint, committables)
+            took_ms, cpu_ms = (time.monotonic() - began) * 1000, (time.thread_time() - cpu_began) * 1000
+            if committables:
+                with open(file, "a") as told:
+                    told.write(f"{time.time():.3f} {took_ms:.2f} {cpu_ms:.2f}\n")
+
+    sink.__class__ = Timed
+    return sink
 
 
 def _discard(rows: pa.RecordBatch) -> None:

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.slow_store.delay import Delay
 from benchmarks.slow_store.job import Checkpoint, Order
@@ -112,11 +113,12 @@ def waits(checkpoints: Sequence[Checkpoint], requests: Sequence[Request]) -> dic
 
 
 def iceberg(settings: Settings, commits: int) -> CellResult:
-    """A table with ever more commits in a local warehouse: times between commits at the beginning and at the end. A
+    """A table with ever more commits in a local warehouse: time of a commit at the beginning and at the end. A
     checkpoint every 10 ms, so that one commit follows the other."""
     folder = (settings.folder / "iceberg" / uuid.uuid4().hex).resolve()
     folder.mkdir(parents=True)
     properties = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+    noted = folder / "commits"
     order = Order(
         store=str(folder / "ck"),
         sink="iceberg",
@@ -127,37 +129,64 @@ def iceberg(settings: Settings, commits: int) -> CellResult:
         rate=1_000,
         warm_up_s=0.0,
         seconds=1e9,
+        commit_times=str(noted),
     )
-    times: list[float] = []
-    ends_at = time.monotonic() + max(120.0, commits * 0.5)
+    ends_at = time.monotonic() + (settings.table_seconds or max(120.0, commits * 0.5))
+    found: list[Commit] = []
     with running(order, settings.folder / "job", settings.tree) as job:
         job.until("visible", START_S)
-        versions = _table_version(folder / "warehouse")
-        while versions < commits and time.monotonic() < ends_at:
-            found = _table_version(folder / "warehouse")
-            times += [time.monotonic()] * max(0, found - versions)
-            versions = max(versions, found)
-            job.next(0.02)
+        while len(found) < commits and time.monotonic() < ends_at:
+            job.next(min(1.0, commits / 500))
+            found = noted_commits(noted)
         resident_mb = job.resident_mb()
-    sizes = [file.stat().st_size for file in folder.rglob(f"{versions:05d}-*.metadata.json")]
-    tenth = max(5, len(times) // 10)
-
-    def pace_ms(some: Sequence[float]) -> float | None:
-        return (some[-1] - some[0]) * 1000 / (len(some) - 1) if len(some) > 1 else None
-
-    return result_of(
-        settings,
-        {
-            "commits": versions,
-            "ms per commit, first tenth": pace_ms(times[:tenth]),
-            "ms per commit, last tenth": pace_ms(times[-tenth:]),
-            "metadata kB": max(sizes, default=0) / 1000,
-            "resident MB": resident_mb,
-        },
-    )
+    return result_of(settings, {**_of_commits(found), **_of_table(properties), "resident MB": resident_mb})
 
 
-def _table_version(warehouse: Path) -> int:
-    """Commits that the table has had: its metadata files are numbered."""
-    names = [file.name for file in warehouse.rglob("*.metadata.json")]
-    return max((int(name.partition("-")[0]) for name in names if name.partition("-")[0].isdigit()), default=0)
+class Commit(NamedTuple):
+    ended_s: float
+    wall_ms: float
+    cpu_ms: float  # of its own thread
+
+
+def noted_commits(file: Path) -> list[Commit]:
+    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+    return [Commit(*map(float, line.split())) for line in lines if line.endswith("\n")]
+
+
+def _of_commits(found: Sequence[Commit]) -> dict[str, Value]:
+    """Medians of the first and the last thousand, or tenth where there are fewer; the first is left out, which makes
+    the table."""
+    found = found[1:]
+    some = min(1_000, max(5, len(found) // 10))
+    first, last = found[:some], found[-some:]
+
+    def median(part: Sequence[Commit], field: str) -> float | None:
+        return statistics.median(getattr(each, field) for each in part) if part else None
+
+    return {
+        "commits": len(found) + 1,
+        "compared": len(first),
+        "ms per commit, first": median(first, "wall_ms"),
+        "ms per commit, last": median(last, "wall_ms"),
+        "CPU ms per commit, first": median(first, "cpu_ms"),
+        "CPU ms per commit, last": median(last, "cpu_ms"),
+        "CPU ms per commit, mean of the last": statistics.fmean(each.cpu_ms for each in last) if last else None,
+    }
+
+
+def _of_table(properties: dict[str, str]) -> dict[str, Value]:
+    """What its metadata have become."""
+    from pyiceberg.catalog import load_catalog
+
+    table = load_catalog("default", **properties).load_table("db.counts")
+    snapshot = table.current_snapshot()
+    manifests = [] if snapshot is None else snapshot.manifests(table.io)
+    return {
+        "metadata kB": len(table.io.new_input(table.metadata_location)) / 1000,
+        "snapshots": len(table.metadata.snapshots),
+        "manifests": len(manifests),
+        "entries of manifests": sum(
+            (each.added_files_count or 0) + (each.existing_files_count or 0) for each in manifests
+        ),
+        "manifests kB": sum(each.manifest_length for each in manifests) / 1000,
+    }

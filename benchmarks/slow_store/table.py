@@ -94,11 +94,12 @@ LINES = (
     ),
     Line("Delta, every 1 s, `commit_every=0`: visible p50, p99", ("Delta, 1 s",), _stream("Delta, 1 s"), "800, 1,400"),
     Line(
-        "Iceberg: ms per commit, first and last tenth of the commits",
+        "Iceberg, local: ms per commit (CPU), medians of the first and the last of all commits",
         ("Iceberg, commits",),
         _figures(
             "Iceberg, commits",
-            *("ms per commit, first tenth", "<, >", "ms per commit, last tenth", "< of >", "commits"),
+            *("ms per commit, first", "< (>", "CPU ms per commit, first", "<), >", "ms per commit, last", "< (>"),
+            *("CPU ms per commit, last", "<); >", "compared", "< of >", "commits"),
         ),
         "flat",
     ),

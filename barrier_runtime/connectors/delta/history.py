@@ -15,6 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from barrier_runtime.connectors.delta.library import brief, library_url, load_deltalake, storage_options, trouble
+from barrier_runtime.connectors.delta.log_records import log_key
 from barrier_runtime.connectors.parquet_format import read_options
 from barrier_runtime.connectors.source_bases.kept_columns import check_kept
 from barrier_runtime.data.schemas import fit
@@ -55,9 +56,15 @@ class Action(msgspec.Struct):
     remove: _Remove | None = None
     cdc: ChangeFile | None = None
     commitInfo: _Commit | None = None
+    metaData: Any = None
+    protocol: Any = None
 
 
 _ACTIONS = msgspec.json.Decoder(Action)
+
+
+def actions_of(record: bytes) -> list[Action]:
+    return [_ACTIONS.decode(line) for line in record.splitlines() if line.strip()]
 
 
 class DeltaHistory:
@@ -127,13 +134,12 @@ class DeltaHistory:
 
     def _actions(self, version: int) -> list[Action]:
         try:
-            lines = self._store.get(f"_delta_log/{version:020d}.json").splitlines()
+            return actions_of(self._store.get(log_key(version)))
         except ObjectNotFound as error:
             raise InvalidJob(
                 f"{self._where}: the log of the table {self._store.url} has no version {version} any more: keep it for "
                 f"longer than the longest outage (delta.logRetentionDuration). {ANEW[0].upper()}{ANEW[1:]}"
             ) from error
-        return [_ACTIONS.decode(line) for line in lines if line.strip()]
 
     def _added(self, version: int) -> set[str]:
         """Paths of files with rows that are new; a version that changes others is refused."""

@@ -54,8 +54,11 @@ class JoinedFiles:
             made = list(making.map(lambda group: self._file_of([file for file, _, _ in group], group[-1][2]), grouped))
         return [file for files in made for file in files]
 
-    def forget(self) -> None:
+    def forget(self) -> int:
+        """The table has them. Number of files that were shown since the last call."""
+        many = sum(map(len, self._made.values()))
         self._made.clear()
+        return many
 
     def _file_of(self, files: Sequence[DeltaFile], checkpoint: int) -> list[DeltaFile]:
         key = tuple(each.file.staged for each in files)

@@ -5,7 +5,7 @@ The format's protocol has every action as a line of JSON, and a version belongs 
 
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -57,19 +57,65 @@ def append_record(
     actions: list[dict[str, Any]] = [{"commitInfo": operation}]
     actions += [{"txn": {"appId": name, "version": checkpoint}} for name, checkpoint in checkpoints.items()]
     actions += [
-        {
-            "add": {
-                "path": quote(each.file.final, safe=_AS_THEY_ARE),
-                "partitionValues": each.partition,
-                "size": each.file.size,
-                "modificationTime": each.written_ms,
-                "dataChange": True,
-                "stats": each.statistics,
-            }
-        }
+        _add(each.file.final, each.partition, each.file.size, each.written_ms, each.statistics, changes=True)
         for each in files
     ]
     return _lines(actions)
+
+
+class TableFile(NamedTuple):
+    """A data file that a compaction removes or adds. `name`: below the table's folder."""
+
+    name: str
+    partition: dict[str, str | None]
+    size: int
+    rows: int
+    statistics: str = ""  # of an added one
+
+
+def compaction_record(
+    removed: Sequence[TableFile], added: Sequence[TableFile], target: int, version: int, now_ms: int
+) -> bytes:
+    """`version`: the one whose files were looked at."""
+    operation = {
+        "timestamp": now_ms,
+        "operation": "OPTIMIZE",
+        "operationParameters": {"predicate": "[]", "targetSize": str(target)},
+        "readVersion": version,
+        "isolationLevel": "SnapshotIsolation",
+        "isBlindAppend": False,
+        "engineInfo": "barrier-runtime",
+    }
+    actions: list[dict[str, Any]] = [{"commitInfo": operation}]
+    actions += [
+        {
+            "remove": {
+                "path": quote(each.name, safe=_AS_THEY_ARE),
+                "deletionTimestamp": now_ms,
+                "dataChange": False,
+                "extendedFileMetadata": True,
+                "partitionValues": each.partition,
+                "size": each.size,
+            }
+        }
+        for each in removed
+    ]
+    actions += [_add(each.name, each.partition, each.size, now_ms, each.statistics, changes=False) for each in added]
+    return _lines(actions)
+
+
+def _add(
+    name: str, partition: Mapping[str, str | None], size: int, written_ms: int, statistics: str, *, changes: bool
+) -> dict[str, Any]:
+    action = {
+        "path": quote(name, safe=_AS_THEY_ARE),
+        "partitionValues": partition,
+        "size": size,
+        "modificationTime": written_ms,
+        "dataChange": changes,
+        "stats": statistics,
+    }
+    return {"add": action}
 
 
 def _lines(actions: Sequence[dict[str, Any]]) -> bytes:

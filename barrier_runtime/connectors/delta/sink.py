@@ -6,8 +6,9 @@ committer does that, and makes large files of small ones (`delta/joined_files`).
 them all to the table's log in one commit that carries the highest checkpoint as the format's own application
 transaction, so the table itself tells whether it was made: by us, by a zombie, or by nobody. See `delta/table`.
 
-A reader that lists the folder instead of reading the table sees files that are not in it yet. Compaction (OPTIMIZE) and
-VACUUM are the user's business; small checkpoint intervals make many small files. A vacuum deletes files that are not in
+A reader that lists the folder instead of reading the table sees files that are not in it yet. Small checkpoint
+intervals make many small files, which `compact=` joins behind the commits (`delta/compaction`). VACUUM is the user's
+business. A vacuum deletes files that are not in
 the log and older than its retention (a week by default): a file has its final name only between the commits of the
 subtasks and that of the table, so only an outage of that length in between is at risk; then the commit says what is
 missing.
@@ -29,7 +30,9 @@ from barrier_runtime.connectors.delta.committable import (
     decode_delta_committable,
     encode_delta_committable,
 )
+from barrier_runtime.connectors.delta.compaction import DeltaCompaction, DeltaPlan
 from barrier_runtime.connectors.delta.joined_files import JoinedFiles
+from barrier_runtime.connectors.delta.log_records import TableFile
 from barrier_runtime.connectors.delta.schema import check_partition_columns, delta_fields, stored_schema
 from barrier_runtime.connectors.delta.table import DeltaLog
 from barrier_runtime.connectors.sink import SinkContext, TwoPhaseCommitSink
@@ -37,6 +40,8 @@ from barrier_runtime.connectors.sink_bases import encoders
 from barrier_runtime.connectors.sink_bases.afterwards import Afterwards
 from barrier_runtime.connectors.sink_bases.folder_names import folder_name
 from barrier_runtime.connectors.sink_bases.lake.commit_every import commit_every_ms, described
+from barrier_runtime.connectors.sink_bases.lake.compaction import Compactor, compact_bytes
+from barrier_runtime.connectors.sink_bases.lake.compaction import described as compacted
 from barrier_runtime.connectors.sink_bases.row_buffer import RowBuffer
 from barrier_runtime.connectors.sink_bases.staging import Staging, check_folder, example_of, names_of
 from barrier_runtime.data.few_rows import FewRows
@@ -62,7 +67,12 @@ class DeltaSink(TwoPhaseCommitSink):
     there is read back as null, as the format has it.
     `commit_every`: a duration, or seconds. Rows are decided with each checkpoint, and the table gets one commit for all
     checkpoints of that time. 0: with each checkpoint.
+    `compact`: the size that files are to have, such as "128 MB", or bytes. Smaller files of this sink become files of
+    that size, off the path of commits, in versions without a change of data. None: no compaction.
     `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask before they are staged early.
+
+    >>> DeltaSink("s3://lake/events", commit_every=30, compact="128 MB")
+    DeltaSink('s3://lake/events'), a commit every 30 s, compacted to 128 MB
     """
 
     global_committer = True
@@ -74,10 +84,12 @@ class DeltaSink(TwoPhaseCommitSink):
         *,
         partition_by: Sequence[str] | str | None = None,
         commit_every: datetime.timedelta | float = 0,
+        compact: str | int | None = None,
         max_bytes_in_memory: int = 128 << 20,
     ) -> None:
         self.commit_every_ms = commit_every_ms(commit_every, "DeltaSink")
         self.commits_only_globally = self.commit_every_ms > 0
+        self.compact = compact_bytes(compact, "DeltaSink")
         self.url = without_credentials(str(url), "the location of DeltaSink")
         if "://" in self.url and not self.url.startswith(("file://", "s3://", "s3a://")):
             raise InvalidJob(f"DeltaSink cannot write to {shown(self.url)}: use a folder, file:// or s3://")
@@ -85,7 +97,7 @@ class DeltaSink(TwoPhaseCommitSink):
         self.max_bytes_in_memory = max_bytes_in_memory
 
     def __repr__(self) -> str:
-        return f"DeltaSink({shown(self.url)!r}){described(self.commit_every_ms)}"
+        return f"DeltaSink({shown(self.url)!r}){described(self.commit_every_ms)}{compacted(self.compact)}"
 
     def settings(self) -> dict[str, Any]:
         columns = None if self.partition_by is None else list(self.partition_by)
@@ -93,6 +105,7 @@ class DeltaSink(TwoPhaseCommitSink):
             "url": self.url,
             "partition_by": columns,
             "commit_every": self.commit_every_ms / 1000,
+            "compact": self.compact,
             "max_bytes_in_memory": self.max_bytes_in_memory,
         }
 
@@ -116,6 +129,12 @@ class DeltaSink(TwoPhaseCommitSink):
         self._last = False  # no rows come any more
         self._joined = JoinedFiles(store, self._staging, self._names)
         self._table = self._log.existing()
+        self._compactor: Compactor[DeltaPlan, Sequence[TableFile]] | None = None
+        if self.compact is not None:
+            if self._table is not None:
+                self._table.check_compacted(self._where)
+            work = DeltaCompaction(self._log, store, self._names, self.compact, self._where)
+            self._compactor = Compactor(work, self._where)
         if self.partition_by is None:
             self._partition_by = self._table.partition_by if self._table else ()
         else:
@@ -227,16 +246,21 @@ class DeltaSink(TwoPhaseCommitSink):
 
     def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
         decoded = [self._decoded(each) for each in committables]
-        if not self.commits_only_globally:
+        files = [each.file for committable in decoded for each in committable.files]
+        if self.commits_only_globally:
+            self._log.commit(decoded, self._joined.shown)
+            added = self._joined.forget()
+            self._staging.drop(files)
+        else:
             self._log.commit(decoded)
-            return
-        self._log.commit(decoded, self._joined.shown)
-        self._joined.forget()
-        staged = [each.file for committable in decoded for each in committable.files]
-        self._staging.drop(staged)
+            added = len(files)
+        if self._compactor is not None:
+            self._compactor.added(added)
 
     def close(self) -> None:
         if hasattr(self, "_log"):
+            if self._compactor is not None:
+                self._compactor.close()
             self._log.close()
             self._afterwards.close()
 

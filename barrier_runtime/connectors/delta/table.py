@@ -63,12 +63,14 @@ class DeltaLog:
         self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="delta-log")
         self._reading: Future[None] | None = None  # a checkpoint of the log is made
         self._head: _OwnCommit | None = None  # our last commit, if nobody is known to have written since
+        self._last_own = -1  # version of our last commit
+        self._compacted: set[int] = set()  # versions by this process that nobody has gone behind yet
         self._seen: DeltaTableFacts | None = None  # what the commit under way had to fit
 
     def existing(self) -> DeltaTableFacts | None:
         """What is there; None when there is no table. Raises `InvalidJob` for a table that must not be appended to."""
         table = self._newest()
-        return None if table is None else self._facts(table)
+        return None if table is None else self.facts(table)
 
     def has(self, committable: DeltaCommittable) -> bool:
         """Was it made part of the table? Whatever became of its files since."""
@@ -94,7 +96,7 @@ class DeltaLog:
             new = [each for each in pending if each.checkpoint > self._committed(table, each.application)]
             if not new:
                 return None
-            facts = self._facts(table)
+            facts = self.facts(table)
             for each in new:
                 facts.check(each.fields, each.partition_by, self._where)
             files = [each for committable in new for each in committable.files]
@@ -124,11 +126,13 @@ class DeltaLog:
         if new:
             if shown is None:
                 self._check_there(files)
+            added = shown(new) if shown else files
+            version = self._behind(head.version)
             try:
-                self._append(head.version + 1, head.facts, shown(new) if shown else files, _highest(new))
+                self._append(version, head.facts, added, _highest(new))
             except Unavailable:
                 return False
-            self._appended(head.version + 1, head.facts, {**head.known, **_highest(new)})
+            self._appended(version, head.facts, {**head.known, **_highest(new)})
         else:
             self._head = head
         return True
@@ -140,7 +144,7 @@ class DeltaLog:
             after = self._committed(table, merging.application)
             if merging.checkpoint <= after:
                 return None
-            facts = self._facts(table)
+            facts = self.facts(table)
             facts.check(merging.fields, merging.partition_by, self._where)
             facts.check_replacing(self._where)
             done = {merging.application: merging.checkpoint}
@@ -204,7 +208,7 @@ class DeltaLog:
     def _newest_now(self) -> Any:
         try:
             if self._table is None:
-                self._table = self._library.DeltaTable(library_url(self._store), storage_options=self._options)
+                self._table = self._load()
             else:
                 self._table.update_incremental()
         except self._library.exceptions.TableNotFoundError:
@@ -214,10 +218,40 @@ class DeltaLog:
             raise self._unreadable(error) from error
         return self._table
 
+    def _load(self) -> Any:
+        return self._library.DeltaTable(library_url(self._store), storage_options=self._options)
+
+    def loaded(self) -> Any:
+        """The table as it is now, of the library, for a thread other than that of commits; None: there is none."""
+        try:
+            return self._load()
+        except self._library.exceptions.TableNotFoundError:
+            return None
+        except Exception as error:
+            raise self._unreadable(error) from error
+
+    def compacted(self, version: int) -> None:
+        """This version is a compaction by this process, so our next commit goes behind it without a look. Any thread
+        may call."""
+        self._compacted.add(version)
+
+    def _behind(self, version: int) -> int:
+        """The first version after this one that is no compaction by this process."""
+        after = version + 1
+        while after in self._compacted:
+            self._compacted.discard(after)
+            after += 1
+        return after
+
     def _appended(self, version: int, facts: DeltaTableFacts, known: Mapping[str, int]) -> None:
         self._sync(version, data=False)
         self._head = _OwnCommit(version, facts, dict(known))
-        if version % _CHECKPOINT_EVERY == 0 and (self._reading is None or self._reading.done()):
+        for behind in [each for each in tuple(self._compacted) if each < version]:
+            self._compacted.discard(behind)
+        last, self._last_own = self._last_own, version
+        passed = version // _CHECKPOINT_EVERY > last // _CHECKPOINT_EVERY >= 0  # others' versions may be in between
+        due = version % _CHECKPOINT_EVERY == 0 or passed
+        if due and (self._reading is None or self._reading.done()):
             with contextlib.suppress(RuntimeError):  # a commit may outlive the sink, which is closed
                 self._reading = self._threads.submit(self._clean_up)
 
@@ -256,7 +290,8 @@ class DeltaLog:
     def _unreadable(self, error: Exception) -> BarrierRuntimeError:
         return trouble(error, f"{self._where}: the table {self._store.url} could not be read")
 
-    def _facts(self, table: Any) -> DeltaTableFacts:
+    def facts(self, table: Any) -> DeltaTableFacts:
+        """Raises `InvalidJob` for a table whose rules this sink cannot keep. Any thread may call."""
         metadata = table.metadata()
         fields = msgspec.json.decode(table.schema().to_json())["fields"]
         features = set(table.protocol().writer_features or ())
@@ -272,7 +307,7 @@ class DeltaLog:
                 f"{self._where}: the table {self._store.url} has {', '.join(used)}, which this sink cannot keep: write "
                 "to a table without, and merge from there"
             )
-        return DeltaTableFacts(self._store.url, tuple(metadata.partition_columns), fields, settings)
+        return DeltaTableFacts(self._store.url, tuple(metadata.partition_columns), fields, settings, features)
 
     def _create(self, fields: Mapping[str, DeltaType], partition_by: Sequence[str]) -> None:
         record = create_record(fields, partition_by, time.time_ns() // 1_000_000)

@@ -1,14 +1,15 @@
 """What rows have to fit that are written into a Delta table: its columns, partitions and settings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from barrier_runtime.connectors.delta.schema import DeltaType, check_fits
 from barrier_runtime.state.errors import InvalidJob
 
+_VECTORS = "delta.enableDeletionVectors"
 _NOT_REPLACED = {
     "delta.appendOnly": "so no row may be replaced",
-    "delta.enableDeletionVectors": "which delta-rs does not keep when it replaces rows",
+    _VECTORS: "which delta-rs does not keep when it replaces rows",
 }
 
 
@@ -21,17 +22,27 @@ class DeltaTableFacts:
         partition_by: tuple[str, ...],
         fields: Sequence[Mapping[str, Any]],
         settings: Mapping[str, str],
+        features: Collection[str] = (),
     ) -> None:
         self.url = url
         self.partition_by = partition_by
         self.fields = fields
         self._settings = settings
+        self._features = features
 
     def check_replacing(self, where: str) -> None:
         """Raise `InvalidJob` for a table whose rows must not, or cannot, be replaced."""
         for setting, why in _NOT_REPLACED.items():
             if self._settings.get(setting, "false").lower() == "true":
                 raise InvalidJob(f"{where}: the table {self.url} has {setting}=true, {why}: unset it, or use DeltaSink")
+
+    def check_compacted(self, where: str) -> None:
+        """Raise `InvalidJob` for a table whose files must not be rewritten by what the log says of their rows."""
+        if "deletionVectors" in self._features or self._settings.get(_VECTORS, "false").lower() == "true":
+            raise InvalidJob(
+                f"{where}: the table {self.url} has deletion vectors, which compact= does not apply: leave compact= "
+                "out and have the table compacted by OPTIMIZE, or drop the feature deletionVectors"
+            )
 
     @property
     def required(self) -> tuple[str, ...]:

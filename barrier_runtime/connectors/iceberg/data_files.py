@@ -5,6 +5,9 @@ has all that a commit needs (paths, partitions, counts, bounds), in a format who
 they are orphans to the table's maintenance, which leaves young ones alone (three days by default).
 """
 
+import hashlib
+import os
+import re
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +32,8 @@ from pyiceberg.table import FileScanTask, Table
 
 _VERSION = 2  # of manifests; those of any version hold files of tables of any version
 _NO_SNAPSHOT = -1
+_TAG_BYTES = 6  # of a UUID in a file's name; the other ten are random
+_UUID = re.compile(r"-([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})\.[^/]*$")
 _COLUMNS = pa.schema(
     [("manifest", pa.binary()), ("spec", pa.int32()), ("files", pa.int64()), ("rows", pa.int64())],
     metadata={"barrier-runtime.iceberg": "data-files"},
@@ -66,10 +71,25 @@ def _with_nulls_of(given: pa.Array | None, made: pa.Array | None) -> pa.Array | 
 pyiceberg.io.pyarrow.ArrowProjectionVisitor = _KeepingNulls  # there is no other door to it
 
 
-def write_files(table: Table, batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> WrittenFiles:
-    """As many files as the rows have partitions, at least. Raises `OSError` of the storage."""
+def name_of(owner: str) -> uuid.UUID:
+    """For names of data files, where the library has a UUID: its first bytes tell whose files they are."""
+    return uuid.UUID(bytes=_tag(owner) + os.urandom(16 - _TAG_BYTES))
+
+
+def is_name_of(owner: str, path: str) -> bool:
+    """Whether the data file at `path` has a name by `name_of` of this owner."""
+    found = _UUID.search(path)
+    return found is not None and uuid.UUID(found[1]).bytes.startswith(_tag(owner))
+
+
+def _tag(owner: str) -> bytes:
+    return hashlib.sha256(owner.encode()).digest()[:_TAG_BYTES]
+
+
+def write_files(table: Table, batches: Sequence[pa.RecordBatch], schema: pa.Schema, owner: str) -> WrittenFiles:
+    """As many files as the rows have partitions, at least, with names of `owner`. Raises `OSError` of the storage."""
     rows = pa.Table.from_batches(batches, schema=schema)
-    files = list(_dataframe_to_data_files(table.metadata, rows, table.io, uuid.uuid4()))
+    files = list(_dataframe_to_data_files(table.metadata, rows, table.io, name_of(owner)))
     spec = table.metadata.spec()
     output = _Memory()
     with write_manifest(_VERSION, spec, table.metadata.schema(), output, _NO_SNAPSHOT, "null") as writer:
@@ -79,11 +99,12 @@ def write_files(table: Table, batches: Sequence[pa.RecordBatch], schema: pa.Sche
     return WrittenFiles(output.content, spec.spec_id, len(files), rows.num_rows)
 
 
-def joined(table: Table, files: Sequence[DataFile]) -> list[DataFile]:
-    """The rows of these files of one partition, in their order, in a new file. Raises `FileNotFoundError`."""
+def joined(table: Table, files: Sequence[DataFile], owner: str) -> list[DataFile]:
+    """The rows of these files of one partition, in their order, in a new file with a name of `owner`. Raises
+    `FileNotFoundError`."""
     scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
     rows = scan.to_table([FileScanTask(file) for file in files])
-    return list(_dataframe_to_data_files(table.metadata, rows, table.io, uuid.uuid4()))
+    return list(_dataframe_to_data_files(table.metadata, rows, table.io, name_of(owner)))
 
 
 def data_files(written: WrittenFiles) -> list[DataFile]:

@@ -11,17 +11,19 @@ in the way. What they alone refer to is deleted afterwards, off the path of comm
 
 Of an expired snapshot its manifest list is deleted, and those of its manifests which neither the next snapshot that
 stays nor an older one, nor one outside of the main branch, refers to: along one branch a manifest that is gone does not
-come back. A process that dies
-before that leaves orphans, for the table's maintenance. Data files are never deleted here.
+come back. Of an expired compaction of ours the data files are deleted that it replaced, if no snapshot stays that is
+older or outside of the main branch. A process that dies before that leaves orphans, for the table's maintenance. No
+other data file is deleted here.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pyiceberg.io import FileIO
+from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH
-from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.snapshots import Operation, Snapshot
 
 APPLICATION = "barrier-runtime.application"  # in a snapshot's summary
 
@@ -64,7 +66,7 @@ def to_expire(metadata: TableMetadata, owner: str, keep: int) -> list[Expired]:
 
 
 def unneeded_files(expired: Iterable[Expired], io: FileIO) -> list[str]:
-    """Manifest lists of expired snapshots, and manifests that nothing refers to any more."""
+    """Manifest lists of expired snapshots, and manifests and replaced data files that nothing refers to any more."""
     lists: dict[int, set[str]] = {}
 
     def manifests(snapshot: Snapshot) -> set[str]:
@@ -75,10 +77,25 @@ def unneeded_files(expired: Iterable[Expired], io: FileIO) -> list[str]:
 
     files: list[str] = []
     for each in expired:
+        if not each.others:
+            files += _replaced(each.snapshot, io)
         needed = set(manifests(each.next)).union(*(manifests(other) for other in each.others))
         files += sorted(manifests(each.snapshot) - needed)
         files.append(each.snapshot.manifest_list)
     return list(dict.fromkeys(files))
+
+
+def _replaced(snapshot: Snapshot, io: FileIO) -> list[str]:
+    """Paths of the data files that a compaction has replaced."""
+    if snapshot.summary is None or snapshot.summary.operation != Operation.REPLACE:
+        return []
+    return [
+        entry.data_file.file_path
+        for manifest in snapshot.manifests(io)
+        if manifest.added_snapshot_id == snapshot.snapshot_id and manifest.deleted_files_count
+        for entry in manifest.fetch_manifest_entry(io, discard_deleted=False)
+        if entry.status == ManifestEntryStatus.DELETED and entry.snapshot_id == snapshot.snapshot_id
+    ]
 
 
 def _is_older(one: Snapshot, other: Snapshot) -> bool:

@@ -7,7 +7,8 @@ zombie, or by nobody. No slot holds more rows than it has written itself.
 
 Files of a checkpoint that was given up are deleted; those of a process that died between writing and staging stay as
 orphans, which the table's maintenance removes. It must leave alone what is younger than the longest outage of the job.
-Compaction and the expiry of snapshots are the user's business.
+With `compact=` small files of this sink become larger ones behind the commits (`iceberg/compaction`), with
+`keep_snapshots=` its old snapshots expire; otherwise both are the user's business.
 """
 
 import contextlib
@@ -25,6 +26,8 @@ from barrier_runtime.connectors.iceberg.library import need_pyiceberg
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
 from barrier_runtime.connectors.sink_bases.lake.commit_every import commit_every_ms, described
+from barrier_runtime.connectors.sink_bases.lake.compaction import Compactor, compact_bytes
+from barrier_runtime.connectors.sink_bases.lake.compaction import described as compacted
 from barrier_runtime.connectors.sink_bases.write_ahead_committable import StagedRows
 from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectNotFound
@@ -50,6 +53,8 @@ class IcebergSink(BatchingSink):
     all checkpoints of that time, because each commit rewrites the table's metadata. 0: with each checkpoint.
     `keep_snapshots`: so many of the newest snapshots of this sink stay; older ones expire with the next commit, but for
     those that branches and tags need. Readers that are further behind cannot go on. None: all stay, for you to expire.
+    `compact`: the size that files are to have, such as "128 MB", or bytes. Smaller files of this sink become files of
+    that size, off the path of commits, in snapshots that replace files and no rows. None: no compaction.
     `max_bytes_in_memory`: Arrow bytes of one open transaction of one subtask before they are written early, as a data
     file of their own.
     """
@@ -64,6 +69,7 @@ class IcebergSink(BatchingSink):
         properties: Mapping[str, str] | None = None,
         commit_every: datetime.timedelta | float = 30,
         keep_snapshots: int | None = None,
+        compact: str | int | None = None,
         max_bytes_in_memory: int = 32 << 20,
     ) -> None:
         super().__init__(max_bytes_in_memory=max_bytes_in_memory)
@@ -73,6 +79,7 @@ class IcebergSink(BatchingSink):
         if keep_snapshots is not None and not (isinstance(keep_snapshots, Real) and keep_snapshots >= 2):
             raise InvalidJob(f"IcebergSink: keep_snapshots={keep_snapshots!r}: give a number from 2, or None: all stay")
         self.keep_snapshots = None if keep_snapshots is None else int(keep_snapshots)
+        self.compact = compact_bytes(compact, "IcebergSink")
         self.table = table
         self.catalog = catalog
         self.properties = dict(properties or {})
@@ -86,7 +93,7 @@ class IcebergSink(BatchingSink):
                 without_credentials(value, f"property {name!r} of IcebergSink")
 
     def __repr__(self) -> str:
-        return f"IcebergSink({self.table!r}){described(self.commit_every_ms)}"
+        return f"IcebergSink({self.table!r}){described(self.commit_every_ms)}{compacted(self.compact)}"
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -95,6 +102,7 @@ class IcebergSink(BatchingSink):
             "properties": self.properties,
             "keep_snapshots": self.keep_snapshots,
             "commit_every": self.commit_every_ms / 1000,
+            "compact": self.compact,
             "max_bytes_in_memory": self.max_bytes_in_memory,
         }
 
@@ -120,9 +128,20 @@ class IcebergSink(BatchingSink):
             owner=f"{context.job}/{context.sink}/",
             keep_snapshots=self.keep_snapshots,
         )
+        self._compactor = None if self.compact is None else self._made_compactor(self.compact, context)
         self._there = self._table.columns()
         self._table.check_writable()
         self._required = frozenset(f.name for f in self._there or () if not f.nullable)
+
+    def _made_compactor(self, target: int, context: SinkContext) -> "Compactor[Any, Any]":
+        from barrier_runtime.connectors.iceberg.compaction import IcebergCompaction, check_compacted
+
+        table = self._table.now()
+        if table is not None:
+            check_compacted(table, self.table, self._where)
+        owner = f"{context.job}/{context.sink}/"
+        work = IcebergCompaction(self.table, self._table.opened, owner, target, self._where, self._table.compacted)
+        return Compactor(work, self._where)
 
     def check_schema(self, schema: pa.Schema) -> None:
         stored = stored_schema(schema, self._where)
@@ -142,13 +161,13 @@ class IcebergSink(BatchingSink):
     def deliver_batches(self, batches: Sequence[DecidedBatch]) -> None:
         for application in dict.fromkeys(batch.application for batch in batches):  # one, but after another start
             of_it = [batch for batch in batches if batch.application == application]
-            known = self._table.as_appended()
+            known, compactions = self._table.as_appended(), self._table.compactions
             try:
                 self._deliver(application, of_it, known)
             except Unavailable:
-                if known is None:
+                if known is None and self._table.compactions == compactions:
                     raise
-                self._deliver(application, of_it, None)  # somebody else has written since our last commit
+                self._deliver(application, of_it, None)  # somebody else, or a compaction, has written meanwhile
 
     def _deliver(self, application: str, batches: Sequence[DecidedBatch], known: "Table | None") -> None:
         """Append those that the table does not have as one snapshot. `known`: the table, where a look is saved."""
@@ -176,7 +195,9 @@ class IcebergSink(BatchingSink):
                 "tried again"
             ) from error
         together = self.commit_every_ms > 0
-        self._table.append(table, application, new[-1].checkpoint, written, small_together=together)
+        files = self._table.append(table, application, new[-1].checkpoint, written, small_together=together)
+        if self._compactor is not None:
+            self._compactor.added(files)
 
     def _files_of(self, staged: StagedRows) -> "list[WrittenFiles]":
         """Rows that an earlier release has staged are written now."""
@@ -188,6 +209,8 @@ class IcebergSink(BatchingSink):
 
     def close(self) -> None:
         if hasattr(self, "_table"):
+            if self._compactor is not None:
+                self._compactor.close()
             self._table.close()
 
     def abort(self, committable: bytes) -> None:

@@ -20,11 +20,13 @@ copy in memory says none; the table's own is not touched.
 """
 
 import contextlib
+import logging
 import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -64,16 +66,18 @@ from barrier_runtime.connectors.sink_bases.lake.small_files import groups
 from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.outside_errors import described, must_be_mended
 
+log = logging.getLogger("barrier_runtime.sinks")
 CHECKPOINT = "barrier-runtime.checkpoint"
 _KNOWN_S = 60.0  # credentials that a catalog gives with a table are good for longer
 _BOUNDED = {  # properties of tables that are made here: the metadata must not grow with the number of commits
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
     "commit.manifest-merge.enabled": "true",
+    "commit.manifest.target-size-bytes": str(1 << 20),  # the most that a merge of manifests reads and writes again
 }
 _CLEAN_FROM = 16  # expired snapshots, whose files are deleted together
 _FILE_IO = "py-io-impl"
-_LIBRARY_RETRIES = "commit.retry.num-retries"
+LIBRARY_RETRIES = "commit.retry.num-retries"
 _REFUSED = (
     *(BadRequestError, ForbiddenError, UnauthorizedError, OAuthError, SignError),
     *(NoSuchNamespaceError, NotInstalledError, ValidationError, ValidationException),
@@ -107,10 +111,12 @@ class IcebergTable:
         self._cleaning: Future[None] | None = None
         self._made_of: dict[tuple[str, ...], list[DataFile]] = {}  # paths of small files -> files with their rows
         self._appended: tuple[float, Table] | None = None  # when we appended last, and the table as it was then
+        self.compactions = 0  # so many were made through this process
         self._name = name
         self._where = where
         self._last: tuple[float, Table] | None = None  # when it was asked for, for writing
-        self._catalog = opened_catalog(catalog, properties, where, "IcebergSink")
+        self.opened = partial(opened_catalog, catalog, properties, where, "IcebergSink")
+        self._catalog = self.opened()
 
     def columns(self) -> pa.Schema | None:
         """Of the table as it is; None: there is none yet. Raises `Unavailable` when the catalog does not answer."""
@@ -133,14 +139,18 @@ class IcebergTable:
         check_fits(schema, table.schema().as_arrow(), self._where, self._name)
         check_transforms(table, self._name, self._where)
         with translated(f"{self._where}: a data file of the table {self._name} cannot be written"):
-            return write_files(table, batches, schema)
+            return write_files(table, batches, schema, self._owner)
 
     def as_appended(self) -> Table | None:
         """The table as our last commit has left it, if that was not long ago: the next commit is conditional on nobody
         having written since. None: look at it."""
-        if self._appended is None or time.monotonic() - self._appended[0] > _KNOWN_S:
-            return None
-        return self._appended[1]
+        appended = self._appended
+        return None if appended is None or time.monotonic() - appended[0] > _KNOWN_S else appended[1]
+
+    def compacted(self) -> None:
+        """A compaction has moved the table, so that the next commit looks at it. Any thread may call."""
+        self._appended = None
+        self.compactions += 1
 
     def looked_at(self) -> Table:
         """The table as it is now, for `append`. Raises `Unavailable` when it is gone or the catalog does not answer."""
@@ -159,12 +169,12 @@ class IcebergTable:
         written: Iterable[WrittenFiles],
         *,
         small_together: bool = False,
-    ) -> None:
-        """Append the files to `table`, as it was looked at, as one snapshot. `small_together`: small ones as fewer and
-        larger ones. Raises `Unavailable` when it is to be tried again, `Corrupt` when a file is gone, which is seen
-        while the snapshot is prepared."""
+    ) -> int:
+        """Append the files to `table`, as it was looked at, as one snapshot; their number. `small_together`: small ones
+        as fewer and larger ones. Raises `Unavailable` when it is to be tried again, `Corrupt` when a file is gone,
+        which is seen while the snapshot is prepared."""
         self._appended = None
-        table.metadata.properties[_LIBRARY_RETRIES] = "0"
+        table.metadata.properties[LIBRARY_RETRIES] = "0"
         expired = [] if self._keep is None else to_expire(table.metadata, self._owner, self._keep)
         summary = {APPLICATION: application, CHECKPOINT: str(checkpoint)}
         try:
@@ -193,17 +203,25 @@ class IcebergTable:
             raise trouble(error, f"{self._where}: files cannot be added to the table {self._name}") from error
         self._appended = time.monotonic(), table
         if replaced:
-            self._later(_deleted, table.io, replaced)
+            self._later(deleted, table.io, replaced)
         self._expired += expired
         if len(self._expired) >= _CLEAN_FROM and (self._cleaning is None or self._cleaning.done()):
             expired, self._expired = self._expired, []
             self._cleaning = self._later(_clean, expired, table.io)
+        return len(files)
 
     def _later(self, work: Callable[..., None], *arguments: object) -> "Future[None] | None":
         """Off the path of commits. Not once the sink is closed, which a commit under way may outlive."""
-        with contextlib.suppress(RuntimeError):
-            return self._threads.submit(work, *arguments)
-        return None
+        try:
+            later = self._threads.submit(work, *arguments)
+        except RuntimeError:
+            return None
+        later.add_done_callback(self._tell_fault)
+        return later
+
+    def _tell_fault(self, done: "Future[None]") -> None:
+        if error := done.exception():
+            log.error("%s: work behind a commit failed: %s", self._where, error, exc_info=error)
 
     def _joined(self, table: Table, files: Sequence[DataFile]) -> tuple[list[DataFile], list[str]]:
         """Fewer files with the same rows, and those that they stand for. What was written is kept for the next attempt:
@@ -224,7 +242,7 @@ class IcebergTable:
 
     def _joined_files(self, table: Table, files: Sequence[DataFile]) -> list[DataFile]:
         try:
-            return joined(table, files)
+            return joined(table, files, self._owner)
         except FileNotFoundError as error:
             self._check_there([str(error)])
             raise
@@ -288,7 +306,7 @@ def _partition_of(file: DataFile) -> tuple[int, str]:
     return file.spec_id, repr(file.partition)
 
 
-def _deleted(io: FileIO, paths: Sequence[str]) -> None:
+def deleted(io: FileIO, paths: Sequence[str]) -> None:
     """Off the path of commits. What stays is an orphan, for the table's maintenance."""
     for path in paths:
         with contextlib.suppress(*NO_ANSWER):
@@ -298,7 +316,7 @@ def _deleted(io: FileIO, paths: Sequence[str]) -> None:
 def _clean(expired: Sequence[Expired], io: FileIO) -> None:
     """Off the path of commits. What stays is an orphan, for the table's maintenance."""
     with contextlib.suppress(*NO_ANSWER, *database_errors()):
-        _deleted(io, unneeded_files(expired, io))
+        deleted(io, unneeded_files(expired, io))
 
 
 def check_transforms(table: Table, name: str, where: str) -> None:

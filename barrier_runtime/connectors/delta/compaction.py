@@ -1,0 +1,159 @@
+"""Compaction of the files that a Delta sink has written: one version that removes small files and adds larger ones
+without a change of data. docs/design/compaction.md has the states and moves. Blocking; no state is shared with commits.
+
+The commit is a put-if-absent of the version behind the newest one, after each version since the look was read.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from barrier_runtime.connectors.delta import files as delta_files
+from barrier_runtime.connectors.delta.history import Action, actions_of
+from barrier_runtime.connectors.delta.log_records import TableFile, compaction_record, log_key
+from barrier_runtime.connectors.delta.table import DeltaLog
+from barrier_runtime.connectors.sink_bases import encoders
+from barrier_runtime.connectors.sink_bases.file_committable import FileNames, origin_of_name
+from barrier_runtime.connectors.sink_bases.lake.compaction import MOST_GROUPS, to_compact
+from barrier_runtime.state.errors import Corrupt, Unavailable
+from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, PutOutcome
+
+_FIRST_PART = 200_000  # of names: above those of transactions and of joined files
+_ATTEMPTS = 100  # versions of others that come in the moment of the commit
+_LONGEST_S = 3600.0  # from the look to the commit: the log keeps its records for longer
+_AT_ONCE = 4  # files that are read at a time
+
+
+@dataclass(frozen=True)
+class DeltaPlan:
+    version: int
+    looked_s: float  # monotonic
+    groups: tuple[tuple[TableFile, ...], ...]
+
+    @property
+    def files(self) -> list[TableFile]:
+        return [file for group in self.groups for file in group]
+
+
+class DeltaCompaction:
+    """`store`: the table's folder. `names`: of the sink whose files are compacted."""
+
+    def __init__(self, log: DeltaLog, store: ObjectStore, names: FileNames, target: int, where: str) -> None:
+        self._log = log
+        self._store = store
+        self._names = names
+        self._target = target
+        self._where = where
+        self._parts = itertools.count(_FIRST_PART)
+
+    def look(self) -> DeltaPlan | None:
+        began = time.monotonic()
+        table = self._log.loaded()
+        if table is None:
+            return None
+        facts = self._log.facts(table)
+        facts.check_compacted(self._where)
+        groups = to_compact(
+            self._own_small_files(table, facts.partition_by),
+            lambda file: file.size,
+            lambda file: tuple(file.partition.items()),
+            self._target,
+        )[:MOST_GROUPS]
+        return DeltaPlan(int(table.version()), began, tuple(map(tuple, groups))) if groups else None
+
+    def _own_small_files(self, table: Any, partition_by: Sequence[str]) -> list[TableFile]:
+        """In the order of their checkpoints."""
+        live = pa.table(table.get_add_actions(flatten=True))
+        columns = ["path", "size_bytes", "num_records", *(f"partition.{name}" for name in partition_by)]
+        found = []
+        for row in live.select(columns).to_pylist():
+            name = unquote(row["path"])
+            origin = origin_of_name(name)
+            if origin is None or origin[0] != self._names.owner or row["num_records"] is None:
+                continue
+            partition = {each: delta_files.partition_value(row[f"partition.{each}"]) for each in partition_by}
+            found.append((origin[1], TableFile(name, partition, row["size_bytes"], row["num_records"])))
+        return [file for _, file in sorted(found, key=lambda entry: (entry[0], entry[1].name))]
+
+    def write(self, plan: DeltaPlan, stop: Callable[[], bool]) -> Sequence[TableFile] | None:
+        made: list[TableFile] = []
+        try:
+            for group in plan.groups:
+                if stop():
+                    self._dropped(made)
+                    return None
+                made.append(self._joined(group))
+        except ObjectNotFound:  # another writer has removed one, and a vacuum came
+            self._dropped(made)
+            return None
+        return made
+
+    def _dropped(self, made: Sequence[TableFile]) -> None:
+        self._store.delete([file.name for file in made])
+
+    def _joined(self, group: Sequence[TableFile]) -> TableFile:
+        with ThreadPoolExecutor(max_workers=_AT_ONCE) as reading:
+            parts = list(reading.map(self._rows_of, group))
+        rows = pa.concat_tables(parts, promote_options="default")  # columns may have been added
+        folder, _, last = group[-1].name.rpartition("/")
+        origin = origin_of_name(last)
+        assert origin is not None, "a file of this sink without a name of this sink"
+        name = self._names.final(origin[1][1], next(self._parts), f"{folder}/" if folder else "")
+        data = encoders.parquet(rows.to_batches())
+        self._store.put(name, data)
+        return TableFile(name, group[0].partition, len(data), rows.num_rows, delta_files.statistics(rows))
+
+    def _rows_of(self, file: TableFile) -> pa.Table:
+        rows = pq.read_table(pa.BufferReader(self._store.get(file.name)))
+        if rows.num_rows != file.rows:
+            raise Corrupt(
+                f"{self._where}: {file.name} of the table {self._store.url} has {rows.num_rows} rows, and the table's "
+                f"log says {file.rows}: it is not compacted; restore the file, or delete its rows"
+            )
+        return rows
+
+    def commit(self, plan: DeltaPlan, written: Sequence[TableFile]) -> int:
+        files = plan.files
+        chosen = {file.name for file in files}
+        record = compaction_record(files, written, self._target, plan.version, time.time_ns() // 1_000_000)
+        version = plan.version + 1
+        for _ in range(_ATTEMPTS):
+            while (found := self._record(version)) is not None:
+                if _conflicts(actions_of(found), chosen):
+                    self._dropped(written)
+                    return 0
+                version += 1
+            if time.monotonic() - plan.looked_s > _LONGEST_S:
+                break
+            outcome = self._store.put_if_absent(log_key(version), record)
+            if outcome is PutOutcome.UNKNOWN and self._record(version) != record:
+                raise Unavailable(f"nobody knows whether version {version} of {self._store.url} was written")
+            if outcome is not PutOutcome.EXISTS or self._record(version) == record:
+                self._log.compacted(version)
+                return len(files)
+        self._dropped(written)
+        return 0
+
+    def _record(self, version: int) -> bytes | None:
+        try:
+            return self._store.get(log_key(version))
+        except ObjectNotFound:
+            return None
+
+
+def _conflicts(actions: Sequence[Action], chosen: set[str]) -> bool:
+    """Whether a version that came after the look forbids to replace these files."""
+    return any(
+        action.metaData is not None
+        or action.protocol is not None
+        or (action.remove is not None and unquote(action.remove.path) in chosen)
+        or (action.add is not None and unquote(action.add.path) in chosen)
+        for action in actions
+    )

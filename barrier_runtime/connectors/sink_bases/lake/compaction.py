@@ -1,0 +1,169 @@
+"""Compaction of the files that a sink has written into a table: what to rewrite, when, and on which thread.
+
+docs/design/compaction.md has the states and moves. `Compactor` is the edge; the rest is pure.
+"""
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from numbers import Real
+from typing import Generic, Protocol, TypeVar
+
+from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
+
+log = logging.getLogger("barrier_runtime.sinks")
+
+LEAST_FILES = 16  # of a group below the target size, and between two looks at the table
+MOST_GROUPS = 8  # of one commit
+_MOST_WAITING = 1024  # files between two looks, where looks find nothing to do
+_SHARE = 10  # a turn is followed by so many times its length without one
+_UNITS = {"MB": 10**6, "GB": 10**9}
+_SMALLEST, _LARGEST = 10**6, 4 * 10**9
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([MG]B)\s*")
+
+T = TypeVar("T")
+P = TypeVar("P")
+W = TypeVar("W")
+
+
+def compact_bytes(compact: str | int | None, who: str) -> int | None:
+    """Target size of `compact=`, bytes; None: off. Raises `InvalidJob` for what is no size."""
+    if compact is None:
+        return None
+    size: float | None = None
+    if isinstance(compact, str):
+        match = _SIZE.fullmatch(compact)
+        size = float(match[1]) * _UNITS[match[2]] if match else None
+    elif isinstance(compact, Real) and not isinstance(compact, bool):
+        size = float(compact)
+    if size is None or not _SMALLEST <= size <= _LARGEST:
+        raise InvalidJob(
+            f"{who}: compact={compact!r}: give the size that files are to have, from 1 MB to 4 GB, as in "
+            'compact="128 MB" (or bytes), or None: no compaction'
+        )
+    return int(size)
+
+
+def described(compact: int | None) -> str:
+    """Suffix of a sink's own description in `explain`."""
+    return f", compacted to {compact / 10**6:g} MB" if compact else ""
+
+
+def to_compact(
+    files: Iterable[T], size: Callable[[T], int], kind: Callable[[T], Hashable], target: int
+) -> list[list[T]]:
+    """Groups of small files of one `kind`, each of which becomes one file: as large as the target, or of many files and
+    at least twice as large as its largest one, so that a row is rewritten a logarithmic number of times."""
+    small: dict[Hashable, list[T]] = {}
+    for file in files:
+        if size(file) < target // 2:
+            small.setdefault(kind(file), []).append(file)
+    found: list[list[T]] = []
+    for some in small.values():
+        group: list[T] = []
+        filled = 0
+        for file in sorted(some, key=lambda each: size(each).bit_length() // 3):  # as they come among like sizes
+            group.append(file)
+            filled += size(file)
+            if filled >= target:
+                found.append(group)
+                group, filled = [], 0
+        while group and 2 * size(largest := max(group, key=size)) > filled:
+            group.remove(largest)
+            filled -= size(largest)
+        if len(group) >= LEAST_FILES:
+            found.append(group)
+    return found
+
+
+class Pace:
+    """Decides when the table is looked at, by the number of added files and the length of the last turn. Pure."""
+
+    def __init__(self) -> None:
+        self._waiting = 0
+        self._enough = LEAST_FILES
+        self._not_before = float("-inf")
+
+    def added(self, files: int, now: float) -> bool:
+        """Whether it is time."""
+        self._waiting += files
+        return self._waiting >= self._enough and now >= self._not_before
+
+    def ended(self, began: float, now: float, compacted: int) -> None:
+        """A turn has ended, which replaced so many files. One that found nothing is followed by a longer wait."""
+        self._waiting = 0
+        self._enough = LEAST_FILES if compacted else min(2 * self._enough, _MOST_WAITING)
+        self._not_before = now + _SHARE * (now - began)
+
+
+class CompactedTable(Protocol[P, W]):
+    """A table whose files can be compacted. Each method is a move of the table of states."""
+
+    def look(self) -> P | None:
+        """A plan; None: there is nothing to compact."""
+        ...
+
+    def write(self, plan: P, stop: Callable[[], bool]) -> W | None:
+        """The new files, in no version of the table. None: given up, and what was written is deleted."""
+        ...
+
+    def commit(self, plan: P, written: W) -> int:
+        """Replace the chosen files by the new ones; their number. 0: given up, and the new ones are deleted. Raises
+        `Unavailable` when nobody knows."""
+        ...
+
+
+def compact_once(table: CompactedTable[P, W], stop: Callable[[], bool] = lambda: False) -> int:
+    """One turn. Number of files that were replaced."""
+    plan = table.look()
+    if plan is None or stop():
+        return 0
+    written = table.write(plan, stop)
+    return 0 if written is None else table.commit(plan, written)
+
+
+class Compactor(Generic[P, W]):
+    """Takes turns on a thread of its own, which commits of the sink never wait for."""
+
+    def __init__(self, table: CompactedTable[P, W], where: str) -> None:
+        self._table = table
+        self._where = where
+        self._pace = Pace()
+        self._lock = threading.Lock()
+        self._thread: ThreadPoolExecutor | None = None
+        self._working = False
+        self._closed = threading.Event()
+
+    def added(self, files: int) -> None:
+        """A commit has added so many files to the table."""
+        with self._lock:
+            due = self._pace.added(files, time.monotonic())
+            if due and not self._working and not self._closed.is_set():
+                self._working = True
+                self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="compaction")
+                self._thread.submit(self._turn)
+
+    def close(self) -> None:
+        """A turn under way ends before its next file; nobody waits for it but the end of the process."""
+        with self._lock:
+            self._closed.set()
+            if self._thread is not None:
+                self._thread.shutdown(wait=False)
+
+    def _turn(self) -> None:
+        began, compacted = time.monotonic(), 0
+        try:
+            compacted = compact_once(self._table, self._closed.is_set)
+        except (BarrierRuntimeError, OSError) as error:
+            log.warning("%s: small files are not compacted now, and later again: %s", self._where, error)
+        except Exception:
+            log.exception("%s: small files are not compacted now, and later again", self._where)
+        finally:
+            if compacted:
+                log.info("%s: %d small files were compacted", self._where, compacted)
+            with self._lock:
+                self._pace.ended(began, time.monotonic(), compacted)
+                self._working = False
