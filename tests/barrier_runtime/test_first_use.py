@@ -154,7 +154,7 @@ def test_after_ctrl_c_what_was_committed_stays_for_the_next_cell() -> None:
     told = "job first was stopped; what its last checkpoint covers is committed"
     with pytest.raises(KeyboardInterrupt, match=f"^{told}$") as interrupted:
         FLOWS[-1].run_local(parallelism=1, checkpoint_interval=0.01)
-    assert [Path(frame.path).name for frame in interrupted.traceback] == ["test_first_use.py", "plain_errors.py"]
+    assert [Path(frame.path).name for frame in interrupted.traceback] == ["test_first_use.py", "outcome.py"]
     assert [row["n"] for row in out.rows()] == list(range(len(out.rows())))
     assert out.rows()
 
