@@ -8,8 +8,7 @@ from typing import Any, Literal, overload
 
 import pyarrow as pa
 
-from barrier_runtime.api.arguments import why_by_wall_clock, with_errors
-from barrier_runtime.api.handlers import check_handlers
+from barrier_runtime.api.arguments import check_handlers, why_by_wall_clock, with_errors
 from barrier_runtime.api.steps import need_watermarks, one_or_all
 from barrier_runtime.api.stream import BroadcastStream, KeyedStream, Stream
 from barrier_runtime.data.event_time import check_event_time_type

@@ -23,7 +23,7 @@ from barrier_runtime.api.readers import Readers
 from barrier_runtime.api.steps import users_line
 from barrier_runtime.api.stream import KeyedStream, Stream
 from barrier_runtime.coordinator.option_table import OPTIONS
-from barrier_runtime.graph.drawing import drawn, name_of
+from barrier_runtime.graph.explain import drawn, name_of
 from barrier_runtime.graph.logical import Plan, StepNode
 from barrier_runtime.graph.uncopyable import uncopyable
 from barrier_runtime.launch.outcome import plain_errors

@@ -5,8 +5,15 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from barrier_runtime.api.arguments import aggregates_said, check_aggregates, why_by_wall_clock, with_errors
-from barrier_runtime.api.handlers import TIMERS, refuse_coroutines, refuse_misspelt_timers
+from barrier_runtime.api.arguments import (
+    TIMERS,
+    aggregates_said,
+    check_aggregates,
+    refuse_coroutines,
+    refuse_misspelt_timers,
+    why_by_wall_clock,
+    with_errors,
+)
 from barrier_runtime.api.steps import KeyedSteps, S
 from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.schemas import SchemaLike, as_schema, check_free, milliseconds, require_columns

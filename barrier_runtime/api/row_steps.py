@@ -1,14 +1,15 @@
 """Steps without key and state, as users write them on a `Stream`: functions of a row, functions of a batch, columns."""
 
+import datetime
+import decimal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.api.arguments import check_callable, retried, with_errors
-from barrier_runtime.api.expressions import literal_or, names_a_column, read_by, ready
 from barrier_runtime.api.steps import S, UnkeyedSteps, event_times_of_batches, one_or_all
 from barrier_runtime.data.rows import Row
 from barrier_runtime.data.schemas import SchemaLike, as_schema, column_names, require_columns
@@ -20,7 +21,55 @@ from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.state.errors import InvalidJob
 
 if TYPE_CHECKING:
+    from barrier_runtime.data.expressions import Compiled
+    from barrier_runtime.data.sql.expression import SqlExpression
     from barrier_runtime.operators.joins.broadcast import How
+
+Expression: TypeAlias = "Compiled | SqlExpression"
+
+_LITERALS = (bool, int, float, decimal.Decimal, datetime.date, datetime.timedelta, bytes)
+
+
+def ready(given: str | pc.Expression, schema: pa.Schema | None, where: str) -> tuple[Expression, pa.DataType | None]:
+    """The expression for rows of `schema`, and its type. `given` is SQL as text, or one of `pyarrow.compute`. Where the
+    schema is not known yet the type is None, and SQL is compiled for the first rows. Raises `InvalidJob` for what is no
+    expression, and for one that does not suit the schema."""
+    from barrier_runtime.data.expressions import Compiled, evaluated_types
+
+    if isinstance(given, pc.Expression):
+        compiled = Compiled(given, str(given))
+    else:
+        from barrier_runtime.data.sql.expression import SqlExpression
+
+        sql = SqlExpression(given, where)
+        if schema is None:
+            return sql, None
+        compiled = Compiled(sql.compiled(schema), given)
+    return compiled, None if schema is None else evaluated_types(schema, [compiled.expression], where)[0]
+
+
+def read_by(
+    expressions: Sequence[Expression], schema: pa.Schema | None, columns: Iterable[str] = ()
+) -> frozenset[str] | None:
+    """The columns of `schema` that these expressions need, and `columns`; None: not known."""
+    if schema is None:
+        return None
+    if not expressions:
+        return frozenset(columns)
+    from barrier_runtime.data.expressions import Compiled, columns_used
+
+    used = columns_used(schema, [each.expression for each in expressions if isinstance(each, Compiled)])
+    return None if used is None else used.union(columns)
+
+
+def literal_or(value: Any) -> Any:
+    """The expression of a plain value that all rows get; other values as they are."""
+    return pc.scalar(value) if isinstance(value, _LITERALS) else value
+
+
+def names_a_column(value: str | pc.Expression, schema: pa.Schema | None) -> bool:
+    """Whether a value of `select` is the name of a column; other text is SQL."""
+    return isinstance(value, str) and (value in schema.names if schema is not None else value.isidentifier())
 
 
 @plain_errors

@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast, overload
 
 import pyarrow as pa
 
-from barrier_runtime.api.arguments import check_callable, check_deterministic, check_generator, with_errors
-from barrier_runtime.api.handlers import check_row_function
+from barrier_runtime.api.arguments import (
+    check_callable,
+    check_deterministic,
+    check_generator,
+    check_row_function,
+    with_errors,
+)
 from barrier_runtime.api.joins import JoiningStream
 from barrier_runtime.api.keyed_steps import StatefulSteps
 from barrier_runtime.api.lookup_steps import LookupSteps
@@ -26,7 +31,7 @@ from barrier_runtime.data.event_time import Detail, check_event_time_type
 from barrier_runtime.data.keys import check_key_type
 from barrier_runtime.data.plain_rows import plain_schema
 from barrier_runtime.data.schemas import SchemaLike, as_schema, described, milliseconds, require_columns
-from barrier_runtime.graph.drawing import drawn, told
+from barrier_runtime.graph.explain import drawn, told
 from barrier_runtime.graph.logical import Input, Plan, SourceNode, StepNode
 from barrier_runtime.graph.updates import UpdatesOfStep, first_update_passes
 from barrier_runtime.launch.outcome import plain_errors

@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from barrier_runtime.api.arguments import aggregates_said, check_aggregates, with_errors
-from barrier_runtime.api.handlers import refuse_coroutines, require_arguments
+from barrier_runtime.api.arguments import (
+    aggregates_said,
+    check_aggregates,
+    refuse_coroutines,
+    require_arguments,
+    with_errors,
+)
 from barrier_runtime.api.missing_steps import AFTER_WINDOW, no_step
 from barrier_runtime.api.steps import KeyedSteps, S, one_or_all
 from barrier_runtime.data.event_time import Detail

@@ -14,6 +14,7 @@ from barrier_runtime.connectors.source import Positioned, Source, Split
 from barrier_runtime.coordinator.wire.messages import ChainSpec
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.operators.base import Operator
+from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription
 
 # "single": all rows to subtask 0, which so sets one order for them.
@@ -146,3 +147,23 @@ class JobGraph:
             )
             for chain in self.chains
         )
+
+
+@dataclass(frozen=True)
+class OperatorPlace:
+    """Where an operator stands, and by which columns of each input port its rows are spread."""
+
+    chain: Chain
+    place: int
+    keys: Mapping[int, tuple[str, ...]]  # empty: it does not come right behind key_by
+
+
+def place_of(graph: JobGraph, operator: str) -> OperatorPlace:
+    for chain in graph.chains:
+        for place, spec in enumerate(chain.operators):
+            if spec.name == operator and not spec.is_sink:
+                edges = graph.inputs(chain.id) if place == 0 else ()
+                keys = {edge.port: edge.keys for edge in edges if edge.partitioning == "hash"}
+                return OperatorPlace(chain, place, keys)
+    names = [spec.name for chain in graph.chains for spec in chain.operators if not spec.is_sink]
+    raise InvalidJob(f"flow {graph.name!r} has no step {operator!r}; it has: {', '.join(names)}")

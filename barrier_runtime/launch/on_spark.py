@@ -51,10 +51,10 @@ from barrier_runtime.launch.requests import (
     wait_for_rescale,
     wait_for_savepoint,
 )
-from barrier_runtime.spark.batch_frame import DataFrames, check_free_core
 from barrier_runtime.spark.closure import check_travels, fingerprint
-from barrier_runtime.spark.room import RoomOfJob
 from barrier_runtime.spark.session import (
+    DataFrames,
+    check_free_core,
     check_session,
     forwarded_environment,
     jvm_trouble,
@@ -62,7 +62,7 @@ from barrier_runtime.spark.session import (
     stop_session,
     total_cores,
 )
-from barrier_runtime.spark.stage import AllSlots
+from barrier_runtime.spark.stage import AllSlots, RoomOfJob
 from barrier_runtime.spark.task import SlotSettings, local_root
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore

@@ -12,19 +12,15 @@ from typing import Any, Protocol
 
 from barrier_runtime.connectors.read_range import ReadRange, RowAt
 from barrier_runtime.graph.compiler import compile_plan
-from barrier_runtime.graph.job_graph import JobGraph
+from barrier_runtime.graph.job_graph import JobGraph, OperatorPlace, place_of
 from barrier_runtime.graph.logical import Plan, StepNode
-from barrier_runtime.graph.places import OperatorPlace, place_of
 from barrier_runtime.launch.local import run_to_its_end
 from barrier_runtime.launch.options import JobOptions, job_spec, usable_locally
 from barrier_runtime.launch.prepare import patient_listing
 from barrier_runtime.operators.functions.switching import switched_between
-from barrier_runtime.replay.graphs import reading, up_to
 from barrier_runtime.replay.observing import DebuggerQuit, Observer, ReplayedRow, Wanted
-from barrier_runtime.replay.ranges import read_ranges
-from barrier_runtime.replay.running import ReplayEnded, run_replay
-from barrier_runtime.replay.starting import SCRATCH, OneKey, begin, state_key
-from barrier_runtime.replay.stopping import Stops
+from barrier_runtime.replay.ranges import read_ranges, reading, up_to
+from barrier_runtime.replay.running import SCRATCH, OneKey, ReplayEnded, Stops, begin, run_replay, state_key
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
 from barrier_runtime.state.scratch import scratch_folder
 from barrier_runtime.state.store.local import LocalStore

@@ -31,8 +31,7 @@ from barrier_runtime.operators.keyed.progress import fires_still, reached_ms
 from barrier_runtime.operators.outputs.failures import ERROR_SCHEMA
 from barrier_runtime.operators.windows.operator import WindowOperator
 from barrier_runtime.operators.windows.whole.window_rows import HELD_ROWS
-from barrier_runtime.replay.graphs import reading, without_sinks
-from barrier_runtime.replay.ranges import read_ranges
+from barrier_runtime.replay.ranges import read_ranges, reading, without_sinks
 from barrier_runtime.replay.replaying import ReplayedFlow, Stretch, run_stretch, scratch, url_of
 from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.state.errors import InvalidJob

@@ -1,4 +1,4 @@
-"""The Spark session a job runs on: ours with the right settings, or the user's, checked.
+"""The Spark session of a job: ours with the right settings, or the user's, checked, with Java and the workers' Python.
 
 A slot must be replaced alone and at once, so: many task failures allowed, no speculation, no dynamic allocation, no
 waiting for locality, no worker reuse.
@@ -6,13 +6,84 @@ waiting for locality, no worker reuse.
 
 import os
 import re
+import shutil
+import subprocess
 import sys
 from typing import Any
 
+from barrier_runtime.connectors.batch_function.queue import BatchQueue
+from barrier_runtime.connectors.sink_bases.decided_batch import DecidedBatch
 from barrier_runtime.spark.deaths import SILENT
-from barrier_runtime.spark.java import check_java
-from barrier_runtime.spark.worker_python import check_worker_python
 from barrier_runtime.state.errors import InvalidJob, Unavailable, missing_extra
+
+NEEDED = 17
+_REMEDY = (
+    f"Spark needs Java {NEEDED} or newer: install it (Debian/Ubuntu: apt-get install openjdk-17-jre-headless; "
+    "macOS: brew install openjdk@17) or point JAVA_HOME at it"
+)
+
+
+def check_java() -> int:
+    """The major version of the Java that Spark will use. Raises `InvalidJob` when it is missing or too old."""
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    if java is None or not os.path.exists(java):
+        place = f"JAVA_HOME={home} has no bin/java" if home else "there is no java on the PATH"
+        raise InvalidJob(f"{place}. {_REMEDY}")
+    try:
+        printed = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InvalidJob(f"{java} cannot be run ({error}). {_REMEDY}") from error
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', printed.stderr + printed.stdout)
+    if found is None:
+        raise InvalidJob(f"{java} does not tell its version. {_REMEDY}")
+    major = int(found.group(1))
+    if major == 1 and found.group(2):
+        major = int(found.group(2))  # "1.8.0"
+    if major < NEEDED:
+        raise InvalidJob(f"{java} is version {major}. {_REMEDY}")
+    return major
+
+
+def check_worker_python(program: str, path: str) -> None:
+    """`program`: Spark's `pythonExec`. `path`: the PYTHONPATH that Spark gives to its workers. Raises `InvalidJob`."""
+    found = shutil.which(program)
+    if found == sys.executable:
+        return
+    remedy = f"set PYSPARK_PYTHON={sys.executable} before the session is made, or install barrier-runtime there"
+    if found is None:
+        raise InvalidJob(f"Spark's workers would run {program}, which is not there: {remedy}")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (path, os.environ.get("PYTHONPATH"))))}
+    command = [found, "-c", "import barrier_runtime.spark.task"]  # and with it the packages that a slot needs
+    tried = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    if tried.returncode != 0:
+        said = (tried.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+        raise InvalidJob(f"Spark's workers run {found}, which cannot import barrier_runtime ({said}): {remedy}")
+
+
+class DataFrames:
+    """Makes DataFrames of `spark`. The rows' order is kept within one subtask's file, no more than Spark keeps it."""
+
+    def __init__(self, spark: Any) -> None:
+        self._spark = spark
+
+    def __call__(self, queue: BatchQueue, batch: DecidedBatch) -> Any:
+        files = queue.local_files(batch)
+        if files is not None:
+            return self._spark.read.parquet(*files)
+        return self._spark.createDataFrame(queue.read(batch))
+
+
+def check_free_core(spark: Any, parallelism: int) -> None:
+    """Raise `InvalidJob` where slots would occupy every core: what a function writes would wait for ever."""
+    per_task = int(spark.sparkContext.getConf().get("spark.task.cpus", "1"))
+    cores, needed = total_cores(spark), (parallelism + 1) * per_task
+    if spark.sparkContext.master.startswith("local[") and cores < needed:
+        raise InvalidJob(
+            f"for_each_batch needs a core beside the {parallelism} slots, which keep theirs for the whole job, and the "
+            f"Spark master has {cores}: use a smaller parallelism or local[{needed}]"
+        )
+
 
 MAX_TASK_FAILURES = 1_000_000
 _FORWARDED = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")  # never credentials

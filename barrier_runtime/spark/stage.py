@@ -1,22 +1,31 @@
 """The Spark jobs that carry the slots: each a plain `mapPartitions` stage, submitted again when Spark gives it up.
 
 Spark replaces a single dead task by itself; this file only starts the stages, kills the task of a slot that the
-coordinator gave up, and submits a new job when a whole one failed while the coordinator still wants its slots.
+coordinator gave up, and submits a new job when a whole one failed while the coordinator still wants its slots. While
+slots are missing, `RoomOfJob` asks Spark how many cores there are and who holds them: running jobs of this
+application, and on a standalone cluster the other applications, as its page lists them (`spark.master.ui.port`,
+8080; without an answer they are left out). Other cluster managers are not asked.
 
 The job that starts with the program has all slots of that time. A slot that is added later has a Spark job of its own
 (`AllSlots`), so that it is known whether it still runs; so has one of a program that replaces the job's. One that is
 not needed any more leaves by itself: its task ends with success, and Spark has the core back.
 """
 
+import json
+import re
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from barrier_runtime.coordinator.status.status import StandbysWanted
+import msgspec
+
+from barrier_runtime.coordinator.status.status import Room, StandbysWanted
 from barrier_runtime.spark.task import SlotSettings, expected, run_slot
 
 _FIRST_DELAY_S = 0.2
@@ -240,3 +249,95 @@ def _slot_partition(settings: SlotSettings) -> Callable[[Any], Any]:
                 raise
 
     return partition
+
+
+_MASTER = re.compile(r"spark://([^:/,\s]+):(\d+)")
+_ASKED_S = 1.0
+_MOST_BYTES = 4_000_000
+_OURS = "barrier-runtime "  # before a job's name, as `session` and `stage` name applications and jobs
+
+
+class RoomOfJob:
+    """Room for one job's slots. `group`: what the groups of its Spark jobs begin with."""
+
+    def __init__(self, spark: Any, group: str) -> None:
+        self._spark = spark
+        self._group = group
+        self._failures: int | None = None  # of its tasks, at the last look
+
+    def look(self) -> Room:
+        """Slots that fail again and again are not starting: those of a look since which one failed are not told."""
+        found, active, failures = room(self._spark, self._group), 0, 0
+        for job in _jobs(self._spark):
+            if _group_of(job).startswith(self._group):
+                active += int(job.numActiveTasks())
+                failures += int(job.numFailedTasks()) + int(job.numKilledTasks())
+        before, self._failures = self._failures, failures
+        return msgspec.structs.replace(found, starting=active if failures in (0, before) else 0)
+
+
+def room(spark: Any, group: str) -> Room:
+    """`group`: as in `RoomOfJob`. Without what tells of the job's own slots."""
+    context = spark.sparkContext
+    conf = context.getConf()
+    per_slot = int(conf.get("spark.task.cpus", "1"))
+    cores = cores_of_application(spark)
+    held = held_in_application(spark, group, per_slot)
+    most = conf.get("spark.cores.max")
+    if most is None or int(most) > cores:  # it could have more of the cluster
+        cluster = cluster_of(context.master, int(conf.get("spark.master.ui.port", "8080")), context.applicationId)
+        if cluster is not None:
+            cores, others = cluster
+            held += others
+    return Room(cores, per_slot, dict(held))
+
+
+def cores_of_application(spark: Any) -> int:
+    """Of all executors now alive (or of the local master)."""
+    context = spark.sparkContext
+    executors = context._jsc.sc().statusStore().executorList(True)
+    found = [executors.apply(index) for index in range(executors.size())]
+    local = context.master.startswith("local") and not context.master.startswith("local-cluster")
+    return sum(int(each.totalCores()) for each in found if (each.id() == "driver") == local)
+
+
+def held_in_application(spark: Any, group: str, per_task: int) -> "Counter[str]":
+    """Cores by the name of the Spark job, the job's own left out."""
+    held: Counter[str] = Counter()
+    for job in _jobs(spark):
+        if job.numActiveTasks() > 0 and not _group_of(job).startswith(group):
+            name = job.description().get() if job.description().isDefined() else job.name()
+            held[_name(name)] += int(job.numActiveTasks()) * per_task
+    return held
+
+
+def _jobs(spark: Any) -> Iterator[Any]:
+    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
+    return (jobs.apply(index) for index in range(jobs.size()))
+
+
+def _group_of(job: Any) -> str:
+    return job.jobGroup().get() if job.jobGroup().isDefined() else ""
+
+
+def cluster_of(master: str, ui_port: int, application: str) -> "tuple[int, Counter[str]] | None":
+    """Cores of a standalone cluster, and those of its other applications by name. None: it is no such cluster, or its
+    master's page does not answer there."""
+    found = _MASTER.match(master)
+    if found is None:
+        return None
+    try:
+        with urllib.request.urlopen(f"http://{found[1]}:{ui_port}/json/", timeout=_ASKED_S) as answer:
+            told = json.loads(answer.read(_MOST_BYTES))
+        if told["url"] != found[0]:  # the page of another master
+            return None
+        others = [each for each in told["activeapps"] if each["id"] != application]
+        return int(told["cores"]), Counter(
+            {_name(each["name"]): int(each["cores"]) for each in others if each["cores"]}
+        )
+    except (OSError, ValueError, LookupError, TypeError):  # no master's page, or none that says this
+        return None
+
+
+def _name(name: str) -> str:
+    return name.removeprefix(_OURS)

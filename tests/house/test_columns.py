@@ -36,7 +36,7 @@ ALLOWED = {
     "barrier_runtime/operators/aggregation/plan.py": _STATE,
     "barrier_runtime/operators/aggregation/state_columns.py": _STATE,
     "barrier_runtime/operators/deduplication/operator.py": _STATE,
-    "barrier_runtime/spark/frame_writer.py": "sizes and names of files that were written",
+    "barrier_runtime/spark/frame_source.py": "sizes and names of files that were written",
     "barrier_runtime/state_tables/beside_keyed.py": _STATE,
     "barrier_runtime/state_tables/stored_state.py": _STATE,
     "barrier_runtime/state_tables/wanted_keys.py": "a key that a person writes, whose cast is refused where it is none",

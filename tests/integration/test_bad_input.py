@@ -27,7 +27,7 @@ from barrier_runtime import (
 )
 from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.reader import LogReader
-from barrier_runtime.spark.java import check_java
+from barrier_runtime.spark.session import check_java
 from barrier_runtime.state.store.memory import Fault
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.paths import Paths

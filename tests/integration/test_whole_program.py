@@ -11,7 +11,7 @@ import psutil
 import pytest
 from harness import counting_flow, enough, gone, kill, verdict, visible_files
 
-from barrier_runtime.spark.room import cluster_of
+from barrier_runtime.spark.stage import cluster_of
 from barrier_runtime.state.errors import Fenced
 from tests.waiting import until
 

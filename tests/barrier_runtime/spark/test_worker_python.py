@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from barrier_runtime.spark.worker_python import check_worker_python
+from barrier_runtime.spark.session import check_worker_python
 from barrier_runtime.state.errors import InvalidJob
 
 
