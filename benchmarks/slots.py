@@ -81,13 +81,10 @@ def _slot(order: _Order) -> None:
     job, options = _prepared(order)
     settings = SlotSettings(
         graph=job.graph,
-        mode=job.spec.checkpoints.mode,
-        run_id=order.run_id,
+        options=options.for_slots(),
         secret=bytes.fromhex(order.secret),
         control_addresses=(order.control,),
         storage_url=f"{order.folder}/checkpoints",
-        state=options.state,
-        lease_s=options.coordinator_lease,
     )
     run_slot(order.slot, order.slot + 1, settings)
 

@@ -34,7 +34,8 @@ class Option:
     none: str = ""  # what None means, or an empty default
     also: str = ""  # a further type that the keyword may have
     made: str = ""  # source of the function that makes a default which is not a constant
-    field: str = ""  # of `CheckpointOptions` or `RestartOptions`, in which it is stored
+    field: str = ""  # of `CheckpointOptions`, `RestartOptions` or, for other groups, `JobSpec`, in which it is stored
+    slot: bool = False  # a field of `SlotOptions`, which every slot gets
     stored_default: Any = SAME  # what a record without the field means, where that is not the option's default
     strategies: tuple[str, ...] = ()  # the values of `restart` that use it
     remedy: str = ""  # what to give, where the type does not say it
@@ -119,12 +120,13 @@ JOB = (
           remedy="use 'latest', 'none', the number of a retained checkpoint, or a savepoint's URL or ./folder"),
     _choice("restore_mode", "no_claim", Literal["no_claim", "claim"],
             "whose a restored savepoint is: no_claim leaves it as it is, claim deletes it when the job has a copy"),
-    _flag("allow_replay", "restore something older than the last completed checkpoint: sinks get rows again"),
+    _flag("allow_replay", "restore something older than the last completed checkpoint: sinks get rows again",
+          field="allow_replay"),
     _flag("allow_non_restored", "drop state whose operator or aggregate is gone; what was decided of a sink is "
-          "committed first"),
+          "committed first", field="allow_non_restored"),
     _flag("allow_drained", "go on with a savepoint of a drained job: windows may fire once more, for rows that come "
-          "now"),
-    _flag("allow_outdated", "go on with a program that was replaced while the job ran"),
+          "now", field="allow_drained"),
+    _flag("allow_outdated", "go on with a program that was replaced while the job ran", field="allow_outdated"),
 )
 
 CHECKPOINTS = (
@@ -137,7 +139,7 @@ CHECKPOINTS = (
     _count("tolerable_failures", 0, 0, 1_000_000, "", "failed checkpoints in a row that do not restart the job",
            field="tolerable_failures"),
     _choice("mode", "exactly_once", Literal["exactly_once", "at_least_once"], "at_least_once: barriers are not aligned",
-            field="mode"),
+            field="mode", slot=True),
     _flag("unaligned", "barriers overtake rows, which are stored with the checkpoint", field="unaligned"),
     _seconds("aligned_timeout", 0.0, 0, YEAR_S, "with unaligned: barriers wait this long before they overtake; 0: they "
              "always overtake", none="they never overtake", field="aligned_timeout_ms"),
@@ -175,21 +177,25 @@ RESTARTS = (
 )
 
 SLOTS = (
-    _seconds("slot_timeout", 10.0, 0.1, DAY_S, "silence after which a slot is replaced"),
+    _seconds("slot_timeout", 10.0, 0.1, DAY_S, "silence after which a slot is replaced", field="slot_timeout_ms"),
     _seconds("resource_wait_timeout", 60.0, 0.1, DAY_S, "how long to wait for all slots; five times as long "
-             "once all have their cores, as Spark tells: processes start slowly on a busy machine"),
+             "once all have their cores, as Spark tells: processes start slowly on a busy machine",
+             field="resource_wait_timeout_ms"),
     _seconds("latency_target", 0.00065, 0, 10, "most that rows of a source with a schedule wait to be processed with "
              "others, while the slot rests: four times as long as its passes take, and at least half of this, so more "
-             "saves processor time; a few messages of Kafka wait as long, 1 ms at least; 0: rows never wait"),
+             "saves processor time; a few messages of Kafka wait as long, 1 ms at least; 0: rows never wait",
+             slot=True),
     _seconds("max_drift", None, 0.001, 10 * YEAR_S, "most that event time of any split may be ahead of the one that is "
              "furthest behind, in all sources with event time: faster ones pause", none="no split waits for another",
-             also="timedelta"),
-    _choice("state_backend", "rocksdb", Literal["rocksdb", "memory"], "where keyed state is kept while the job runs"),
-    _count("state_memory_mb", 256, 8, 1_048_576, "MiB", "memory for RocksDB, per slot"),
-    _count("state_cache_mb", 64, 1, 1_048_576, "MiB", "values held decoded, per stateful step and slot"),
+             also="timedelta", slot=True),
+    _choice("state_backend", "rocksdb", Literal["rocksdb", "memory"], "where keyed state is kept while the job runs",
+            slot=True),
+    _count("state_memory_mb", 256, 8, 1_048_576, "MiB", "memory for RocksDB, per slot", slot=True),
+    _count("state_cache_mb", 64, 1, 1_048_576, "MiB", "values held decoded, per stateful step and slot",
+           slot=True),
     Option("check_state", bool | None, None, "refuse state that was changed in place without update(), and one object "
            "stored for two keys: a restart would forget it; costs an encoding per value read", none="in local runs",
-           shown="value"),
+           shown="value", slot=True),
 )
 
 SPARK = (
@@ -204,18 +210,18 @@ SPARK = (
     _text("coordinator_host", "127.0.0.1", "this host's address for executors on other hosts; for trusted networks: "
           "peers prove the secret, nothing is encrypted", where="spark", shown="value"),
     _seconds("coordinator_lease", 600.0, 0.1, DAY_S, "a slot leaves when the coordinator is silent for this long",
-             where="spark"),
+             where="spark", slot=True),
     Option("ui", bool, True, "serve the coordinator's web page, and print its address", where="spark", shown="value"),
     _choice("log_format", "plain", Literal["plain", "json"], "lines that slots log on the executors' standard error",
-            where="spark"),
+            where="spark", slot=True),
     _number("store_write_price", 5.0, 0, 1_000_000, "US dollars for a million PUT, COPY or LIST requests, for the "
-            "costs that the page shows (S3's list price)", where="spark"),
+            "costs that the page shows (S3's list price)", where="spark", field="store_write_price"),
     _number("store_read_price", 0.4, 0, 1_000_000, "US dollars for a million GET or HEAD requests, likewise",
-            where="spark"),
+            where="spark", field="store_read_price"),
     Option("verbose", bool, False, "print the stacks of connections that break because another process died; without "
-           "it, a line", where="spark", shown="value"),
+           "it, a line", where="spark", shown="value", slot=True),
     Option("run_id", str, "", "identity of this run", made="lambda: uuid.uuid4().hex", none="made for each run",
-           on_command_line=False),
+           on_command_line=False, field="run_id", slot=True),
 )
 
 DAEMON = (

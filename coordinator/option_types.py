@@ -173,7 +173,24 @@ class RunOptions(LocalRunOptions, total=False):
 
 
 @dataclass(frozen=True)
-class OptionValues:
+class SlotOptions:
+    """The options that every slot gets, as the user gave them."""
+
+    mode: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    latency_target: float = 0.00065
+    max_drift: float | None = None
+    state_backend: Literal["rocksdb", "memory"] = "rocksdb"
+    state_memory_mb: int = 256
+    state_cache_mb: int = 64
+    check_state: bool | None = None
+    coordinator_lease: float = 600.0
+    log_format: Literal["plain", "json"] = "plain"
+    verbose: bool = False
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+@dataclass(frozen=True)
+class OptionValues(SlotOptions):
     """The value of each option; checked by `barrier_runtime.launch.options.JobOptions`."""
 
     checkpoints: str | None = None
@@ -190,7 +207,6 @@ class OptionValues:
     checkpoint_timeout: float = 600.0
     max_concurrent: int = 1
     tolerable_failures: int = 0
-    mode: Literal["exactly_once", "at_least_once"] = "exactly_once"
     unaligned: bool = False
     aligned_timeout: float | None = 0.0
     retained: int = 1
@@ -208,22 +224,12 @@ class OptionValues:
     restart_interval: float = 60.0
     slot_timeout: float = 10.0
     resource_wait_timeout: float = 60.0
-    latency_target: float = 0.00065
-    max_drift: float | None = None
-    state_backend: Literal["rocksdb", "memory"] = "rocksdb"
-    state_memory_mb: int = 256
-    state_cache_mb: int = 64
-    check_state: bool | None = None
     master: str = "local[*]"
     spark: Any = None
     spark_conf: dict[str, str] = field(default_factory=dict, repr=False)
     coordinator: str | None = None
     token_file: str | None = None
     coordinator_host: str = "127.0.0.1"
-    coordinator_lease: float = 600.0
     ui: bool = True
-    log_format: Literal["plain", "json"] = "plain"
     store_write_price: float = 5.0
     store_read_price: float = 0.4
-    verbose: bool = False
-    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)

@@ -57,9 +57,17 @@ class {name}({base}, total=False):
 
 '''
 
-_VALUES = '''
+_SLOT_VALUES = '''
 @dataclass(frozen=True)
-class OptionValues:
+class SlotOptions:
+    """The options that every slot gets, as the user gave them."""
+
+'''
+
+_VALUES = '''
+
+@dataclass(frozen=True)
+class OptionValues(SlotOptions):
     """The value of each option; checked by `barrier_runtime.launch.options.JobOptions`."""
 
 '''
@@ -93,7 +101,9 @@ def types() -> str:
         name="RunOptions", base="LocalRunOptions", says="Keywords of `Dataflow`, its `run`, `start` and `explain`."
     )
     text += "".join(map(_keyword, on_spark)) + "\n"
-    return text + _VALUES + "".join(f"    {_value(option)}\n" for option in OPTIONS.values())
+    for head, slot in ((_SLOT_VALUES, True), (_VALUES, False)):
+        text += head + "".join(f"    {_value(option)}\n" for option in OPTIONS.values() if option.slot is slot)
+    return text
 
 
 def _stored(option: Option) -> str:

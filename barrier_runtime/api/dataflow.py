@@ -176,7 +176,7 @@ def explain_flow(
     chosen = JobOptions.of_run(options, flow.options, local=local)
     graph = compile_plan(flow.plan, chosen.parallelism, chosen.max_parallelism, mode=chosen.mode)
     settings = effective(chosen, {**dict.fromkeys(flow.options, "Dataflow(…)"), **sources}, local=local)
-    return explain_graph(graph, settings, unaligned=chosen.unaligned)
+    return explain_graph(graph, settings, chosen)
 
 
 def preview_of_restore(flow: Dataflow, options: Mapping[str, object], *, local: bool = False) -> tuple[str, bool]:

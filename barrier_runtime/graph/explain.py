@@ -6,6 +6,7 @@ from html import escape
 import pyarrow as pa
 
 from barrier_runtime.coordinator.metric_table import UNREAD_SIDE_ROWS
+from barrier_runtime.coordinator.option_types import OptionValues
 from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph
 from barrier_runtime.graph.logical import Node, Plan, SourceNode
 
@@ -99,7 +100,7 @@ _EDGE = {
 _OVERTAKEN = ("hash", "rebalance")  # edges whose rows an unaligned barrier overtakes
 
 
-def explain_graph(graph: JobGraph, settings: Mapping[str, str], *, unaligned: bool = False) -> str:
+def explain_graph(graph: JobGraph, settings: Mapping[str, str], options: OptionValues) -> str:
     """The job in a page. `settings`: the effective ones, by name."""
     lines = [f"job {graph.name}: {graph.parallelism} slots, {len(graph.chains)} chains, {len(graph.edges)} edges", ""]
     for chain in graph.chains:
@@ -114,7 +115,7 @@ def explain_graph(graph: JobGraph, settings: Mapping[str, str], *, unaligned: bo
         for operator in chain.operators:
             if operator.is_sink:
                 lines.append(f"  sink {operator.name}: {operator.guarantee.replace('_', '-')}")
-    if unaligned and any(edge.partitioning in _OVERTAKEN and not edge.aligned for edge in graph.edges):
+    if options.unaligned and any(edge.partitioning in _OVERTAKEN and not edge.aligned for edge in graph.edges):
         lines.append(
             "  unaligned: what is visible while the job runs may lack rows that a barrier overtook and have later "
             "ones of the same split; they follow, and at the end nothing is missing"

@@ -168,17 +168,12 @@ class JobHandle:
         assert options.checkpoints is not None
         settings = SlotSettings(
             graph=job.graph,
-            mode=job.spec.checkpoints.mode,
-            run_id=job.spec.run_id,
+            options=options.for_slots(),
             secret=bytes.fromhex(coordinator.submitted.secret),
             control_addresses=coordinator.control_addresses(),
             storage_url=_url_for_slots(options.checkpoints),
-            state=options.state,
-            lease_s=options.coordinator_lease,
             environment=forwarded_environment(),
-            verbose=options.verbose,
             job=job.spec.job,
-            log_format=options.log_format,
         )
         self._slots = AllSlots(spark, settings, options.parallelism, lambda: not self._ended.is_set())
         self._room = RoomOfJob(spark, self._slots.group)

@@ -11,8 +11,8 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -20,14 +20,17 @@ import msgspec
 
 from barrier_runtime.coordinator.option_table import (
     CHECKPOINTS,
+    JOB,
     OPTIONS,
     RESTARTS,
+    SLOTS,
+    SPARK,
     Option,
     shown_value,
     wanted,
     wanted_type,
 )
-from barrier_runtime.coordinator.option_types import OptionValues
+from barrier_runtime.coordinator.option_types import OptionValues, SlotOptions
 from barrier_runtime.coordinator.options import (
     MAX_CHECKPOINT_DIGITS,
     MAX_PARALLELISM,
@@ -38,13 +41,11 @@ from barrier_runtime.coordinator.options import (
 )
 from barrier_runtime.coordinator.wire.messages import CheckpointOptions, JobSpec, RestartOptions
 from barrier_runtime.graph.job_graph import JobGraph
-from barrier_runtime.runtime.resources import SlotOptions
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.ids import check_job_id
 from barrier_runtime.state.store.urls import shown, without_credentials
 
 NOTHING: Mapping[str, object] = MappingProxyType({})
-_MIB = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -128,19 +129,11 @@ class JobOptions(OptionValues):
         return progress_timeout_ms(round(given * 1000), checkpoints)
 
     def checkpoint_options(self) -> CheckpointOptions:
-        values = {option.field: option.stored(getattr(self, option.name)) for option in CHECKPOINTS if option.field}
-        return validated(CheckpointOptions(**values))
+        return validated(CheckpointOptions(**_stored(self, CHECKPOINTS)))
 
-    @property
-    def state(self) -> SlotOptions:
-        return SlotOptions(
-            self.state_backend,
-            self.state_memory_mb * _MIB,
-            self.state_cache_mb * _MIB,
-            watched=bool(self.check_state),
-            latency_target_s=self.latency_target,
-            max_drift_ms=None if self.max_drift is None else max(1, round(self.max_drift * 1000)),
-        )
+    def for_slots(self) -> SlotOptions:
+        """The part of these options that leaves the driver: no session, no token, no credentials."""
+        return SlotOptions(**{each.name: getattr(self, each.name) for each in fields(SlotOptions)})
 
 
 def is_savepoint_url(restore: str) -> bool:
@@ -203,6 +196,11 @@ def _check_bounds(option: Option, value: Any) -> None:
         raise InvalidJob(f"{option.name}={value}: {wanted(option)}")
 
 
+def _stored(options: OptionValues, rows: Iterable[Option]) -> dict[str, Any]:
+    """The values of the options that are stored, by field."""
+    return {row.field: row.stored(getattr(options, row.name)) for row in rows if row.field}
+
+
 def job_spec(graph: JobGraph, options: JobOptions) -> JobSpec:
     """What is submitted to the coordinator."""
     aligned = next((graph.chains[edge.target_chain] for edge in graph.edges if edge.aligned), None)
@@ -213,23 +211,15 @@ def job_spec(graph: JobGraph, options: JobOptions) -> JobSpec:
         )
     return JobSpec(
         job=check_job_id(graph.name),
-        run_id=options.run_id,
         submitter=f"{getpass.getuser()}@{socket.gethostname()} pid {os.getpid()}",
         parallelism=graph.parallelism,
         max_parallelism=graph.max_parallelism,
         chains=graph.chain_specs(),
         checkpoints=options.checkpoint_options(),
         restore="latest" if is_savepoint_url(options.restore) else options.restore,  # it is imported before
-        allow_replay=options.allow_replay,
-        allow_non_restored=options.allow_non_restored,
-        allow_drained=options.allow_drained,
-        allow_outdated=options.allow_outdated,
-        slot_timeout_ms=round(options.slot_timeout * 1000),
-        resource_wait_timeout_ms=round(options.resource_wait_timeout * 1000),
         restart=restart_options(options),
         progress_timeout_ms=options.progress_timeout_ms(),
-        store_write_price=options.store_write_price,
-        store_read_price=options.store_read_price,
+        **_stored(options, (*JOB, *SLOTS, *SPARK)),
     )
 
 
@@ -266,8 +256,7 @@ def restart_options(options: OptionValues) -> RestartOptions:
             f"restart_delay={delay_s:g} is above restart_max_delay={options.restart_max_delay:g}: lower the one or "
             "raise the other"
         )
-    values = {option.field: option.stored(getattr(options, option.name)) for option in RESTARTS}
-    return validated_restart(RestartOptions(**{**values, "initial_ms": round(delay_s * 1000)}))
+    return validated_restart(RestartOptions(**{**_stored(options, RESTARTS), "initial_ms": round(delay_s * 1000)}))
 
 
 def refuse_idle(options: OptionValues, given: Set[str]) -> None:

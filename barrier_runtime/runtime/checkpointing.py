@@ -79,7 +79,7 @@ class Checkpointing:
             times,
             self._now_ms,
             recording,
-            ValuesStore(self._res.settings.thresholds.value_bytes, self._store_values),
+            ValuesStore(self._res.thresholds.value_bytes, self._store_values),
             done,
             failed,
         )
@@ -93,7 +93,7 @@ class Checkpointing:
         """All in-flight rows of the subtask's snapshot are there."""
 
         def write(data: InFlightData, check: Callable[[], None]) -> tuple[InFlight, ...]:
-            inline_bytes = self._res.settings.thresholds.inline_bytes
+            inline_bytes = self._res.thresholds.inline_bytes
             return write_in_flight(data, self._res.store, self._new_key, inline_bytes, check)
 
         for run in self._runs_of(subtask, checkpoint):
@@ -141,5 +141,5 @@ class Checkpointing:
         self, values: Mapping[str, bytes], stored: Mapping[str, FileRef], check: Callable[[], None]
     ) -> tuple[dict[str, bytes], dict[str, FileRef]]:
         """On a worker thread."""
-        limit = self._res.settings.thresholds.value_bytes
+        limit = self._res.thresholds.value_bytes
         return store_values(values, stored, self._res.store, self._new_key, limit, check)

@@ -117,15 +117,15 @@ class OperatorContexts:
 
     def make(self, chain: int, operator: str, restored: tuple[OperatorSnapshot, ...]) -> OperatorContext:
         """`restored`: the snapshots of all operators; those of `operator` are its own. On a worker thread."""
-        res, settings = self._res, self._res.settings
+        res, options = self._res, self._res.options
         of_operator = [each for each in restored if each.operator == operator]
-        own = tuple(with_values(res.store, of_operator, settings.transfers_at_once))
+        own = tuple(with_values(res.store, of_operator, res.transfers_at_once))
         directory = self._folder(operator)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
         def open_keyed() -> KeyedBackend:
             backend = open_keyed_backend(
-                kind=settings.backend,
+                kind=options.state_backend,
                 operator=operator,
                 subtask=res.slot,
                 parallelism=self._graph.parallelism,
@@ -138,11 +138,11 @@ class OperatorContexts:
                 directory=directory,
                 copies=res.copies,
                 memory=res.memory,
-                cache_bytes=settings.cache_bytes,
+                cache_bytes=options.state_cache_mb << 20,
                 new_uuid=res.new_uuid,
-                transfers_at_once=settings.transfers_at_once,
-                thresholds=settings.thresholds,
-                watched=settings.watched,
+                transfers_at_once=res.transfers_at_once,
+                thresholds=res.thresholds,
+                watched=bool(options.check_state),
             )
             backend.snapshots.merge(res.clock.monotonic_s, self._later.call_when_settled)
             self._later.ends_before_move(lambda: backend.compacts)
@@ -178,7 +178,7 @@ class OperatorContexts:
             new_executor=self._executors.add_further,
             replay=partial(self._at_hand.replay_command, chain, operator),
             position=partial(self._at_hand.source_position, chain),
-            latency_target_s=res.settings.latency_target_s,
+            latency_target_s=options.latency_target,
         )
 
     def closing(self, operator: str, close: Callable[[], None]) -> Callable[[], None]:

@@ -96,7 +96,7 @@ class Execution:
             self._between_passes,
             self._step_failed,
             resources.clock,
-            resources.settings.latency_target_s,
+            resources.options.latency_target,
         )
         self.source_ns = self.scheduler.source_time.now_ns
         wake, slot = self.scheduler.wake, resources.slot
@@ -179,13 +179,14 @@ class Execution:
             for subtask in self.subtasks:
                 self._loads.setdefault(subtask.id, LoadSince(now_s, starved_s))
             self._adapting = self._timer(_ADAPT_S, self._adapt_windows)
-            self._align_event_time(self._res.settings.max_drift_ms)
+            self._align_event_time()
 
-    def _align_event_time(self, max_drift_ms: int | None) -> None:
+    def _align_event_time(self) -> None:
+        max_drift_s = self._res.options.max_drift
         sources = [subtask.source[1] for subtask in self.subtasks if subtask.source is not None]
-        if max_drift_ms is not None and any(driver.has_event_time for driver in sources):
+        if max_drift_s is not None and any(driver.has_event_time for driver in sources):
             for driver in sources:
-                driver.wait_for_slower(max_drift_ms)
+                driver.wait_for_slower(max(1, round(max_drift_s * 1000)))
             self._tell_event_time()
 
     def _tell_event_time(self) -> None:
@@ -224,7 +225,7 @@ class Execution:
 
     def commit_globally(self, order: CommitGlobally) -> None:
         res = self._res
-        read = partial(committables, res.store, res.paths, res.settings.transfers_at_once, order)
+        read = partial(committables, res.store, res.paths, res.transfers_at_once, order)
         self._told(order.operator, lambda sink: sink.on_commit_globally(order.checkpoint, read))
 
     def visible(self, operator: str, checkpoint: int) -> None:
@@ -419,7 +420,7 @@ class Execution:
         known = [ms for each in self.subtasks if WATERMARK_MIN < (ms := each.chain.watermark) < WATERMARK_MAX]
         if known:
             figures[WATERMARK_MS.name] = float(min(known))
-        if self._res.settings.max_drift_ms is not None:
+        if self._res.options.max_drift is not None:
             drivers = [each.source[1] for each in self.subtasks if each.source is not None]
             figures[WAITING_SPLITS.name] = float(sum(driver.waiting_splits for driver in drivers))
         for subtask in self.subtasks:

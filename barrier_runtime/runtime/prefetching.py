@@ -65,7 +65,7 @@ class Preparing:
             return
         self._is_fetching = True
         res = self._res
-        at_once = res.settings.transfers_at_once if timers is None else 1  # beside work, one after the other
+        at_once = res.transfers_at_once if timers is None else 1  # beside work, one after the other
         folder = res.local_dir / "prefetched"
         self._ended = ended = threading.Event()
         work = partial(prefetch, res.store, res.paths, res.copies, folder, res.slot, order, at_once, ended.is_set)

@@ -222,7 +222,7 @@ class AllSlots:
 
 
 def _group(settings: SlotSettings) -> str:
-    return f"barrier-runtime-{settings.run_id}"
+    return f"barrier-runtime-{settings.options.run_id}"
 
 
 _Place: TypeAlias = tuple[str, int]  # (program, slot)
@@ -245,7 +245,7 @@ def _slot_partition(settings: SlotSettings) -> Callable[[Any], Any]:
                 yield run_slot(slot, context.taskAttemptId(), settings)
             except Exception as error:
                 # Spark's own report is silenced in our sessions (see `session`), and it will start the task again.
-                print(_last_words(slot, error, settings.verbose), file=sys.stderr, flush=True)
+                print(_last_words(slot, error, settings.options.verbose), file=sys.stderr, flush=True)
                 raise
 
     return partition

@@ -27,6 +27,7 @@ from typing import Any, cast
 import msgspec
 
 from barrier_runtime.coordinator.json_lines import JsonLines, Masked
+from barrier_runtime.coordinator.option_types import SlotOptions
 from barrier_runtime.coordinator.wire.messages import Register, Shutdown, SlotClaims
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.runtime.host.heap import PROCESS_HEAP
@@ -37,7 +38,7 @@ from barrier_runtime.runtime.host.workers import Workers
 from barrier_runtime.runtime.network.channels import PeerLost
 from barrier_runtime.runtime.network.control_link import TcpControlLink
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
-from barrier_runtime.runtime.resources import SlotOptions, SlotResources
+from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.slot import PEER_LOST, Slot, SlotIdentity
 from barrier_runtime.spark.deaths import died_lately
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation, Unavailable
@@ -59,18 +60,13 @@ class SlotSettings:
     """All a slot needs; travels in Spark's closure (so the secret is as safe as Spark's RPC, see docs/security.md)."""
 
     graph: JobGraph | bytes  # bytes: of a program that replaces the job's, as `closure.pickled` makes them
-    mode: str
-    run_id: str
+    options: SlotOptions
     secret: bytes = field(repr=False)
     control_addresses: tuple[tuple[str, int], ...]  # of all daemons, the one that took the job in front
     storage_url: str
-    state: SlotOptions
-    lease_s: float
     # object store endpoint and region; never credentials
     environment: dict[str, str] = field(default_factory=dict, repr=False)
     job: str = ""
-    log_format: str = "plain"  # or "json"
-    verbose: bool = False  # stacks of connections that break because another process died are printed
     program: str = ""  # as in `JobSpec`
 
     @property
@@ -86,18 +82,18 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
         faulthandler.enable()
     logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s slot {slot} %(name)s: %(message)s")
     for handler in logging.getLogger().handlers:
-        if settings.log_format == "json":
+        if settings.options.log_format == "json":
             handler.setFormatter(Masked(JsonLines({"job": settings.job, "slot": slot})))
         elif not isinstance(handler.formatter, Masked):  # Spark may use a process again
             handler.setFormatter(Masked(handler.formatter or logging.Formatter()))
-    if not settings.verbose:
+    if not settings.options.verbose:
         for handler in logging.getLogger().handlers:
             handler.addFilter(without_expected_stacks)
-            if settings.log_format != "json":
+            if settings.options.log_format != "json":
                 handler.addFilter(without_lost_peers)
     tune_interpreter()
     slot_uuid = uuid.uuid4().hex
-    directory = local_root(settings.run_id) / f"{slot}-{os.getpid()}-{slot_uuid}"
+    directory = local_root(settings.options.run_id) / f"{slot}-{os.getpid()}-{slot_uuid}"
     PROCESS_HEAP.begin()
     directory.mkdir(mode=0o700, parents=True)
     with lent_environment(settings.environment), living_in(directory):
@@ -203,7 +199,7 @@ async def _run(
     workers = Workers(loop)
     copies = LocalCopies()
     data_host = await loop.run_in_executor(None, _own_address_towards, settings.control_addresses[0])
-    plane = TcpDataPlane(settings.secret, graph.name, settings.run_id, data_host)
+    plane = TcpDataPlane(settings.secret, graph.name, settings.options.run_id, data_host)
     host, port = await plane.listen()
     resources = SlotResources(
         loop=loop,
@@ -215,8 +211,8 @@ async def _run(
         uuid=slot_uuid,
         local_dir=directory,
         copies=copies,
-        memory=SlotMemory(settings.state.memory_bytes),
-        settings=settings.state,
+        memory=SlotMemory(settings.options.state_memory_mb << 20),
+        options=settings.options,
         new_uuid=lambda: uuid.uuid4().hex,
         starved_s=starved_s,
     )
@@ -231,19 +227,22 @@ async def _run(
         died_lately(),
         settings.program,
     )
-    this = Slot(graph, settings.mode, identity, resources, plane)
+    this = Slot(graph, settings.options.mode, identity, resources, plane)
     link = TcpControlLink(
         settings.control_addresses,
         settings.secret,
         graph.name,
-        settings.run_id,
+        settings.options.run_id,
         msgspec.msgpack.encode(SlotClaims(slot, slot_uuid)),
         this.connected,
         this.handle,
     )
     this.link = link
     watchdog = Watchdog(
-        sockets, lambda: time.monotonic() - link.last_contact, settings.lease_s, lambda: remove_local(directory)
+        sockets,
+        lambda: time.monotonic() - link.last_contact,
+        settings.options.coordinator_lease,
+        lambda: remove_local(directory),
     )
     watchdog.start()
     linking = loop.create_task(link.run())
@@ -297,11 +296,11 @@ async def _cannot_run(slot: int, task_attempt: int, slot_uuid: str, settings: Sl
 
     claims = msgspec.msgpack.encode(SlotClaims(slot, slot_uuid))
     link = TcpControlLink(
-        settings.control_addresses, settings.secret, settings.name, settings.run_id, claims, connected, handle
+        settings.control_addresses, settings.secret, settings.name, settings.options.run_id, claims, connected, handle
     )
     linking = asyncio.get_running_loop().create_task(link.run())
     try:
-        return await asyncio.wait_for(left, settings.lease_s)
+        return await asyncio.wait_for(left, settings.options.coordinator_lease)
     except asyncio.TimeoutError:
         return Shutdown("left", why)
     finally:

@@ -235,13 +235,10 @@ def _slot_main() -> int:
     job, options = _prepared(order.folder, order.rows_per_second, order.rows, order.run_id)
     settings = SlotSettings(
         graph=job.graph,
-        mode=job.spec.checkpoints.mode,
-        run_id=order.run_id,
+        options=options.for_slots(),
         secret=bytes.fromhex(order.secret),
         control_addresses=(order.control,),
         storage_url=_checkpoints(order.folder),
-        state=options.state,
-        lease_s=options.coordinator_lease,
     )
     deaths.told(order.died)
     try:

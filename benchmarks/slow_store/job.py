@@ -200,13 +200,10 @@ def _be_a_slot(order: Order) -> None:
     job, options = _prepared(order)
     settings = SlotSettings(
         graph=job.graph,
-        mode=job.spec.checkpoints.mode,
-        run_id=order.run_id,
+        options=options.for_slots(),
         secret=bytes.fromhex(order.secret),
         control_addresses=(order.control,),
         storage_url=order.store,
-        state=options.state,
-        lease_s=options.coordinator_lease,
     )
     run_slot(order.slot, order.slot + 1, settings)
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from barrier_runtime.connectors.files.sink.sink import JsonlSink
 from barrier_runtime.connectors.source import Polled, Split
+from barrier_runtime.coordinator.option_types import SlotOptions
 from barrier_runtime.coordinator.wire.messages import (
     Ack,
     CheckpointComplete,
@@ -30,7 +31,7 @@ from barrier_runtime.launch.local import LocalDataPlane, LocalMesh
 from barrier_runtime.operators.base import Capture, Operator
 from barrier_runtime.runtime.host.clock import SYSTEM_CLOCK
 from barrier_runtime.runtime.host.workers import Workers
-from barrier_runtime.runtime.resources import SlotOptions, SlotResources
+from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.runtime.slot import Slot, SlotIdentity
 from barrier_runtime.state.kv.rocksdb import SlotMemory
@@ -153,7 +154,9 @@ class Bench:
         self.feed = feed or Feed(splits or parallelism)
         self.clock = clock
         self._trim_memory = trim_memory
-        self._settings = SlotOptions("memory", max_drift_ms=max_drift_ms)
+        self._options = SlotOptions(
+            state_backend="memory", max_drift=None if max_drift_ms is None else max_drift_ms / 1000
+        )
         self._source_options = source_options
         self.store, self.output = MemoryStore(), MemoryStore()
         self.operators = []
@@ -189,7 +192,7 @@ class Bench:
             local_dir=directory,
             copies=LocalCopies(),
             memory=SlotMemory(8 << 20),
-            settings=self._settings,
+            options=self._options,
             new_uuid=iter(map(str, range(1_000_000))).__next__,
             clock=self.clock,
             trim_memory=self._trim_memory,

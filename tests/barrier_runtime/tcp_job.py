@@ -98,8 +98,8 @@ class TcpJob:
             uuid=slot_uuid,
             local_dir=self._folder / slot_uuid,
             copies=LocalCopies(),
-            memory=SlotMemory(self.options.state.memory_bytes),
-            settings=self.options.state,
+            memory=SlotMemory(self.options.state_memory_mb << 20),
+            options=self.options,
             new_uuid=lambda: uuid.uuid4().hex,
             trim_memory=lambda dropped: None,  # the heap is that of all tests
         )

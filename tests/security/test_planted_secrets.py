@@ -24,11 +24,11 @@ from barrier_runtime.coordinator.client.rest_types import SubmitReply
 from barrier_runtime.coordinator.log.decided import inline_data
 from barrier_runtime.coordinator.log.records import Complete, decode_record
 from barrier_runtime.coordinator.option_table import OPTIONS
+from barrier_runtime.coordinator.option_types import SlotOptions
 from barrier_runtime.coordinator.wire.handshake import Acceptor, Initiator
 from barrier_runtime.launch.options import JobOptions, effective
 from barrier_runtime.operators.aggregation.functions import count
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
-from barrier_runtime.runtime.resources import SlotOptions
 from barrier_runtime.spark.task import SlotSettings
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.store.open import open_store
@@ -143,13 +143,10 @@ def test_nothing_that_holds_a_secret_shows_it() -> None:
         Acceptor(nonce=b"n" * 32, purpose="data", secret_of=lambda hello: secret),
         SlotSettings(
             graph=None,  # type: ignore[arg-type]
-            mode="exactly_once",
-            run_id="r",
+            options=SlotOptions(run_id="r"),
             secret=secret,
             control_addresses=(("127.0.0.1", 1),),
             storage_url="s3://bucket",
-            state=SlotOptions(),
-            lease_s=1.0,
             environment={"AWS_ENDPOINT_URL": CANARY},
         ),
         JobOptions(spark_conf={"spark.hadoop.fs.s3a.secret.key": CANARY}),

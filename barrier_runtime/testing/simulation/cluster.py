@@ -11,12 +11,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from unittest.mock import patch
 
 import msgspec
 
 from barrier_runtime.connectors.files.sink import commit_log, commit_log_summary
+from barrier_runtime.coordinator.option_types import SlotOptions
 from barrier_runtime.coordinator.savepoints import files as savepoint_files
 from barrier_runtime.coordinator.server.control import ControlServer
 from barrier_runtime.coordinator.server.jobs import JobDirectory
@@ -30,7 +31,7 @@ from barrier_runtime.runtime.host import process_figures
 from barrier_runtime.runtime.network.control_link import ControlLink, TcpControlLink
 from barrier_runtime.runtime.network.flow_control import MAX_WINDOW_BYTES
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
-from barrier_runtime.runtime.resources import SlotOptions, SlotResources
+from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.slot import Slot, SlotIdentity
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.kv.rocksdb import SlotMemory
@@ -49,7 +50,6 @@ RESPAWN_US = (200_000, 800_000)  # until Spark has started a task again
 _WATCHDOG_S = 30.0  # that a slot of a killed program may go on for: it has time for all that a zombie can do
 POLL_US = 500_000  # the driver asks the coordinator what it wants
 _KEY = b"k" * 32
-_CACHE_BYTES = 1 << 20
 _MEMORY_BYTES = 8 << 20  # what operators hold; state is kept by `lsm_kv`, which takes none of it
 
 
@@ -430,14 +430,15 @@ class SimCluster:
             local_dir=directory,
             copies=LocalCopies(process.wait),
             memory=SlotMemory(_MEMORY_BYTES),
-            settings=SlotOptions(
-                "lsm",
-                1 << 20,
-                _CACHE_BYTES,
-                1,
-                Thresholds(inline_bytes=300, pack_bytes=250, value_bytes=120),
-                max_drift_ms=self.options.max_drift_ms,
+            options=SlotOptions(
+                mode=program.spec.checkpoints.mode,
+                state_backend=cast(Any, "lsm"),
+                state_cache_mb=1,
+                latency_target=0.001,
+                max_drift=None if self.options.max_drift_ms is None else self.options.max_drift_ms / 1000,
             ),
+            thresholds=Thresholds(inline_bytes=300, pack_bytes=250, value_bytes=120),
+            transfers_at_once=1,
             new_uuid=self.sim.new_id,
             clock=process,
             trim_memory=lambda again: None,

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from barrier_runtime.coordinator.option_types import SlotOptions
 from barrier_runtime.coordinator.status.status import StandbysWanted
 from barrier_runtime.spark.stage import AllSlots
 from barrier_runtime.spark.task import SlotSettings
@@ -59,8 +60,7 @@ class Context:
 
 def slots_of(context: Context, parallelism: int) -> AllSlots:
     settings: Any = SlotSettings(
-        graph=b"", mode="exactly_once", run_id="run", secret=b"", control_addresses=(), storage_url="", state=None,
-        lease_s=1.0,
+        graph=b"", options=SlotOptions(run_id="run"), secret=b"", control_addresses=(), storage_url=""
     )  # fmt: skip
     slots = AllSlots(context, settings, parallelism, lambda: True)
     slots.start()

@@ -11,6 +11,7 @@ from barrier_runtime import CollectSink, Dataflow, IteratorSource, count
 from barrier_runtime.api.readers import with_dead_letters
 from barrier_runtime.api.stream import Stream
 from barrier_runtime.connectors.source import DeadLetters
+from barrier_runtime.coordinator.option_types import OptionValues
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.explain import explain_graph
@@ -58,7 +59,9 @@ def test_a_reader_of_a_side_output_leaves_the_main_output_in_its_chain() -> None
     assert [(edge.source_chain, edge.operator, edge.tag) for edge in graph.edges] == [
         (0, "dead letters-1", DEAD_LETTERS)
     ]
-    assert "← chain 0, dead letters of dead letters-1, forward, same slot: what string" in explain_graph(graph, {})
+    assert "← chain 0, dead letters of dead letters-1, forward, same slot: what string" in explain_graph(
+        graph, {}, OptionValues()
+    )
 
 
 def test_a_side_output_that_nobody_reads_is_dropped() -> None:
