@@ -4,12 +4,12 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import pyarrow as pa
 
 from barrier_runtime.api.arguments import check_handlers, why_by_wall_clock, with_errors
-from barrier_runtime.api.steps import need_watermarks, one_or_all
+from barrier_runtime.api.steps import OneStream, need_watermarks, one_or_all
 from barrier_runtime.api.stream import BroadcastStream, KeyedStream, Stream
 from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.schemas import SchemaLike, as_schema, described, require_columns
@@ -24,6 +24,14 @@ from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.state.errors import InvalidJob
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    class ConnectedProcess(TypedDict, total=False):
+        schema: SchemaLike | None
+        event_time: str | Mapping[str, str] | None
+
 
 _TAKEN = ("timer", "wall_timer")  # their handlers are those of timers
 
@@ -76,10 +84,9 @@ class ConnectedStreams:
         name: str,
         function: Any,
         *,
-        schema: SchemaLike | None = None,
-        event_time: str | Mapping[str, str] | None = None,
         side: None = None,
-        on_error: Literal["fail", "skip"] | Retry = "fail",
+        on_error: OneStream = "fail",
+        **more: "Unpack[ConnectedProcess]",
     ) -> Stream: ...
 
     @overload
@@ -88,10 +95,9 @@ class ConnectedStreams:
         name: str,
         function: Any,
         *,
-        schema: SchemaLike | None = None,
-        event_time: str | Mapping[str, str] | None = None,
         side: None = None,
         on_error: Literal["side"],
+        **more: "Unpack[ConnectedProcess]",
     ) -> tuple[Stream, Stream]: ...
 
     @overload
@@ -100,10 +106,9 @@ class ConnectedStreams:
         name: str,
         function: Any,
         *,
-        schema: SchemaLike | None = None,
-        event_time: str | Mapping[str, str] | None = None,
         side: Mapping[str, SchemaLike],
         on_error: OnError | Retry = "fail",
+        **more: "Unpack[ConnectedProcess]",
     ) -> tuple[Stream, ...]: ...
 
     def process(

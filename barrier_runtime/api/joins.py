@@ -2,7 +2,7 @@
 that they make, is in `join_steps`."""
 
 import datetime
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from barrier_runtime.api.join_steps import (
     JoinOptions,
@@ -17,8 +17,31 @@ from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.state.errors import InvalidJob
 
 if TYPE_CHECKING:
+    from typing_extensions import Required, Unpack
+
     from barrier_runtime.operators.joins.as_of import AsOfKind
     from barrier_runtime.operators.joins.interval import JoinKind
+
+    class _Join(TypedDict, total=False):
+        suffix: tuple[str, str]
+
+    class WindowJoin(_Join, total=False):
+        event_time: Required[str | tuple[str, str]]
+        how: JoinKind
+
+    class IntervalJoin(WindowJoin):
+        between: tuple[datetime.timedelta, datetime.timedelta]
+
+    class AsOfJoin(_Join, total=False):
+        event_time: Required[str | tuple[str, str]]
+        tolerance: datetime.timedelta | None
+        exact: bool
+        how: AsOfKind
+
+    class TableJoin(_Join, total=False):
+        event_time: str | tuple[str, str] | None
+        deleted: str | None
+        how: AsOfKind
 
 
 @plain_errors
@@ -27,28 +50,12 @@ class JoiningStream(KeyedSteps[S]):
 
     @overload
     def join(
-        self,
-        name: str,
-        right: "JoiningStream[S]",
-        *,
-        between: tuple[datetime.timedelta, datetime.timedelta],
-        event_time: str | tuple[str, str],
-        how: "JoinKind" = "inner",
-        suffix: tuple[str, str] = ("", "_right"),
-        late: Literal[False] = False,
+        self, name: str, right: "JoiningStream[S]", *, late: Literal[False] = False, **more: "Unpack[IntervalJoin]"
     ) -> S: ...
 
     @overload
     def join(
-        self,
-        name: str,
-        right: "JoiningStream[S]",
-        *,
-        between: tuple[datetime.timedelta, datetime.timedelta],
-        event_time: str | tuple[str, str],
-        how: "JoinKind" = "inner",
-        suffix: tuple[str, str] = ("", "_right"),
-        late: Literal[True],
+        self, name: str, right: "JoiningStream[S]", *, late: Literal[True], **more: "Unpack[IntervalJoin]"
     ) -> tuple[S, S, S]: ...
 
     def join(
@@ -83,10 +90,8 @@ class JoiningStream(KeyedSteps[S]):
         right: "JoiningStream[S]",
         window: WindowAssigner,
         *,
-        event_time: str | tuple[str, str],
-        how: "JoinKind" = "inner",
-        suffix: tuple[str, str] = ("", "_right"),
         late: Literal[False] = False,
+        **more: "Unpack[WindowJoin]",
     ) -> S: ...
 
     @overload
@@ -96,10 +101,8 @@ class JoiningStream(KeyedSteps[S]):
         right: "JoiningStream[S]",
         window: WindowAssigner,
         *,
-        event_time: str | tuple[str, str],
-        how: "JoinKind" = "inner",
-        suffix: tuple[str, str] = ("", "_right"),
         late: Literal[True],
+        **more: "Unpack[WindowJoin]",
     ) -> tuple[S, S, S]: ...
 
     def window_join(
@@ -125,30 +128,12 @@ class JoiningStream(KeyedSteps[S]):
 
     @overload
     def asof_join(
-        self,
-        name: str,
-        right: "JoiningStream[S]",
-        *,
-        event_time: str | tuple[str, str],
-        tolerance: datetime.timedelta | None = None,
-        exact: bool = True,
-        how: "AsOfKind" = "left",
-        suffix: tuple[str, str] = ("", "_right"),
-        late: Literal[False] = False,
+        self, name: str, right: "JoiningStream[S]", *, late: Literal[False] = False, **more: "Unpack[AsOfJoin]"
     ) -> S: ...
 
     @overload
     def asof_join(
-        self,
-        name: str,
-        right: "JoiningStream[S]",
-        *,
-        event_time: str | tuple[str, str],
-        tolerance: datetime.timedelta | None = None,
-        exact: bool = True,
-        how: "AsOfKind" = "left",
-        suffix: tuple[str, str] = ("", "_right"),
-        late: Literal[True],
+        self, name: str, right: "JoiningStream[S]", *, late: Literal[True], **more: "Unpack[AsOfJoin]"
     ) -> tuple[S, S, S]: ...
 
     def asof_join(
@@ -177,28 +162,12 @@ class JoiningStream(KeyedSteps[S]):
 
     @overload
     def table_join(
-        self,
-        name: str,
-        table: "JoiningStream[S]",
-        *,
-        event_time: str | tuple[str, str] | None = None,
-        deleted: str | None = None,
-        how: "AsOfKind" = "left",
-        suffix: tuple[str, str] = ("", "_right"),
-        late: Literal[False] = False,
+        self, name: str, table: "JoiningStream[S]", *, late: Literal[False] = False, **more: "Unpack[TableJoin]"
     ) -> S: ...
 
     @overload
     def table_join(
-        self,
-        name: str,
-        table: "JoiningStream[S]",
-        *,
-        event_time: str | tuple[str, str] | None = None,
-        deleted: str | None = None,
-        how: "AsOfKind" = "left",
-        suffix: tuple[str, str] = ("", "_right"),
-        late: Literal[True],
+        self, name: str, table: "JoiningStream[S]", *, late: Literal[True], **more: "Unpack[TableJoin]"
     ) -> tuple[S, S, S]: ...
 
     def table_join(

@@ -3,7 +3,7 @@
 import datetime
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from barrier_runtime.api.arguments import (
     TIMERS,
@@ -14,7 +14,7 @@ from barrier_runtime.api.arguments import (
     why_by_wall_clock,
     with_errors,
 )
-from barrier_runtime.api.steps import KeyedSteps, S
+from barrier_runtime.api.steps import KeyedSteps, OneStream, S
 from barrier_runtime.data.event_time import check_event_time_type
 from barrier_runtime.data.schemas import SchemaLike, as_schema, check_free, milliseconds, require_columns
 from barrier_runtime.graph.updates import RUNNING, UpdatesOfStep, counted_updates
@@ -29,8 +29,20 @@ from barrier_runtime.operators.windows.triggers import WindowTrigger
 from barrier_runtime.state.errors import InvalidJob
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from barrier_runtime.api.windowed import WindowedStream
     from barrier_runtime.operators.state.handle import KeyedState
+
+    class ProcessGroups(TypedDict, total=False):
+        schema: SchemaLike | None
+        state: Mapping[str, Any] | None
+
+    class KeyedProcess(TypedDict, total=False):
+        schema: SchemaLike | None
+        state: Mapping[str, KeyedState] | None
+        event_time: str | None
+
 
 _NO_DELAY = datetime.timedelta()
 
@@ -136,24 +148,12 @@ class StatefulSteps(KeyedSteps[S]):
 
     @overload
     def process_groups(
-        self,
-        name: str,
-        function: Any,
-        *,
-        schema: SchemaLike | None = None,
-        state: Mapping[str, Any] | None = None,
-        on_error: Literal["fail", "skip"] | Retry = "fail",
+        self, name: str, function: Any, *, on_error: OneStream = "fail", **more: "Unpack[ProcessGroups]"
     ) -> S: ...
 
     @overload
     def process_groups(
-        self,
-        name: str,
-        function: Any,
-        *,
-        schema: SchemaLike | None = None,
-        state: Mapping[str, Any] | None = None,
-        on_error: Literal["side"],
+        self, name: str, function: Any, *, on_error: Literal["side"], **more: "Unpack[ProcessGroups]"
     ) -> tuple[S, S]: ...
 
     def process_groups(
@@ -224,24 +224,14 @@ class StatefulSteps(KeyedSteps[S]):
         name: str,
         function: Any,
         *,
-        schema: SchemaLike | None = None,
-        state: Mapping[str, "KeyedState"] | None = None,
-        event_time: str | None = None,
         side: None = None,
-        on_error: Literal["fail", "skip"] | Retry = "fail",
+        on_error: OneStream = "fail",
+        **more: "Unpack[KeyedProcess]",
     ) -> S: ...
 
     @overload
     def process(
-        self,
-        name: str,
-        function: Any,
-        *,
-        schema: SchemaLike | None = None,
-        state: Mapping[str, "KeyedState"] | None = None,
-        event_time: str | None = None,
-        side: None = None,
-        on_error: Literal["side"],
+        self, name: str, function: Any, *, side: None = None, on_error: Literal["side"], **more: "Unpack[KeyedProcess]"
     ) -> tuple[S, S]: ...
 
     @overload
@@ -250,11 +240,9 @@ class StatefulSteps(KeyedSteps[S]):
         name: str,
         function: Any,
         *,
-        schema: SchemaLike | None = None,
-        state: Mapping[str, "KeyedState"] | None = None,
-        event_time: str | None = None,
         side: Mapping[str, SchemaLike],
         on_error: OnError | Retry = "fail",
+        **more: "Unpack[KeyedProcess]",
     ) -> tuple[S, ...]: ...
 
     def process(

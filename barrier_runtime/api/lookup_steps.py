@@ -3,7 +3,7 @@
 import datetime
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from barrier_runtime.api.arguments import (
     with_errors,
@@ -18,8 +18,23 @@ from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import function_name
 
 if TYPE_CHECKING:
+    from typing_extensions import Required, Unpack
+
     from barrier_runtime.operators.lookups.cache import Cache
     from barrier_runtime.operators.lookups.operator import HowMissing
+
+    class Lookup(TypedDict, total=False):
+        key: Required[str | Sequence[str]]
+        schema: Required[SchemaLike]
+        capacity: int
+        timeout: datetime.timedelta
+        ordered: bool
+        retry: Retry | None
+        cache: Cache | None
+        max_batch: int
+        max_requests: int | None
+        linger: datetime.timedelta
+
 
 _LOOKUP_TIMEOUT = datetime.timedelta(seconds=10)
 _LINGER = datetime.timedelta(milliseconds=1)
@@ -35,18 +50,9 @@ class LookupSteps(UnkeyedSteps[S]):
         name: str,
         fetch_many: Any,
         *,
-        key: str | Sequence[str],
-        schema: SchemaLike,
-        capacity: int = 1_000,
-        timeout: datetime.timedelta = _LOOKUP_TIMEOUT,
-        ordered: bool = False,
         how: Literal["left", "inner"] = "left",
-        retry: Retry | None = None,
-        cache: "Cache | None" = None,
         on_error: Literal["fail", "skip"] = "fail",
-        max_batch: int = 100,
-        max_requests: int | None = None,
-        linger: datetime.timedelta = _LINGER,
+        **more: "Unpack[Lookup]",
     ) -> S: ...
 
     @overload
@@ -55,18 +61,9 @@ class LookupSteps(UnkeyedSteps[S]):
         name: str,
         fetch_many: Any,
         *,
-        key: str | Sequence[str],
-        schema: SchemaLike,
-        capacity: int = 1_000,
-        timeout: datetime.timedelta = _LOOKUP_TIMEOUT,
-        ordered: bool = False,
         how: "HowMissing" = "left",
-        retry: Retry | None = None,
-        cache: "Cache | None" = None,
         on_error: OnError = "fail",
-        max_batch: int = 100,
-        max_requests: int | None = None,
-        linger: datetime.timedelta = _LINGER,
+        **more: "Unpack[Lookup]",
     ) -> tuple[S, ...]: ...
 
     def lookup(

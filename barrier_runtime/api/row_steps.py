@@ -4,13 +4,13 @@ import datetime
 import decimal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from barrier_runtime.api.arguments import check_callable, retried, with_errors
-from barrier_runtime.api.steps import S, UnkeyedSteps, event_times_of_batches, one_or_all
+from barrier_runtime.api.steps import OneStream, S, UnkeyedSteps, event_times_of_batches, one_or_all
 from barrier_runtime.data.rows import Row
 from barrier_runtime.data.schemas import SchemaLike, as_schema, column_names, require_columns
 from barrier_runtime.launch.outcome import plain_errors
@@ -21,6 +21,15 @@ from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.state.errors import InvalidJob
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    class RowStep(TypedDict, total=False):
+        schema: SchemaLike | None
+        name: str | None
+
+    class BatchStep(RowStep, total=False):
+        one_to_one: bool
+
     from barrier_runtime.data.expressions import Compiled
     from barrier_runtime.data.sql.expression import SqlExpression
     from barrier_runtime.operators.joins.broadcast import How
@@ -79,23 +88,11 @@ class RowSteps(UnkeyedSteps[S]):
     # ------------------------------------------------------------ row-wise
 
     @overload
-    def map(
-        self,
-        function: Callable[[Row], Row],
-        *,
-        schema: SchemaLike | None = None,
-        name: str | None = None,
-        on_error: Literal["fail", "skip"] | Retry = "fail",
-    ) -> S: ...
+    def map(self, function: Callable[[Row], Row], *, on_error: OneStream = "fail", **more: "Unpack[RowStep]") -> S: ...
 
     @overload
     def map(
-        self,
-        function: Callable[[Row], Row],
-        *,
-        schema: SchemaLike | None = None,
-        name: str | None = None,
-        on_error: Literal["side"],
+        self, function: Callable[[Row], Row], *, on_error: Literal["side"], **more: "Unpack[RowStep]"
     ) -> tuple[S, S]: ...
 
     def map(
@@ -120,22 +117,12 @@ class RowSteps(UnkeyedSteps[S]):
 
     @overload
     def flat_map(
-        self,
-        function: Callable[[Row], Iterable[Row]],
-        *,
-        schema: SchemaLike | None = None,
-        name: str | None = None,
-        on_error: Literal["fail", "skip"] | Retry = "fail",
+        self, function: Callable[[Row], Iterable[Row]], *, on_error: OneStream = "fail", **more: "Unpack[RowStep]"
     ) -> S: ...
 
     @overload
     def flat_map(
-        self,
-        function: Callable[[Row], Iterable[Row]],
-        *,
-        schema: SchemaLike | None = None,
-        name: str | None = None,
-        on_error: Literal["side"],
+        self, function: Callable[[Row], Iterable[Row]], *, on_error: Literal["side"], **more: "Unpack[RowStep]"
     ) -> tuple[S, S]: ...
 
     def flat_map(
@@ -159,7 +146,7 @@ class RowSteps(UnkeyedSteps[S]):
         condition: str | pc.Expression | Callable[[Row], Any],
         *,
         name: str | None = None,
-        on_error: Literal["fail", "skip"] | Retry = "fail",
+        on_error: OneStream = "fail",
     ) -> S: ...
 
     @overload
@@ -273,10 +260,8 @@ class RowSteps(UnkeyedSteps[S]):
         self,
         function: Callable[[pa.RecordBatch], pa.RecordBatch],
         *,
-        schema: SchemaLike | None = None,
-        name: str | None = None,
-        one_to_one: bool = False,
-        on_error: Literal["fail", "skip"] | Retry = "fail",
+        on_error: OneStream = "fail",
+        **more: "Unpack[BatchStep]",
     ) -> S: ...
 
     @overload
@@ -284,10 +269,8 @@ class RowSteps(UnkeyedSteps[S]):
         self,
         function: Callable[[pa.RecordBatch], pa.RecordBatch],
         *,
-        schema: SchemaLike | None = None,
-        name: str | None = None,
-        one_to_one: bool = False,
         on_error: Literal["side"],
+        **more: "Unpack[BatchStep]",
     ) -> tuple[S, S]: ...
 
     def map_batches(

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -20,6 +20,7 @@ from barrier_runtime.data.event_time import Detail
 from barrier_runtime.graph.logical import Input, Plan, StepNode, Within
 from barrier_runtime.graph.updates import Updates, UpdatesOfStep, updates_of
 from barrier_runtime.operators.keyed.progress import keys_said
+from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from barrier_runtime.operators.state.handle import KeyedState
 
 S = TypeVar("S")
+OneStream: TypeAlias = Literal["fail", "skip"] | Retry  # values of on_error= with which rows that fail are no stream
 WINDOW_END = "window_end"  # the event time of results of windows
 
 

@@ -15,7 +15,7 @@ from barrier_runtime.api.arguments import (
     with_errors,
 )
 from barrier_runtime.api.missing_steps import AFTER_WINDOW, no_step
-from barrier_runtime.api.steps import KeyedSteps, S, one_or_all
+from barrier_runtime.api.steps import KeyedSteps, OneStream, S, one_or_all
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.data.schemas import SchemaLike, as_schema, check_free, require_columns
 from barrier_runtime.graph.logical import Within
@@ -192,7 +192,7 @@ class WindowedStream(Generic[S]):
         schema: SchemaLike,
         batches: bool = False,
         late: Literal[False] = False,
-        on_error: Literal["fail", "skip"] | Retry = "fail",
+        on_error: OneStream = "fail",
         **aggregates: AnyAggregate,
     ) -> S: ...
 

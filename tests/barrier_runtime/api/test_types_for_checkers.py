@@ -60,6 +60,30 @@ reveal_type(rows.split("by", str, into=("a", "b"))[1])
 reveal_type(rows.key_by("k").process("p", print))
 reveal_type(rows.key_by("k").process("q", print, on_error="side")[1])
 reveal_type(rows.key_by("k").process("r", print, side={"late": {"at": int}})[1])
+
+keyed, hour = rows.key_by("k"), datetime.timedelta(hours=1)
+reveal_type(keyed.join("j", keyed, between=(hour, hour), event_time="at", how="full"))
+reveal_type(keyed.join("k", keyed, between=(hour, hour), event_time=("at", "at"), late=True)[2])
+reveal_type(keyed.window_join("w", keyed, br.Tumbling(hour), event_time="at"))
+reveal_type(keyed.window_join("x", keyed, br.Tumbling(hour), event_time="at", suffix=("", "_r"), late=True)[2])
+reveal_type(keyed.asof_join("a", keyed, event_time="at", tolerance=hour, exact=False))
+reveal_type(keyed.asof_join("b", keyed, event_time="at", how="inner", late=True)[2])
+reveal_type(keyed.table_join("t", keyed, deleted="gone"))
+reveal_type(keyed.table_join("u", keyed, event_time="at", late=True)[2])
+reveal_type(rows.lookup("l", print, key="k", schema={"name": str}, max_batch=3))
+reveal_type(rows.lookup("m", print, key=["k"], schema={"name": str}, how="side")[1])
+reveal_type(rows.lookup("n", print, key=["k"], schema={"name": str}, on_error="side")[1])
+reveal_type(rows.map_batches(lambda batch: batch, one_to_one=True))
+reveal_type(rows.map_batches(lambda batch: batch, schema={"n": int}, on_error="side")[1])
+reveal_type(keyed.process_groups("g", print, state={"n": int}))
+reveal_type(keyed.process_groups("h", print, on_error="side")[1])
+reveal_type(rows.process("p", print, schema={"n": int}, on_error="skip"))
+reveal_type(rows.process("q", print, side={"late": {"at": int}}, on_error="side")[2])
+reveal_type(br.connect(a=keyed).process("c", print, event_time={"a": "at"}))
+reveal_type(br.connect(a=keyed).process("d", print, on_error="side")[1])
+hours = keyed.window("hours", br.Tumbling(hour), event_time="at")
+reveal_type(hours.apply(lambda key, window, table: table, schema={"n": int}, batches=True))
+reveal_type(hours.apply(lambda key, window, table: table, schema={"n": int}, late=True)[1])
 """
 REVEALED = [
     *(
@@ -86,7 +110,7 @@ REVEALED = [
         "IcebergSource",
         "PostgresChangesSource",
     ),
-    *["Stream"] * 12,
+    *["Stream"] * 33,
 ]
 WRONG = """
 br.ParquetSink("out", nonsense=1)
@@ -96,6 +120,9 @@ flow.source("rows", "in")
 rows.map(dict, on_error="side").sink("s", br.CollectSink())
 flow.read_csv("csv", "in", nonsense=1)
 flow.read_jsonl("jsonl", "in", pace="fast")
+keyed.join("j", keyed, between=(hour, hour))
+keyed.table_join("t", keyed, deleted=True)
+rows.lookup("l", print, key="k", schema={"name": str}, max_batches=3)
 """
 REFUSED = [
     'Unexpected keyword argument "nonsense" for "ParquetSink"',
@@ -105,6 +132,10 @@ REFUSED = [
     '"tuple[Stream, Stream]" has no attribute "sink"',
     'Unexpected keyword argument "nonsense"',
     'has incompatible type "str"; expected "float | None"',
+    'No overload variant of "join" of "JoiningStream" matches',
+    'No overload variant of "table_join" of "JoiningStream" matches',
+    'Unexpected keyword argument "max_batches" for overloaded function "lookup"',
+    'No overload variant of "lookup" of "LookupSteps" matches',
 ]
 
 
