@@ -27,6 +27,9 @@ if TYPE_CHECKING:
         schema: SchemaLike | None
         name: str | None
 
+    class RowProcess(TypedDict, total=False):
+        schema: SchemaLike | None
+
     class BatchStep(RowStep, total=False):
         one_to_one: bool
 

@@ -25,7 +25,7 @@ from barrier_runtime.api.keyed_steps import StatefulSteps
 from barrier_runtime.api.lookup_steps import LookupSteps
 from barrier_runtime.api.missing_steps import AFTER_KEY_BY, BEFORE_BROADCAST, BEFORE_KEY_BY, no_step
 from barrier_runtime.api.row_steps import RowSteps
-from barrier_runtime.api.steps import KeyedInput, one_or_all
+from barrier_runtime.api.steps import KeyedInput, OneStream, one_or_all
 from barrier_runtime.connectors.sink import TwoPhaseCommitSink, check_methods, sink_facts
 from barrier_runtime.data.event_time import Detail, check_event_time_type
 from barrier_runtime.data.keys import check_key_type
@@ -44,6 +44,9 @@ from barrier_runtime.operators.windows.triggers import WindowTrigger
 from barrier_runtime.state.errors import InvalidJob
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from barrier_runtime.api.row_steps import RowProcess
     from barrier_runtime.api.windowed import WindowedStream
     from barrier_runtime.connectors.batch_function.caller import BatchCall, BatchCheckpoint
     from barrier_runtime.launch.display import Rows
@@ -197,24 +200,12 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
 
     @overload
     def process(
-        self,
-        name: str,
-        function: Any,
-        *,
-        schema: SchemaLike | None = None,
-        side: None = None,
-        on_error: Literal["fail", "skip"] | Retry = "fail",
+        self, name: str, function: Any, *, side: None = None, on_error: OneStream = "fail", **more: "Unpack[RowProcess]"
     ) -> "Stream": ...
 
     @overload
     def process(
-        self,
-        name: str,
-        function: Any,
-        *,
-        schema: SchemaLike | None = None,
-        side: None = None,
-        on_error: Literal["side"],
+        self, name: str, function: Any, *, side: None = None, on_error: Literal["side"], **more: "Unpack[RowProcess]"
     ) -> tuple["Stream", "Stream"]: ...
 
     @overload
@@ -223,9 +214,9 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         name: str,
         function: Any,
         *,
-        schema: SchemaLike | None = None,
         side: Mapping[str, SchemaLike],
         on_error: OnError | Retry = "fail",
+        **more: "Unpack[RowProcess]",
     ) -> tuple["Stream", ...]: ...
 
     def process(
