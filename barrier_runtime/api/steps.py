@@ -6,7 +6,7 @@ The methods that users call are in classes by what they are about (`row_steps`, 
 them. So no file needs the other's class.
 """
 
-import sys
+import inspect
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -220,7 +220,6 @@ def event_times_of_batches(plan: Plan, node: int, tag: str) -> frozenset[str]:
 
 def users_line() -> int:
     """How many calls above the caller the program is that uses this package, as `warnings` counts them."""
-    package, frame, level = str(Path(__file__).parents[1]), sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
-        frame, level = frame.f_back, level + 1
-    return level
+    package = str(Path(__file__).parents[1])
+    files = [call.filename for call in inspect.stack(context=0)[1:]]
+    return next((level for level, file in enumerate(files, 1) if not file.startswith(package)), len(files))

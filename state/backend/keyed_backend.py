@@ -33,6 +33,7 @@ from barrier_runtime.state.values.bytes_table import BytesTable
 from barrier_runtime.state.values.entry_table import EntryTable, WatchedEntryTable
 from barrier_runtime.state.values.table import StateTable, share_cache
 from barrier_runtime.state.values.timer_table import LAYOUTS, TimerTable, decode_timer, encode_timer
+from barrier_runtime.state.values.undo import Undo, made
 from barrier_runtime.state.values.watched_table import WatchedTable
 
 _BYTES = StateDescription(type=ValueType("bytes"))
@@ -94,16 +95,19 @@ class KeyedBackend:
         immutable: bool = False,
         comparable: bool = False,
         what: StateDescription = ONE_VALUE,
+        undo: Undo | None = None,
     ) -> StateTable:
         """The state `name`: values of any kind, by key. `immutable` promises that no value is changed in place,
         `comparable` that equal values have equal encodings: then changes in place can be noticed (`watched_table`).
-        `what` the state is goes into snapshots; state that was restored and is something else is refused.
+        `what` the state is goes into snapshots; state that was restored and is something else is refused. `undo`: of
+        an operator that repeats failed calls.
 
         The first `key_width` fields of an entry's key decide where it lives (its key group); the rest is namespace.
         """
         state_id = self._value_state_id(name, key_width, what)
         kind = WatchedTable if self.watched and comparable and not immutable else StateTable
-        table = kind(name, state_id, self._shard, encode, decode, key_width, immutable, self._cache_bytes)
+        of = (name, state_id, self._shard, encode, decode, key_width, immutable, self._cache_bytes)
+        table = made(kind, of, undo)
         self._add(name, table)
         return table
 
@@ -116,13 +120,13 @@ class KeyedBackend:
         what: StateDescription,
         immutable: bool = False,
         comparable: bool = False,
+        undo: Undo | None = None,
     ) -> EntryTable:
         """The state `name`: any number of entries per key, in order (`values/entry_table`); otherwise as `table`."""
         state_id = self._value_state_id(name, key_width, what)
         kind = WatchedEntryTable if self.watched and comparable and not immutable else EntryTable
-        table = kind(
-            name, state_id, self._shard, encode, decode, key_width, immutable, self._cache_bytes, what.kind == "list"
-        )
+        of = (name, state_id, self._shard, encode, decode, key_width, immutable, self._cache_bytes, what.kind == "list")
+        table = made(kind, of, undo)
         self._add(name, table)
         return table
 

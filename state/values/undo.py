@@ -4,15 +4,17 @@
     table.put    of any key                                 what it had is kept, if nothing is yet
     put_back     all that was kept is stored again; a value that can be changed in place is another object then
 
-A table takes part when `watch` has made it: then its class has these methods. Other tables pay nothing. What a call
-has come upon is held in memory until the next one begins.
+A table that takes part is made with an `Undo` (`made`). Other tables pay nothing. What a call has come upon
+is held in memory until the next one begins.
 """
 
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 from barrier_runtime.state.values.entry_table import EntryTable, WatchedEntryTable
 from barrier_runtime.state.values.table import Key, StateTable
 from barrier_runtime.state.values.watched_table import WatchedTable
+
+T = TypeVar("T", bound=StateTable)
 
 
 class Undoable(Protocol):
@@ -32,10 +34,6 @@ class Undo:
     def add(self, part: Undoable) -> None:
         self._parts.append(part)
 
-    def watch(self, table: StateTable) -> None:
-        """`table` was just opened, and nobody has a method of it yet."""
-        self._parts.append(_watched(table))
-
     def begin(self) -> None:
         for part in self._parts:
             part.begin()
@@ -46,7 +44,9 @@ class Undo:
 
 
 class _UndoableTable(StateTable):
-    found: dict[Key, Any]  # by the call at hand; of values that can be changed in place the encoding
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.found: dict[Key, Any] = {}  # by the call at hand; of values that can be changed in place the encoding
 
     def begin(self) -> None:
         if self.found:
@@ -96,7 +96,7 @@ class _UndoableWatchedEntries(_UndoableEntries, WatchedEntryTable):
     pass
 
 
-_CLASSES: dict[type[StateTable], type[_UndoableTable]] = {
+_UNDOABLE: dict[type[StateTable], type[StateTable]] = {
     StateTable: _UndoableTable,
     EntryTable: _UndoableEntries,
     WatchedTable: _UndoableWatched,
@@ -104,8 +104,11 @@ _CLASSES: dict[type[StateTable], type[_UndoableTable]] = {
 }
 
 
-def _watched(table: StateTable) -> _UndoableTable:
-    table.__class__ = _CLASSES[type(table)]
+def made(kind: type[T], arguments: tuple[Any, ...], undo: Undo | None) -> T:
+    """A table of class `kind`. With `undo` the table takes part in undoing."""
+    if undo is None:
+        return kind(*arguments)
+    table = _UNDOABLE[kind](*arguments)
     assert isinstance(table, _UndoableTable)
-    table.found = {}
-    return table
+    undo.add(table)
+    return cast(T, table)

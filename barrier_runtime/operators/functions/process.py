@@ -26,7 +26,7 @@ from barrier_runtime.operators.functions.yielded_rows import YieldedRows
 from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.operators.keyed.reclaiming import Reclaiming
 from barrier_runtime.operators.keyed.timers import TABLE, Slice, Timers
-from barrier_runtime.operators.keyed.undoable_timers import watch_timers
+from barrier_runtime.operators.keyed.undoable_timers import UndoableTimers, UndoableWallTimers
 from barrier_runtime.operators.keyed.wall_timers import WALL_TABLE, WallTimers
 from barrier_runtime.operators.outputs.failures import Failures, OnError, guarded
 from barrier_runtime.operators.outputs.side_outputs import EmittedByCall, SideOutputs
@@ -201,19 +201,21 @@ class ProcessOperator(KeyedOperator):
         name = function_name(self._call)
         timers_table, wall_table = (self.backend.timer_table(table, width) for table in (TABLE, WALL_TABLE))
         from_ms, wall_from_ms = (self._timers_from_ms.get(table, WATERMARK_MIN) for table in (TABLE, WALL_TABLE))
-        self._timers = timers = Timers(timers_table, self._current, None if self._on_timer else name, from_ms)
-        self._wall_timers = WallTimers(
-            wall_table, self._current, self.context, None if self._on_wall_timer else name, wall_from_ms
-        )
-        if self._undo is not None:
-            self._undo.add(EmittedByCall(self._sides))
-            for each in (timers, self._wall_timers):
-                watch_timers(self._undo, each)
+        of_event_time = (timers_table, self._current, None if self._on_timer else name, from_ms)
+        deaf = None if self._on_wall_timer else name
+        of_wall_clock = (wall_table, self._current, self.context, deaf, wall_from_ms)
+        if self._undo is None:
+            self._timers, self._wall_timers = Timers(*of_event_time), WallTimers(*of_wall_clock)
+        else:
+            self._timers = timers = UndoableTimers(*of_event_time)
+            self._wall_timers = wall_timers = UndoableWallTimers(*of_wall_clock)
+            for part in (EmittedByCall(self._sides), timers, wall_timers):
+                self._undo.add(part)
         self._context = ProcessContext(
             self.name,
             self.context.subtask,
             self._watermark_ms,
-            timers,
+            self._timers,
             self._wall_timers,
             state,
             self._sides,

@@ -1,14 +1,17 @@
 """Undoes what a failed call of a user's function did to timers, before the call is repeated (`state/values/undo` does
 the same for tables)."""
 
+from typing import Any
+
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.operators.keyed.timers import Timers, whole_ms
 from barrier_runtime.operators.keyed.wall_timers import WallTimers
-from barrier_runtime.state.values.undo import Undo
 
 
-class _UndoableTimers(Timers):
-    found: dict[int, bool]  # times of timers of the call's key that it has touched: whether they were set
+class UndoableTimers(Timers):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.found: dict[int, bool] = {}  # times of timers of the call's key that it has touched: whether they were set
 
     def begin(self) -> None:
         if self.found:
@@ -38,13 +41,5 @@ class _UndoableTimers(Timers):
             self.found[timestamp_ms] = self.is_set(timestamp_ms)
 
 
-class _UndoableWallTimers(_UndoableTimers, WallTimers):
+class UndoableWallTimers(UndoableTimers, WallTimers):
     pass
-
-
-def watch_timers(undo: Undo, timers: Timers) -> None:
-    """`timers` were just made, and nobody has a method of them yet."""
-    timers.__class__ = _UndoableWallTimers if isinstance(timers, WallTimers) else _UndoableTimers
-    assert isinstance(timers, _UndoableTimers)
-    timers.found = {}
-    undo.add(timers)

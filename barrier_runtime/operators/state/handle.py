@@ -2,7 +2,6 @@
 at hand. Handles do not know keys; those of one operator share one `CurrentKey`.
 """
 
-import copy
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -112,8 +111,14 @@ class KeyedState:
         `holder`: whose attribute it is."""
         raise NotImplementedError
 
-    def _bound(self: Self, name: str, current: CurrentKey, holder: str) -> Self:
-        bound = copy.copy(self)
+    def _bound(self: Self, name: str, current: CurrentKey, holder: str, kind: type[Self] | None = None) -> Self:
+        """A copy of this handle for one operator. `kind`: its class, which has no attributes of its own."""
+        kind = type(self) if kind is None else kind
+        bound = kind.__new__(kind)
+        for each in type(self).__mro__:
+            for attribute in vars(each).get("__slots__", ()):
+                if hasattr(self, attribute):
+                    setattr(bound, attribute, getattr(self, attribute))
         bound._name = name
         bound._said = f"{holder}.{name}"
         bound._current = current
@@ -205,10 +210,8 @@ def value_table(
     """The table of a state of one value per key."""
     made_new = MadeNew()
     expiry, what, encode, decode = _continued(handle, of, backend, name, where, current, made_new)
-    table = backend.table(name, encode, decode, key_width, of.immutable, of.comparable, what)
+    table = backend.table(name, encode, decode, key_width, of.immutable, of.comparable, what, undo=current.undo)
     table.made_new = made_new
-    if current.undo is not None:
-        current.undo.watch(table)
     return table if expiry is None else _registered(TimedTable(table, expiry), current)
 
 
@@ -224,10 +227,8 @@ def entries_table(
     """The table of a state of many entries per key."""
     made_new = MadeNew()
     expiry, what, encode, decode = _continued(handle, of, backend, name, where, current, made_new)
-    table = backend.entry_table(name, encode, decode, key_width, what, of.immutable, of.comparable)
+    table = backend.entry_table(name, encode, decode, key_width, what, of.immutable, of.comparable, undo=current.undo)
     table.made_new = made_new
-    if current.undo is not None:
-        current.undo.watch(table)
     return table if expiry is None else _registered(TimedEntries(table, expiry, what.kind == "list"), current)
 
 

@@ -134,10 +134,8 @@ class ListState(KeyedState, Generic[T]):
     def open(
         self, backend: KeyedBackend, name: str, where: str, key_width: int, current: CurrentKey, holder: str
     ) -> "ListState[T]":
-        bound = self._bound(name, current, holder)
         table = entries_table(self, self._type, backend, name, where, key_width, current)
-        if isinstance(table, TimedEntries):
-            bound.__class__ = _TimedList
+        bound = self._bound(name, current, holder, _TimedList if isinstance(table, TimedEntries) else None)
         bound._table = cast(EntryTable, table)
         bound._put = entry_putter(table)
         return bound

@@ -162,10 +162,8 @@ class MapState(KeyedState, Generic[K, V]):
     def open(
         self, backend: KeyedBackend, name: str, where: str, key_width: int, current: CurrentKey, holder: str
     ) -> "MapState[K, V]":
-        bound = self._bound(name, current, holder)
         table = entries_table(self, self._type, backend, name, where, key_width, current)
-        if isinstance(table, TimedEntries):
-            bound.__class__ = _TimedMap
+        bound = self._bound(name, current, holder, _TimedMap if isinstance(table, TimedEntries) else None)
         bound._table = cast(EntryTable, table)
         bound._put = counted_putter(table)
         return bound

@@ -136,7 +136,9 @@ class ValueState(KeyedState, Generic[T]):
 
     def bind(self, name: str, table: KeyTable, current: CurrentKey, holder: str = "self") -> "ValueState[T]":
         """A handle that works on `table` at the key of `current`. `holder`: whose attribute it is."""
-        bound = self._bound(name, current, holder)
+        holds_times = self._type.is_time or self._type.holds_times
+        kind = _CHECKED.get(datetime.datetime if holds_times else self._scalar)
+        bound = self._bound(name, current, holder, kind)
         bound._get = table.get
         bound._put = table.put
         bound._remove = table.delete
@@ -145,8 +147,6 @@ class ValueState(KeyedState, Generic[T]):
             if self._factory is not None:
                 make = self._factory
                 bound._factory = lambda: table.lend(current.key, make())
-        holds_times = self._type.is_time or self._type.holds_times
-        bound.__class__ = _CHECKED.get(datetime.datetime if holds_times else self._scalar, ValueState)
         return bound
 
     def decoder(self, where: str) -> Callable[[bytes], T]:
