@@ -15,10 +15,10 @@ _HEAD = """# Metrics of a job
 
 Written by `tests/metrics_table.py` from `coordinator/metric_table.py` and `coordinator/status/figure_table.py`.
 
-Slots send theirs with every heartbeat, latencies with every fourth. They are in the job's status
-(`JobHandle.status()`, or `GET /jobs/<name>` of the coordinator). A *counter* only rises; one of operators and slots
-begins again at 0 with the slot's process, or with each generation. A *gauge* is the figure of that moment.
-A *histogram* counts rows by latency.
+Slots send their metrics with every heartbeat, latencies with every fourth. The job's status has all metrics
+(`JobHandle.status()`, or `GET /jobs/<name>` of the coordinator). A *counter* only rises; counters of operators and
+slots restart at 0 with the slot's process, or with each generation. A *gauge* is the current value. A *histogram*
+counts rows by latency.
 """
 
 _GROUPS = {
@@ -26,21 +26,21 @@ _GROUPS = {
         "operator",
         "In `slots[…].metrics`, as `<operator>.<name>`, once there is something to count; latencies of all slots\n"
         "together in `latency` and `latency_last_minute`, as `<operator>:<name>`. A slot runs one subtask of every\n"
-        "operator. What a keyed function counts itself (`ctx.metrics.counter(name).inc()`, `.gauge(name).set(value)`)\n"
-        "is beside them, as `<operator>.user_<name>`; a row that is processed again after a failure counts again.\n"
-        "Figures that it records (`ctx.metrics.histogram(name).record(value)`) are beside the latencies, as\n"
-        "`<operator>:user_<name>`, with their number, median, 99th percentile and greatest.",
+        "operator. Counters and gauges of a keyed function (`ctx.metrics.counter(name).inc()`,\n"
+        "`.gauge(name).set(value)`) are in the same place, as `<operator>.user_<name>`; a row that is processed again\n"
+        "after a failure counts again. Histograms of the function (`ctx.metrics.histogram(name).record(value)`) are with the latencies, as\n"
+        "`<operator>:user_<name>`, with their number, median, 99th percentile and maximum.",
     ),
     "Of a slot": (
         "slot",
-        "In `slots[…].metrics`. `records` and `watermark_ms` are also in the status itself, of all slots.",
+        "In `slots[…].metrics`. The status also has `records` and `watermark_ms` of all slots together.",
     ),
 }
 
 _EXPOSED = f"""## For Prometheus
 
-`GET /metrics` of the coordinator, with its bearer token, from `coordinator/status/figure_table.py`. Of each job at most
-{PER_JOB} series, {PER_OPERATOR} per operator and {PER_SLOT} per slot; one that ended is told for an hour.
+`GET /metrics` of the coordinator, with the bearer token, from `coordinator/status/figure_table.py`. Each job has at
+most {PER_JOB} series, {PER_OPERATOR} per operator and {PER_SLOT} per slot; ended jobs are exported for an hour.
 A dashboard for Grafana and alert rules are in `examples/monitoring/`.
 """
 
@@ -52,7 +52,7 @@ def document() -> str:
         lines += ["| metric | kind | unit | labels | over slots | |", "|---|---|---|---|---|---|"]
         lines += [_row(metric) for metric in METRICS if metric.of == of]
         lines.append("")
-    lines += ["## Of the job", "", "The name is the place of the figure in the status.", ""]
+    lines += ["## Of the job", "", "The name is the path of the value in the status.", ""]
     lines += ["| metric | kind | unit | |", "|---|---|---|---|"]
     lines += [f"| `{each.place}` | {each.kind} | {each.unit} | {each.help} |" for each in FIGURES if each.place]
     lines += ["", _EXPOSED, "| metric | kind | labels | |", "|---|---|---|---|"]

@@ -140,11 +140,11 @@ def document() -> str:
         "",
         "Written by `tests/options_table.py` from `coordinator/option_table.py`.",
         "",
-        "Keywords of `Dataflow(name, …)`, `run`, `start`, `run_local` and `explain`; times in seconds. On the command",
-        "line each is a flag of `run` and `explain` (`checkpoint_interval`: `--checkpoint-interval`) or a",
-        "variable of the environment (`BARRIER_RUNTIME_CHECKPOINT_INTERVAL`). A keyword or a flag counts before the",
-        "environment, that before the keywords of `Dataflow(name, …)`, and those before the default.",
-        "`barrier-runtime explain app.py:flow` shows all values and where each comes from.",
+        "Options are keywords of `Dataflow(name, …)`, `run`, `start`, `run_local` and `explain`; times are in seconds.",
+        "On the command line each option is a flag of `run` and `explain` (`checkpoint_interval`:",
+        "`--checkpoint-interval`) or an environment variable (`BARRIER_RUNTIME_CHECKPOINT_INTERVAL`). A keyword or a",
+        "flag has priority over the environment, the environment over keywords of `Dataflow(name, …)`, and those over",
+        "the default. `barrier-runtime explain app.py:flow` shows all values and the origin of each.",
     ]
     for group, options in GROUPS.items():
         lines += ["", f"## {group}", "", "| option | default | values | |", "|---|---|---|---|"]
