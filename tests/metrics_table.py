@@ -28,8 +28,8 @@ _GROUPS = {
         "together in `latency` and `latency_last_minute`, as `<operator>:<name>`. A slot runs one subtask of every\n"
         "operator. Counters and gauges of a keyed function (`ctx.metrics.counter(name).inc()`,\n"
         "`.gauge(name).set(value)`) are in the same place, as `<operator>.user_<name>`; a row that is processed again\n"
-        "after a failure counts again. Histograms of the function (`ctx.metrics.histogram(name).record(value)`) are with the latencies, as\n"
-        "`<operator>:user_<name>`, with their number, median, 99th percentile and maximum.",
+        "after a failure counts again. Histograms of the function (`ctx.metrics.histogram(name).record(value)`) are\n"
+        "with the latencies, as `<operator>:user_<name>`, with their number, median, 99th percentile and maximum.",
     ),
     "Of a slot": (
         "slot",
