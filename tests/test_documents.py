@@ -185,6 +185,13 @@ def test_the_program_of_the_readme_runs_as_printed() -> None:
     assert last.startswith("job readings finished: 2,400 records read")
 
 
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_blank_line_separates_a_code_block_from_a_list_or_table(document: str) -> None:
+    """Without the blank line the site shows the list or table as one paragraph."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    assert re.findall(r"^```\n(?:- |\d+\. |\|).*", text, re.MULTILINE) == []
+
+
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 
 
