@@ -1,7 +1,13 @@
 """`python -m tests.hdfs_by_hand hdfs://host:port`: files of an HDFS as sources, through pyarrow and libhdfs, which no
-public registry has built. docs/running.md says how it was made and run; nothing of it is part of `make test`.
+public registry has built. Not part of `make test`.
 
 Files of every kind are read from a new folder there, watched, and read by a job that is killed twice and goes on.
+
+On 26 November 2026 this passed on a MiniDFSCluster of `org.apache.hadoop:hadoop-client-minicluster:3.4.2`, with libhdfs
+3.3, whose source is in the crate `hdfs-sys` 0.3.1. In the crate's folder `libhdfs`: `gcc -shared -fPIC -fcommon
+-I$JAVA_HOME/include -I$JAVA_HOME/include/linux -Ilibhdfs -Ihdfs_3_3 -Ihdfs_3_3/include -Ihdfs_3_3/os/posix
+hdfs_3_3/*.c hdfs_3_3/os/posix/*.c -L$JAVA_HOME/lib/server -ljvm -o libhdfs.so`. On the CLASSPATH: `hadoop-client-api`,
+`hadoop-client-runtime`, log4j and `commons-lang3`, without which libhdfs crashes at its first error.
 """
 
 import os
