@@ -27,7 +27,7 @@ from barrier_runtime.operators.windows.contents import Aggregates
 from barrier_runtime.operators.windows.operator import Content, WindowOperator
 from barrier_runtime.operators.windows.whole.apply import Applied
 from barrier_runtime.operators.windows.whole.top import Top
-from barrier_runtime.runtime.host.heap import PROCESS_HEAP
+from barrier_runtime.runtime.host.process import PROCESS_HEAP
 from benchmarks.machine import describe
 from benchmarks.surroundings import Surroundings
 

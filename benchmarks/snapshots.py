@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from barrier_runtime.runtime.host.interpreter import tune_interpreter
+from barrier_runtime.runtime.host.process import tune_interpreter
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.keys.row_index import Ints

@@ -35,8 +35,7 @@ from barrier_runtime.operators.keyed.timers import TABLE, Timers
 from barrier_runtime.operators.keyed.wall_timers import WALL_TABLE
 from barrier_runtime.operators.state.handle import CurrentKey, KeyedState, StateKey
 from barrier_runtime.operators.state.ttl import Timing
-from barrier_runtime.runtime.host.heap import PROCESS_HEAP
-from barrier_runtime.runtime.host.interpreter import tune_interpreter
+from barrier_runtime.runtime.host.process import PROCESS_HEAP, tune_interpreter
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 from barrier_runtime.state.values.expiry_sweep import ExpirySweep

@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 
 from barrier_runtime import BroadcastState, CollectSink, Dataflow, ProcessContext, connect
-from barrier_runtime.runtime.host.heap import PROCESS_HEAP
-from barrier_runtime.runtime.host.interpreter import tune_interpreter
+from barrier_runtime.runtime.host.process import PROCESS_HEAP, tune_interpreter
 from benchmarks.machine import facts
 
 _DELAY = timedelta(milliseconds=500)

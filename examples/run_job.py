@@ -8,7 +8,7 @@ import msgspec
 
 from barrier_runtime import Dataflow
 from barrier_runtime.coordinator.metric_table import LATE_ROWS
-from barrier_runtime.coordinator.status.metrics import over_slots
+from barrier_runtime.coordinator.status.statistics import over_slots
 from barrier_runtime.coordinator.status.status import JobStatus
 from examples.run_check import Verdict
 from examples.run_observer import Observer

@@ -8,7 +8,7 @@ visible: a bounded list of (intended emission time, rows), because one entry per
 
 import numpy as np
 
-from barrier_runtime.coordinator.status.histogram import HIGHEST_US, INDICES, LOWEST_US
+from barrier_runtime.coordinator.status.latency import HIGHEST_US, INDICES, LOWEST_US
 from barrier_runtime.data.latency_text import encode, indices_of
 
 _EXACT_BITS = 11  # of a value that the histogram keeps with three digits

@@ -1,4 +1,4 @@
-"""A slot's histogram of latencies as the text that `coordinator/status/histogram` reads, whose layout it has."""
+"""A slot's histogram of latencies as the text that `coordinator/status/latency` reads, whose layout it has."""
 
 import base64
 import zlib
@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from barrier_runtime.coordinator.status.histogram import (
+from barrier_runtime.coordinator.status.latency import (
     COMPRESSED,
     HALF_BITS,
     HEAD,

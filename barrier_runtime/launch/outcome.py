@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from barrier_runtime.connectors.declared_kinds import wrong_arguments_of
 from barrier_runtime.coordinator.metric_table import SKIPPED_ROWS
-from barrier_runtime.coordinator.status.metrics import over_slots
+from barrier_runtime.coordinator.status.statistics import over_slots
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.operators.user_code import from_users_frame
 from barrier_runtime.state.errors import (

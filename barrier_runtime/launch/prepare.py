@@ -29,9 +29,8 @@ from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.records import FIRST_POSITION
-from barrier_runtime.coordinator.log.restore_choice import Lineage, not_kept, start_run
+from barrier_runtime.coordinator.log.restore_choice import Import, Lineage, not_kept, start_run
 from barrier_runtime.coordinator.log.restore_diff import RestoreDiff
-from barrier_runtime.coordinator.log.savepoint_choice import Import
 from barrier_runtime.coordinator.savepoints.files import check_whole, find_savepoint, named
 from barrier_runtime.coordinator.savepoints.importing import WantedSavepoint, begin_with_savepoint, wanted_savepoint
 from barrier_runtime.coordinator.wire.messages import JobSpec

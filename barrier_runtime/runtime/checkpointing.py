@@ -1,18 +1,20 @@
 """The snapshots that one generation takes in one slot: from the captured state to the ack, or to what became of it.
 
-Between two passes of the subtasks, frozen state is drained in slices (`runtime/snapshots`); the rest is written on
+Between two passes of the subtasks, frozen state is drained in slices (`runtime/checkpointing`); the rest is written on
 executors. What a snapshot stored is told to its operator once the checkpoint is decided, so that it may be reused.
+
+What a generation tells its slot, and how its sinks report commits. Silent once the generation was cancelled.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
-from barrier_runtime.coordinator.wire.messages import SubtaskId
+from barrier_runtime.coordinator.wire.messages import GLOBAL_COMMITTER, HeldBack, SubtaskId
 from barrier_runtime.data.elements import Barrier
-from barrier_runtime.operators.base import Capture
+from barrier_runtime.operators.base import Capture, CommitReport
 from barrier_runtime.runtime.context import GenerationExecutors
 from barrier_runtime.runtime.in_flight.storage import write_in_flight
 from barrier_runtime.runtime.in_flight.writer import InFlightData
-from barrier_runtime.runtime.reporting import ExecutionEvents
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.snapshots import SnapshotRun, ValuesStore
 from barrier_runtime.runtime.subtask import Subtask
@@ -20,6 +22,44 @@ from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.outside_errors import must_be_mended
 from barrier_runtime.state.snapshots.snapshot import FileRef, InFlight, OperatorSnapshot, SnapshotTimes
 from barrier_runtime.state.snapshots.stored_values import store_values
+
+
+class ExecutionEvents(Protocol):
+    """What a slot wants to hear. All calls come on the loop."""
+
+    def acknowledged(
+        self,
+        checkpoint: int,
+        subtask: SubtaskId,
+        operators: tuple[OperatorSnapshot, ...],
+        times: SnapshotTimes,
+        ended: bool,
+    ) -> None: ...
+    def declined(self, checkpoint: int, subtask: SubtaskId, reason: str, unavailable: bool = False) -> None: ...
+    def subtask_ended(self, subtask: SubtaskId) -> None: ...
+    def event_time_reached(self, sources: dict[str, HeldBack]) -> None: ...
+    def waiting(self, operator: str, attempts: int, error: str) -> None: ...
+    def failed(self, subtask: SubtaskId | None, operator: str, error: BaseException) -> None: ...
+    def committed(self, checkpoint: int, operator: str, subtask: int) -> None: ...
+    def commit_failing(self, checkpoint: int, operator: str, subtask: int, attempts: int, error: str) -> None: ...
+
+
+class CommitReporter:
+    """Passes on what the sinks of one slot report of their commits."""
+
+    def __init__(self, slot: int, events: ExecutionEvents, cancelled: Callable[[], bool]) -> None:
+        self._slot = slot
+        self._events = events
+        self._cancelled = cancelled
+
+    def report(self, operator: str, report: CommitReport) -> None:
+        if self._cancelled():
+            return
+        subtask = GLOBAL_COMMITTER if report.globally else self._slot
+        if report.error is None:
+            self._events.committed(report.checkpoint, operator, subtask)
+        else:
+            self._events.commit_failing(report.checkpoint, operator, subtask, report.attempts, report.error)
 
 
 class Checkpointing:

@@ -10,7 +10,7 @@
 | `subtask.Subtask`             | rows, event time and barriers of one chain                   |
 | `scheduler.Scheduler`         | whose turn it is                                             |
 | `checkpointing.Checkpointing` | snapshots, from the captured state to the ack                |
-| `closing.Closing`             | letting go of what was open                                  |
+| `opening.Closing`             | letting go of what was open                                  |
 
 It reports through `ExecutionEvents` and never talks to the coordinator itself. After `cancel` it is silent: executors
 are retired, timers ignored, operators closed when their last blocking work has ended.
@@ -42,10 +42,8 @@ from barrier_runtime.operators.metrics import MetricRegistry
 from barrier_runtime.operators.user_code import add_position, add_replay
 from barrier_runtime.runtime.alignment.aligner import Aligner
 from barrier_runtime.runtime.alignment.tracker import BarrierTracker
-from barrier_runtime.runtime.checkpointing import Checkpointing
-from barrier_runtime.runtime.closing import POLL_S, Closing
+from barrier_runtime.runtime.checkpointing import Checkpointing, CommitReporter, ExecutionEvents
 from barrier_runtime.runtime.context import GenerationExecutors, OperatorContexts
-from barrier_runtime.runtime.given import committables, restored_in
 from barrier_runtime.runtime.host.generation_timers import GenerationTimers
 from barrier_runtime.runtime.host.workers import WorkerExecutor
 from barrier_runtime.runtime.in_flight.writer import InFlightData
@@ -53,10 +51,10 @@ from barrier_runtime.runtime.load import LoadSince
 from barrier_runtime.runtime.network.channels import PeerLost
 from barrier_runtime.runtime.network.tcp import ChannelId, DataPlane
 from barrier_runtime.runtime.network.wiring import Wiring
-from barrier_runtime.runtime.opening import OpenChains
+from barrier_runtime.runtime.opening import POLL_S, Closing, OpenChains
 from barrier_runtime.runtime.replay_command import NO_KEY, replay_command
-from barrier_runtime.runtime.reporting import CommitReporter, ExecutionEvents
 from barrier_runtime.runtime.resources import SlotResources
+from barrier_runtime.runtime.restored_snapshots import committables, restored_in
 from barrier_runtime.runtime.scheduler import Scheduler
 from barrier_runtime.runtime.sources.telling import LOOK_S, EventTimeTelling, held_back
 from barrier_runtime.runtime.subtask import Subtask

@@ -2,21 +2,25 @@
 
 Each chain is opened on a thread of its own. An operator whose server does not answer is waited for: its chain is closed
 and opened again, ever more slowly. How long that may go on, the coordinator says.
+
+Closes what a dropped generation had open, off the loop, once the work that may use it has ended.
 """
 
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import Any, TypeAlias
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.graph.job_graph import Chain, JobGraph
 from barrier_runtime.operators.base import Operator
 from barrier_runtime.runtime.context import GenerationExecutors, OperatorContexts
+from barrier_runtime.runtime.host.workers import WorkerExecutor
 from barrier_runtime.runtime.in_flight.storage import read_in_flight
 from barrier_runtime.runtime.resources import SlotResources
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.runtime.sources.trouble import naming_source
-from barrier_runtime.state.errors import Unavailable
+from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 from barrier_runtime.state.outside_errors import of_operator
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
@@ -172,3 +176,48 @@ class OpenChains:
         for name, each in opened:
             each.close()
             self._contexts.remove_folder(name)
+
+
+Part: TypeAlias = tuple[str, Callable[[], None]]  # the name of an operator or source, and what closes it
+
+POLL_S = 0.05  # whether what is to be closed has come to rest
+
+
+class Closing:
+    """The end of one generation's operators. A commit of it may hang for ever, and a thread with it; that holds its
+    sink in memory then, but not the generation with its state and its channels. `closed` is told of the last part."""
+
+    def __init__(self, resources: SlotResources, closed: asyncio.Future[None]) -> None:
+        self._res = resources
+        self._closed = closed
+        self._left = 0
+
+    def close(self, executor: WorkerExecutor | None, parts: list[Part]) -> None:
+        """Once `executor` is quiet."""
+        self._left += 1
+        self._when_quiet(executor, parts)
+
+    def _when_quiet(self, executor: WorkerExecutor | None, parts: list[Part]) -> None:
+        if executor is not None and executor.busy:
+            self._res.loop.call_later(POLL_S, self._when_quiet, executor, parts)
+        else:
+            self._res.workers.submit(partial(_close_all, parts), self._done)
+
+    def _done(self, result: Any, error: BaseException | None) -> None:
+        self._left -= 1
+        if not self._left and not self._closed.done():  # whoever waited may have been cancelled
+            self._closed.set_result(None)
+        if error is not None:
+            self._res.loop.call_exception_handler({"message": "closing a generation failed", "exception": error})
+
+
+def _close_all(parts: list[Part]) -> None:
+    troubles: list[tuple[str, Exception]] = []
+    for name, close in parts:
+        try:
+            close()
+        except Exception as error:
+            troubles.append((name, error))
+    if troubles:
+        name, trouble = troubles[0]
+        raise BarrierRuntimeError(f"closing operator {name} failed: {trouble}") from trouble

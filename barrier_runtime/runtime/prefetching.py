@@ -23,9 +23,9 @@ from functools import partial
 from pathlib import Path
 
 from barrier_runtime.coordinator.wire.messages import Prefetch
-from barrier_runtime.runtime.given import snapshots_in
 from barrier_runtime.runtime.host.generation_timers import GenerationTimers
 from barrier_runtime.runtime.resources import SlotResources
+from barrier_runtime.runtime.restored_snapshots import snapshots_in
 from barrier_runtime.state.errors import BarrierRuntimeError
 from barrier_runtime.state.keys.key_groups import key_group_range
 from barrier_runtime.state.snapshots.local_copies import LocalCopies

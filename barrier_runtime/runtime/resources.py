@@ -7,7 +7,7 @@ from pathlib import Path
 
 from barrier_runtime.coordinator.option_types import SlotOptions
 from barrier_runtime.runtime.host.clock import SYSTEM_CLOCK, Clock
-from barrier_runtime.runtime.host.heap import PROCESS_HEAP
+from barrier_runtime.runtime.host.process import PROCESS_HEAP
 from barrier_runtime.runtime.host.workers import WorkerPool
 from barrier_runtime.runtime.network.channels import LocalOutput
 from barrier_runtime.runtime.network.flow_control import MAX_WINDOW_BYTES

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from barrier_runtime.coordinator.wire.carried import too_large_ack
+from barrier_runtime.coordinator.wire.codec import too_large_ack
 from barrier_runtime.coordinator.wire.messages import (
     AbortCheckpoint,
     Ack,
@@ -51,7 +51,7 @@ from barrier_runtime.data.elements import Barrier
 from barrier_runtime.graph.job_graph import JobGraph
 from barrier_runtime.operators.metrics import MetricRegistry
 from barrier_runtime.runtime.execution import Execution
-from barrier_runtime.runtime.host.process_figures import process_figures
+from barrier_runtime.runtime.host.process import process_figures
 from barrier_runtime.runtime.network.channels import PeerLost
 from barrier_runtime.runtime.network.control_link import ControlLink
 from barrier_runtime.runtime.network.tcp import DataPlane

@@ -30,10 +30,8 @@ from barrier_runtime.coordinator.json_lines import JsonLines, Masked
 from barrier_runtime.coordinator.option_types import SlotOptions
 from barrier_runtime.coordinator.wire.messages import Register, Shutdown, SlotClaims
 from barrier_runtime.graph.job_graph import JobGraph
-from barrier_runtime.runtime.host.heap import PROCESS_HEAP
-from barrier_runtime.runtime.host.interpreter import tune_interpreter
-from barrier_runtime.runtime.host.starved import starved_s
-from barrier_runtime.runtime.host.watchdog import Watchdog, inherited_sockets
+from barrier_runtime.runtime.host.process import PROCESS_HEAP, tune_interpreter
+from barrier_runtime.runtime.host.watchdog import Watchdog, inherited_sockets, starved_s
 from barrier_runtime.runtime.host.workers import Workers
 from barrier_runtime.runtime.network.channels import PeerLost
 from barrier_runtime.runtime.network.control_link import TcpControlLink

@@ -11,7 +11,7 @@ from barrier_runtime.testing.certification import certify as certify
 from barrier_runtime.testing.connected_harness import ConnectedHarness as ConnectedHarness
 from barrier_runtime.testing.connected_harness import ConnectedHarnessSnapshot as ConnectedHarnessSnapshot
 from barrier_runtime.testing.function_harness import HarnessSnapshot as HarnessSnapshot
-from barrier_runtime.testing.keyed_harness import KeyedHarness as KeyedHarness
+from barrier_runtime.testing.function_harness import KeyedHarness as KeyedHarness
 
 if TYPE_CHECKING:
     from barrier_runtime.testing.flows.check import Checked as Checked

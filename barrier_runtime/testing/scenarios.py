@@ -5,16 +5,214 @@
 now, does all it still can; then the successor ends the plan. `inside <plan> k`: the first generation dies inside a
 call, before the k-th line of the sink's own files; `inside recovery k`: the second one does. `walk s`: crashes and
 stalls at random, with rescaling. The others are single single scenarios.
+
+Scenarios of a certification that are written by hand, because an enumeration of crashes and stalls does not reach
+them: repeated commits, aborts, another start of the job, rescaling, a commit beside a pre-commit.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from barrier_runtime.testing.crash_points import SINGLE_SCENARIOS, written_and_sealed
 from barrier_runtime.testing.environment import Environment
+from barrier_runtime.testing.judge import Broken, Written
 from barrier_runtime.testing.sink_process import CrashPoints, Process
 from barrier_runtime.testing.target import Round
+
+
+def _pre_committed(environment: Environment) -> Process:
+    """A generation that opened, recovered, wrote a round and made it durable; nothing of that is decided."""
+    process = environment.start()
+    environment.run(environment.open(process))
+    environment.run(written_and_sealed(environment, process))
+    return process
+
+
+def written_and_sealed(environment: Environment, process: Process) -> Iterator[bool]:
+    newest = environment.newest
+    yield from environment.write(process, "commit", newest.position if newest is not None else 0)
+    _, captures = environment.barrier(process)
+    environment.sealed(process, captures)
+    yield True
+
+
+def _closed_by(process: Process) -> list[tuple[Written, bytes]]:
+    return [(each, each.committable) for each in process.written if each.committable is not None]
+
+
+def _repeated_commits(environment: Environment) -> None:
+    """T6, T11: at once, later, by another generation, and older ones after newer ones."""
+    first = environment.start()
+    environment.run(environment.live(first, flush=False))
+    done = _closed_by(first)
+    for _ in range(2):
+        for written, committable in done:
+            for _ in range(2):
+                sink = first.hands[written.subtask].sink
+                environment.must_not_raise("a repeated commit", sink.commit, committable)
+        _commit_globally_again(environment, first, done)
+    environment.crash(first)
+    second = environment.start()
+    environment.run(environment.live(second))
+    for written, committable in reversed(done):
+        sink = second.hands[written.subtask].sink
+        environment.must_not_raise("a repeated commit by a later generation", sink.commit, committable)
+    _commit_globally_again(environment, second, done)
+    environment.end(second)
+    environment.recover_once_more()
+
+
+def _commit_globally_again(environment: Environment, process: Process, done: Sequence[tuple[Written, bytes]]) -> None:
+    if not environment.target.promise.global_committer:
+        return
+    ordered = sorted(done, key=lambda each: (each[0].checkpoint, each[0].subtask))
+    checkpoints = sorted({written.checkpoint for written, _ in ordered})
+    for through in (checkpoints[-1], checkpoints[-1], checkpoints[0], checkpoints[-1]):
+        committables = [committable for written, committable in ordered if written.checkpoint <= through]
+        sink = process.hands[0].sink
+        environment.must_not_raise("a repeated global commit", sink.commit_globally, through, committables)
+
+
+def _abort(environment: Environment, *, by_another: bool) -> None:
+    """T6: what was aborted is gone, twice is as good as once, and committing it is an error."""
+    first = _pre_committed(environment)
+    aborted = _closed_by(first)
+    by = first
+    if by_another:
+        environment.crash(first)
+        by = environment.start()
+        environment.run(environment.open(by))
+    for _ in range(2):
+        for written, committable in aborted:
+            sink = by.hands[written.subtask].sink
+            environment.must_not_raise("abort", sink.abort, committable)
+    promise = environment.target.promise
+    if promise.exactly_once and not promise.shows_early:
+        for written, committable in aborted:
+            _must_refuse(by, written, committable, promise.global_committer)
+        environment.look()
+    environment.crash(by)
+    environment.run_to_crash(0, None)
+    environment.recover_once_more()
+
+
+def _must_refuse(process: Process, written: Written, committable: bytes, globally: bool) -> None:
+    try:
+        process.hands[written.subtask].sink.commit(committable)
+        if globally:
+            process.hands[0].sink.commit_globally(written.checkpoint, [committable])
+    except Exception:
+        return
+    raise Broken(
+        "abort ignored", f"{written}: commit after abort raised no error: nobody would miss its rows", written.ids
+    )
+
+
+def _abort_after_commit(environment: Environment) -> None:
+    """What readers have seen is not taken back."""
+    first = environment.start()
+    environment.run(environment.live(first))
+    for written, committable in _closed_by(first):
+        try:
+            first.hands[written.subtask].sink.abort(committable)
+        except Exception as error:
+            environment.steps.append(f"abort of what is committed is refused: {type(error).__name__}: {error}")
+        environment.look()
+    environment.end(first)
+    environment.recover_once_more()
+
+
+def _fresh_start(environment: Environment, *, token: int | None) -> None:
+    """T14: ids from 1 again, on a target that has seen checkpoint 100."""
+    environment.floor = 99
+    first = environment.start()
+    environment.run(environment.live(first, 2))
+    environment.crash(first)
+    environment.begin_lineage(token=token)
+    assert environment.run_to_crash(0, 12), "a generation has more crash_points than that"
+    environment.run_to_crash(0, None)
+    environment.recover_once_more(clean_up=False)
+
+
+def _older_checkpoint(environment: Environment) -> None:
+    """A start from an older checkpoint is another lineage; what that one lists is visible already."""
+    first = environment.start()
+    environment.run(environment.live(first, 2))
+    kept = environment.decisions[0]
+    environment.crash(first)
+    environment.begin_lineage(keep=kept)
+    environment.run_to_crash(0, None)
+    environment.recover_once_more()
+
+
+def _rescale(environment: Environment, *parallelisms: int) -> None:
+    """T8: each generation has decided what it has not committed, and pre-committed what is not decided."""
+    for parallelism in parallelisms:
+        process = environment.start(parallelism)
+        if environment.newest is not None and environment.newest.rounds >= len(environment.plan) - 1:
+            break
+        environment.run(environment.live(process, 1, flush=False))
+        environment.run(written_and_sealed(environment, process))
+        environment.crash(process)
+    environment.run_to_crash(parallelisms[-1], None)
+    environment.recover_once_more(parallelisms[0])
+
+
+def _crash_in_recovery(environment: Environment) -> None:
+    first = environment.start()
+    environment.run(environment.live(first, 4, flush=False))
+    environment.run(written_and_sealed(environment, first))
+    environment.crash(first)
+    for at in range(1, 12):
+        if not environment.run_to_crash(0, at):
+            break
+    else:
+        environment.run_to_crash(0, None)
+    environment.recover_once_more()
+
+
+def _commit_beside_pre_commit(environment: Environment) -> None:
+    """As in a slot: a commit of the past on one thread while another makes the present durable."""
+    process = environment.start()
+    position = 0
+    environment.run(environment.open(process))
+    for index, kind in enumerate(environment.plan):
+        environment.run(environment.write(process, kind, position))
+        position += environment.target.rows * environment.target.parallelism
+        checkpoint, captures = environment.barrier(process)
+        with ThreadPoolExecutor(2) as pool:
+            sealing = pool.submit(environment.sealed, process, captures)
+            committing = pool.submit(process.work_of_one_each)
+        for finish in committing.result():
+            finish()
+        environment.must_not_raise("pre_commit beside a commit", sealing.result)
+        environment.decide(process, checkpoint, sealing.result(), position, index + 1)
+        for hand in process.hands:
+            hand.operator.on_complete(checkpoint)  # the commit waits for the next round's pre-commit
+    environment.run(environment.commit(process))
+    environment.end(process)
+    environment.recover_once_more()
+
+
+SINGLE_SCENARIOS: dict[str, tuple[tuple[Round, ...], Callable[[Environment], None]]] = {
+    "repeated commits": (("late", "late"), _repeated_commits),
+    "abort": (("commit", "commit"), lambda environment: _abort(environment, by_another=False)),
+    "abort by another": (("commit", "commit"), lambda environment: _abort(environment, by_another=True)),
+    "abort after commit": (("commit", "commit"), _abort_after_commit),
+    "fresh start": (("commit", "late", "commit", "commit"), lambda environment: _fresh_start(environment, token=None)),
+    "fresh start, new storage": (
+        ("commit", "late", "commit", "commit"),
+        lambda environment: _fresh_start(environment, token=0),
+    ),
+    "older checkpoint": (("late", "commit", "commit"), _older_checkpoint),
+    "many pending": (("late",) * 5, _crash_in_recovery),
+    "commit beside pre-commit": (("late",) * 6, _commit_beside_pre_commit),
+    "rescale 2 1 3": (("late",) * 4, lambda environment: _rescale(environment, 2, 1, 3)),
+    "rescale 3 1": (("late",) * 3, lambda environment: _rescale(environment, 3, 1)),
+    "rescale 1 2": (("late",) * 3, lambda environment: _rescale(environment, 1, 2)),
+}
+
 
 PLANS: dict[str, tuple[Round, ...]] = {
     "plain": ("commit", "commit"),

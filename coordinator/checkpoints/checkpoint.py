@@ -6,13 +6,20 @@ TRIGGERED ─all acks─► PERSISTING ─manifest written─► DECIDING ─rec
            ▼
 DECLINED (a subtask refused) · EXPIRED (timed out) · ABORTED (the generation ended, or its manifest could not be
 written) · SUBSUMED (a newer one completed first)
+
+What the subtasks of an operator must agree on before a checkpoint is decided. Pure.
+
+A value whose name begins with `SHARED` is what every subtask will be given at a restore. So those that several subtasks
+have must be the same bytes; a checkpoint in which they are not is never decided.
 """
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from barrier_runtime.coordinator.wire.messages import Ack, SubtaskId
 from barrier_runtime.state.errors import ProtocolViolation
+from barrier_runtime.state.snapshots.snapshot import SHARED, SWITCHES, OperatorSnapshot
 
 
 class CheckpointPhase(enum.Enum):
@@ -107,3 +114,28 @@ class Checkpoint:
 
     def entered_ms(self, phase: CheckpointPhase) -> int | None:
         return next((when for when, entered in self.history if entered is phase), None)
+
+
+def disagreement(snapshots: Iterable[OperatorSnapshot]) -> str:
+    """Why a checkpoint of these is not decided; "" if it may be."""
+    first: dict[tuple[str, str], tuple[int, object]] = {}
+    for snapshot in snapshots:
+        content: dict[str, object] = {**snapshot.values, **{name: ref.sha256 for name, ref in snapshot.objects.items()}}
+        for name, value in content.items():
+            if not name.startswith(SHARED):
+                continue
+            subtask, agreed = first.setdefault((snapshot.operator, name), (snapshot.subtask, value))
+            if value != agreed:
+                where = f"in its subtasks {subtask} and {snapshot.subtask}"
+                if name == SWITCHES:
+                    return (
+                        f"broadcast rows of operator {snapshot.operator!r} became valid behind other barriers {where}, "
+                        "because an earlier checkpoint was aborted while its barriers were under way: the job begins "
+                        "again at the last checkpoint, and nobody has to do anything"
+                    )
+                return (
+                    f"broadcast state of operator {snapshot.operator!r} is not the same {where}: what handlers of "
+                    "broadcast inputs write must depend on their rows and on broadcast state alone, not on random "
+                    "numbers, a clock, ctx.subtask or attributes; correct them"
+                )
+    return ""

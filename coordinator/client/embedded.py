@@ -3,16 +3,25 @@
 The driver owns the two listening sockets and passes them on: a restarted child is on the same address at once, slots
 that connect in between wait in the backlog, and nobody else can take the port. The child leaves when the driver does
 (its standard input is closed). The root key lives in a file of mode 0600 in a directory of mode 0700.
+
+A temporary directory of one driver for its coordinator's secrets, and the removal of those whose driver was killed.
+
+Mode 0700. A lock in it is held for as long as the driver lives. A driver removes its directory when it ends, the
+coordinator does it when only the driver was killed; when both were, at once, the next driver of this user on this host
+finds the lock free. A directory without a lock is just being made: it is left alone.
 """
 
 import contextlib
+import fcntl
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -20,10 +29,40 @@ from pathlib import Path
 from typing import Literal
 
 from barrier_runtime.coordinator.client.client import CoordinatorClient
-from barrier_runtime.coordinator.client.private_directory import PrivateDirectory
 from barrier_runtime.coordinator.client.rest_types import SubmitReply
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import InvalidJob, Unavailable
+
+_LIFE = "life.lock"
+
+
+class PrivateDirectory:
+    """Made at once; `remove()` may be called again. `prefix` tells the directories of one kind from all others."""
+
+    def __init__(self, prefix: str, parent: Path | None = None) -> None:
+        parent = parent or Path(tempfile.gettempdir())
+        remove_what_the_killed_left(prefix, parent)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        self._life = (self.path / _LIFE).open("w")
+        fcntl.flock(self._life, fcntl.LOCK_EX)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._life.close()
+
+
+def remove_what_the_killed_left(prefix: str, parent: Path) -> None:
+    """Only real directories of this user: in a folder that all may write to, a name proves nothing."""
+    for entry in parent.glob(f"{prefix}*"):
+        try:
+            if entry.is_symlink() or entry.lstat().st_uid != os.getuid():
+                continue
+            with (entry / _LIFE).open() as life:
+                fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(entry, ignore_errors=True)
+        except OSError:  # its driver lives, or it is just being made, or somebody else removes it
+            continue
+
 
 log = logging.getLogger("coordinator.embedded")
 

@@ -1,8 +1,7 @@
 """What `progress` judges a job by, gathered from the job's facts. Reads only."""
 
 from barrier_runtime.coordinator.checkpoints.checkpoint import CheckpointPhase
-from barrier_runtime.coordinator.checkpoints.slow_commits import REPORT_AFTER_MS
-from barrier_runtime.coordinator.checkpoints.slow_uploads import CheckpointUploads, SubtaskUpload
+from barrier_runtime.coordinator.checkpoints.slowness import REPORT_AFTER_MS, CheckpointUploads, SubtaskUpload
 from barrier_runtime.coordinator.job.effects import Outcome
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.slots import RegisteredSlot, SlotState

@@ -13,8 +13,7 @@ import msgspec
 
 from barrier_runtime.coordinator.checkpoints.retention import SweepPlan
 from barrier_runtime.coordinator.checkpoints.savepoints import SavepointRequest
-from barrier_runtime.coordinator.checkpoints.slow_commits import SlowCommit
-from barrier_runtime.coordinator.checkpoints.slow_uploads import SlowUpload
+from barrier_runtime.coordinator.checkpoints.slowness import SlowCommit, SlowUpload
 from barrier_runtime.coordinator.job.decisions import Attempts, Decision, EndJob
 from barrier_runtime.coordinator.job.effects import CloseLink, Effect, Outcome, ReadRecord, SendTo
 from barrier_runtime.coordinator.job.events import (

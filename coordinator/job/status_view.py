@@ -1,7 +1,6 @@
 """Builds the `JobStatus` of a job from its facts."""
 
-from barrier_runtime.coordinator.checkpoints.slow_commits import SlowCommit
-from barrier_runtime.coordinator.checkpoints.slow_uploads import SlowUpload
+from barrier_runtime.coordinator.checkpoints.slowness import SlowCommit, SlowUpload
 from barrier_runtime.coordinator.job.effects import Outcome
 from barrier_runtime.coordinator.job.facts import Job
 from barrier_runtime.coordinator.job.rescaling import RescaleState
@@ -9,9 +8,8 @@ from barrier_runtime.coordinator.metric_table import RECORDS, WATERMARK_MS
 from barrier_runtime.coordinator.options import effective
 from barrier_runtime.coordinator.status import latency
 from barrier_runtime.coordinator.status.health import Condition
-from barrier_runtime.coordinator.status.metrics import over_slots
 from barrier_runtime.coordinator.status.shares import chain_statuses, source_statuses
-from barrier_runtime.coordinator.status.statistics import LONGEST_ERROR, SAVEPOINTS, shortened
+from barrier_runtime.coordinator.status.statistics import LONGEST_ERROR, SAVEPOINTS, over_slots, shortened
 from barrier_runtime.coordinator.status.status import (
     CheckpointsStatus,
     CommitsStatus,

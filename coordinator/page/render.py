@@ -2,6 +2,8 @@
 
 Templates escape whatever they write. Characters that only change how others are shown (directions, controls) are
 written out, so that no name can look like another one.
+
+A job's status and reasons without what looks like a secret in any of their texts. Pure.
 """
 
 import re
@@ -12,13 +14,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from barrier_runtime.coordinator.client.rest_types import JobSummary
-from barrier_runtime.coordinator.page import checkpoint_chart, figures, graph_chart, job_view, latency_charts
-from barrier_runtime.coordinator.page.masking import masked, masked_reason
-from barrier_runtime.coordinator.page.timeline import timeline
+from barrier_runtime.coordinator.page import charts, checkpoint_chart, figures, job_view
+from barrier_runtime.coordinator.page.checkpoint_chart import timeline
 from barrier_runtime.coordinator.status.figure_table import TILES
 from barrier_runtime.coordinator.status.phases import all_subtasks
 from barrier_runtime.coordinator.status.statistics import shortened
@@ -27,6 +29,7 @@ from barrier_runtime.coordinator.status.transactions import of_sinks
 from barrier_runtime.coordinator.status.why.checkpoint import SLOW_MS, why_checkpoint
 from barrier_runtime.coordinator.status.why.job import why_job
 from barrier_runtime.coordinator.status.why.reason import Reason
+from barrier_runtime.state.masked_text import masked_text
 
 HERE = Path(__file__).parent
 _CODE = re.compile("`([^`\n]+)`")
@@ -227,7 +230,7 @@ def _of_job(facts: JobFacts, link: str) -> dict[str, Any]:
         "elsewhere": f"{facts.leader}/jobs/{status.job}" if _is_web(facts.leader) else "",
         "tiles": [tile for _, tile in TILES],
         "live": job_view.live(status, facts.now_ms),
-        "graph": graph_chart.graph(status.chains, job_view.lags(status)),
+        "graph": charts.graph(status.chains, job_view.lags(status)),
         "timeline": timeline(status, events, facts.now_ms),
         "strip": checkpoint_chart.strip(history, "" if in_report else link, events),
         "events": events,
@@ -237,8 +240,8 @@ def _of_job(facts: JobFacts, link: str) -> dict[str, Any]:
         "latency_charts": [
             (
                 name,
-                latency_charts.latencies(status.latency_hour.get(name, ()), name),
-                latency_charts.distribution(each, name),
+                charts.latencies(status.latency_hour.get(name, ()), name),
+                charts.distribution(each, name),
             )
             for name, each in sorted(status.latency.items())
         ],
@@ -274,3 +277,28 @@ def _of_checkpoint(facts: JobFacts, checkpoint: CheckpointStatus) -> dict[str, A
         "operators": operators,
         "reason": facts.reasons.get(checkpoint.checkpoint),
     }
+
+
+_STATUS = msgspec.msgpack.Decoder(JobStatus)
+_ANY = msgspec.msgpack.Decoder()
+
+
+def masked(status: JobStatus) -> JobStatus:
+    """The same status without what looks like a secret in any of its texts, names of operators included."""
+    plain = _ANY.decode(msgspec.msgpack.encode(status))  # not as JSON: bytes that are text may look like a password
+    return _STATUS.decode(msgspec.msgpack.encode(_without_secrets(plain)))
+
+
+def masked_reason(reason: Reason) -> Reason:
+    evidence = tuple(map(masked_text, reason.evidence))
+    return Reason(reason.cause, masked_text(reason.sentence), evidence, masked_text(reason.remedy))
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, str):
+        return masked_text(value)
+    if isinstance(value, list):
+        return [_without_secrets(each) for each in value]
+    if isinstance(value, dict):
+        return {masked_text(key): _without_secrets(each) for key, each in value.items()}
+    return value

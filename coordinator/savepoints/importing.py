@@ -34,17 +34,19 @@ from barrier_runtime.coordinator.log.manifest import Manifest, encode_manifest
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.record_builder import Identity, RecordBuilder
 from barrier_runtime.coordinator.log.records import Record
-from barrier_runtime.coordinator.log.restore_choice import Lineage, RestoreFrom, check_fits
-from barrier_runtime.coordinator.log.savepoint import Claim, Savepoint, files_by_object, imported, object_sizes
-from barrier_runtime.coordinator.log.savepoint_choice import (
+from barrier_runtime.coordinator.log.restore_choice import (
     GoOn,
     Import,
+    Lineage,
+    RestoreFrom,
+    check_fits,
     grew_from,
     grew_from_any,
     import_leader,
     import_run_id,
     savepoint_choice,
 )
+from barrier_runtime.coordinator.log.savepoint import Claim, Savepoint, files_by_object, imported, object_sizes
 from barrier_runtime.coordinator.savepoints.files import (
     check_whole,
     claim,

@@ -3,6 +3,12 @@
 Opens two ports, runs every job on one loop, and keeps nothing that is not in the object store: kill it at
 any time. Several of them on the same storage and token stand by for each other (`--lease`). Exit deletes nothing and
 ends no job. Modules that only REST needs are imported after slots can connect.
+
+One HTTP connection, bounded before anybody has shown a token (behaviours G5, H3): uvicorn bounds neither of these.
+
+- At most `MAX_CONNECTIONS` at a time; one more is closed at once.
+- A request must be there, head and body, `REQUEST_TIMEOUT_S` after the connection was made or the answer before it was
+  given. How long the answer takes is not limited: that is our own work.
 """
 
 import argparse
@@ -20,21 +26,90 @@ import uuid
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
+
+from uvicorn import Server
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from barrier_runtime.coordinator.client.rest_token import Token, daemon_key, read_token_file
 from barrier_runtime.coordinator.log.record_builder import Predecessor
 from barrier_runtime.coordinator.option_table import DAEMON, Option, shown_value, wanted
 from barrier_runtime.coordinator.server.control import ControlServer
-from barrier_runtime.coordinator.server.daemon_log import configure
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.lease import Holder
 from barrier_runtime.coordinator.server.leases import Leases
-from barrier_runtime.coordinator.server.telemetry.telling import Telling
+from barrier_runtime.coordinator.server.logs import configure
+from barrier_runtime.coordinator.server.telemetry.otel_metrics import Telling
 from barrier_runtime.coordinator.server.web.front import now_ms
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
+
+MAX_CONNECTIONS = 128
+REQUEST_TIMEOUT_S = 10.0
+MAX_HEAD_BYTES = 64 * 1024
+
+
+class RestingServer(Server):
+    """uvicorn's looks ten times a second whether it is to end, and an idle coordinator does hardly anything else."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._leaving = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)  # makes the headers of answers; without a date they stay as they are
+        await self._leaving.wait()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self._loop.call_soon_threadsafe(self._leaving.set)
+
+
+class BoundedConnection(H11Protocol):
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, object],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._request_timeout_s = request_timeout_s
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+        else:
+            self._wait_for_request()
+
+    def on_response_complete(self) -> None:
+        self._wait_for_request()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def _wait_for_request(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self.loop.call_later(self._request_timeout_s, self._overdue)
+
+    def _overdue(self) -> None:
+        being_answered = self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
+        if not being_answered:
+            self.transport.abort()
+
 
 log = logging.getLogger("coordinator.daemon")
 
@@ -190,8 +265,8 @@ async def _serve_rest(
     try:
         import uvicorn
 
+        from barrier_runtime.coordinator.server.daemon import MAX_HEAD_BYTES, BoundedConnection, RestingServer
         from barrier_runtime.coordinator.server.rest import ControlAddress, PageAddress, application
-        from barrier_runtime.coordinator.server.rest_connection import MAX_HEAD_BYTES, BoundedConnection, RestingServer
 
         host, port = server.address
         at = None if page is None else PageAddress(*page)

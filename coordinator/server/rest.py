@@ -42,16 +42,15 @@ from barrier_runtime.coordinator.client.rest_types import (
     news_of,
 )
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
-from barrier_runtime.coordinator.server.daemon_log import place_of
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.leases import LedElsewhere
+from barrier_runtime.coordinator.server.logs import place_of
 from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.server.telemetry.prometheus import CONTENT_TYPE, exposition
 from barrier_runtime.coordinator.server.web.front import PagesOrRest, now_ms
 from barrier_runtime.coordinator.server.web.sessions import LoginLinks, PageSessions
 from barrier_runtime.coordinator.status.past_run import STANDBY
-from barrier_runtime.coordinator.status.room import bounded, with_holders
-from barrier_runtime.coordinator.status.status import JobStatus, Room, without_subtasks
+from barrier_runtime.coordinator.status.status import JobStatus, Room, bounded, with_holders, without_subtasks
 from barrier_runtime.coordinator.status.why.job import answer
 from barrier_runtime.coordinator.wire.messages import JobSpec
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob, Unavailable

@@ -44,8 +44,8 @@ from barrier_runtime.coordinator.job.protocol import JobProtocol
 from barrier_runtime.coordinator.job.rescaling import RescaleRequest
 from barrier_runtime.coordinator.log.record_builder import Identity, Predecessor
 from barrier_runtime.coordinator.server.history_writer import HistoryWriter
-from barrier_runtime.coordinator.server.job_log import JobLog, NewEnds, SlowLines
 from barrier_runtime.coordinator.server.last_word import write_end
+from barrier_runtime.coordinator.server.logs import JobLog, NewEnds, SlowLines
 from barrier_runtime.coordinator.server.store_effects import StoreEffect, StoreEffects, StoreThreads
 from barrier_runtime.coordinator.status.health import TROUBLED, Condition
 from barrier_runtime.coordinator.status.history import History

@@ -28,14 +28,17 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from barrier_runtime.coordinator.checkpoints.commits import FailingCommit
-from barrier_runtime.coordinator.checkpoints.slow_commits import (
+from barrier_runtime.coordinator.checkpoints.slowness import (
     REPORT_AFTER_MS,
+    CheckpointUploads,
     SlowCommit,
     SlowCommits,
+    SlowUpload,
+    SlowUploads,
     Uncommitted,
     slow_sink,
+    slow_upload,
 )
-from barrier_runtime.coordinator.checkpoints.slow_uploads import CheckpointUploads, SlowUpload, SlowUploads, slow_upload
 
 State: TypeAlias = Literal[
     "STARTING",

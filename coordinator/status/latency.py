@@ -3,8 +3,22 @@
 A slot sends the whole histogram of its process, encoded. So what came within a time is the difference of two of them:
 `ToldHistograms` keeps some of a minute per process. The status is asked for more often than slots send, on the
 coordinator's loop: so results are kept by what they were made of, and percentiles are read off running totals.
+
+Both latencies of each sink over the last hour: a point per minute, kept in the job's history. Pure.
+
+A histogram of latencies in the layout and encoding of HdrHistogram: 1 µs to 1 h, three significant digits.
+
+Its text is what the libraries of that name write and read (V2, compressed, base64), so heartbeats of other releases are
+understood, and anybody's tools read ours. The library for Python is not used: it comes with packages that nobody who
+runs a job wants, and a program `dump_hdrh`. Of a histogram only what was counted is kept, so a few hundred numbers at
+most times, of the 23,552 that there could be.
+
+Value `v` has the index `(b << 10) + (v >> b)`, `b` being the bits of `v` above eleven; up to 2,047 that is `v` itself.
 """
 
+import base64
+import struct
+import zlib
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,8 +27,86 @@ from itertools import accumulate
 from operator import sub
 from typing import TypeAlias
 
-from barrier_runtime.coordinator.status import histogram
-from barrier_runtime.coordinator.status.status import LATENCY_BOUNDS_MS, LatencyStatus
+from barrier_runtime.coordinator.status.status import LATENCY_BOUNDS_MS, LatencyPoint, LatencyStatus
+
+Counts: TypeAlias = dict[int, int]  # by index
+
+LOWEST_US = 1
+HIGHEST_US = 3_600_000_000
+SIGNIFICANT_DIGITS = 3
+INDICES = 23_552
+HALF_BITS = 10
+COMPRESSED, PLAIN = 0x1C849304 | 0x10, 0x1C849303 | 0x10  # of the second version
+OUTER = struct.Struct(">ii")  # cookie, bytes that follow
+HEAD = struct.Struct(">iiiiqqd")  # cookie, bytes of counts, offset, digits, lowest, highest, ratio
+_MOST_BYTES = 1 << 20
+
+
+def lowest_of(index: int) -> int:
+    """The least value with this index."""
+    shift = max(0, (index >> HALF_BITS) - 1)
+    return (index - (shift << HALF_BITS)) << shift
+
+
+def highest_of(index: int) -> int:
+    """The greatest value with this index."""
+    return lowest_of(index + 1) - 1
+
+
+def decode(text: str) -> Counts:
+    """Raises `ValueError` for what is no such histogram."""
+    try:
+        data = base64.b64decode(text, validate=True)
+        cookie, length = OUTER.unpack_from(data)
+        if cookie != COMPRESSED or length != len(data) - OUTER.size:
+            raise ValueError("it is not a compressed histogram")
+        unpacking = zlib.decompressobj()
+        plain = unpacking.decompress(data[OUTER.size :], _MOST_BYTES)
+        cookie, size, offset, digits, lowest, highest, _ = HEAD.unpack_from(plain)
+    except (zlib.error, struct.error) as error:
+        raise ValueError(str(error)) from error
+    if (cookie, offset, digits, lowest, highest) != (PLAIN, 0, SIGNIFICANT_DIGITS, LOWEST_US, HIGHEST_US):
+        raise ValueError("it is a histogram of another kind")
+    if size != len(plain) - HEAD.size:
+        raise ValueError("it is cut off")
+    return _encoded_counts(plain[HEAD.size :])
+
+
+def _encoded_counts(body: bytes) -> Counts:
+    counts: Counts = {}
+    index = value = shift = 0
+    for byte in body:
+        if byte < 0x80 and not shift and not byte & 1:  # a count below 64, as most are
+            if byte:
+                counts[index] = byte >> 1
+            index += 1
+            continue
+        value |= (byte & 0x7F) << shift
+        if byte & 0x80:
+            shift += 7
+            if shift > 56:
+                break
+            continue
+        if value & 1:
+            index += (value + 1) >> 1  # so many zeros
+        else:
+            counts[index] = value >> 1
+            index += 1
+        value = shift = 0
+    if shift or index > INDICES:
+        raise ValueError("its counts are damaged")
+    return counts
+
+
+def summed(histograms: Iterable[Counts]) -> list[int]:
+    """Counts of all of them by index, up to the highest that has any."""
+    every = [each for each in histograms if each]
+    counts = [0] * (1 + max((max(each) for each in every), default=-1))
+    for each in every:
+        for index, count in each.items():
+            counts[index] += count
+    return counts
+
 
 RECENT_MS = 60_000
 _STEP_MS = 10_000  # between two histograms that are kept: "the last minute" is up to so much longer
@@ -98,14 +190,14 @@ def _counts(texts: tuple[str, ...]) -> list[int] | None:
     decoded = [counts for counts in map(_decoded, texts) if counts is not None]
     if not decoded:
         return None
-    return histogram.summed(decoded)
+    return summed(decoded)
 
 
-def _decoded(text: str) -> histogram.Counts | None:
+def _decoded(text: str) -> Counts | None:
     if len(text) > _MAX_ENCODED:
         return None
     try:
-        return histogram.decode(text)
+        return decode(text)
     except ValueError:
         return None
 
@@ -117,7 +209,7 @@ def _status(counts: list[int]) -> LatencyStatus:
         return LatencyStatus(p50=0.0, p99=0.0, max=0.0, count=0, buckets=(0,) * len(LATENCY_BOUNDS_MS))
 
     def at(rows: int) -> float:
-        return float(histogram.highest_of(bisect_left(up_to, rows))) / 1000
+        return float(highest_of(bisect_left(up_to, rows))) / 1000
 
     def percentile(percent: float) -> float:
         return at(max(1, int(percent * total / 100 + 0.5)))
@@ -133,5 +225,38 @@ def _buckets(up_to: Sequence[int]) -> tuple[int, ...]:
 @cache
 def _bound_indices() -> tuple[int, ...]:
     """Where in the histogram's counts the bounds are."""
-    lowest = [histogram.lowest_of(index) for index in range(histogram.INDICES)]
+    lowest = [lowest_of(index) for index in range(INDICES)]
     return tuple(bisect_right(lowest, bound * 1000) - 1 for bound in LATENCY_BOUNDS_MS)
+
+
+MINUTES = 60
+_NAMES = 64  # sinks times two; of more, no line could be told from another
+
+
+class LatencyHour:
+    def __init__(self) -> None:
+        self._points: dict[str, deque[LatencyPoint]] = {}
+        self._looked_ms: int | None = None
+
+    def remember(self, points: Mapping[str, tuple[LatencyPoint, ...]]) -> None:
+        """Go on from what was stored."""
+        self._points = {name: deque(of, MINUTES) for name, of in points.items()}
+
+    def look(self, processes: Iterable[ToldHistograms], now_ms: int) -> None:
+        """When a minute is over, a point for each name that had rows in it. Cheap in between."""
+        if self._looked_ms is None or now_ms < self._looked_ms:
+            self._looked_ms = now_ms
+            return
+        if now_ms - self._looked_ms < RECENT_MS:
+            return
+        self._looked_ms = now_ms
+        for name, latency in last_minute(processes, now_ms).items():
+            if latency.count and (name in self._points or len(self._points) < _NAMES):
+                point = LatencyPoint(now_ms, latency.p50, latency.p99, latency.p999, latency.max, latency.count)
+                self._points.setdefault(name, deque(maxlen=MINUTES)).append(point)
+
+    def points(self, now_ms: int | None = None) -> dict[str, tuple[LatencyPoint, ...]]:
+        """Oldest first; with `now_ms`, only those of the last hour."""
+        since_ms = 0 if now_ms is None else now_ms - MINUTES * RECENT_MS
+        kept = {name: tuple(each for each in points if each.at_ms > since_ms) for name, points in self._points.items()}
+        return {name: points for name, points in kept.items() if points}

@@ -2,6 +2,8 @@
 
 It outlives the coordinator in the job's history (`history`). The log knows better: a decision that the history lacks is
 counted from there.
+
+What slots told in their heartbeats, as one figure per metric.
 """
 
 from collections import Counter, deque
@@ -15,10 +17,12 @@ from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint, Check
 from barrier_runtime.coordinator.checkpoints.commits import CommitTracker
 from barrier_runtime.coordinator.log.decision_log import LogEntry, complete_of
 from barrier_runtime.coordinator.log.record_builder import Identity
+from barrier_runtime.coordinator.metric_table import Counter as CounterRow
+from barrier_runtime.coordinator.metric_table import Gauge
 from barrier_runtime.coordinator.status import phases
 from barrier_runtime.coordinator.status.health import StoreRetry
 from barrier_runtime.coordinator.status.history import History, KnownSlot, RunOutcome
-from barrier_runtime.coordinator.status.latency_hour import LatencyHour
+from barrier_runtime.coordinator.status.latency import LatencyHour
 from barrier_runtime.coordinator.status.status import (
     CheckpointStatus,
     DurationCounts,
@@ -318,3 +322,17 @@ def _chain_rows(acks: Iterable[Ack]) -> dict[str, int]:
 def _median_ack_ms(checkpoint: Checkpoint) -> int | None:
     acked = sorted(checkpoint.acked_ms.values())
     return acked[len(acked) // 2] - checkpoint.triggered_ms if acked else None
+
+
+_MERGES: dict[str, Callable[[list[float]], float]] = {"sum": sum, "min": min, "max": max}
+
+
+def over_slots(metric: CounterRow | Gauge, told: Iterable[Mapping[str, float]]) -> float | None:
+    """The figure of all slots (and all operators, where it is one of operators); None if nobody told it."""
+    found: list[float] = []
+    for metrics in told:
+        if metric.of == "operator":
+            found += [value for key, value in metrics.items() if key.endswith(metric.key())]
+        elif metric.name in metrics:
+            found.append(metrics[metric.name])
+    return _MERGES[metric.over_slots](found) if found else None

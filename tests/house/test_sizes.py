@@ -36,7 +36,7 @@ WIDE_CALLS = {
     "barrier_runtime/runtime/snapshots.py:__init__": (11, "one snapshot: whose, where to, and whom it tells"),
     "barrier_runtime/testing/certification.py:certify": (19, _USERS),
     "barrier_runtime/testing/connected_harness.py:__init__": (12, _USERS),
-    "barrier_runtime/testing/keyed_harness.py:__init__": (12, _USERS),
+    "barrier_runtime/testing/function_harness.py:__init__": (12, _USERS),
     "state/backend/keyed_backend.py:__init__": (10, "the parts of a backend"),
     "state/backend/keyed_backend.py:open_keyed_backend": (18, "what a backend is opened with"),
     "state/columns/column_table.py:__init__": (14, "the parts of a table"),

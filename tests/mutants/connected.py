@@ -25,7 +25,7 @@ MUTANTS = (
     Mutant(
         "copies-are-not-compared",
         "a checkpoint is decided only if what its subtasks share is the same in each",
-        "coordinator/checkpoints/agreement.py",
+        "coordinator/checkpoints/checkpoint.py",
         "            if value != agreed:\n",
         "            if value is None:\n",
         (f"{_TESTS}::test_copies_that_differ_are_in_no_checkpoint",),

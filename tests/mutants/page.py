@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 _FRONT = "coordinator/server/web/front.py"
 _PAGES = "coordinator/server/web/pages.py"
 _SESSIONS = "coordinator/server/web/sessions.py"
-_TICKER = "coordinator/server/web/ticker.py"
+_TICKER = "coordinator/server/web/pages.py"
 _RENDER = "coordinator/page/render.py"
 _PAGE_TESTS = ("tests/coordinator/server/web/test_pages.py",)
 _SESSION_TESTS = ("tests/coordinator/server/web/test_page_sessions.py",)

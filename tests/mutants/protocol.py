@@ -102,7 +102,7 @@ MUTANTS = (
     Mutant(
         "a-rollback-is-made-once",
         "with allow_replay a job goes back to the same savepoint again",
-        "coordinator/log/savepoint_choice.py",
+        "coordinator/log/restore_choice.py",
         'return newest.put_id.rpartition("-")[0] != newest.lineage.rpartition("-")[0]',
         "return False",
         ("tests/coordinator/savepoints/test_savepoint_identity.py",),
@@ -110,7 +110,7 @@ MUTANTS = (
     Mutant(
         "any-earlier-import-counts",
         "a job grew from a savepoint if the lineage of its newest checkpoint says so",
-        "coordinator/log/savepoint_choice.py",
+        "coordinator/log/restore_choice.py",
         "fence.spec.run_id == import_run_id(savepoint_id) and fence.lineage == newest.lineage for",
         "fence.spec.run_id == import_run_id(savepoint_id) for",
         ("tests/coordinator/savepoints/test_savepoint_identity.py",),
@@ -134,7 +134,7 @@ MUTANTS = (
     Mutant(
         "job-begins-again-with-its-savepoint",
         "a job that began with a savepoint goes on from what it has reached, by the same command",
-        "coordinator/log/savepoint_choice.py",
+        "coordinator/log/restore_choice.py",
         "if begun and not (spec.allow_replay and _moved_on(newest)):",
         "if not begun and not (spec.allow_replay and _moved_on(newest)):",
         ("tests/coordinator/savepoints/test_savepoint_import.py",),
@@ -283,7 +283,7 @@ MUTANTS = (
     Mutant(
         "held-commits-are-never-due",
         "a commit that is held back is due when commit_every is over",
-        "coordinator/checkpoints/held_commits.py",
+        "coordinator/checkpoints/commits.py",
         "now_ms - held.last_ms >= held.every_ms:",
         "False:",
         ("tests/coordinator/checkpoints/test_held_commits.py",),
@@ -315,7 +315,7 @@ MUTANTS = (
     Mutant(
         "slow-commit-is-never-told",
         "a sink whose commit is late by more than two intervals is told",
-        "coordinator/checkpoints/slow_commits.py",
+        "coordinator/checkpoints/slowness.py",
         "if now_ms > due_ms(waiting):",
         "if False:",
         ("tests/coordinator/checkpoints/test_slow_commits.py",),
@@ -323,7 +323,7 @@ MUTANTS = (
     Mutant(
         "slow-upload-is-told-with-each-checkpoint",
         "uploads that are slow for each second checkpoint are one trouble",
-        "coordinator/checkpoints/slow_uploads.py",
+        "coordinator/checkpoints/slowness.py",
         "self._in_time - slow.keys():",
         "self._known.keys() - slow.keys():",
         ("tests/coordinator/checkpoints/test_slow_uploads.py",),
@@ -339,7 +339,7 @@ MUTANTS = (
     Mutant(
         "slow-commit-is-told-with-each-commit",
         "commits that are late one after the other are one trouble",
-        "coordinator/checkpoints/slow_commits.py",
+        "coordinator/checkpoints/slowness.py",
         "now.checkpoint > before.checkpoint) and now_ms <= due_ms(before):",
         "now.checkpoint > before.checkpoint):",
         ("tests/coordinator/checkpoints/test_slow_commits.py",),

@@ -6,7 +6,7 @@ MUTANTS = (
     Mutant(
         "slots-that-have-not-told-hold-nobody",
         "until all slots have told how far they are, no split goes ahead",
-        "coordinator/job/event_times.py",
+        "coordinator/job/generation.py",
         "        if len(self._of_slot) < slots:\n            return UNKNOWN_MS\n",
         "",
         ("tests/barrier_runtime/runtime/sources/test_max_drift.py",),
@@ -188,7 +188,7 @@ MUTANTS = (
     Mutant(
         "frozen-generation-stays-in-memory",
         "a dropped generation is collected, also when it was frozen",
-        "barrier_runtime/runtime/host/heap.py",
+        "barrier_runtime/runtime/host/process.py",
         "            gc.unfreeze()\n",
         "            pass\n",
         ("tests/barrier_runtime/runtime/host/test_heap.py",),

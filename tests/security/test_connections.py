@@ -13,7 +13,7 @@ from living_daemon import TOKEN, Daemon, living_daemon
 from tcp_slot import TcpSlot
 
 from barrier_runtime.coordinator.server.control import MAX_UNPROVEN
-from barrier_runtime.coordinator.server.rest_connection import MAX_CONNECTIONS
+from barrier_runtime.coordinator.server.daemon import MAX_CONNECTIONS
 from barrier_runtime.coordinator.wire.handshake import NONCE_BYTES, Acceptor, Initiator
 from barrier_runtime.coordinator.wire.messages import Deploy, Peer, Registered
 from barrier_runtime.runtime.network import tcp as data_plane

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from barrier_runtime.coordinator.server.web.used_links import PREFIX
+from barrier_runtime.coordinator.server.web.sessions import PREFIX
 from barrier_runtime.state.store.paths import Paths
 from tests.parsed import statements
 

@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 from canaries import canary
 
-from barrier_runtime.coordinator.checkpoints import commits, slow_commits, slow_uploads
+from barrier_runtime.coordinator.checkpoints import commits, slow_commits
 
 
 @canary("trigger-ignores-the-bound", "checkpoints are taken however many of them sinks have still to commit")
@@ -16,7 +16,7 @@ def _trigger_ignores_the_bound() -> Iterator[None]:
 
 @canary("slow-upload-is-not-told", "an upload that takes longer than the interval is not told of", "bank")
 def _slow_upload_is_not_told() -> Iterator[None]:
-    with patch.object(slow_uploads.SlowUploads, "look", lambda *_, **__: None):
+    with patch.object(slow_commits.SlowUploads, "look", lambda *_, **__: None):
         yield
 
 

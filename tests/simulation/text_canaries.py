@@ -268,7 +268,7 @@ _CHANGES: tuple[tuple[str, str, str | None, str, str, str], ...] = (  # name, th
         "any-earlier-import-is-taken",
         "a job that once began with a savepoint goes on as it is, though it was put on another one since",
         None,
-        "coordinator/log/savepoint_choice.py",
+        "coordinator/log/restore_choice.py",
         "    begun = grew_from(view, savepoint.id)\n",
         "    begun = any(fence.spec.run_id == import_run_id(savepoint.id) for fence in _fences(view))\n",
     ),
@@ -369,7 +369,7 @@ _CHANGES: tuple[tuple[str, str, str | None, str, str, str], ...] = (  # name, th
         "split-without-rows-holds-nobody",
         "splits go ahead while another one has had no row",
         "events",
-        "coordinator/job/event_times.py",
+        "coordinator/job/generation.py",
         "                if source.split:",
         "                if source.split and source.watermark_ms is not None:",
     ),
@@ -404,7 +404,7 @@ _CHANGES: tuple[tuple[str, str, str | None, str, str, str], ...] = (  # name, th
 @contextlib.contextmanager
 def _copies_differ() -> Iterator[None]:
     """Without the look at their hashes, too: with it no checkpoint is decided, and nobody sees a wrong row."""
-    channels, agreement = "barrier_runtime/runtime/network/channels.py", "coordinator/checkpoints/agreement.py"
+    channels, agreement = "barrier_runtime/runtime/network/channels.py", "coordinator/checkpoints/checkpoint.py"
     with (
         planted(channels, "parts = [(0, batch)]\n", "parts = [(self.rows % len(self._channels), batch)]\n"),
         planted(agreement, "            if value != agreed:\n", "            if value is None:\n"),
@@ -442,7 +442,7 @@ for name, what, story, file, old, new in _CHANGES:
 @contextlib.contextmanager
 def _early_in_one() -> Iterator[None]:
     """Without the look at what subtasks say of it, too."""
-    switching, agreement = "barrier_runtime/operators/functions/switching.py", "coordinator/checkpoints/agreement.py"
+    switching, agreement = "barrier_runtime/operators/functions/switching.py", "coordinator/checkpoints/checkpoint.py"
     early = "        (self.due if self._subtask == 1 else self._waiting).append((input, batch.reaching(None)))\n"
     with (
         planted(switching, "        self._waiting.append((input, batch.reaching(None)))\n", early),

@@ -18,7 +18,7 @@ A barrier is taken when it has come on all channels, also in unaligned checkpoin
 rows that came behind them. All subtasks have the same rows before the same barrier, since broadcast rows have one order
 (`sequencing`). But a checkpoint that is given up may leave its barrier with some subtasks and not with others. So each
 notes the barriers behind which rows became valid: a checkpoint before which these are not the same in all subtasks is
-not decided (`coordinator/checkpoints/agreement`), and the generation begins again.
+not decided (`coordinator/checkpoints/checkpoint`), and the generation begins again.
 """
 
 import hashlib

@@ -2,9 +2,9 @@
 
 Every subtask applies the same changes in the same order (`operators/functions/sequencing`), so the copies are equal
 whenever a barrier passes. Subtask 0 puts the content into its snapshot, and every subtask a hash of its own. A
-checkpoint whose hashes are not all the same is not decided (`coordinator/checkpoints/agreement`), and a restore refuses
-it, too; else it gives the content to every subtask, whatever their number. Checkpoints that are at least once are of no
-single moment: their copies may differ, and none of them has a hash.
+checkpoint whose hashes are not all the same is not decided (`coordinator/checkpoints/checkpoint`), and a restore
+refuses it, too; else it gives the content to every subtask, whatever their number. Checkpoints that are at least once
+are of no single moment: their copies may differ, and none of them has a hash.
 
 Entries are held as bytes. So a snapshot has nothing to encode on the loop, a value that is read is a new object, which
 nobody can change in the state of one subtask alone, and the hash is of what will be restored.

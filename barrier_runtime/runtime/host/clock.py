@@ -2,14 +2,91 @@
 
 What must also run in virtual time asks a `Clock` and never the `time` module; the simulation gives each process a
 clock of its own.
+
+Wakes a loop at a moment that is known to fractions of a millisecond.
+
+The timers of event loops count in whole milliseconds: a wait of half of one is none, or two. Linux has timers that are
+files, which any loop can watch; elsewhere the loop's own have to do.
 """
 
 import asyncio
+import ctypes
+import os
+import struct
 import time
 from collections.abc import Callable
 from typing import Protocol
 
-from barrier_runtime.runtime.host.timer import Timer, best_timer
+_CLOCK_MONOTONIC = 1
+_SPECIFICATION = struct.Struct("@qqqq")  # struct itimerspec: interval (s, ns), first expiry (s, ns)
+_LEAST_NS = 1_000  # zero would switch the timer off
+
+
+class Timer(Protocol):
+    """Rings once, `delay_s` after it was set last, by a call on the loop. May ring once more after being set anew."""
+
+    def set(self, delay_s: float) -> None: ...
+    def close(self) -> None:
+        """Cancel it. Idempotent."""
+        ...
+
+
+class LoopTimer:
+    """Of the loop's own timers."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+        self._loop = loop
+        self._ring = ring
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, delay_s: float) -> None:
+        self.close()
+        self._timer = self._loop.call_later(delay_s, self._ring)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class FileTimer:
+    """A timer of the kernel. Raises `OSError` where there is none."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+        self._loop = loop
+        self._ring = ring
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        if not hasattr(self._libc, "timerfd_create"):
+            raise OSError("this system has no timerfd")
+        self._file = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._file < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        loop.add_reader(self._file, self._rang)
+
+    def set(self, delay_s: float) -> None:
+        seconds, nanoseconds = divmod(max(_LEAST_NS, int(delay_s * 1e9)), 1_000_000_000)
+        if self._libc.timerfd_settime(self._file, 0, _SPECIFICATION.pack(0, 0, seconds, nanoseconds), None) != 0:
+            raise OSError(ctypes.get_errno(), "timerfd_settime")
+
+    def close(self) -> None:
+        if self._file >= 0:
+            self._loop.remove_reader(self._file)
+            os.close(self._file)
+            self._file = -1
+
+    def _rang(self) -> None:
+        try:
+            os.read(self._file, 8)
+        except BlockingIOError:  # it was set anew after the loop had seen it ring
+            return
+        self._ring()
+
+
+def best_timer(loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> Timer:
+    try:
+        return FileTimer(loop, ring)
+    except OSError:
+        return LoopTimer(loop, ring)
 
 
 class Clock(Protocol):

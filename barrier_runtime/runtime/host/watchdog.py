@@ -4,6 +4,8 @@ A long-lived loop never touches the pipe to its JVM, so it would not notice that
 whole application is gone. The process leaves at once (`os._exit`) when its parent changed, when the sockets to the JVM
 that it inherited were closed by the other side, or when the coordinator has been silent for the whole lease. Nothing
 remote is touched on the way out.
+
+For how long this thread was ready to run and got no processor. Linux tells it; elsewhere it is 0.
 """
 
 import contextlib
@@ -88,3 +90,50 @@ class Watchdog:
                     print(f"barrier-runtime: worker {os.getpid()} leaves: {reason}", file=sys.stderr, flush=True)
                 self._clean_up()
                 os._exit(ORPHANED)
+
+
+_FILE = "/proc/thread-self/schedstat"  # nanoseconds on a processor, nanoseconds waiting for one, times on one
+_BYTES = 128
+
+
+class _File:
+    """Of the thread that makes it. Kept open: opening it costs ten times what reading does."""
+
+    def __init__(self) -> None:
+        self._descriptor = -1
+        with contextlib.suppress(OSError):  # no Linux, or one that was built without it
+            self._descriptor = os.open(_FILE, os.O_RDONLY | os.O_CLOEXEC)
+
+    def waited_ns(self) -> int:
+        if self._descriptor < 0:
+            return 0
+        try:
+            return int(os.pread(self._descriptor, _BYTES, 0).split()[1])
+        except (OSError, ValueError, IndexError):
+            return 0
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.file = _File()
+
+
+_of = _OfThread()
+
+
+def _forget() -> None:
+    """What was open before a fork tells of the parent's thread."""
+    global _of
+    _of = _OfThread()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def starved_s() -> float:
+    """Seconds since the thread began. Costs about 2 microseconds: not for each batch."""
+    return _of.file.waited_ns() / 1e9

@@ -3,16 +3,26 @@
 Only readers whose `prepare` asks a store (`RemoteReader`) are prepared here, and each of them is. A split whose reader
 is still being prepared is not asked for rows; the slot is woken when it may be. How much is kept of splits whose turn
 has not come is bounded by their number, and by the bytes that the `PartFetcher` of the subtask may hold.
+
+Tells of a row whose event time is far ahead of this machine's clock.
+
+One such row, and what comes after it is late. It is not an error: nobody else can know what is meant.
 """
 
+import logging
 from collections import OrderedDict
 from concurrent.futures import Future
 from functools import partial
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 
 from barrier_runtime.connectors.source import RemoteReader, SplitReader
 from barrier_runtime.connectors.source_bases.part_fetcher import PartFetcher
+from barrier_runtime.coordinator.metric_table import FAR_EVENT_TIMES
+from barrier_runtime.data.event_time import event_times_ms
+from barrier_runtime.operators.base import OperatorContext
 from barrier_runtime.runtime.sources.split_state import OpenSplit
 
 _MOST = 64  # splits that are prepared, or being prepared, and have not been asked yet
@@ -73,3 +83,30 @@ def is_remote(reader: SplitReader) -> bool:
 
 def _close(reader: SplitReader, _: Future[None]) -> None:
     reader.close()
+
+
+log = logging.getLogger(__name__)
+
+DAY_MS = 86_400_000
+FAR_MS = DAY_MS  # ahead of the clock: an event time that is told of
+
+
+def tell_of_far_row(
+    context: OperatorContext, where: str, split: OpenSplit, column: str, times: pa.Array, now_ms: int
+) -> None:
+    """`times`: of the last rows of `split`; some of them are far."""
+    known = event_times_ms(times.drop_null())
+    first = int(np.argmax(known > now_ms + FAR_MS))
+    at = np.flatnonzero(times.is_valid().to_numpy(zero_copy_only=False))[first]
+    time_ms = int(known[first])
+    context.metrics.count(FAR_EVENT_TIMES)
+    log.warning(
+        "%s: row %d of split %r (counted from 0) has the event time %d ms in column %r, %d days ahead of this "
+        "machine's clock: rows that come after it will be late; filter or correct such rows where they are written",
+        where,
+        split.rows - len(times) + at,
+        split.id,
+        time_ms,
+        column,
+        (time_ms - now_ms) // DAY_MS,
+    )

@@ -43,8 +43,9 @@ from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import EventClock, check_event_time_type, greatest_event_time_ms
 from barrier_runtime.graph.job_graph import SourceSpec
 from barrier_runtime.operators.base import Capture, OperatorContext
-from barrier_runtime.runtime.sources.ahead import Ahead, is_remote
+from barrier_runtime.runtime.sources.ahead import DAY_MS, FAR_MS, Ahead, is_remote, tell_of_far_row
 from barrier_runtime.runtime.sources.assignment import (
+    FinishedSplits,
     assign_discovered,
     assign_listed,
     assign_staged,
@@ -53,8 +54,6 @@ from barrier_runtime.runtime.sources.assignment import (
     has_finished,
     under_known_ids,
 )
-from barrier_runtime.runtime.sources.far_rows import DAY_MS, FAR_MS, tell_of_far_row
-from barrier_runtime.runtime.sources.finished_splits import FinishedSplits
 from barrier_runtime.runtime.sources.progress import (
     NO_POSITION,
     RestoredSource,

@@ -19,8 +19,7 @@ from typing import Any, Literal, TypeAlias
 from barrier_runtime.connectors.declared_kinds import arguments_checked
 from barrier_runtime.graph.logical import Plan, SourceNode, StepNode
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.testing.flows.differences import Difference, difference
-from barrier_runtime.testing.flows.given_rows import GivenInput, tables_of
+from barrier_runtime.testing.flows.given_rows import Difference, GivenInput, difference, tables_of
 from barrier_runtime.testing.flows.outputs import CheckedSink
 from barrier_runtime.testing.flows.phases import PHASES, CrashPoint, FlowScenario, Victim, named
 from barrier_runtime.testing.flows.run import MAX_PARALLELISM, Flow, FlowOutcome, FlowUnderTest, run_flow

@@ -27,7 +27,7 @@ from barrier_runtime.coordinator.server.runner import JobRunner
 from barrier_runtime.coordinator.wire.handshake import job_secret
 from barrier_runtime.coordinator.wire.messages import JobSpec, Shutdown, SlotClaims, ToSlot
 from barrier_runtime.graph.job_graph import JobGraph
-from barrier_runtime.runtime.host import process_figures
+from barrier_runtime.runtime.host import process
 from barrier_runtime.runtime.network.control_link import ControlLink, TcpControlLink
 from barrier_runtime.runtime.network.flow_control import MAX_WINDOW_BYTES
 from barrier_runtime.runtime.network.tcp import TcpDataPlane
@@ -517,6 +517,6 @@ def in_one_thread() -> Iterator[None]:
         patch.object(commit_log, "READS_AT_ONCE", 1),
         patch.object(commit_log_summary, "READS_AT_ONCE", 1),
         patch.object(savepoint_files, "COPIES_AT_ONCE", 1),
-        patch.object(process_figures, "_rss_bytes", lambda: 1 << 26),
+        patch.object(process, "_rss_bytes", lambda: 1 << 26),
     ):
         yield

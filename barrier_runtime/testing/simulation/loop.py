@@ -29,7 +29,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
-from barrier_runtime.runtime.host.timer import LoopTimer
+from barrier_runtime.runtime.host.clock import LoopTimer
 from barrier_runtime.testing.simulation.contracts import Event
 from barrier_runtime.testing.simulation.jobs import LATEST_START_US, Jobs, Pool, SimWorkers, settle
 from barrier_runtime.testing.simulation.network import SimListening, SimNetwork, SimServer

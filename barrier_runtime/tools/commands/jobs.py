@@ -47,7 +47,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="look once and leave")] = False,
 ) -> None:
     """Watch a job: rates, busy shares, latencies, checkpoints, slots and the bottleneck, until it ends or Ctrl-C."""
-    from barrier_runtime.tools.top import watch
+    from barrier_runtime.tools.views import watch
 
     if not 0.2 <= every <= 3600:
         raise InvalidJob(f"--every {every:g}: give 0.2 to 3600 seconds")

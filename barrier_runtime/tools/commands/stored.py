@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
-from barrier_runtime.tools.commands.app import Redact, app
-from barrier_runtime.tools.commands.help import Application
+from barrier_runtime.tools.commands.app import Application, Redact, app
 
 savepoints = Application("List savepoints, look at them, delete them.")
 app.add_typer(savepoints, name="savepoints")

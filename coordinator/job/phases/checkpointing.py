@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from barrier_runtime.coordinator.checkpoints.agreement import disagreement
-from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint, CheckpointPhase
+from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint, CheckpointPhase, disagreement
 from barrier_runtime.coordinator.checkpoints.failures import Cause
 from barrier_runtime.coordinator.checkpoints.retention import Retention
 from barrier_runtime.coordinator.job.effects import WriteManifest
@@ -16,7 +15,7 @@ from barrier_runtime.coordinator.log.decided import packed
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.kinds import with_kinds
 from barrier_runtime.coordinator.log.manifest import MANIFEST_VERSION, DecidedManifest, Manifest, encode_manifest
-from barrier_runtime.coordinator.wire.carried import too_large_manifest
+from barrier_runtime.coordinator.wire.codec import too_large_manifest
 from barrier_runtime.coordinator.wire.messages import ManifestRef, Trigger
 
 

@@ -8,10 +8,9 @@ from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint, Check
 from barrier_runtime.coordinator.checkpoints.failures import Cause
 from barrier_runtime.coordinator.job.decisions import Decision, HandOver, Restart
 from barrier_runtime.coordinator.job.facts import Job
-from barrier_runtime.coordinator.job.fetching_ahead import Next
 from barrier_runtime.coordinator.job.health_facts import what_opens
 from barrier_runtime.coordinator.job.phases.checkpoint_ends import checkpoint_aborted
-from barrier_runtime.coordinator.job.rescaling import Rescale, RescaleState
+from barrier_runtime.coordinator.job.rescaling import Next, Rescale, RescaleState
 from barrier_runtime.coordinator.job.slots import RegisteredSlot, SlotState
 from barrier_runtime.coordinator.log.manifest import DecidedManifest
 from barrier_runtime.coordinator.log.restore_choice import begin_at_zero, check_fits

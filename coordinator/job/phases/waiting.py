@@ -13,7 +13,7 @@ from barrier_runtime.coordinator.job.slots import Arrival, Joined, RegisteredSlo
 from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.manifest import DecidedManifest
 from barrier_runtime.coordinator.log.restore_choice import check_manifest, snapshots_for_slot
-from barrier_runtime.coordinator.wire.carried import MAX_CARRIED_BYTES, encoded_size
+from barrier_runtime.coordinator.wire.codec import MAX_CARRIED_BYTES, encoded_size
 from barrier_runtime.coordinator.wire.messages import (
     Deploy,
     ManifestRef,

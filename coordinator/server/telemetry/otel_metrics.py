@@ -4,9 +4,12 @@ On when the environment names a collector (`OTEL_EXPORTER_OTLP_ENDPOINT`, or `â€
 the statuses that `/metrics` tells, on the daemon's loop, and sent by a thread of our own (`sending`); while that waits
 for an answer, or rests, no points are made, and counters make up for it with the ones after. Names are those that a
 collector's Prometheus exporter turns back into the names of `/metrics`: dashboards and alerts hold for both.
+
+All that a daemon tells a collector of OpenTelemetry, from its start to its end.
 """
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -15,6 +18,7 @@ from typing import Any
 
 from barrier_runtime.coordinator.server.jobs import JobDirectory
 from barrier_runtime.coordinator.server.telemetry.sending import Sending, endpoint_of, reachable
+from barrier_runtime.coordinator.server.telemetry.tracing import Tracing, sender_of
 from barrier_runtime.coordinator.status.figure_table import DURATION, Figure, durations, is_exported, samples
 from barrier_runtime.coordinator.status.status import JobStatus
 from barrier_runtime.state.errors import InvalidJob
@@ -181,3 +185,40 @@ class Metering:
             return
         led = [runner.status() for runner in self._directory.jobs.values() if runner.has_led]
         self._metrics.offer([status for status in led if is_exported(status, self._now_ms())])
+
+
+log = logging.getLogger("coordinator.tracing")
+
+
+class Telling:
+    """Nothing at all where the environment names no collector."""
+
+    def __init__(self, directory: JobDirectory, now_ms: Callable[[], int]) -> None:
+        """Raises `InvalidJob` for settings that do not hold. Call it on a running loop."""
+        sender, metrics = sender_of(), metrics_of()
+        every_s = 0.0 if metrics is None else interval_s()
+        loop = asyncio.get_running_loop()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._looks: list[Callable[[], None]] = []
+        self._closes: list[Callable[[], None]] = []
+        if sender is not None:
+            tracing = Tracing(directory, sender)
+            self._tasks.append(loop.create_task(tracing.run()))
+            self._looks.append(tracing.look)
+            self._closes.append(sender.close)
+        if metrics is not None:
+            metering = Metering(directory, metrics, now_ms)
+            self._tasks.append(loop.create_task(metering.run(every_s)))
+            self._looks.append(metering.look)
+            self._closes.append(metrics.close)
+
+    def end(self) -> "asyncio.Future[list[None]]":
+        """Takes a last look at the jobs, at once. Done when that is sent, or after about a second."""
+        for task in self._tasks:
+            task.cancel()
+        for look in self._looks:
+            try:
+                look()
+            except Exception:  # whatever it is, the daemon has its jobs to leave in order
+                log.exception("the last figures could not be made for the collector")
+        return asyncio.gather(*(asyncio.to_thread(close) for close in self._closes))

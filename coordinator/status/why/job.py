@@ -6,7 +6,7 @@
 from collections.abc import Sequence
 from statistics import median
 
-from barrier_runtime.coordinator.checkpoints.slow_uploads import SlowUpload
+from barrier_runtime.coordinator.checkpoints.slowness import SlowUpload
 from barrier_runtime.coordinator.status.health import TROUBLED, in_seconds
 from barrier_runtime.coordinator.status.status import CheckpointStatus, JobStatus, LatencyPoint, LatencyStatus, Room
 from barrier_runtime.coordinator.status.transactions import SinkTransactions, most_spent, of_sinks

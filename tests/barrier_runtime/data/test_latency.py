@@ -3,8 +3,7 @@
 import pytest
 from hdrh.histogram import HdrHistogram
 
-from barrier_runtime.coordinator.status.histogram import HIGHEST_US, LOWEST_US, SIGNIFICANT_DIGITS
-from barrier_runtime.coordinator.status.latency import merged
+from barrier_runtime.coordinator.status.latency import HIGHEST_US, LOWEST_US, SIGNIFICANT_DIGITS, merged
 from barrier_runtime.coordinator.status.status import LatencyStatus
 from barrier_runtime.data.latency import EmitTimes, LatencyRecorder
 

@@ -9,7 +9,7 @@ import pytest
 from barrier_runtime import CollectSink, Dataflow, Tumbling, count
 from barrier_runtime.coordinator.metric_table import LATE_ROWS, LOOKUPS, METRICS, PROCESSED, VISIBLE
 from barrier_runtime.coordinator.status.latency import merged
-from barrier_runtime.coordinator.status.metrics import over_slots
+from barrier_runtime.coordinator.status.statistics import over_slots
 from barrier_runtime.operators.metrics import MetricGroup, MetricRegistry
 
 

@@ -30,7 +30,7 @@ from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.manifest import decode_manifest, own_files
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.log.records import Finish
-from barrier_runtime.coordinator.wire import carried
+from barrier_runtime.coordinator.wire import codec
 from barrier_runtime.operators.aggregation.functions import count
 from barrier_runtime.runtime import checkpointing
 from barrier_runtime.state.snapshots.plan import Thresholds
@@ -327,7 +327,7 @@ async def test_an_ack_that_is_too_large_declines_its_checkpoint_and_names_operat
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R4: it is no internal error, and no checkpoint is decided that could not be restored."""
-    monkeypatch.setattr(carried, "MAX_ACK_BYTES", 1_000)
+    monkeypatch.setattr(codec, "MAX_ACK_BYTES", 1_000)
     ids = [f"done-{number}" for number in range(40)]
     options = {"checkpoint_interval": 0.1, "checkpoints": str(tmp_path), "restart": "none"}
     async with TcpJob(to_nowhere(Numbers(ids)), tmp_path, parallelism=1, **options) as job:

@@ -59,7 +59,7 @@ class SteppedClock:
         return int(self.now * 1e9)
 
     def timer(self, loop, ring):
-        from barrier_runtime.runtime.host.timer import LoopTimer
+        from barrier_runtime.runtime.host.clock import LoopTimer
 
         return LoopTimer(loop, ring)
 

@@ -10,8 +10,8 @@ from barrier_runtime import CollectSink, Dataflow, collect_list
 from barrier_runtime.coordinator.log.decision_log import complete_of
 from barrier_runtime.coordinator.log.reader import read_log
 from barrier_runtime.coordinator.wire.messages import ManifestRef, Prefetch
-from barrier_runtime.runtime.given import snapshots_in
 from barrier_runtime.runtime.prefetching import prefetch, wanted_files
+from barrier_runtime.runtime.restored_snapshots import snapshots_in
 from barrier_runtime.state.backend.restore import RestoreSite, restore
 from barrier_runtime.state.kv.rocksdb import SlotMemory
 from barrier_runtime.state.snapshots.local_copies import LocalCopies

@@ -34,7 +34,7 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.launch.local import LocalDataPlane
 from barrier_runtime.operators.base import Capture
-from barrier_runtime.runtime.host.heap import Heap
+from barrier_runtime.runtime.host.process import Heap
 from barrier_runtime.state.errors import InvalidJob, ProtocolViolation, Unavailable
 from barrier_runtime.state.snapshots.snapshot import FileRef
 

@@ -15,8 +15,7 @@ from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.testing import CheckedSink, CheckFailed, check
 from barrier_runtime.testing.flows import run
-from barrier_runtime.testing.flows.differences import difference
-from barrier_runtime.testing.flows.given_rows import tables_of
+from barrier_runtime.testing.flows.given_rows import difference, tables_of
 from barrier_runtime.testing.flows.phases import PHASES, CrashPoint, FlowScenario, named
 from barrier_runtime.testing.flows.run import FlowUnderTest, run_flow
 

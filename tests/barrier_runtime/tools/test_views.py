@@ -23,8 +23,7 @@ from barrier_runtime.coordinator.status.status import (
     SubtaskPhases,
 )
 from barrier_runtime.state.errors import Unavailable
-from barrier_runtime.tools.top import watch
-from barrier_runtime.tools.views import job_view, jobs_view
+from barrier_runtime.tools.views import job_view, jobs_view, watch
 
 EMPTY = JobStatus(
     job="flights",

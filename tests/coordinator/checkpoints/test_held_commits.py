@@ -4,9 +4,8 @@ import msgspec
 import pytest
 from coordinator_world import CHAINS, SINK, SOURCE, Coordinator, FakeSlot, options, spec, started
 
-from barrier_runtime.coordinator.checkpoints.commits import CommitTracker
-from barrier_runtime.coordinator.checkpoints.held_commits import HOLD_BYTES, HeldCommits
-from barrier_runtime.coordinator.checkpoints.slow_commits import Uncommitted
+from barrier_runtime.coordinator.checkpoints.commits import HOLD_BYTES, CommitTracker, HeldCommits
+from barrier_runtime.coordinator.checkpoints.slowness import Uncommitted
 from barrier_runtime.coordinator.options import validated_spec
 from barrier_runtime.coordinator.wire.messages import (
     GLOBAL_COMMITTER,

@@ -9,7 +9,7 @@ from barrier_runtime.coordinator.checkpoints.commits import MAX_PENDING_BYTES, C
 from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.manifest import verified_manifest
 from barrier_runtime.coordinator.log.restore_choice import snapshots_for_slot
-from barrier_runtime.coordinator.wire import carried
+from barrier_runtime.coordinator.wire import codec
 from barrier_runtime.coordinator.wire.codec import MAX_MESSAGE_BYTES, encode
 from barrier_runtime.coordinator.wire.messages import (
     Ack,
@@ -60,7 +60,7 @@ def test_a_deployment_carries_what_is_small_and_names_the_manifest_of_what_is_la
     for slot in slots:
         deploy = slot.last(Deploy)
         assert deploy.checkpoint == number
-        assert len(encode(deploy)) < carried.MAX_CARRIED_BYTES + 10_000
+        assert len(encode(deploy)) < codec.MAX_CARRIED_BYTES + 10_000
         if operators == 3:
             assert (len(deploy.operators), deploy.manifest) == (6, None)
             continue
@@ -73,7 +73,7 @@ def test_a_deployment_carries_what_is_small_and_names_the_manifest_of_what_is_la
 
 def test_a_checkpoint_that_could_not_be_restored_is_not_decided_and_names_the_operator(monkeypatch):
     """R4: refused at the checkpoint, not found out at the restore."""
-    monkeypatch.setattr(carried, "MAX_MANIFEST_BYTES", 100_000)
+    monkeypatch.setattr(codec, "MAX_MANIFEST_BYTES", 100_000)
     coordinator, a, b = started(MemoryStore(), spec(checkpoints=options(tolerable_failures=1)))
     decided_with_state(coordinator, a, b, 10)
     checkpoints = coordinator.status.checkpoints

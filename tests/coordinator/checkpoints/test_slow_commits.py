@@ -9,9 +9,9 @@ import pytest
 from coordinator_world import CHAINS, SINK, SOURCE, Coordinator, FakeSlot, options, spec, started
 
 from barrier_runtime.coordinator.checkpoints.commits import CommitTracker
-from barrier_runtime.coordinator.checkpoints.slow_commits import SlowCommit, SlowCommits, Uncommitted
+from barrier_runtime.coordinator.checkpoints.slowness import SlowCommit, SlowCommits, Uncommitted
 from barrier_runtime.coordinator.options import validated
-from barrier_runtime.coordinator.server.job_log import SlowLines
+from barrier_runtime.coordinator.server.logs import SlowLines
 from barrier_runtime.coordinator.status.figure_table import SLOW_COMMIT, samples
 from barrier_runtime.coordinator.status.transactions import of_sinks
 from barrier_runtime.coordinator.status.why.job import why_job

@@ -5,13 +5,13 @@ import logging
 import pytest
 from coordinator_world import SINK, SOURCE, Coordinator, FakeSlot, options, spec, started
 
-from barrier_runtime.coordinator.checkpoints.slow_uploads import (
+from barrier_runtime.coordinator.checkpoints.slowness import (
     CheckpointUploads,
     SlowUpload,
     SlowUploads,
     SubtaskUpload,
 )
-from barrier_runtime.coordinator.server.job_log import SlowLines
+from barrier_runtime.coordinator.server.logs import SlowLines
 from barrier_runtime.coordinator.status.figure_table import SLOW_UPLOAD, samples
 from barrier_runtime.coordinator.status.why.job import why_job
 from barrier_runtime.coordinator.wire.messages import Ack, SubtaskId, Trigger

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barrier_runtime.coordinator.job.fetching_ahead import FetchingAhead, Next
+from barrier_runtime.coordinator.job.rescaling import FetchingAhead, Next
 
 
 def test_when_all_slots_have_fetched_and_rest_a_checkpoint_is_taken_for_the_move():

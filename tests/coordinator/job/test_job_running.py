@@ -5,8 +5,8 @@ import pytest
 from coordinator_world import Coordinator, keys_of, kinds, log_of, new_generation, options, spec, started
 
 from barrier_runtime.coordinator.job.effects import Append, CloseLink, Delete, ListForSweep, WriteManifest
-from barrier_runtime.coordinator.job.event_times import UNKNOWN_MS
 from barrier_runtime.coordinator.job.events import ManifestFailed, SlotRegistered, SlotsStarting, Tick
+from barrier_runtime.coordinator.job.generation import UNKNOWN_MS
 from barrier_runtime.coordinator.log.records import Finish
 from barrier_runtime.coordinator.wire.messages import (
     AbortCheckpoint,

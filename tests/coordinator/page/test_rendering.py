@@ -11,21 +11,20 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from page_facts import NOW_MS, TRACEBACK, checkpoint, status
 
-from barrier_runtime.coordinator.page import checkpoint_chart, graph_chart, job_view, latency_charts, render
-from barrier_runtime.coordinator.page.checkpoint_chart import phases_of, strip, subtasks
+from barrier_runtime.coordinator.page import charts, checkpoint_chart, job_view, render
+from barrier_runtime.coordinator.page.checkpoint_chart import phases_of, strip, subtasks, timeline
 from barrier_runtime.coordinator.page.figures import ABSENT
 from barrier_runtime.coordinator.page.job_view import events, live
-from barrier_runtime.coordinator.page.masking import masked
 from barrier_runtime.coordinator.page.render import (
     CommandLine,
     JobFacts,
     explained,
     inert,
     job_page,
+    masked,
     report,
     static_file,
 )
-from barrier_runtime.coordinator.page.timeline import timeline
 from barrier_runtime.coordinator.status.phases import packed, unpacked
 from barrier_runtime.coordinator.status.status import (
     ChainStatus,
@@ -385,16 +384,16 @@ def test_the_graph_stands_in_layers_and_ends_for_a_circle():
         return ChainStatus(chain=number, operators=(f"op{number}",), inputs=inputs)
 
     diamond = [chain(0), chain(1, 0), chain(2, 0), chain(3, 1, 2), chain(4, 0, 3)]
-    assert [[each.chain for each in layer] for layer in graph_chart.layers(diamond)] == [[0], [1, 2], [3], [4]]
+    assert [[each.chain for each in layer] for layer in charts.layers(diamond)] == [[0], [1, 2], [3], [4]]
     circle = [chain(0, 1), chain(1, 0), chain(2, 2), chain(3, 99)]
-    assert sorted(each.chain for layer in graph_chart.layers(circle) for each in layer) == [0, 1, 2, 3]
-    assert graph_chart.graph([], {}) == ""
+    assert sorted(each.chain for layer in charts.layers(circle) for each in layer) == [0, 1, 2, 3]
+    assert charts.graph([], {}) == ""
 
 
 def test_a_box_without_figures_has_none_and_is_lower():
     known = ChainStatus(chain=0, operators=("a",), is_source=True, busy=0.0, rows_in_per_s=0.0, rows_out_per_s=0.0)
     of_ended = ChainStatus(chain=1, operators=("b",), inputs=(0,))
-    one, other = ElementTree.fromstring(graph_chart.graph((known, of_ended), {})).findall("{*}g")
+    one, other = ElementTree.fromstring(charts.graph((known, of_ended), {})).findall("{*}g")
     assert [each.text for each in one.findall("{*}text")] == ["⇤ a", "in 0/s · out 0/s", f"busy 0 % · blocked {ABSENT}"]
     assert [each.text for each in other.findall("{*}text")] == ["b"]
 
@@ -406,7 +405,7 @@ def test_a_graph_of_two_hundred_operators_in_a_row_is_made_in_time():
         for number in range(2_000)
     ]
     began = time.process_time()
-    picture = graph_chart.graph(chains, {})
+    picture = charts.graph(chains, {})
     assert time.process_time() - began < 1
     assert picture.count('class="edge"') == 1_999
 
@@ -414,7 +413,7 @@ def test_a_graph_of_two_hundred_operators_in_a_row_is_made_in_time():
 def test_the_colour_of_a_box_says_what_it_mostly_does():
     one = ChainStatus(chain=0, operators=("a",))
     kinds = [(None, None), (0.1, 0.0), (0.6, 0.0), (0.9, 0.1), (0.9, 0.7)]
-    shown = [graph_chart.heat(replace(one, busy=busy, backpressured=blocked)) for busy, blocked in kinds]
+    shown = [charts.heat(replace(one, busy=busy, backpressured=blocked)) for busy, blocked in kinds]
     assert shown == ["calm", "calm", "warm", "hot", "blocked"]
 
 
@@ -436,18 +435,18 @@ def test_times_that_make_no_sense_are_drawn_within_the_picture():
 def test_minutes_without_rows_are_gaps():
     points = list(status().latency_hour["files:visible"])
     points[30] = replace(points[30], count=0)
-    picture = latency_charts.latencies(points, "files:visible")
+    picture = charts.latencies(points, "files:visible")
     line = re.search(r'class="l-p50" d="([^"]*)"', picture)
     assert line is not None
     assert line[1].count("M") == 2
-    assert latency_charts.latencies([replace(each, count=0) for each in points], "x") == ""
+    assert charts.latencies([replace(each, count=0) for each in points], "x") == ""
 
 
 def test_minutes_before_a_clock_was_set_back_are_drawn_within_the_picture():
     """What a predecessor told by a clock that was ahead: each line goes from left to right, and not out of view."""
     points = list(status().latency_hour["files:visible"])
     ahead = [replace(each, at_ms=each.at_ms + 7_200_000) for each in points[:20]] + points[20:]
-    picture = latency_charts.latencies(ahead, "files:visible")
+    picture = charts.latencies(ahead, "files:visible")
     line = re.search(r'class="l-p50" d="([^"]*)"', picture)
     assert line is not None
     drawn = [float(x) for x in re.findall(r"[ML](-?[\d.]+) ", line[1])]

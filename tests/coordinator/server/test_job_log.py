@@ -8,7 +8,7 @@ import pytest
 from coordinator_world import started
 
 from barrier_runtime.coordinator.json_lines import JsonLines
-from barrier_runtime.coordinator.server.job_log import JobLog, NewEnds
+from barrier_runtime.coordinator.server.logs import JobLog, NewEnds
 from barrier_runtime.coordinator.status.history import History
 from barrier_runtime.coordinator.status.status import CheckpointStatus, FailureStatus
 from barrier_runtime.state.store.memory import MemoryStore

@@ -13,8 +13,7 @@ from coordinator_world import options, spec, started
 from prometheus_client.parser import text_string_to_metric_families
 from test_rest import GOOD, body, served
 
-from barrier_runtime.coordinator.checkpoints.slow_commits import SlowCommit
-from barrier_runtime.coordinator.checkpoints.slow_uploads import SlowUpload
+from barrier_runtime.coordinator.checkpoints.slowness import SlowCommit, SlowUpload
 from barrier_runtime.coordinator.page.job_view import live
 from barrier_runtime.coordinator.page.render import explained, report
 from barrier_runtime.coordinator.server.telemetry.otel_metrics import named

@@ -8,8 +8,8 @@ from hdrh.histogram import HdrHistogram
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barrier_runtime.coordinator.status import histogram
-from barrier_runtime.coordinator.status.histogram import (
+from barrier_runtime.coordinator.status import latency
+from barrier_runtime.coordinator.status.latency import (
     HIGHEST_US,
     INDICES,
     decode,
@@ -85,8 +85,8 @@ def test_what_is_damaged_is_a_value_error() -> None:
 
 def test_the_sum_is_as_long_as_its_highest_index() -> None:
     parts = [decode(encoded(counts)) for counts in ({0: 1, 3: 2}, {}, {3: 1})]
-    assert histogram.summed(parts) == [1, 0, 0, 3]
-    assert histogram.summed(parts[1:2]) == []
+    assert latency.summed(parts) == [1, 0, 0, 3]
+    assert latency.summed(parts[1:2]) == []
 
 
 def test_the_package_does_not_need_the_library() -> None:

@@ -1,7 +1,7 @@
 """One figure of what several slots told."""
 
 from barrier_runtime.coordinator.metric_table import LATE_ROWS, LOOP_LAG_MS, RECORDS, WATERMARK_MS
-from barrier_runtime.coordinator.status.metrics import over_slots
+from barrier_runtime.coordinator.status.statistics import over_slots
 
 
 def test_the_row_of_the_table_says_how_figures_of_slots_become_one() -> None:

@@ -5,7 +5,6 @@ import pytest
 from coordinator_world import Coordinator, started
 from test_bottleneck import INPUT_BOUND, SLOW_SINK
 
-from barrier_runtime.coordinator.status.room import bounded, with_holders
 from barrier_runtime.coordinator.status.status import (
     CheckpointsStatus,
     CheckpointStatus,
@@ -18,6 +17,8 @@ from barrier_runtime.coordinator.status.status import (
     Room,
     SourceStatus,
     SubtaskPhases,
+    bounded,
+    with_holders,
 )
 from barrier_runtime.coordinator.status.why.job import answer, why_job
 from barrier_runtime.state.errors import InvalidJob

@@ -17,7 +17,7 @@ from barrier_runtime.connectors.sink_bases.write_ahead_committable import Delive
 from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 from barrier_runtime.testing import certify
-from barrier_runtime.testing.crash_points import SINGLE_SCENARIOS
+from barrier_runtime.testing.scenarios import SINGLE_SCENARIOS
 
 
 @dataclass

@@ -12,7 +12,7 @@ import pyarrow as pa
 from operator_harness import Driven, Kind, World
 from window_operators import aggregating
 
-from barrier_runtime.coordinator.checkpoints.agreement import disagreement
+from barrier_runtime.coordinator.checkpoints.checkpoint import disagreement
 from barrier_runtime.data.elements import WATERMARK_MAX, Batch
 from barrier_runtime.data.few_rows import FewRows
 from barrier_runtime.data.partitioning import hash_partition

@@ -16,7 +16,7 @@ from operator_harness import World
 from subtask_bench import TOKEN, Bench, barrier
 
 from barrier_runtime import BroadcastState, CollectSink, Dataflow, InvalidJob, connect
-from barrier_runtime.coordinator.checkpoints.agreement import disagreement
+from barrier_runtime.coordinator.checkpoints.checkpoint import disagreement
 from barrier_runtime.data.elements import WATERMARK_MAX, Batch, CancelBarrier, EndOfInput, Watermark
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.operators.base import Capture, Emit

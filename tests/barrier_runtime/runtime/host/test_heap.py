@@ -11,11 +11,11 @@ import sys
 
 _BEFORE = """
 import gc, weakref
-from barrier_runtime.runtime.host import heap
+from barrier_runtime.runtime.host.process import _MANY, Heap
 class Circle:
     def __init__(self, beside=0):
         self.itself, self.beside = self, [[] for _ in range(beside)]
-process = heap.Heap()
+process = Heap()
 process.begin()
 imports = gc.get_freeze_count()
 gc.disable()
@@ -44,20 +44,20 @@ print(imports > 1_000, frozen == imports == gc.get_freeze_count(), seen() is Non
 
 def test_a_generation_with_very_many_objects_is_frozen_and_still_collected_when_it_is_dropped() -> None:
     said = said_by("""
-generation = Circle(beside=2 * heap._MANY)
+generation = Circle(beside=2 * _MANY)
 seen = weakref.ref(generation)
 process.trim(False)
 frozen = gc.get_freeze_count()
 del generation
 process.trim(True)
-print(frozen > imports + heap._MANY, seen() is None)
+print(frozen > imports + _MANY, seen() is None)
 """)
     assert said == "True True"
 
 
 def test_what_an_earlier_slot_of_the_process_left_frozen_is_collected_before_the_next_one_begins() -> None:
     said = said_by("""
-generation = Circle(beside=2 * heap._MANY)
+generation = Circle(beside=2 * _MANY)
 seen = weakref.ref(generation)
 process.trim(False)
 del generation

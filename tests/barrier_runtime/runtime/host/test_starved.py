@@ -4,7 +4,7 @@ import gc
 import os
 import threading
 
-from barrier_runtime.runtime.host.starved import starved_s
+from barrier_runtime.runtime.host.watchdog import starved_s
 
 
 def _open_files() -> set[str]:

@@ -9,7 +9,7 @@ import time
 import pytest
 import uvloop
 
-from barrier_runtime.runtime.host.timer import FileTimer, LoopTimer, best_timer
+from barrier_runtime.runtime.host.clock import FileTimer, LoopTimer, best_timer
 
 KINDS = [LoopTimer, pytest.param(FileTimer, marks=pytest.mark.skipif(sys.platform != "linux", reason="Linux only"))]
 

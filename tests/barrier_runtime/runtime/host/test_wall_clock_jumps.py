@@ -6,7 +6,7 @@ import pytest
 from slot_bench import Bench, Totals
 
 from barrier_runtime.connectors.memory.rate import GeneratedRows
-from barrier_runtime.runtime.host.timer import LoopTimer
+from barrier_runtime.runtime.host.clock import LoopTimer
 from tests.polled_rows import polled_rows
 
 HOUR_S = 3600

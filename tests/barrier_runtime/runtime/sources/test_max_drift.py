@@ -12,7 +12,7 @@ from operator_harness import Driven, World
 from source_harness import opened, snapshot_of, spec_of
 
 from barrier_runtime.connectors.source import Polled, Split
-from barrier_runtime.coordinator.job.event_times import NOBODY_MS, UNKNOWN_MS, ReachedEventTimes
+from barrier_runtime.coordinator.job.generation import NOBODY_MS, UNKNOWN_MS, ReachedEventTimes
 from barrier_runtime.coordinator.wire.messages import HeldBack
 from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.operators.joins.columns import Side

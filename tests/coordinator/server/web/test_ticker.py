@@ -6,8 +6,8 @@ from random import Random
 import msgspec
 import pytest
 
-from barrier_runtime.coordinator.server.web import ticker as module
-from barrier_runtime.coordinator.server.web.ticker import PageTick, Ticker
+from barrier_runtime.coordinator.server.web import pages as module
+from barrier_runtime.coordinator.server.web.pages import PageTick, Ticker
 
 
 class Looked:

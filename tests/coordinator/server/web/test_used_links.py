@@ -4,8 +4,7 @@ import threading
 
 import pytest
 
-from barrier_runtime.coordinator.server.web.sessions import LINK_MS, LoginLinks
-from barrier_runtime.coordinator.server.web.used_links import PREFIX, use
+from barrier_runtime.coordinator.server.web.sessions import LINK_MS, PREFIX, LoginLinks, use
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import PutOutcome

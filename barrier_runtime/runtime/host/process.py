@@ -4,9 +4,28 @@ Imports live for ever and are most of the heap: they are frozen, which means tha
 dropped generation circles of objects remain, caches and all, so a collection follows; without the imports it takes
 milliseconds. Only where a generation itself has made very many objects, as by imports of its functions, is it frozen
 too, and then everything has to be walked once to get rid of it.
+
+How Python runs in a slot's process: for a loop that must answer soon. Not for a process of the user's program.
+
+The metrics of a slot's process, as its heartbeats tell them. Those of a generation are `Execution.figures`.
 """
 
 import gc
+import os
+import sys
+
+from barrier_runtime.coordinator.metric_table import (
+    LOOP_LAG_MS,
+    RSS_BYTES,
+    STARVED_S,
+    STORE_READS,
+    STORE_RECEIVED_BYTES,
+    STORE_SENT_BYTES,
+    STORE_WRITES,
+)
+from barrier_runtime.state.store.object_store import ObjectStore
+from barrier_runtime.state.store.use import counts_of
+from barrier_runtime.state.time_slice import ask_for_short_slices
 
 _MANY = 100_000  # objects: some 30 ms of a collection
 
@@ -43,3 +62,35 @@ def _tracked() -> int:
 
 
 PROCESS_HEAP = Heap()
+
+
+_SWITCH_INTERVAL_S = 0.0005  # how long a worker thread may keep the loop waiting for the interpreter (default: 5 ms)
+_GC_THRESHOLDS = (50_000, 50, 1_000)  # full collections are rare: their pauses are tail latency
+
+
+def tune_interpreter() -> None:
+    """For the calling thread, which will run the loop, and its process, for good."""
+    gc.set_threshold(*_GC_THRESHOLDS)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    ask_for_short_slices()
+
+
+def process_figures(store: ObjectStore, starved_s: float, loop_lag_ms: float) -> dict[str, float]:
+    used = counts_of(store)
+    return {
+        LOOP_LAG_MS.name: loop_lag_ms,
+        RSS_BYTES.name: float(_rss_bytes()),
+        STARVED_S.name: starved_s,
+        STORE_WRITES.name: float(used.writes),
+        STORE_READS.name: float(used.reads),
+        STORE_SENT_BYTES.name: float(used.sent_bytes),
+        STORE_RECEIVED_BYTES.name: float(used.received_bytes),
+    }
+
+
+def _rss_bytes() -> int:
+    try:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

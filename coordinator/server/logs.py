@@ -1,18 +1,47 @@
-"""What the log says of one job, with the fields that programs look for (`coordinator/json_lines`)."""
+"""What the log says of one job, with the fields that programs look for (`coordinator/json_lines`).
+
+The daemon's log on standard error: plain lines or one JSON object per line. What looks like a secret is masked.
+
+An answer to a request that met a defect says where (`place_of`); the stack is in the log.
+"""
 
 import logging
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from barrier_runtime.coordinator.checkpoints.slow_commits import SlowCommit, slow_sink
-from barrier_runtime.coordinator.checkpoints.slow_uploads import SlowUpload, slow_upload
+from barrier_runtime.coordinator.checkpoints.slowness import SlowCommit, SlowUpload, slow_sink, slow_upload
 from barrier_runtime.coordinator.status.history import History
 
 if TYPE_CHECKING:
     _Adapter = logging.LoggerAdapter[logging.Logger]
 else:
     _Adapter = logging.LoggerAdapter  # takes no type on Python 3.10
+import logging
+import sys
+import traceback
+from pathlib import Path
+
+from barrier_runtime.coordinator.json_lines import JsonLines, Masked
+
+
+def configure(log_format: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    lines = (
+        JsonLines() if log_format == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    )
+    handler.setFormatter(Masked(lines))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO)
+    for chatty in ("asyncio", "uvicorn", "botocore", "boto3", "urllib3", "s3transfer"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def place_of(error: Exception) -> str:
+    """Its type and where it was raised, for whoever has only the answer. Its text may hold a secret."""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} in {at.name} ({Path(at.filename).name}:{at.lineno})"
 
 
 class JobLog(_Adapter):
