@@ -8,7 +8,8 @@ from benchmarks.slow_store.episodes import calls, kills, reading, start
 from benchmarks.slow_store.flink import flink
 from benchmarks.slow_store.place import Settings
 from benchmarks.slow_store.result import CellResult
-from benchmarks.slow_store.streams import iceberg, postgres_behind, stream
+from benchmarks.slow_store.streams import postgres_behind, stream
+from benchmarks.slow_store.tables import file_sizes, iceberg, iceberg_on_store
 
 Cell = Callable[[Settings], CellResult]
 
@@ -37,6 +38,8 @@ CHOSEN: dict[str, Cell] = {
     "files, 0.1 s": _stream_cell("files", _SLOW, 0.1, 2),
     "Delta, 1 s": _stream_cell("delta", _SLOW, 1.0, 2),
     "Iceberg, commits": lambda settings: iceberg(settings, settings.table_commits),
+    "Iceberg on the store, 300 commits": lambda settings: iceberg_on_store(settings, 300),
+    "Iceberg on the store, 20,000 commits": lambda settings: iceberg_on_store(settings, 20_000),
     "PostgreSQL behind 5 ms, 1 s": lambda settings: postgres_behind(settings, EXPRESS, 1.0),
     "PostgreSQL behind 5 ms, 0.1 s": lambda settings: postgres_behind(settings, EXPRESS, 0.1),
     "CPU of requests": calls,
@@ -52,6 +55,11 @@ CHOSEN: dict[str, Cell] = {
     "kill of a slot, folder": lambda settings: kills(settings, None),
     "Flink, files, 1 s": lambda settings: flink(settings, 1.0),
     "Flink, files, 0.2 s": lambda settings: flink(settings, 0.2),
+}
+
+NAMED: dict[str, Cell] = {  # run only when `--only` names them: --seconds 900 for their aim
+    "Delta, file sizes": lambda settings: file_sizes(settings, "delta"),
+    "Iceberg, file sizes": lambda settings: file_sizes(settings, "iceberg"),
 }
 
 OF_NO_TREE = ("Flink, files, 1 s", "Flink, files, 0.2 s")  # another checkout's runtime changes nothing in them

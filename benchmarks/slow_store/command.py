@@ -11,7 +11,7 @@ import msgspec
 
 from benchmarks.machine import command, facts
 from benchmarks.progress import Progress
-from benchmarks.slow_store.cells import CHOSEN, GRID, OF_NO_TREE, Cell
+from benchmarks.slow_store.cells import CHOSEN, GRID, NAMED, OF_NO_TREE, Cell
 from benchmarks.slow_store.place import Settings
 from benchmarks.slow_store.proxy import add_delay, delay_of
 from benchmarks.slow_store.result import CellResult, Kept, load, save
@@ -34,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--small-files", type=int, default=Settings.small_files, help="(%(default)s)")
     parser.add_argument("--table-commits", type=int, default=Settings.table_commits, help="of Iceberg (%(default)s)")
     parser.add_argument("--table-seconds", type=float, default=Settings.table_seconds, help="at most for them")
+    parser.add_argument(
+        "--megabytes", type=float, default=Settings.megabytes, help="a second, of files whose sizes count"
+    )
     parser.add_argument("--kills", type=int, default=Settings.kills, help="of a slot on Spark (%(default)s)")
     parser.add_argument("--processes", action="store_true", help="coordinator and slots of chosen streams as processes")
     parser.add_argument("--keep", action="store_true", help=f"put the table into benchmarks/{RECORD.name}, too")
@@ -59,6 +62,7 @@ def run(chosen: argparse.Namespace) -> int:
         kills=chosen.kills,
         table_commits=chosen.table_commits,
         table_seconds=chosen.table_seconds,
+        megabytes=chosen.megabytes,
     )
     try:
         if chosen.soak:
@@ -75,7 +79,7 @@ def _cells(chosen: argparse.Namespace, settings: Settings, folder: Path) -> int:
     trees = [settings]
     if chosen.beside is not None:
         trees.insert(0, _beside(settings, chosen.beside.resolve()))
-    wanted = {**CHOSEN, **(GRID if chosen.all or _names_grid(chosen.only) else {})}
+    wanted = {**CHOSEN, **(NAMED if chosen.only else {}), **(GRID if chosen.all or _names_grid(chosen.only) else {})}
     names = [name for name in wanted if not chosen.only or any(name.startswith(text) for text in chosen.only)]
     todo = [
         (name, each)
@@ -117,7 +121,7 @@ def measured(name: str, cell: Cell, settings: Settings) -> CellResult:
 
 def _names_grid(only: list[str] | None) -> bool:
     """Is a cell of the grid asked for, and none of the chosen ones?"""
-    return bool(only) and not any(name.startswith(text) for text in only or () for name in CHOSEN)
+    return bool(only) and not any(name.startswith(text) for text in only or () for name in {**CHOSEN, **NAMED})
 
 
 def _beside(settings: Settings, tree: Path) -> Settings:

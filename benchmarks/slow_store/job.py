@@ -4,6 +4,7 @@
 Otherwise all are in this process (`start_local`), and with `order.kills` on Spark, whose slots are killed.
 """
 
+import base64
 import contextlib
 import inspect
 import os
@@ -35,6 +36,10 @@ _LEASE_S = 30.0
 _SLOTS_COME_S = 240.0  # eight processes that start on two cores
 
 
+PAYLOAD_BYTES = 500
+_PAYLOAD = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("text", pa.string())])
+
+
 class Order(msgspec.Struct, frozen=True, kw_only=True):
     """The job. `target`: of the sink, a URL, a table's URL or name, or a topic."""
 
@@ -43,6 +48,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     target: str = ""
     properties: dict[str, str] = {}  # of the sink: an Iceberg catalog's, Kafka's bootstrap, PostgreSQL's table
     sink_options: dict[str, Any] = {}  # left out if this release does not know them
+    payload: bool = False  # rows of `PAYLOAD_BYTES` into the sink, without a count
     commit_times: str = ""  # a file for the time of each commit, of Iceberg
     read: str = ""  # "jsonl" or "parquet": these files are read; empty: rows are generated at `rate`
     inputs: list[str] = []
@@ -148,6 +154,13 @@ def _discard(rows: pa.RecordBatch) -> None:
     """Nothing is measured here."""
 
 
+def _with_payload(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Each row with text that no encoding makes much smaller."""
+    text = base64.b85encode(os.urandom(rows.num_rows * PAYLOAD_BYTES * 4 // 5 + 4)).decode()
+    texts = [text[at * PAYLOAD_BYTES : (at + 1) * PAYLOAD_BYTES] for at in range(rows.num_rows)]
+    return pa.RecordBatch.from_arrays([*rows.columns, pa.array(texts, pa.string())], schema=_PAYLOAD)
+
+
 def flow_of(order: Order) -> Dataflow:
     flow = Dataflow(NAME)
     if order.read:
@@ -157,6 +170,9 @@ def flow_of(order: Order) -> Dataflow:
         rows.sink("out", _sink(order))
     else:
         clicks = flow.rate("clicks", rows_per_second=order.rate, keys=order.keys)
+        if order.payload:
+            clicks.select(["key", "value"]).map_batches(_with_payload, schema=_PAYLOAD).sink("out", _sink(order))
+            return flow
         if order.sink != "files":  # tables and databases refuse nanoseconds
             clicks = clicks.select(["key", "value"])
         clicks.key_by("key").aggregate("counts", n=count()).sink("out", _sink(order))

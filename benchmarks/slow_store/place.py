@@ -35,6 +35,7 @@ class Settings:
     rows: int = 1_000_000  # of each of two large files of JSON lines; Parquet has four times as many
     kills: int = 3
     table_commits: int = 300  # of Iceberg
+    megabytes: float = 10.0  # of Parquet a second, where sizes of files are measured
     table_seconds: float = 0.0  # the longest that they may take; 0: half a second each
     calls: int = 200  # of each kind, where the processor time of a request is measured
     tree: Path | None = None  # a checkout whose runtime is measured, instead of this one's

@@ -2,11 +2,7 @@
 
 import contextlib
 import statistics
-import time
-import uuid
 from collections.abc import Sequence
-from pathlib import Path
-from typing import NamedTuple
 
 from benchmarks.slow_store.delay import Delay
 from benchmarks.slow_store.job import Checkpoint, Order
@@ -109,84 +105,4 @@ def waits(checkpoints: Sequence[Checkpoint], requests: Sequence[Request]) -> dic
     return {
         "waits to the decision": statistics.median(decided) if requests and decided else None,
         "waits of the commit": statistics.median(committed) if requests and committed else None,
-    }
-
-
-def iceberg(settings: Settings, commits: int) -> CellResult:
-    """A table with ever more commits in a local warehouse: time of a commit at the beginning and at the end. A
-    checkpoint every 10 ms, so that one commit follows the other."""
-    folder = (settings.folder / "iceberg" / uuid.uuid4().hex).resolve()
-    folder.mkdir(parents=True)
-    properties = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
-    noted = folder / "commits"
-    order = Order(
-        store=str(folder / "ck"),
-        sink="iceberg",
-        target="db.counts",
-        properties=properties,
-        sink_options={"commit_every": 0, "keep_snapshots": 100},  # releases before have neither
-        interval_s=0.01,
-        rate=1_000,
-        warm_up_s=0.0,
-        seconds=1e9,
-        commit_times=str(noted),
-    )
-    ends_at = time.monotonic() + (settings.table_seconds or max(120.0, commits * 0.5))
-    found: list[Commit] = []
-    with running(order, settings.folder / "job", settings.tree) as job:
-        job.until("visible", START_S)
-        while len(found) < commits and time.monotonic() < ends_at:
-            job.next(min(1.0, commits / 500))
-            found = noted_commits(noted)
-        resident_mb = job.resident_mb()
-    return result_of(settings, {**_of_commits(found), **_of_table(properties), "resident MB": resident_mb})
-
-
-class Commit(NamedTuple):
-    ended_s: float
-    wall_ms: float
-    cpu_ms: float  # of its own thread
-
-
-def noted_commits(file: Path) -> list[Commit]:
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    return [Commit(*map(float, line.split())) for line in lines if line.endswith("\n")]
-
-
-def _of_commits(found: Sequence[Commit]) -> dict[str, Value]:
-    """Medians of the first and the last thousand, or tenth where there are fewer; the first is left out, which makes
-    the table."""
-    found = found[1:]
-    some = min(1_000, max(5, len(found) // 10))
-    first, last = found[:some], found[-some:]
-
-    def median(part: Sequence[Commit], field: str) -> float | None:
-        return statistics.median(getattr(each, field) for each in part) if part else None
-
-    return {
-        "commits": len(found) + 1,
-        "compared": len(first),
-        "ms per commit, first": median(first, "wall_ms"),
-        "ms per commit, last": median(last, "wall_ms"),
-        "CPU ms per commit, first": median(first, "cpu_ms"),
-        "CPU ms per commit, last": median(last, "cpu_ms"),
-        "CPU ms per commit, mean of the last": statistics.fmean(each.cpu_ms for each in last) if last else None,
-    }
-
-
-def _of_table(properties: dict[str, str]) -> dict[str, Value]:
-    """What its metadata have become."""
-    from pyiceberg.catalog import load_catalog
-
-    table = load_catalog("default", **properties).load_table("db.counts")
-    snapshot = table.current_snapshot()
-    manifests = [] if snapshot is None else snapshot.manifests(table.io)
-    return {
-        "metadata kB": len(table.io.new_input(table.metadata_location)) / 1000,
-        "snapshots": len(table.metadata.snapshots),
-        "manifests": len(manifests),
-        "entries of manifests": sum(
-            (each.added_files_count or 0) + (each.existing_files_count or 0) for each in manifests
-        ),
-        "manifests kB": sum(each.manifest_length for each in manifests) / 1000,
     }

@@ -103,6 +103,27 @@ LINES = (
         ),
         "flat",
     ),
+    *(
+        Line(
+            f"Iceberg, a commit with {many} before it: ms (CPU); requests",
+            (f"Iceberg on the store, {many} commits",),
+            _figures(
+                f"Iceberg on the store, {many} commits",
+                *("ms per commit", "< (>", "CPU ms per commit", "<); >", "requests per commit"),
+            ),
+            "flat",
+        )
+        for many in ("300", "20,000")
+    ),
+    *(
+        Line(
+            f"{table}, `commit_every=30`: mean size of a file, MB; files, MB in all",
+            (f"{table}, file sizes",),
+            _figures(f"{table}, file sizes", *("mean MB", "<; >", "files", "<, >", "MB")),
+            "32",
+        )
+        for table in ("Delta", "Iceberg")
+    ),
     Line(
         "PostgreSQL behind 5 ms, every 1 s: commit; answers waited for per checkpoint",
         ("PostgreSQL behind 5 ms, 1 s",),
