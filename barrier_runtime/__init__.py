@@ -91,6 +91,7 @@ _HOME = {
     "PostgresChangesSource": "barrier_runtime.connectors.postgres.changes.source",
     "PostgresSink": "barrier_runtime.connectors.postgres.sink",
     "MySQLSink": "barrier_runtime.connectors.mysql.sink",
+    "SqliteSink": "barrier_runtime.connectors.sqlite.sink",
     "DeltaSink": "barrier_runtime.connectors.delta.sink",
     "DeltaUpsertSink": "barrier_runtime.connectors.delta.upsert",
     "DeltaSource": "barrier_runtime.connectors.delta.source",
@@ -165,6 +166,7 @@ if TYPE_CHECKING:
     from barrier_runtime.connectors.sink import TwoPhaseCommitSink as TwoPhaseCommitSink
     from barrier_runtime.connectors.sink_bases.upsert import UpsertSink as UpsertSink
     from barrier_runtime.connectors.sink_bases.write_ahead import WriteAheadSink as WriteAheadSink
+    from barrier_runtime.connectors.sqlite.sink import SqliteSink as SqliteSink
     from barrier_runtime.coordinator.option_types import LocalRunOptions as LocalRunOptions
     from barrier_runtime.coordinator.option_types import RunOptions as RunOptions
     from barrier_runtime.launch.outcome import JobFailed as JobFailed

@@ -79,7 +79,7 @@ def kafka(guarantee: str) -> Iterator[NewTarget]:
 def postgres(**options: object) -> Iterator[NewTarget]:
     import psycopg
 
-    with postgres_server(max_prepared_transactions=64) as server:
+    with postgres_server() as server:
 
         def new() -> TwoPhaseCommitSink:
             table = f"rows_{time.monotonic_ns()}"
@@ -170,7 +170,6 @@ TARGETS: dict[str, Callable[[], contextlib.AbstractContextManager[NewTarget]]] =
     "kafka-at-least-once": lambda: kafka("at_least_once"),
     "postgres": lambda: postgres(),
     "postgres-upsert": lambda: postgres(mode="upsert", key=["key"]),
-    "postgres-prepared": lambda: postgres(transactions="prepared"),
     "mariadb": lambda: mariadb(),
     "mariadb-upsert": lambda: mariadb(mode="upsert", key=["key"]),
     "redis-upsert": redis,

@@ -7,6 +7,7 @@ doorway, or None where its library's errors reach the engine as they are.
 import errno
 import io
 import socket
+import sqlite3
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from barrier_runtime.connectors.mysql.session import translated as mysql_transla
 from barrier_runtime.connectors.postgres.session import translated as postgres_translated
 from barrier_runtime.connectors.rabbitmq.broker import Broker, explained
 from barrier_runtime.connectors.redis.sink import RedisUpsertSink
+from barrier_runtime.connectors.sqlite.sink import SqliteDialect
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.store.clouds import CloudStore
 from barrier_runtime.state.store.local import LocalStore
@@ -208,6 +210,21 @@ LIBRARY_ERRORS = {
             *(mysql.OperationalError(1205, "lock wait"), mysql.OperationalError(1213, "deadlock")),
             *(mysql.InternalError("Packet sequence number wrong"), mysql.InterfaceError("")),
             *(mysql.OperationalError(1290, "read only"), mysql.OperationalError(1040, "too many connections")),
+        ),
+    ),
+    "sqlite": LibraryErrors(
+        lambda error: SqliteDialect("rows.db").translated(error, f"{WHERE}: writing failed at SQLite rows.db"),
+        (
+            sqlite3.IntegrityError("UNIQUE constraint failed: t.n"),
+            sqlite3.OperationalError("no such table: t"),
+            sqlite3.OperationalError("attempt to write a readonly database"),
+            sqlite3.DatabaseError("file is not a database"),
+        ),
+        (
+            sqlite3.OperationalError("database is locked"),
+            sqlite3.OperationalError("disk I/O error"),
+            sqlite3.OperationalError("database or disk is full"),
+            sqlite3.OperationalError("unable to open database file"),
         ),
     ),
     "kafka": LibraryErrors(

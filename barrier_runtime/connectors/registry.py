@@ -153,7 +153,8 @@ CONNECTORS = (
             Sinks(
                 (PublicClass("postgres.sink", "PostgresSink", "postgres"),),
                 "exactly once, insert or upsert",
-                'staged rows, moved by a SQL transaction per checkpoint; or `transactions="prepared"`',
+                "rows wait in the job's storage, checked by the server; after the decision a SQL transaction per "
+                "checkpoint writes them and a [mark](postgres.md)",
             ),
         ),
     ),
@@ -166,6 +167,16 @@ CONNECTORS = (
                 "exactly once, insert or upsert",
                 "rows wait in the job's storage; after the decision a SQL transaction per checkpoint writes them and "
                 "a [mark](mysql.md)",
+            ),
+        ),
+    ),
+    Connector(
+        "sqlite",
+        sinks=(
+            Sinks(
+                (PublicClass("sqlite.sink", "SqliteSink", "sqlite"),),
+                "exactly once, insert or upsert",
+                "as MySQL, into a file on a disk that all slots share: [SQLite](sqlite.md)",
             ),
         ),
     ),

@@ -95,5 +95,5 @@ def slow_s3(delay: Delay = REGION, server: S3Server | None = None) -> Iterator[S
 @contextlib.contextmanager
 def slow_postgres(delay: Delay = REGION) -> Iterator[tuple[str, SlowProxy]]:
     """(URL of a database that answers late, its proxy)."""
-    with postgres_server(max_prepared_transactions=64) as server, slow("tcp", server, delay) as proxy:
+    with postgres_server() as server, slow("tcp", server, delay) as proxy:
         yield server.url.replace(f":{server.port}", f":{proxy.port}"), proxy

@@ -25,7 +25,7 @@ def stream(settings: Settings, sink: str, delay: Delay | None, interval_s: float
             broker.create_topic("counts", slots)
             order = with_fields(order, target="counts", properties={"bootstrap": broker.bootstrap})
         elif sink == "postgres":
-            order = _into_table(order, kept.enter_context(postgres_server(max_prepared_transactions=64)).url)
+            order = _into_table(order, kept.enter_context(postgres_server()).url)
         return _streamed(settings, order, where)
 
 

@@ -65,10 +65,7 @@ def pre_committed(sink: PostgresSink, checkpoint: int, *values: int) -> bytes:
 
 def made_visible(sink: PostgresSink, checkpoint: int, committables: Sequence[bytes]) -> None:
     """All that has to happen once a checkpoint is decided."""
-    for committable in committables:
-        sink.commit(committable)
-    if sink.global_committer:
-        sink.commit_globally(checkpoint, committables)
+    sink.commit_globally(checkpoint, committables)
 
 
 def seen(connection: psycopg.Connection[Any], table: str) -> list[int]:
@@ -76,8 +73,6 @@ def seen(connection: psycopg.Connection[Any], table: str) -> list[int]:
     return [n for (n,) in connection.execute(f"select n from {table}").fetchall()]
 
 
-def left_over(connection: psycopg.Connection[Any], job: str) -> list[str]:
-    """Staged batches and prepared transactions of a job."""
-    staged = connection.execute("select batch from barrier_runtime.staged where job = %s", (job,)).fetchall()
-    prepared = connection.execute("select gid from pg_prepared_xacts where gid like %s", (f"%:{job}",)).fetchall()
-    return [name for (name,) in (*staged, *prepared)]
+def left_over(job: str) -> list[str]:
+    """Staged rows of a job."""
+    return [info.key for info in STORE.list(job) if "staged" in info.key]

@@ -1,4 +1,4 @@
-"""The MySQL sink against a real MariaDB: types, refusals, upserts, crashes at every point, and kills of the server."""
+"""Behaviours of the MySQL sink alone, against a real MariaDB; `test_sql_sinks` has those of all SQL databases."""
 
 import contextlib
 import datetime
@@ -14,7 +14,6 @@ import pytest
 from barrier_runtime import Dataflow, InvalidJob, MySQLSink, Unavailable
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.state.store.memory import MemoryStore
-from barrier_runtime.testing import certify
 from examples.servers import MariaServer, mariadb_server
 from tests.waiting import until
 
@@ -83,31 +82,6 @@ def written(sink: MySQLSink, checkpoint: int, rows: Any) -> None:
 # ---------------------------------------------------------------- exactly once
 
 
-def lose_connections(sink: Any) -> None:
-    """As the kernel does when the process dies."""
-    with contextlib.suppress(AttributeError):  # it died before it had any
-        sink.close()
-
-
-@pytest.mark.parametrize("how", ["insert", "upsert"])
-def test_the_sink_is_exactly_once_wherever_it_crashes(make_table: Any, how: str) -> None:
-    """T1, T2, T3, T6, T7, T8, T9, T10, T11, T14, T15: see the scenarios of `certify`."""
-    key = " primary key" if how == "upsert" else ""
-    table = make_table(f"id bigint{key}, `key` text, value bigint")
-    ways: dict[str, dict[str, Any]] = {"insert": {}, "upsert": {"mode": "upsert", "key": ["id"]}}
-    certificate = certify(
-        lambda: MySQLSink(table.server.url, table.name, **ways[how]),
-        table.read,
-        scenarios=8,
-        seeds=range(2),
-        ordered=how == "insert",
-        kill=lose_connections,
-        reset=table.reset,
-    )
-    print(certificate)
-    assert certificate.crashes > 8
-
-
 def test_a_job_outlives_kills_of_the_server() -> None:
     """Killed twice while rows come."""
     rows = 3_000
@@ -136,60 +110,13 @@ def count(server: MariaServer, table: Table) -> int:
         return int(cursor.fetchone()[0])
 
 
-def test_a_checkpoint_is_shown_whole_and_once_whoever_repeats_it(make_table: Any) -> None:
-    table, job = make_table("n bigint primary key"), Job()
-    first, zombie = job.open(table, token=1), job.open(table, token=2)
-    one, two = (
-        staged(first, checkpoint, [{"n": checkpoint * 10 + each} for each in range(3)]) for checkpoint in (1, 2)
-    )
-    kept = dict(job.store._objects) if hasattr(job.store, "_objects") else {}
-    first.commit_globally(2, [one, two])
-    assert [row["n"] for row in table.read()] == [10, 11, 12, 20, 21, 22]
-    zombie.commit_globally(2, [one, two])  # and its rows are gone from the store
-    assert len(table.read()) == 6
-    assert not [info for info in job.store.list("") if "staged" in info.key], kept
-    another = job.open(table, token=1, lineage="other")
-    written(another, 1, [{"n": 99}])  # in another lineage numbers begin anew
-    assert len(table.read()) == 7
-
-
-def test_a_row_that_the_table_alone_refuses_waits_for_a_person(make_table: Any) -> None:
-    table, job = make_table("n bigint primary key"), Job()
-    table.execute(f"insert into {table.name} values (2)")
-    sink = job.open(table)
-    committable = staged(sink, 1, [{"n": each} for each in (1, 2, 3)])
-    with pytest.raises(InvalidJob, match=r"Duplicate entry '2'.*the server refuses a row"):
-        sink.commit_globally(1, [committable])
-    assert len(table.read()) == 1, "all or nothing"
-    table.execute(f"delete from {table.name}")
-    sink.commit_globally(1, [committable])
-    assert [row["n"] for row in table.read()] == [1, 2, 3]
-
-
 # ---------------------------------------------------------------- upserts
-
-
-def test_the_last_row_of_a_key_stays(make_table: Any) -> None:
-    table, job = (
-        make_table(
-            "a int not null, b varchar(9) collate utf8mb4_bin not null, n bigint, kept int default 5, unique (b, a)"
-        ),
-        Job(),
-    )
-    sink = job.open(table, mode="upsert", key=["a", "b"])
-    row = {"a": pa.array([1, 1, 2], pa.int32()), "b": ["x", "x", "x"], "n": [1, 2, 3]}
-    written(sink, 1, pa.table(row))
-    table.execute(f"update {table.name} set kept = 6")
-    written(sink, 2, pa.table({"a": pa.array([1, 3], pa.int32()), "b": ["x", "x"], "n": [None, 4]}))
-    assert sorted((row["a"], row["n"], row["kept"]) for row in table.read()) == [(1, None, 6), (2, 3, 6), (3, 4, 5)]
 
 
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
         ("n bigint, t text", "key column 'n' .* may be null"),
-        ("n bigint not null, t text", r"no unique index of exactly n: ALTER TABLE rows_\w+ ADD PRIMARY KEY \(n\)"),
-        ("m bigint not null primary key", "has no key column 'n'; it has m"),
         ("n bigint primary key, t varchar(10) unique", "has another unique index, of t"),
     ],
 )

@@ -18,7 +18,7 @@ from tests.ends.postgres_tables import made_visible, new_job, new_table, opened
 UTC = datetime.timezone.utc
 AT = datetime.datetime(2024, 2, 29, 12, 34, 56, 789_012)
 ID = uuid.uuid4()
-WAYS = ("insert", "upsert", "prepared")
+WAYS = ("insert", "upsert")
 
 # PostgreSQL's type, Arrow's, values, and what comes back where it is something else
 VALUES: list[tuple[str, pa.DataType, list[Any], list[Any] | None]] = [
@@ -76,7 +76,6 @@ def test_every_type_comes_back_as_it_was(
     ways: dict[str, dict[str, Any]] = {
         "insert": {},
         "upsert": {"mode": "upsert", "key": ["id"]},
-        "prepared": {"transactions": "prepared"},
     }
     most = max(len(values) for _, _, values, _ in VALUES)
     arrays = [pa.array(range(most), pa.int32())]

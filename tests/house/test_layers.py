@@ -75,7 +75,6 @@ PURE_FILES = (  # of folders that are not pure as a whole
     "barrier_runtime/connectors/delta/committable.py",
     "barrier_runtime/connectors/kafka/errors.py",
     "barrier_runtime/connectors/kafka/source/position.py",
-    "barrier_runtime/connectors/postgres/committable.py",
     "barrier_runtime/connectors/sink_bases/file_committable.py",
     "barrier_runtime/connectors/sink_bases/write_ahead_committable.py",
     "barrier_runtime/operators/deduplication/bloom.py",

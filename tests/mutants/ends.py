@@ -491,12 +491,12 @@ MUTANTS = (
         ("tests/ends/test_compaction.py::test_of_two_generations_one_compacts",),
     ),
     Mutant(
-        "mysql-mark-is-not-raised",
+        "mark-apart-from-inserted-rows",
         "rows and their mark are in one transaction, so whoever repeats the commit finds them",
-        "barrier_runtime/connectors/mysql/target.py",
-        "            if changed:\n",
-        "            if changed:\n                cursor.connection.rollback()\n",
-        ("tests/ends/test_mysql.py",),
+        "barrier_runtime/connectors/sink_bases/sql/dialect.py",
+        "            return False\n        for rows in _in_batches",
+        "            return False\n        connection.rollback()\n        for rows in _in_batches",
+        ("tests/ends/test_sql_sinks.py",),
     ),
     Mutant(
         "delta-upsert-keeps-the-first-row",

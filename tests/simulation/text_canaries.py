@@ -215,38 +215,30 @@ _CHANGES: tuple[tuple[str, str, str | None, str, str, str], ...] = (  # name, th
         "        self._buffers.stage(transaction, lambda batches: True, closed=True)\n",
     ),
     (
-        "fence-not-checked-when-staging",
-        "rows are staged in PostgreSQL without a look at the fence: a zombie's come after its successor's sweep",
+        "mark-raised-from-wherever-it-is",
+        "rows are written to PostgreSQL whatever the mark says: those that another process has committed come twice",
         "staged",
-        "barrier_runtime/connectors/postgres/staged.py",
-        "connection.execute(_INSERT_PART, (",
-        'connection.execute(_INSERT_PART.replace("token <= %s", "%s > 0"), (',
+        "barrier_runtime/connectors/sink_bases/sql/dialect.py",
+        '            f"where {self.mark_owner} and checkpoint = %(known)s"\n',
+        '            f"where {self.mark_owner}"\n',
     ),
     (
-        "fence-checked-without-a-lock",
-        "the statement that stages rows looks at the fence without a lock: a newer generation may open before it ends",
+        "mark-apart-from-the-rows",
+        "rows are copied into the table in one transaction, the mark is raised in another one",
         "staged",
-        "barrier_runtime/connectors/postgres/staged.py",
-        "connection.execute(_INSERT_PART, (",
-        'connection.execute(_INSERT_PART.replace(" for share", ""), (',
-    ),
-    (
-        "commits-apart-from-the-move",
-        "rows are moved into the table in one transaction, what is visible is raised in the next one",
-        "staged",
-        "barrier_runtime/connectors/postgres/staged.py",
-        "                            connection.execute(_RAISE_MARK, (checkpoint, *owner))\n"
-        '                            connection.execute("commit")\n',
-        '                            connection.execute("commit")\n'
-        "                            connection.execute(_RAISE_MARK, (checkpoint, *owner))\n",
+        "barrier_runtime/connectors/postgres/dialect.py",
+        "            session.exchange(connection, [(raise_mark, raising), *one_window * count, *more], copies)\n",
+        "            session.exchange(connection, [*one_window * count, *more], copies)\n"
+        "            session.exchange(connection, [(raise_mark, raising)])\n",
     ),
     (
         "mark-remembered-before-the-commit",
-        "a sink takes a checkpoint for visible in PostgreSQL before the transaction that shows it has ended",
+        "a sink takes a checkpoint for visible before the transaction that shows it has ended",
         "staged",
-        "barrier_runtime/connectors/postgres/staged.py",
-        "                windows = _windows(due)\n",
-        "                windows = _windows(due)\n                self._visible[lineage] = checkpoint\n",
+        "barrier_runtime/connectors/sink_bases/sql/sink.py",
+        "        objects = [staged for batch in due for staged in batch.objects]\n",
+        "        objects = [staged for batch in due for staged in batch.objects]\n"
+        "        self._marks[mark] = due[-1].checkpoint\n",
     ),
     (
         "savepoint-before-its-rows-are-visible",
@@ -391,12 +383,12 @@ _CHANGES: tuple[tuple[str, str, str | None, str, str, str], ...] = (  # name, th
         "        return [self.encoded(chunk) for chunk in sorted(self.chunks, key=lambda p: p.encoded is not None)]\n",
     ),
     (
-        "decided-rows-swept-from-the-table",
-        "a sink that opens drops what older generations staged, also what is decided and not moved yet",
+        "decided-rows-swept-from-the-store",
+        "a sink that opens drops what older generations staged, also what is decided and not written yet",
         "staged",
-        "barrier_runtime/connectors/postgres/staged.py",
-        "        kept = [each.name for each in decided]\n",
-        "        kept: list[str] = []\n",
+        "barrier_runtime/connectors/sink_bases/decided_batch.py",
+        "if key not in needed and self._is_orphan(key)])\n",
+        "if self._is_orphan(key)])\n",
     ),
 )
 

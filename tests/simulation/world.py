@@ -184,7 +184,7 @@ class World(SimCluster):
         self.broker = Broker(doorway, lambda rows: self._visible([ROW.decode(row) for row in rows]))
         self.tokens = TokenTarget(doorway, lambda rows: self._visible([self.workload.row_of(row) for row in rows]))
         self.redis = RedisServer(doorway, self._upserted, self._note, self.sim.chance)
-        self.postgres = PostgresServer(self.sim, troubled, self._moved, self._wrong, self._note)
+        self.postgres = PostgresServer(self.sim, troubled, self._moved, self._note)
         bank = (*CHECKERS, *TARGET_CHECKERS, *BANK_MOVE_CHECKERS)
         if schedule.queue:
             bank = QUEUE_CHECKERS

@@ -1,20 +1,12 @@
-"""One connection to MySQL or MariaDB: made when it is needed, made again after any error, never waited on for ever.
-
-The only place that imports PyMySQL and that turns its errors into ours. Whatever fails closes the connection, so that
-no half-open transaction or setting outlives it; every unit of work can therefore be repeated.
-"""
+"""Connections to MySQL and MariaDB and their errors. The only module that imports PyMySQL."""
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from barrier_runtime.connectors.sink_bases.kept_connection import KeptConnection
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable, missing_extra
-
-T = TypeVar("T")
 
 _PORT = 3306
 _CONNECT_S = 10
@@ -59,6 +51,10 @@ class Server:
     password: str = ""
 
     @property
+    def place(self) -> str:
+        return f"{self.host}:{self.port}/{self.database}{f' as {self.user}' if self.user else ''}"
+
+    @property
     def url(self) -> str:
         """Without the password."""
         user = f"{quote(self.user, safe='')}@" if self.user else ""
@@ -94,89 +90,41 @@ def server_of(url: str) -> Server:
     )
 
 
-class MySQLSession(KeptConnection):
-    """Used by one thread at a time; others wait. `call_s`: the longest wait for one answer of the server."""
-
-    def __init__(self, server: Server, call_s: float, where: str) -> None:
-        self._server = server
-        self._call_s = call_s
-        self._where = where
-        super().__init__()
-
-    def run(self, what: str, work: Callable[[Any], T]) -> T:
-        """`work(cursor)` in one transaction that is committed when it returns. It may be called twice, on a new
-        connection, when the old one turns out to be lost. `what` says in errors what was being done. Raises only our
-        kinds of errors."""
-        errors = load_pymysql().err
-        with self._using:
-            was_there = self._connection is not None
+def connect(server: Server, call_s: float) -> Any:
+    """A connection whose session is set as the sink needs it; the first statement begins a transaction."""
+    pymysql = load_pymysql()
+    defaults = Path("~/.my.cnf").expanduser()
+    connection = pymysql.connect(
+        host=server.host,
+        port=server.port,
+        user=server.user or None,
+        password=server.password or os.environ.get("MYSQL_PWD", ""),
+        database=server.database,
+        charset="utf8mb4",
+        connect_timeout=_CONNECT_S,
+        read_timeout=call_s,
+        write_timeout=call_s,
+        ssl={"ca": server.ssl_ca, "check_hostname": True} if server.ssl_ca else None,
+        read_default_file=str(defaults) if defaults.is_file() else None,
+        program_name="barrier-runtime",
+        autocommit=False,
+    )
+    try:
+        with connection.cursor() as cursor:
             try:
-                return self._attempt(work)
-            except RuntimeError as error:  # a way of logging in needs another package
-                raise InvalidJob(
-                    f"{self._where}: {what} failed at MySQL {self._place}: {error}. Install it (pip install "
-                    "'pymysql[rsa]') on every machine that runs the job, or give the user another way to log in"
-                ) from error
-            except errors.Error as error:
-                if not was_there or not (isinstance(error, errors.InterfaceError) or _code(error) in _LOST):
-                    raise self._told(error, what) from error
-            try:
-                return self._attempt(work)
-            except errors.Error as error:
-                raise self._told(error, what) from error
+                cursor.execute(_SESSION)
+            except pymysql.err.MySQLError as error:
+                if _code(error) != _UNKNOWN_VARIABLE:
+                    raise
+                cursor.execute(_SESSION_OF_OLDER)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
-    def _attempt(self, work: Callable[[Any], T]) -> T:
-        def transaction() -> T:
-            if self._connection is None:
-                self._connection = self._connect()
-            with self._connection.cursor() as cursor:
-                result = work(cursor)
-            self._connection.commit()
-            return result
 
-        return self._kept(transaction)
-
-    def _connect(self) -> Any:
-        pymysql, server = load_pymysql(), self._server
-        defaults = Path("~/.my.cnf").expanduser()
-        connection = pymysql.connect(
-            host=server.host,
-            port=server.port,
-            user=server.user or None,
-            password=server.password or os.environ.get("MYSQL_PWD", ""),
-            database=server.database,
-            charset="utf8mb4",
-            connect_timeout=_CONNECT_S,
-            read_timeout=self._call_s,
-            write_timeout=self._call_s,
-            ssl={"ca": server.ssl_ca, "check_hostname": True} if server.ssl_ca else None,
-            read_default_file=str(defaults) if defaults.is_file() else None,
-            program_name="barrier-runtime",
-            autocommit=False,  # the first statement begins a transaction
-        )
-        try:
-            with connection.cursor() as cursor:
-                try:
-                    cursor.execute(_SESSION)
-                except pymysql.err.MySQLError as error:
-                    if _code(error) != _UNKNOWN_VARIABLE:
-                        raise
-                    cursor.execute(_SESSION_OF_OLDER)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _end(self, connection: Any) -> None:
-        connection._force_close()  # a good-bye may wait for a server that is gone
-
-    def _told(self, error: Exception, what: str) -> BarrierRuntimeError:
-        return translated(error, f"{self._where}: {what} failed at MySQL {self._place}")
-
-    @property
-    def _place(self) -> str:
-        server = self._server
-        return f"{server.host}:{server.port}/{server.database}{f' as {server.user}' if server.user else ''}"
+def is_lost(error: Exception) -> bool:
+    return isinstance(error, load_pymysql().err.InterfaceError) or _code(error) in _LOST
 
 
 def _code(error: Exception) -> int:
@@ -185,6 +133,11 @@ def _code(error: Exception) -> int:
 
 def translated(error: Exception, failure: str) -> BarrierRuntimeError:
     """The kind that tells the caller what to do; `failure` begins the message."""
+    if isinstance(error, RuntimeError):  # a way of logging in needs another package
+        return InvalidJob(
+            f"{failure}: {error}. Install it (pip install 'pymysql[rsa]') on every machine that runs the job, or give "
+            "the user another way to log in"
+        )
     code = _code(error)
     text = " ".join(str(error.args[1] if len(error.args) > 1 else error).split())
     said = f"{failure}: {text}" + (f" (error {code})" if code else "")

@@ -1,20 +1,16 @@
-"""One connection to PostgreSQL: made when it is needed, made again after any error, never waited on for ever.
-
-The only place that imports psycopg and that turns its errors into ours. Whatever fails closes the connection, so that
-no half-open transaction, temporary table or setting outlives it; every unit of work can therefore be repeated.
-"""
+"""Connections to PostgreSQL and their errors. The only module that imports psycopg."""
 
 import contextlib
+import hashlib
+import select
 import socket
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
-from barrier_runtime.connectors.sink_bases.kept_connection import KeptConnection
+import msgspec
+
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob, Unavailable, missing_extra
-
-T = TypeVar("T")
 
 SECRETS = ("password", "sslpassword", "oauth_client_secret")
 CONNECTION_DEFAULTS = {
@@ -31,7 +27,7 @@ _SETTINGS = {  # of the server, for our sessions; such as it does not know yet a
     "lock_timeout": "10s",
     "idle_in_transaction_session_timeout": "20s",  # a stalled process holds no locks for longer: its successor waits
     "idle_session_timeout": "0",  # a session may wait for the next checkpoint as long as that takes
-    "transaction_timeout": "0",  # `call_s` is the bound
+    "transaction_timeout": "0",  # the dialect's watch is the bound
     "tcp_keepalives_idle": "10s",  # a host that vanished leaves no session that holds an advisory lock
     "tcp_keepalives_interval": "5s",
     "tcp_keepalives_count": "3",
@@ -42,7 +38,7 @@ _SET = """
 select set_config(name, wanted.value, false)
 from unnest(%s::text[], %s::text[]) as wanted (name, value) join pg_settings using (name)
 """
-_CALL_S = 600.0
+_CHUNK = 1 << 18  # bytes of rows that are sent at once
 _OLDEST_SERVER = 120_000
 _PASSING = ("08", "40", "53", "57", "58", "55P03", "25P03", "25P02", "25006", "XX000")
 _REFUSED = (  # of libpq, which gives no code for a connection that was not made
@@ -97,101 +93,103 @@ def shown_server(parameters: Mapping[str, str]) -> str:
     return f"{','.join(places)}{database}{user}"
 
 
-class PostgresSession(KeptConnection):
-    """Used by one thread at a time; others wait. `parameters` are libpq's, secrets included. `call_s`: after so many
-    seconds a unit of work is given up from this side, because the server does not even time out by itself."""
-
-    def __init__(
-        self, parameters: Mapping[str, str], statement_timeout_s: float, where: str, call_s: float | None = None
-    ) -> None:
-        super().__init__()
-        self._parameters = {**CONNECTION_DEFAULTS, **parameters}
-        self._statement_timeout_ms = int(statement_timeout_s * 1000)
-        self._call_s = call_s or max(_CALL_S, 10 * statement_timeout_s)
-        self._where = where
-
-    def run(self, what: str, work: Callable[[Any], T], *, autocommit: bool = False) -> T:
-        """`work(connection)` in one SQL transaction that is committed when it returns (`autocommit`: each statement by
-        itself). `work` may be called twice, on a new connection, when the old one turns out to be lost. `what` says in
-        errors what was being done. Raises only our kinds of errors."""
-        psycopg = load_psycopg()
-        with self._using:
-            try:
-                return self._attempt(work, autocommit)
-            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-                if self._was_fresh or not (_code(error) or "08").startswith(("08", "57P")):
-                    raise self._told(error, what) from error
-            except psycopg.Error as error:
-                raise self._told(error, what) from error
-            try:
-                return self._attempt(work, autocommit)
-            except psycopg.Error as error:
-                raise self._told(error, what) from error
-
-    def _attempt(self, work: Callable[[Any], T], autocommit: bool) -> T:
-        def watched() -> T:
-            self._was_fresh = self._connection is None
-            if self._connection is None:
-                self._connection = self._connect()
-            connection = self._connection
-            connection.autocommit = autocommit
-            watch = threading.Timer(self._call_s, _cut, (connection,))
-            watch.daemon = True
-            watch.start()
-            watching.callback(watch.cancel)
-            result = work(connection)
-            if not autocommit:
-                connection.commit()
-            return result
-
-        with contextlib.ExitStack() as watching:  # until a connection that failed has been dropped, too
-            return self._kept(watched)
-
-    def _connect(self) -> Any:
-        psycopg = load_psycopg()
-        connection = psycopg.connect(**self._parameters, autocommit=True, prepare_threshold=None)
-        try:
-            if connection.info.server_version < _OLDEST_SERVER:
-                raise InvalidJob(
-                    f"{self._where}: PostgreSQL {shown_server(self._parameters)} has version "
-                    f"{connection.info.server_version // 10_000}: 12 or newer is needed"
-                )
-            settings = {**_SETTINGS, "statement_timeout": str(self._statement_timeout_ms)}
-            connection.execute(_SET, (list(settings), list(settings.values())))
-            # Staged rows must outlive the server: "off" would let it forget what it has confirmed.
-            connection.execute(
-                "select set_config('synchronous_commit', 'on', false) "
-                "where current_setting('synchronous_commit') = 'off'"
-            )
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _end(self, connection: Any) -> None:
-        connection.close()
-
-    def _told(self, error: Exception, what: str) -> BarrierRuntimeError:
-        server = shown_server(self._parameters)
-        return translated(error, f"{self._where}: {what} failed at PostgreSQL {server}")
+def digest(*parts: str) -> str:
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]
 
 
-@contextlib.contextmanager
-def at_once(connection: Any) -> Iterator[None]:
-    """Statements whose results are not looked at in it travel together: one wait for all answers, at the end. After one
-    that fails the server passes over the others, a COMMIT among them."""
+class Copy(NamedTuple):
+    """`COPY into (columns) FROM STDIN`, of CSV. `into`: a `psycopg.sql.Identifier`."""
+
+    into: Any
+    columns: Sequence[str]
+
+    @property
+    def statement(self) -> Any:
+        sql = load_psycopg().sql
+        listed = sql.SQL(", ").join(map(sql.Identifier, self.columns))
+        return sql.SQL("copy {} ({}) from stdin (format csv, encoding 'UTF8')").format(self.into, listed)
+
+
+def exchange(
+    connection: Any,
+    statements: Sequence[tuple[Any, Mapping[str, Any] | None] | Copy],
+    copies: Iterable[Iterable[bytes]] = (),
+) -> None:
+    """Statements in one message, which is one transaction of a connection in autocommit mode: all or none. The client
+    waits once for the end, and once for each `Copy` until the server takes its rows: the next of `copies`."""
     psycopg = load_psycopg()
-    try:
-        with connection.pipeline():
-            yield
-    except psycopg.errors.PipelineAborted as error:  # of a statement behind the one that failed
-        raise error.__context__ or error from None
+    mogrify = psycopg.ClientCursor(connection).mogrify
+    texts = [mogrify(each.statement) if isinstance(each, Copy) else mogrify(*each) for each in statements]
+    line, encoding = connection.pgconn, connection.info.encoding
+    line.send_query(";".join(texts).encode(encoding))
+    rows, failed = iter(copies), None
+    while (result := _answer(line)) is not None:
+        if result.status == psycopg.pq.ExecStatus.COPY_IN:
+            for data in next(rows):
+                view = memoryview(data)
+                for start in range(0, len(view), _CHUNK):
+                    while line.put_copy_data(view[start : start + _CHUNK]) == 0:
+                        _wait(line, select.POLLIN | select.POLLOUT)
+                    _flush(line)
+            while line.put_copy_end() == 0:
+                _wait(line, select.POLLIN | select.POLLOUT)
+        elif result.status == psycopg.pq.ExecStatus.FATAL_ERROR and failed is None:
+            failed = result
+    if failed is not None:
+        raise psycopg.errors.error_from_result(failed, encoding=encoding)
 
 
-def _cut(connection: Any) -> None:
+def _answer(line: Any) -> Any:
+    _flush(line)
+    while line.is_busy():
+        _wait(line, select.POLLIN)
+    return line.get_result()
+
+
+def _flush(line: Any) -> None:
+    while line.flush():
+        _wait(line, select.POLLIN | select.POLLOUT)
+
+
+def _wait(line: Any, events: int) -> None:
+    poll = select.poll()
+    poll.register(line.socket, events)
+    if any(found & ~select.POLLOUT for _, found in poll.poll()):
+        line.consume_input()
+
+
+def cut(connection: Any) -> None:
     """End a connection that somebody else waits on: they get an error at once."""
     with contextlib.suppress(Exception), socket.fromfd(connection.fileno(), socket.AF_INET, socket.SOCK_STREAM) as line:
         line.shutdown(socket.SHUT_RDWR)
+
+
+def connect(parameters: Mapping[str, str], statement_timeout_s: float, where: str) -> Any:
+    """A connection in autocommit mode, whose session is set as the sink needs it."""
+    psycopg = load_psycopg()
+    connection = psycopg.connect(**CONNECTION_DEFAULTS | dict(parameters), autocommit=True, prepare_threshold=None)
+    try:
+        if connection.info.server_version < _OLDEST_SERVER:
+            raise InvalidJob(
+                f"{where}: PostgreSQL {shown_server(parameters)} has version "
+                f"{connection.info.server_version // 10_000}: 12 or newer is needed"
+            )
+        settings = {**_SETTINGS, "statement_timeout": str(int(statement_timeout_s * 1000))}
+        connection.execute(_SET, (list(settings), list(settings.values())))
+        # Rows of a checkpoint must outlive the server: "off" would let it forget what it has confirmed.
+        connection.execute(
+            "select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off'"
+        )
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def is_lost(error: Exception) -> bool:
+    psycopg = load_psycopg()
+    lost = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+    return lost and (_code(error) or "08").startswith(("08", "57P"))
 
 
 def _code(error: Exception) -> str | None:
@@ -214,11 +212,6 @@ def translated(error: Exception, failure: str) -> BarrierRuntimeError:
                 "file, on every host that runs slots)"
             )
         return Unavailable(f"{failure}: {text}. It is tried again; start the server if it is down")
-    if code == "53200" and "prepared transactions" in text:
-        return Unavailable(
-            f"{failure}: {text}. It is tried again; raise max_prepared_transactions, or look into "
-            "pg_prepared_xacts for transactions that nobody ends"
-        )
     if code.startswith(_PASSING):
         return Unavailable(f"{failure}: {text} (SQLSTATE {code}). It is tried again")
     if code == "42501":

@@ -169,7 +169,7 @@ class WriteAheadSink(TwoPhaseCommitSink):
         context.job_store.put(key, data)
         if self.delivers_from_memory and _bytes(prepared, *self._in_memory.copy().values()) <= _MOST_IN_MEMORY:
             self._in_memory[key] = prepared
-        return StagedRows(key, hashlib.sha256(data).hexdigest(), sum(batch.num_rows for batch in prepared))
+        return StagedRows(key, hashlib.sha256(data).hexdigest(), sum(batch.num_rows for batch in batches))
 
     # ------------------------------------------------------------ deciding
 

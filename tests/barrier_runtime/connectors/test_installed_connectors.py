@@ -1,10 +1,11 @@
 """A connector of another package is found by its entry point, and its sink keeps the promises of ours."""
 
 import importlib
-import sqlite3
+import json
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,51 @@ from barrier_runtime.connectors.registry import CONNECTORS
 from barrier_runtime.connectors.sink_value import make_sink
 from barrier_runtime.testing import certify
 
-PACKAGE = Path(__file__).resolve().parents[3] / "examples" / "sqlite_connector"
+PACKAGE = Path(__file__).resolve().parents[3] / "examples" / "webhook_connector"
 POINTS = "[barrier_runtime.connectors]\n"
+
+
+class Endpoint(ThreadingHTTPServer):
+    """Takes rows as JSON lines, once per idempotency key. `answers`: codes of the next answers, instead of 200."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}/rows"
+        self.rows: list[dict[str, Any]] = []
+        self.answers: list[int] = []
+        self._keys: set[str] = set()
+        self._lock = threading.Lock()
+
+    def take(self, key: str, body: bytes) -> int:
+        with self._lock:
+            if self.answers:
+                return self.answers.pop(0)
+            if key not in self._keys:
+                self._keys.add(key)
+                self.rows += map(json.loads, body.splitlines())
+            return 200
+
+    def forget(self) -> None:
+        self.rows, self._keys = [], set()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        assert isinstance(self.server, Endpoint)
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(self.server.take(self.headers["Idempotency-Key"], body))
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Not on the terminal."""
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    with Endpoint() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
 
 
 def _install(folder: Path, name: str, entry_points: str) -> None:
@@ -33,58 +77,51 @@ def _install(folder: Path, name: str, entry_points: str) -> None:
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder of installed packages, with the example's."""
     table = (PACKAGE / "pyproject.toml").read_text().partition('."barrier_runtime.connectors"]\n')[2]
-    _install(tmp_path, "barrier_runtime_sqlite", table.partition("\n")[0].replace('"', ""))
+    _install(tmp_path, "barrier_runtime_webhook", table.partition("\n")[0].replace('"', ""))
     monkeypatch.syspath_prepend(str(PACKAGE))
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
     yield tmp_path
-    for module in [each for each in sys.modules if each.startswith("barrier_runtime_sqlite")]:
+    for module in [each for each in sys.modules if each.startswith("barrier_runtime_webhook")]:
         del sys.modules[module]
 
 
-def _rows(path: Path, table: str) -> list[dict[str, Any]]:
-    with closing(sqlite3.connect(path)) as database:
-        if not database.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchone():
-            return []
-        found = database.execute(f'SELECT * FROM "{table}" ORDER BY rowid')
-        names = [each[0] for each in found.description]
-        return [dict(zip(names, row, strict=True)) for row in found]
+def _sink(endpoint: Endpoint) -> Any:
+    return importlib.import_module("barrier_runtime_webhook.sink").WebhookSink(endpoint.url)
 
 
-def test_a_connector_of_another_package_is_found_behind_ours(site: Path) -> None:
-    assert [each.name for each in all_connectors()] == [*(each.name for each in CONNECTORS), "sqlite"]
-    sink = make_sink("sqlite", {"path": str(site / "rows.db"), "table": "rows"})
-    assert type(sink).__module__ == "barrier_runtime_sqlite.sink"
-    assert sink.settings() == {"path": str(site / "rows.db"), "table": "rows"}
+def test_a_connector_of_another_package_is_found_behind_ours(site: Path, endpoint: Endpoint) -> None:
+    assert [each.name for each in all_connectors()] == [*(each.name for each in CONNECTORS), "webhook"]
+    sink = make_sink("webhook", {"url": endpoint.url})
+    assert type(sink).__module__ == "barrier_runtime_webhook.sink"
+    assert sink.settings() == {"url": endpoint.url}
 
 
-def test_a_flow_writes_through_a_sink_of_another_package(site: Path) -> None:
-    sink = importlib.import_module("barrier_runtime_sqlite.sink").SqliteSink(str(site / "rows.db"), "numbers")
+def test_a_flow_writes_through_a_sink_of_another_package(site: Path, endpoint: Endpoint) -> None:
+    """Answers that ask for another attempt lose and double nothing."""
+    endpoint.answers = [503, 429]
     flow = Dataflow("numbers")
-    flow.rate("ticks", 10_000, 200).select(["value"]).sink("numbers", sink)
+    flow.rate("ticks", 10_000, 200).select(["value"]).sink("numbers", _sink(endpoint))
     flow.run_local(parallelism=2, checkpoint_interval=0.01)
-    assert sorted(row["value"] for row in _rows(site / "rows.db", "numbers")) == list(range(200))
+    assert sorted(row["value"] for row in endpoint.rows) == list(range(200))
 
 
-def test_a_column_without_a_type_is_refused_when_the_flow_is_written(site: Path) -> None:
-    sink = importlib.import_module("barrier_runtime_sqlite.sink").SqliteSink(str(site / "rows.db"), "numbers")
-    with pytest.raises(InvalidJob, match="SQLite has no type for column 'intended_at'"):
-        Dataflow("numbers").rate("ticks", 10, 20).sink("numbers", sink)
+def test_a_column_without_a_type_is_refused_when_the_flow_is_written(site: Path, endpoint: Endpoint) -> None:
+    with pytest.raises(InvalidJob, match=r"column 'intended_at' is timestamp.*: make it an integer"):
+        Dataflow("numbers").rate("ticks", 10, 20).sink("numbers", _sink(endpoint))
 
 
 @pytest.mark.slow
-def test_the_sink_of_the_example_is_certified(site: Path) -> None:
-    kind = importlib.import_module("barrier_runtime_sqlite.sink").SqliteSink
-    schema = pa.schema([("id", pa.int64()), ("key", pa.string())])
+def test_the_sink_of_the_example_is_certified(site: Path, endpoint: Endpoint) -> None:
     certify(
-        lambda: kind(str(site / "rows.db"), "rows"),
-        lambda: _rows(site / "rows.db", "rows"),
+        lambda: _sink(endpoint),
+        lambda: list(endpoint.rows),
         make_row=lambda number: {"id": number, "key": f"k{number % 3}"},
-        schema=schema,
+        schema=pa.schema([("id", pa.int64()), ("key", pa.string())]),
         scenarios=40,
         inside=20,
         seeds=range(4),
-        ordered=True,
+        reset=endpoint.forget,
     )
 
 
@@ -107,9 +144,9 @@ def test_a_wrong_entry_point_is_told_with_its_package(site: Path, entry_point: s
 def test_two_sinks_of_one_kind_are_refused(site: Path) -> None:
     (site / "second.py").write_text(
         "from barrier_runtime.connectors.registry import *\n"
-        "CONNECTOR = Connector('second', sinks=(Sinks((PublicClass('', 'S', 'sqlite', 'second'),), 'x', 'y'),))\n"
+        "CONNECTOR = Connector('second', sinks=(Sinks((PublicClass('', 'S', 'webhook', 'second'),), 'x', 'y'),))\n"
     )
     _install(site, "second", "second = second:CONNECTOR")
-    with pytest.raises(InvalidJob, match="have the same kind 'sqlite': uninstall the package of one"):
+    with pytest.raises(InvalidJob, match="have the same kind 'webhook': uninstall the package of one"):
         sinks_by_kind()
     sys.modules.pop("second")

@@ -36,6 +36,7 @@ VALID: dict[str, dict[str, Any]] = {
     "PollSource": {"fetch": lambda _cursor: None, "every": timedelta(seconds=1), "schema": "n bigint"},
     "PostgresChangesSource": {"url": POSTGRES, "tables": ["t"]},
     "PostgresSink": {"url": POSTGRES, "table": "t"},
+    "SqliteSink": {"path": "shop.db", "table": "t"},
     "RabbitMQSource": {"url": "amqp://h", "queue": "q", "deduplicate": None},
     "RateSource": {"rows_per_second": 10},
     "RedisUpsertSink": {"url": "redis://h", "key": "k"},

@@ -18,13 +18,14 @@ import redis as client
 
 from barrier_runtime import ClickHouseSink, InvalidJob, MySQLSink, RedisUpsertSink
 from barrier_runtime.connectors.clickhouse.columns import column_for, takes, unkept
-from barrier_runtime.connectors.mysql.columns import checked, fitted
+from barrier_runtime.connectors.mysql.columns import MYSQL_COLUMNS
 from barrier_runtime.connectors.postgres.changes.source import PostgresChanges
-from barrier_runtime.connectors.postgres.columns import converters, encode_csv
+from barrier_runtime.connectors.postgres.columns import POSTGRES_COLUMNS, encode_csv
 from barrier_runtime.connectors.postgres.sink import PostgresSink
 from barrier_runtime.connectors.redis.text import json_of
 from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.json_values import json_values
+from barrier_runtime.connectors.sink_bases.sql.columns import checked, fitted
 from barrier_runtime.state.store.memory import MemoryStore
 from examples.servers import ClickHouseServer, MariaServer, PostgresServer, RedisServer
 from tests.barrier_runtime.connectors.round_trips import KINDS, Kind, array_of, assert_same, comparable
@@ -143,10 +144,11 @@ def test_postgresql_gives_back_by_snapshot_and_log_what_the_sink_wrote(
     for name, (kind, _) in kinds.items():
         schema = pa.schema([(name, kind.type)])
         try:
-            (convert,) = converters(schema, [each for each in sink._target.columns if each.name == name], table, "here")
+            there = [each for each in sink._target.columns if each.name == name]
+            fits = fitted(schema, there, POSTGRES_COLUMNS, table, "here", ())
         except InvalidJob:
             continue
-        written[name] = kept_values(kind, partial(encoded, schema, convert))
+        written[name] = kept_values(kind, partial(encoded, schema, fits))
     rows = table_of(written)
     transaction = sink.begin_transaction()
     for batch in rows.to_batches():
@@ -170,8 +172,8 @@ def test_postgresql_gives_back_by_snapshot_and_log_what_the_sink_wrote(
             same_in_postgres(read.field(name).take(order), rows.column(name).combine_chunks(), kinds[name][1])
 
 
-def encoded(schema: pa.Schema, convert: Any, column: pa.Array) -> None:
-    encode_csv([pa.record_batch([column], schema)], [convert])
+def encoded(schema: pa.Schema, fits: Any, column: pa.Array) -> None:
+    encode_csv(checked(pa.record_batch([column], schema), fits, "t", "here"))
 
 
 def same_in_postgres(read: pa.Array, wrote: pa.Array, target: str) -> None:
@@ -248,7 +250,7 @@ def test_mysql_gives_back_what_the_sink_wrote(mariadb: MariaServer) -> None:
             schema = pa.schema([(name, kind.type)])
             column = [each for each in sink._target.columns if each.name == name]
             try:
-                fits = fitted(schema, column, table, "here")
+                fits = fitted(schema, column, MYSQL_COLUMNS, table, "here", ())
             except InvalidJob:
                 continue
             written[name] = kept_values(kind, lambda each, s=schema, f=fits: checked_alone(s, f, each))  # type: ignore[misc]
@@ -269,7 +271,7 @@ def test_mysql_gives_back_what_the_sink_wrote(mariadb: MariaServer) -> None:
 
 
 def checked_alone(schema: pa.Schema, fits: Any, column: pa.Array) -> None:
-    checked(pa.record_batch([column], schema), fits, 1 << 24, "t", "here")
+    checked(pa.record_batch([column], schema), fits, "t", "here")
 
 
 def same_in_mysql(found: list[Any], wrote: pa.Array, target: str) -> None:

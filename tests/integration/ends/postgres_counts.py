@@ -1,13 +1,14 @@
-"""Three PostgreSQL tables of counted numbers: of staged rows, of the newest row of each key, and of prepared
-transactions; their readers."""
+"""Tables of counted numbers in PostgreSQL and SQLite: all rows, and the newest row of each key; their readers."""
 
+import contextlib
+import sqlite3
 from typing import Any
 
 import psycopg
 
 from tests.integration.ends.audit import Seen
 
-TABLE, NEWEST, PREPARED = "counts", "newest", "prepared"
+TABLE, NEWEST = "counts", "newest"
 KEYS = 50
 
 
@@ -49,12 +50,22 @@ class Reader:
             raise
 
 
+class SqliteReader:
+    """Reads the whole file with each look."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute(f"create table if not exists {TABLE} (value integer, key integer, n integer)")
+
+    def look(self) -> Seen:
+        with contextlib.closing(sqlite3.connect(self._path, timeout=60)) as connection:
+            rows = connection.execute(f"select value, n from {TABLE} order by rowid").fetchall()
+        return Seen([value for value, _ in rows], [n for _, n in rows], whole=True)
+
+
 def left_over(url: str) -> list[str]:
-    """Staged batches, prepared transactions and sessions of the sink."""
+    """Sessions of the sink."""
     with psycopg.connect(url) as connection:
-        queries = (
-            "select batch from barrier_runtime.staged",
-            "select gid from pg_prepared_xacts",
-            "select state from pg_stat_activity where application_name = 'barrier-runtime'",
-        )
-        return [str(row[0]) for query in queries for row in connection.execute(query).fetchall()]
+        ours = "select state from pg_stat_activity where application_name = 'barrier-runtime'"
+        return [str(state) for (state,) in connection.execute(ours).fetchall()]

@@ -12,7 +12,7 @@ from tests.integration.ends.committed_records import CommittedRecords
 from tests.integration.ends.committed_rows import CommittedRows
 from tests.integration.ends.harness import run_under_kills
 from tests.integration.ends.kafka_feed import KEYS, PARTITIONS, Feed
-from tests.integration.ends.postgres_counts import NEWEST, PREPARED, TABLE, Reader, left_over, make_table
+from tests.integration.ends.postgres_counts import NEWEST, TABLE, Reader, SqliteReader, left_over, make_table
 from tests.integration.ends.several import EachTarget, InTurn, Looks
 
 
@@ -23,10 +23,11 @@ def test_a_topic_reaches_files_another_topic_and_tables_with_nothing_lost_double
     postgres: PostgresServer, tmp_path: Path
 ) -> None:
     """R1, R3, U12, T3, T4, T8, T12: the outage of the broker lasts longer than it lets any transaction last; none
-    lingers at the end. Every look at files, at staged rows, and at the newest count of each key, shows what one vector
-    of Kafka positions gives; rows of prepared transactions appear subtask by subtask, in their order, each once."""
-    folder = str(tmp_path / "out")
-    for table, key in ((TABLE, None), (NEWEST, "key"), (PREPARED, None)):
+    lingers at the end. Every look at files, at tables, and at the newest count of each key, shows what one vector of
+    Kafka positions gives."""
+    folder, database = str(tmp_path / "out"), str(tmp_path / "rows.db")
+    SqliteReader(database)  # makes the table
+    for table, key in ((TABLE, None), (NEWEST, "key")):
         make_table(postgres.url, table, key)
     with kafka_server(transaction_max_timeout_ms=3_000) as kafka:
         kafka.create_topic("numbers", PARTITIONS)
@@ -37,11 +38,11 @@ def test_a_topic_reaches_files_another_topic_and_tables_with_nothing_lost_double
             looks = {
                 "files": CommittedRows(folder, topic_counts.NAME, topic_counts.FILES).look,
                 "topic": CommittedRecords(kafka.bootstrap, "counted").look,
-                "staged": Reader(postgres.url, since_last=True).look,
+                "table": Reader(postgres.url, since_last=True).look,
                 "upserted": Reader(postgres.url, since_last=False, table=NEWEST).look_at_keys,
-                "prepared": Reader(postgres.url, since_last=False, table=PREPARED).look,
+                "sqlite": SqliteReader(database).look,
             }
-            return Looks(looks, seldom={"prepared": 5})
+            return Looks(looks, seldom={"sqlite": 5})
 
         try:
             report = run_under_kills(
@@ -52,6 +53,7 @@ def test_a_topic_reaches_files_another_topic_and_tables_with_nothing_lost_double
                     "target": "counted",
                     "folder": folder,
                     "postgres": postgres.url,
+                    "sqlite": database,
                 },
                 folder=tmp_path,
                 open_reader=lambda: open_reader().look,
@@ -59,9 +61,9 @@ def test_a_topic_reaches_files_another_topic_and_tables_with_nothing_lost_double
                     {
                         "files": Numbers(KEYS, together=True, splits=PARTITIONS),
                         "topic": Numbers(KEYS),
-                        "staged": Numbers(KEYS, together=True, splits=PARTITIONS),
+                        "table": Numbers(KEYS, together=True, splits=PARTITIONS),
                         "upserted": Latest(KEYS, together=True, splits=PARTITIONS),
-                        "prepared": Numbers(KEYS),
+                        "sqlite": Numbers(KEYS, together=True, splits=PARTITIONS),
                     }
                 ),
                 server=InTurn(kafka, postgres),

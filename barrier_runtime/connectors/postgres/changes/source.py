@@ -37,8 +37,7 @@ from barrier_runtime.connectors.postgres.changes.server import (
     read_table,
     server_time_us,
 )
-from barrier_runtime.connectors.postgres.committable import digest
-from barrier_runtime.connectors.postgres.session import load_psycopg, parameters_of, shown_server, translated
+from barrier_runtime.connectors.postgres.session import digest, load_psycopg, parameters_of, shown_server, translated
 from barrier_runtime.connectors.source import EventTimeOfSource, Polled, Split
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, get_or_none

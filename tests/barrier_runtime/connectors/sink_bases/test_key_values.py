@@ -7,13 +7,15 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime.connectors.clickhouse.columns import column_for, takes, unkept
-from barrier_runtime.connectors.mysql.columns import TableColumn, checked, fitted
-from barrier_runtime.connectors.postgres.columns import Column, converters, encode_csv
+from barrier_runtime.connectors.mysql.columns import MYSQL_COLUMNS, MySQLColumn
+from barrier_runtime.connectors.postgres.columns import POSTGRES_COLUMNS, Column, encode_csv
 from barrier_runtime.connectors.sink_bases.key_values import (
     below_microseconds,
     negative_zeros,
     with_trailing_spaces,
 )
+from barrier_runtime.connectors.sink_bases.sql.columns import ColumnRules, TableColumn, checked, fitted
+from barrier_runtime.connectors.sqlite.sink import SQLITE_COLUMNS, base_of
 from barrier_runtime.state.errors import InvalidJob
 
 
@@ -61,8 +63,8 @@ def test_a_column_proposed_for_clickhouse_takes_the_type() -> None:
         assert column_for(kind) == ""
 
 
-def mysql(base: str, **options: Any) -> TableColumn:
-    return TableColumn("k", options.pop("shown", base), base, charset="utf8mb4", **options)
+def mysql(base: str, **options: Any) -> MySQLColumn:
+    return MySQLColumn("k", options.pop("shown", base), base, charset="utf8mb4", **options)
 
 
 @pytest.mark.parametrize(
@@ -89,18 +91,8 @@ def mysql(base: str, **options: Any) -> TableColumn:
         (mysql("datetime", second_digits=6), pa.array([1], pa.timestamp("ns")), True, "digits below a microsecond"),
     ],
 )
-def test_mysql_keeps_a_value_or_says_why_not(column: TableColumn, values: pa.Array, key: bool, said: str) -> None:
-    batch = pa.record_batch({"k": values})
-
-    def write() -> pa.RecordBatch:
-        fits = fitted(batch.schema, [column], "t", "here", ["k"] if key else ())
-        return checked(batch, fits, 1 << 20, "t", "here")
-
-    if said:
-        with pytest.raises(InvalidJob, match=f"column 'k'.*{said}"):
-            write()
-    else:
-        assert write().num_rows == 1
+def test_mysql_keeps_a_value_or_says_why_not(column: MySQLColumn, values: pa.Array, key: bool, said: str) -> None:
+    keeps_or_says(MYSQL_COLUMNS, column, values, key, said)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +120,7 @@ def postgres(base: str, typmod: int = -1, **options: Any) -> Column:
     [
         (postgres("varchar", 6), pa.array(["ab"]), True, ""),
         (postgres("varchar", 6), pa.array(["a  "]), False, "is longer than varchar, which cuts spaces"),
-        (postgres("bpchar", 6), pa.array(["ab", None]), True, ""),
+        (postgres("bpchar", 6), pa.array(["ab", None]), False, ""),
         (postgres("bpchar", 6), pa.array(["a"]), False, r"has not exactly 2 characters.*varchar\(2\)"),
         (postgres("char"), pa.array(["a"]), False, "cannot hold every such value"),
         (postgres("text"), pa.array(["a\0"]), False, r"U\+0000, an invalid byte sequence"),
@@ -139,8 +131,8 @@ def postgres(base: str, typmod: int = -1, **options: Any) -> Column:
         (postgres("uuid"), pa.array(["A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11"]), False, ""),
         (postgres("uuid"), pa.array(["A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11"]), True, "another spelling of a uuid"),
         (postgres("float8"), pa.array([-0.0]), False, ""),
-        (postgres("float8"), pa.array([-0.0]), True, "-0.0 is the key 0.0"),
-        (postgres("numeric"), pa.array([-0.0]), False, "-0.0 is 0 as numeric"),
+        (postgres("float8"), pa.array([-0.0]), True, "is -0.0, which is the key 0.0"),
+        (postgres("numeric"), pa.array([-0.0]), False, "is -0.0, which is 0 as numeric"),
         (postgres("numeric", ((5 << 16) | (-2 & 0x7FF)) + 4), pa.array([1]), False, "cannot hold every such value"),
         (postgres("timestamp"), pa.array([1], pa.timestamp("ns")), True, "digits below a microsecond"),
         (postgres("timestamp"), pa.array([1], pa.timestamp("ns")), False, ""),
@@ -151,10 +143,52 @@ def postgres(base: str, typmod: int = -1, **options: Any) -> Column:
     ],
 )
 def test_postgresql_keeps_a_value_or_says_why_not(column: Column, values: pa.Array, key: bool, said: str) -> None:
+    keeps_or_says(POSTGRES_COLUMNS, column, values, key, said)
+
+
+@pytest.mark.parametrize(
+    ("declared", "values", "key", "said"),
+    [
+        ("bigint", pa.array([2**63 - 1, None]), False, ""),
+        ("bigint", pa.array([1], pa.uint64()), False, "cannot hold every such value"),
+        ("bigint", pa.array([True]), False, ""),
+        ("numeric", pa.array([1]), False, "cannot hold every such value"),
+        ("double", pa.array([math.inf, 0.1]), False, ""),
+        ("double", pa.array([math.nan]), False, "is NaN, which SQLite stores as null"),
+        ("real", pa.array([-0.0]), False, "is -0.0, which SQLite stores as 0.0"),
+        ("integer", pa.array([1.5]), False, "cannot hold every such value"),
+        ("varchar(2)", pa.array(["abc", "a "]), True, ""),
+        ("timestamp", pa.array(["abc"]), False, "cannot hold every such value"),
+        ("timestamp", pa.array([1], pa.timestamp("ns", "UTC")), False, ""),
+        ("text", pa.array([1], pa.timestamp("ns")), True, "digits below a microsecond"),
+        ("text", pa.array([1], pa.duration("s")), False, "cannot hold every such value"),
+        ("date", pa.array([86_400_000], pa.date64()), False, ""),
+        ("blob", pa.array([b"a"]), True, ""),
+        ("blob", pa.array(["a"]), False, "cannot hold every such value"),
+        ("text", pa.array([None], pa.string()), True, "is null"),
+    ],
+)
+def test_sqlite_keeps_a_value_or_says_why_not(declared: str, values: pa.Array, key: bool, said: str) -> None:
+    keeps_or_says(SQLITE_COLUMNS, TableColumn("k", declared, base_of(declared)), values, key, said)
+
+
+@pytest.mark.parametrize(
+    ("declared", "found"),
+    [
+        *(("INT", "INTEGER"), ("UNSIGNED BIG INT", "INTEGER"), ("CHARINT", "INTEGER"), ("nvarchar(9)", "TEXT")),
+        *(("clob", "TEXT"), ("", "BLOB"), ("double precision", "REAL"), ("decimal(9, 2)", "NUMERIC")),
+    ],
+)
+def test_affinities_of_sqlite_are_those_of_its_rules(declared: str, found: str) -> None:
+    assert base_of(declared) == found
+
+
+def keeps_or_says(rules: ColumnRules, column: TableColumn, values: pa.Array, key: bool, said: str) -> None:
     batch = pa.record_batch({"k": values})
 
     def write() -> bytes:
-        return encode_csv([batch], converters(batch.schema, [column], "t", "here", ["k"] if key else ()))
+        fits = fitted(batch.schema, [column], rules, "t", "here", ["k"] if key else ())
+        return encode_csv(checked(batch, fits, "t", "here"))
 
     if said:
         with pytest.raises((InvalidJob, pa.ArrowInvalid), match=f"column 'k'.*{said}"):

@@ -6,12 +6,12 @@ This module holds data only, because every command that lists sinks imports it.
 from barrier_runtime.connectors.registry import Connector, PublicClass, Sinks
 
 CONNECTOR = Connector(
-    "sqlite",
+    "webhook",
     sinks=(
         Sinks(
-            (PublicClass("sink", "SqliteSink", kind="sqlite", package="barrier_runtime_sqlite"),),
-            "exactly once",
-            "rows wait in the job's storage; after the decision one SQL transaction writes them and a token",
+            (PublicClass("sink", "WebhookSink", kind="webhook", package="barrier_runtime_webhook"),),
+            "exactly once, if the endpoint keeps idempotency keys",
+            "rows wait in the job's storage; after the decision one POST sends them with an idempotency key",
         ),
     ),
 )

@@ -1,0 +1,1 @@
+"""One sink for tables of SQL databases; a dialect says what is different about each database."""

@@ -1,0 +1,198 @@
+"""Exactly-once rows in a table of a SQL database: inserted, or upserted by key; one SQL transaction per commit.
+
+Rows wait in the job's storage until their checkpoint is decided; then subtask 0 writes those of all subtasks, and of
+all checkpoints that were decided meanwhile, in one transaction: raise a mark, if the mark is where this process knows
+it; write the rows; commit. If the mark is elsewhere, the client looks the mark up and writes what the mark does not
+cover. docs/design/sql-sinks.md has the decision and the measurements.
+
+| it dies, or stalls …                    | the next one                                                              |
+|-----------------------------------------|---------------------------------------------------------------------------|
+| before the decision                     | the rows are nowhere but in the job's storage, and are swept              |
+| after it, before the transaction        | writes them                                                               |
+| inside the transaction                  | waits until the server has ended it, then finds the mark as it was        |
+| in the commit: nobody knows             | finds the mark raised, or not                                             |
+| after it, before the rows were dropped  | finds the mark raised, and drops them                                     |
+
+A zombie writes only decided rows, and finds the mark of its successor.
+
+A group of checkpoints that fails is halved (`connectors/commit_groups`), between decisions and not between checkpoints:
+a checkpoint that was given up holds rows of some subtasks only, and appears together with the next decided one.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from barrier_runtime.connectors.commit_groups import CommitGroups
+from barrier_runtime.connectors.decisions import decided_checkpoints
+from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
+from barrier_runtime.connectors.sink_bases.sql.columns import Fitted, fitted
+from barrier_runtime.connectors.sink_bases.sql.dialect import MOST_ROWS, DeliveryMark, Dialect
+from barrier_runtime.connectors.sink_bases.sql.session import SqlSession
+from barrier_runtime.data.schemas import column_names
+from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
+from barrier_runtime.state.store.object_store import ObjectNotFound
+
+Mode = Literal["insert", "upsert"]
+
+
+class SqlSink(BatchingSink):
+    """`dialect`: the database. `mode="upsert"`: a row replaces the one with the same `key` columns."""
+
+    def __init__(
+        self, dialect: Dialect, table: str, *, mode: Mode, key: Sequence[str], max_bytes_in_memory: int
+    ) -> None:
+        super().__init__(max_bytes_in_memory=max_bytes_in_memory)
+        name = type(self).__name__
+        if mode not in ("insert", "upsert"):
+            raise InvalidJob(f"{name}: mode={mode!r}: mode is 'insert' or 'upsert'")
+        if isinstance(key, str) or (mode == "upsert") != bool(key):
+            raise InvalidJob(
+                f"{name}: mode={mode!r} with key={key!r}: mode='upsert' needs the list of the key's columns, "
+                "key=['id'], and mode='insert' has none"
+            )
+        if not 1 <= max_bytes_in_memory <= 256 << 20:
+            raise InvalidJob(f"{name}: max_bytes_in_memory={max_bytes_in_memory!r}: use up to 256 MiB")
+        self._dialect = dialect
+        self.table = table
+        self.mode = mode
+        self.key = column_names(key, f"{name}: key")
+
+    def __repr__(self) -> str:
+        how = f"upsert by {', '.join(self.key)}" if self.key else "insert"
+        return f"{type(self).__name__}({self.shown_table} at {self._dialect.place}, {how})"
+
+    @property
+    def shown_table(self) -> str:
+        """Name of the table, for people."""
+        return self.table
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "table": self.table,
+            "mode": self.mode,
+            "key": list(self.key),
+            "max_bytes_in_memory": self.max_bytes_in_memory,
+        }
+
+    def target(self) -> str:
+        return f"table {self.shown_table}"
+
+    def open(self, context: SinkContext) -> None:
+        """Check all that is known without rows."""
+        super().open(context)
+        dialect = self._dialect
+        self._fits: tuple[Fitted, ...] = ()
+        self._marks: dict[DeliveryMark, int] = {}  # known; missing: the row may have to be made
+        self._groups = CommitGroups(MOST_ROWS)
+        self._session = SqlSession(dialect, self._where)
+        self._target: Any = self._session.run(
+            "opening the sink", lambda connection: dialect.read_target(connection, self.table, self.key, self._where)
+        )
+        self._session.run(
+            "making the bookkeeping's tables", lambda connection: dialect.make_marks(connection, self._where)
+        )
+
+    def close(self) -> None:
+        if hasattr(self, "_session"):
+            self._session.close()
+
+    # ------------------------------------------------------------ staging
+
+    def check_schema(self, schema: pa.Schema) -> None:
+        dialect, target = self._dialect, self._target
+        self._fits = fitted(schema, target.columns, dialect.column_table, target.shown, self._where, self.key)
+        dialect.check_columns(target, self.key, schema.names, self._where)
+
+    def prepare(self, batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:
+        """Raises `InvalidJob` for a row that the table would refuse, as far as that can be known."""
+        together = pa.Table.from_batches(batches).combine_chunks().to_batches()
+        return [self._dialect.checked(batch, self._fits, self._target, self._where) for batch in together]
+
+    # ------------------------------------------------------------ delivering
+
+    def deliver_batches(self, batches: Sequence[DecidedBatch]) -> None:
+        for lineage in dict.fromkeys(batch.lineage for batch in batches):
+            mark = DeliveryMark(self._context.job, self._context.sink, lineage)
+            self._deliver_lineage(mark, [batch for batch in batches if batch.lineage == lineage])
+
+    def _deliver_lineage(self, mark: DeliveryMark, batches: Sequence[DecidedBatch]) -> None:
+        due = self._due(mark, batches)
+        if not due:
+            return
+        if not self._groups.limited and _rows_of(due) <= MOST_ROWS:
+            try:
+                self._deliver(mark, due)
+            except BarrierRuntimeError as error:  # which decisions there are to be halved, only the log says
+                self._groups.failed(len(self._steps(mark, due)), error)
+            else:
+                return
+        self._groups.commit(
+            self._steps(mark, due),
+            _rows_of,
+            lambda steps: self._deliver(mark, [batch for step in steps for batch in step]),
+        )
+
+    def _due(self, mark: DeliveryMark, batches: Sequence[DecidedBatch]) -> list[DecidedBatch]:
+        known = self._marks.get(mark, 0)
+        return [batch for batch in batches if batch.checkpoint > known]
+
+    def _steps(self, mark: DeliveryMark, due: Sequence[DecidedBatch]) -> list[list[DecidedBatch]]:
+        """The batches that appear together, oldest first: those up to a decision. Of an older lineage all do."""
+        if len(due) == 1 or mark.lineage != self._context.lineage:
+            return [list(due)]
+        steps: list[list[DecidedBatch]] = []
+        shown = 0
+        for decided in [*decided_checkpoints(self._context, due[0].checkpoint - 1), due[-1].checkpoint]:
+            step = [batch for batch in due if shown < batch.checkpoint <= decided]
+            if step:
+                steps.append(step)
+            shown = max(shown, decided)
+        return steps
+
+    def _deliver(self, mark: DeliveryMark, batches: Sequence[DecidedBatch]) -> None:
+        """In one transaction. `batches`: of one lineage, oldest first."""
+        checkpoint = batches[-1].checkpoint
+        what = f"committing checkpoint {checkpoint}"
+        while due := self._due(mark, batches):
+            try:
+                if mark not in self._marks:
+                    self._look_up(mark, what, make=True)
+                elif self._written(mark, due, what):
+                    self._marks[mark] = checkpoint
+                else:  # another process has committed, or this one's predecessor
+                    self._look_up(mark, what)
+            except ObjectNotFound as error:
+                # A successor may have written the rows and dropped the objects before this process read them.
+                self._look_up(mark, what)
+                if self._marks[mark] < checkpoint:
+                    raise Corrupt(
+                        f"{self._where}: of the {_rows_of(due)} rows that checkpoints up to {checkpoint} decided some "
+                        f"are gone, and table {self._target.shown} does not have them ({error}). Were they aborted, "
+                        "moved or deleted? Restore the object from a backup; the commit is tried again"
+                    ) from error
+
+    def _written(self, mark: DeliveryMark, due: Sequence[DecidedBatch], what: str) -> bool:
+        raising = {**mark.names, "known": self._marks[mark], "checkpoint": due[-1].checkpoint}
+        objects = [staged for batch in due for staged in batch.objects]
+        return self._session.run(
+            what,
+            lambda connection: self._dialect.deliver(
+                connection, self._target, self.key, raising, objects, self._read_all(objects)
+            ),
+        )
+
+    def _look_up(self, mark: DeliveryMark, what: str, *, make: bool = False) -> None:
+        ask = self._dialect.mark_made if make else self._dialect.mark_read
+        try:
+            found = self._session.run(what, lambda connection: ask(connection, mark))
+        except Unavailable:
+            self._marks.pop(mark, None)  # the row may have to be made again
+            raise
+        self._marks[mark] = max(found, self._marks.get(mark, 0))
+
+
+def _rows_of(batches: Sequence[DecidedBatch]) -> int:
+    return sum(batch.rows for batch in batches)
