@@ -20,6 +20,8 @@ from barrier_runtime.data.values.stored_times import NS, fits_unit
 UNFIT = (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError)  # what Arrow raises for texts
 _ZEROS = {"s": r"(:\d\d)\.0+([^0-9.]|$)", "ms": r"(\.\d{3})0+([^0-9]|$)", "us": r"(\.\d{6})0+([^0-9]|$)"}
 _ZONE = re.compile(r"\d\d:\d\d.*(?:[zZ]|[+-]\d\d:?\d\d)$|\d\d:\d\d.*[+-]\d\d$")
+_NO_ZONE = r":\d\d(\.\d+)?[+-]([3-9]\d|2[4-9]|\d\d:?[6-9])"  # Arrow adds up whatever hours and minutes there are
+_NO_ZONE_IN_BYTES = re.compile(_NO_ZONE.encode())
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?", re.ASCII)
 _FAR = re.compile(r"(-?\d{4,6}-\d\d-\d\d)(?:[T ](\d\d:\d\d:\d\d)(?:\.(\d{1,9})(0*))?(Z|[+-]\d\d:?\d\d)?)?", re.ASCII)
@@ -111,7 +113,14 @@ def refuse_inexact(texts: pa.Array, column: pa.Array) -> None:
             raise TextMisfit(row, text, f"{_shown(text)} would lose digits as {column.type}: {remedy}")
 
 
+def may_have_no_zone(data: bytes) -> bool:
+    """Whether a time in some text has an offset that is no zone, such as +25:00."""
+    return _NO_ZONE_IN_BYTES.search(data) is not None
+
+
 def _cast(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    if types.is_timestamp(kind) and kind.tz is not None and pc.any(pc.match_substring_regex(texts, _NO_ZONE)).as_py():
+        raise ValueError("an offset that is no zone")
     if types.is_timestamp(kind) or types.is_date(kind):
         try:
             return _without_zeros(texts, getattr(kind, "unit", "")).cast(kind)
@@ -195,6 +204,8 @@ def why_not(text: str, kind: pa.DataType) -> str:
     shown = _shown(text)
     if types.is_timestamp(kind):
         has_zone = _ZONE.search(text) is not None
+        if has_zone and re.search(_NO_ZONE, text):
+            return f"{shown} has no zone such as +01:30: correct the file"
         if kind.tz is None and has_zone:
             return (
                 f"{shown} has a zone, and the column is declared without: declare it as "

@@ -222,3 +222,39 @@ def test_a_point_between_thousands_is_no_decimal_point(tmp_path: Path, kind: str
     (tmp_path / "in.csv").write_text(f"n;t\n1,5;a\n{text};b\n")
     with pytest.raises(REFUSED, match=f"line 3: column 'n' is .*, and '{text}' has a point, and the decimal point is"):
         read(tmp_path / "in.csv", schema={"n": kind, "t": str}, delimiter=";", decimal_point=",")
+
+
+# Source: our own trial (Spark and MySQL write a quote within a value behind a backslash)
+@pytest.mark.parametrize("value", ['"say \\"hi\\""', '"x"y', '"x" ', '"a""b"c'])
+@pytest.mark.parametrize("schema", [None, {"n": int, "v": str}, {"n": int}])
+def test_text_behind_a_closing_quote_is_refused_with_its_line(tmp_path: Path, value: str, schema: Any) -> None:
+    (tmp_path / "in.csv").write_text(f'n,v\n1,"ok ""x"""\n2,{value}\n3,z\n')
+    with pytest.raises(REFUSED, match="line 3: a value begins with a quote here, and text follows its closing quote"):
+        read(tmp_path / "in.csv", schema=schema)
+
+
+# Source: our own trial
+def test_text_behind_a_closing_quote_is_refused_in_large_files_and_headers(tmp_path: Path) -> None:
+    lines = "".join(f'{n},"x{n},1\n{n},y"\n' for n in range(BLOCK // 10))
+    (tmp_path / "in.csv").write_text(f'n,v\n{lines}7,"a\\"b"\n')
+    with pytest.raises(REFUSED, match=f"line {BLOCK // 10 * 2 + 2}: a value begins with a quote"):
+        read(tmp_path / "in.csv", schema={"n": int, "v": str})
+    (tmp_path / "header.csv").write_text('n,"a\\"b"\n1,2\n')
+    with pytest.raises(REFUSED, match="in its header"):
+        read(tmp_path / "header.csv")
+
+
+# Source: our own trial
+def test_quotes_within_a_value_without_quotes_stand_for_themselves(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text('n,v\n1,a"b"\n2,"x"\n3,5" pipe\n4,"y\nz"\n')
+    assert [row["v"] for row in read(tmp_path / "in.csv")] == ['a"b"', "x", '5" pipe', "y\nz"]
+
+
+# Source: our own trial
+@pytest.mark.parametrize("zone", ["+25:00", "-24:00", "+2500", "+99", "+02:60", "-0199"])
+def test_an_offset_of_a_day_or_more_is_no_zone(tmp_path: Path, zone: str) -> None:
+    (tmp_path / "in.csv").write_text(f"n,t\n1,2024-01-31T10:00:00+02:00\n2,2024-01-31T10:00:00.5{zone}\n")
+    with pytest.raises(REFUSED, match=r"line 3: column 't' is timestamp\[us, tz=UTC\], and .* has no zone such as"):
+        read(tmp_path / "in.csv", schema={"n": int, "t": "timestamp[us, tz=UTC]"})
+    (tmp_path / "guessed.csv").write_text(f"n,t\n1,2024-01-31T10:00:00{zone}\n")
+    assert [row["t"] for row in read(tmp_path / "guessed.csv")] == [f"2024-01-31T10:00:00{zone}"]

@@ -179,3 +179,35 @@ def test_a_time_is_kept_or_refused(value: Any, kind: Any, name: str, result: Any
         told["name"] = name
     found = read(value, kind, told)
     _check(found.value if hasattr(found, "value") else found, result)
+
+
+def event_rows(event: dict[str, Any], form: Any) -> Any:
+    """The row of an event; the error's text of a refused one."""
+    schema = pa.schema([("id", pa.int64()), ("v", pa.int64())])
+    decoder = make_decoder(format_of("value", "json", schema, WHERE, form, "null"), WHERE)
+    columns, bad = decoded(decoder, [json.dumps(event).encode()], [None])
+    return bad[0] if bad else dict(zip(decoder.schema.names, (each[0].as_py() for each in columns), strict=True))
+
+
+# Source: our own trial
+@pytest.mark.parametrize("source", [None, {}, {"ts_ms": None}, {"ts_ms": 0}])
+@pytest.mark.parametrize("form", ["changes", "upsert"])
+def test_an_event_without_a_time_is_not_of_1970(form: str, source: Any) -> None:
+    event = {"op": "c", "after": {"id": 1, "v": 2}, "source": source}
+    assert event_rows(event, form)["changed_at"] is None
+    sent = event_rows({**event, "ts_ms": 7}, form)["changed_at"]
+    assert sent == datetime.datetime(1970, 1, 1, 0, 0, 0, 7_000, tzinfo=datetime.timezone.utc)
+
+
+# Source: our own trial
+@pytest.mark.parametrize("time", ["5", 5.5, True])
+def test_a_time_that_is_no_whole_number_is_named(time: Any) -> None:
+    event = {"op": "c", "after": {"id": 1, "v": 2}, "source": {"ts_ms": time}}
+    assert "its time ts_ms is" in event_rows(event, "changes")
+
+
+# Source: our own trial
+def test_a_deletion_that_has_no_column_of_the_schema_deletes_no_null_key() -> None:
+    event = {"op": "d", "before": {}, "after": None, "source": {"ts_ms": 5}}
+    assert "without the row's key" in event_rows(event, "upsert")
+    assert event_rows({**event, "before": {"id": 1}}, "upsert")["deleted"] is True

@@ -271,3 +271,12 @@ def test_a_field_that_comes_later_is_not_left_out_without_a_word(
     assert len(told) == 1
     assert f"column {name!r}" in told[0]
     assert "in.jsonl" in told[0]
+
+
+# Source: our own trial
+@pytest.mark.parametrize("zone", ["+25:00", "-24:00", "+2500", "+02:60"])
+def test_an_offset_of_a_day_or_more_is_no_zone(tmp_path: Path, zone: str) -> None:
+    path = lines(tmp_path / "in.jsonl", '{"t": "2024-01-31T10:00:00+02:00"}', f'{{"t": "2024-01-31T10:00:00{zone}"}}')
+    with pytest.raises(REFUSED, match=r"line 2: column 't' is timestamp\[us, tz=UTC\], and .* has no zone such as"):
+        read(path, schema={"t": "timestamp[us, tz=UTC]"})
+    assert [row["t"] for row in read(path)][1] == f"2024-01-31T10:00:00{zone}"

@@ -1,7 +1,8 @@
 """Rows of CSV text: where rows begin and end when quoted values contain line breaks. Pure.
 
-A field is quoted if its first byte is a quote. Two quotes in a quoted value are a quote; after the closing quote the
-rest of the field is taken as it stands, also further quotes. All functions begin at the beginning of a row.
+A field is quoted if its first byte is a quote. Two quotes in a quoted value are a quote. Text after the closing quote
+is refused (`behind_quotes`), because its writer means something else, as with backslashes before quotes. All functions
+begin at the beginning of a row.
 """
 
 import re
@@ -26,6 +27,15 @@ class Quoted:
         """The beginning of the quoted part that contains `at`; None if `at` is outside."""
         number = bisect_right(self.begins, at) - 1
         return int(self.begins[number]) if number >= 0 and at < self.ends[number] else None
+
+
+def behind_quotes(data: bytes, delimiter: str) -> int | None:
+    """The beginning of the first quoted value that has text after its closing quote; None if there is none."""
+    parts = quoted(data, delimiter)
+    text = np.frombuffer(data + b"\n", np.uint8)
+    behind = text[np.minimum(parts.ends + 1, len(data))]
+    is_end = (behind == ord(delimiter)) | (behind == _LF) | (behind == _CR) | (behind == _QUOTE)
+    return None if is_end.all() else int(parts.begins[np.argmin(is_end)])
 
 
 def quoted(data: bytes, delimiter: str) -> Quoted:

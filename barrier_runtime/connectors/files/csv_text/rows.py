@@ -22,6 +22,7 @@ import pyarrow.types as types
 
 from barrier_runtime.connectors.files.csv_text.guesses import is_checked, refuse_unwritable
 from barrier_runtime.connectors.files.csv_text.quoting import (
+    behind_quotes,
     count_of_lines,
     end_of_first_row,
     end_of_rows,
@@ -40,6 +41,7 @@ from barrier_runtime.data.values.text_columns import (
     is_read_from_text,
     is_text,
     may_be_inexact,
+    may_have_no_zone,
     not_utf8_at,
 )
 from barrier_runtime.state.errors import InvalidJob
@@ -47,6 +49,10 @@ from barrier_runtime.state.errors import InvalidJob
 NULLS = ("NA", "N/A", "n/a", "<NA>", "#N/A", "#NA", "#N/A N/A", "null", "NULL", "Null", "None", "\\N")
 _ASCII = "".join(map(chr, range(128)))
 _HEADER_BYTES = 65_536
+_MISQUOTED = (
+    "a value begins with a quote here, and text follows its closing quote: write a quote within a quoted value as two "
+    "quotes (Spark: option escape='\"'), or correct the file"
+)
 _COLUMN = re.compile(r"CSV column #(\d+)")  # as Arrow says it
 _ROW = re.compile(r"Row #(\d+): Expected \d+ columns, got (\d+)")
 
@@ -100,6 +106,8 @@ def column_names(header: bytes, form: CsvForm, where: str) -> list[str]:
             f'{where}: its header is not {form.encoding.upper()} ({error}): pass encoding= (such as "latin-1"), or '
             "convert the file"
         ) from error
+    if behind_quotes(header, form.delimiter) is not None:
+        raise InvalidJob(f"{where}: in its header {_MISQUOTED}")
     names = rows[0] if rows else []
     if not names:
         raise InvalidJob(f"{where}: it has no header line: add one with the columns' names")
@@ -169,16 +177,14 @@ class CsvRows:
         data = self._as_utf8(raw)
         if data[:1] in (b"\r", b"\n") and len(self.names) > 1 and not data.strip(b"\r\n"):
             return self._empty
+        if b'"' in data and (misquoted := behind_quotes(data, self._form.delimiter)) is not None:
+            raise LineError(misquoted, _MISQUOTED)
         table = self._read(data)
         columns = [one_array(table[name]) for name in self._schema.names]
         for place, field in enumerate(self._schema):
             if field.name in self._texts:
                 columns[place] = self._converted(data, field, columns[place])
-            elif len(columns[place]) and (
-                may_be_inexact(columns[place])
-                if types.is_floating(field.type)
-                else types.is_signed_integer(field.type) and _may_be_wrapped(columns[place], data)
-            ):
+            elif len(columns[place]) and _may_be_wrong(columns[place], data):
                 columns[place] = self._converted(data, field, self._texts_alone(data, field.name))
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
@@ -347,6 +353,15 @@ class CsvReader(LinesReader):
             return super().skipped(chunk, skip)
         rows = np.flatnonzero(chunk.column(0).is_valid().to_numpy(zero_copy_only=False))
         return (chunk.num_rows, skip - len(rows)) if skip > len(rows) else (int(rows[skip - 1]) + 1, 0)
+
+
+def _may_be_wrong(column: pa.Array, data: bytes) -> bool:
+    """Whether Arrow may have read a text of `data` as a value of `column` that the text does not mean."""
+    if types.is_floating(column.type):
+        return may_be_inexact(column)
+    if types.is_timestamp(column.type):
+        return column.type.tz is not None and may_have_no_zone(data)
+    return types.is_signed_integer(column.type) and _may_be_wrapped(column, data)
 
 
 def _may_be_wrapped(column: pa.Array, data: bytes) -> bool:

@@ -33,6 +33,7 @@ Debezium: TypeAlias = Literal["changes", "upsert"]
 Absent: TypeAlias = Literal["fail", "null"]
 
 _TIME = pa.timestamp("us", "UTC")
+_EPOCH = datetime.datetime.fromtimestamp(0, datetime.timezone.utc)
 _LOG_COLUMNS = [("op", pa.string()), ("changed_at", _TIME), ("lsn", pa.int64()), ("xid", pa.int64())]
 
 
@@ -120,9 +121,7 @@ class DebeziumRows:
         before = self._values(event.before, columns, [])
         after = self._values(event.after, columns, unchanged)
         source = event.source or {}
-        at = datetime.datetime.fromtimestamp(0, datetime.timezone.utc) + datetime.timedelta(
-            microseconds=source.get("ts_us") or 1000 * (source.get("ts_ms") or event.ts_ms or 0)
-        )
+        at = _changed_at(source, event.ts_ms)
         if self._form == "changes":
             return (event.op, at, source.get("lsn"), _whole(source.get("txId")), before, after, unchanged)
         now = before if event.op == "d" else after
@@ -131,7 +130,7 @@ class DebeziumRows:
                 "no upsert can say op 't' (the table was truncated): use debezium='changes', or set the connector's "
                 "skipped.operations=t"
             )
-        if now is None:
+        if now is None or (event.op == "d" and not self._names & (event.before or {}).keys()):
             raise ValueError(
                 f"no upsert can say op {event.op!r} without the row's key: use debezium='changes', or give the table a "
                 "primary key or REPLICA IDENTITY FULL"
@@ -200,6 +199,17 @@ class DebeziumRows:
                     raise ValueError(f"column {name!r}: {error}") from error
             values[name] = value
         return values
+
+
+def _changed_at(source: Mapping[str, Any], sent_ms: int | None) -> datetime.datetime | None:
+    """When the row changed, or at least when the connector told it (`sent_ms`); None if the event has neither."""
+    time_us, time_ms = source.get("ts_us"), source.get("ts_ms") or sent_ms
+    for name, time in (("ts_us", time_us), ("ts_ms", time_ms)):
+        if time is not None and (isinstance(time, bool) or not isinstance(time, int)):
+            raise ValueError(f"its time {name} is {time!r}, not a whole number: correct the transform that writes it")
+    if not time_us and not time_ms:
+        return None
+    return _EPOCH + datetime.timedelta(microseconds=time_us or 1000 * (time_ms or 0))
 
 
 def _whole(number: Any) -> int | None:
