@@ -75,6 +75,20 @@ def test_windows_begin_with_the_first_time_of_their_day_in_the_zone() -> None:
     assert start("day", "America/Toronto", "1919-03-31T12:00") == "1919-03-31 04:30:00+00:00"  # 00:30
 
 
+@pytest.mark.parametrize("every", ["day", "week", "month"])
+def test_years_beside_a_known_year_have_their_first_and_last_windows(every: Any) -> None:
+    """A calendar reads years when times of them come, with the years beside them; which times come first is nothing."""
+    times = [at("2025-12-31T23:30"), at("2023-01-01T00:30"), at("2026-01-01T02:00"), at("2022-12-31T23:30")]
+    for time in times:
+        known, fresh = Calendar(every, "America/New_York"), Calendar(every, "America/New_York")
+        known.assign(np.array([at("2024-06-15T12:00")]))
+        asked = np.array([time])
+        starts = known.assign(asked)[1]
+        assert starts.tolist() == fresh.assign(asked)[1].tolist()
+        assert known.ends(starts).tolist() == fresh.ends(starts).tolist()
+        assert starts[0] <= time < known.ends(starts)[0]
+
+
 def test_a_day_that_a_zone_has_skipped_is_no_window() -> None:
     apia = Calendar("day", "Pacific/Apia")
     _, starts = apia.assign(np.array([at("2011-12-29T12:00"), at("2011-12-30T09:00"), at("2011-12-30T11:00")]))
