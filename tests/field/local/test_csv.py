@@ -245,9 +245,11 @@ def test_text_behind_a_closing_quote_is_refused_in_large_files_and_headers(tmp_p
 
 
 # Source: our own trial
-def test_quotes_within_a_value_without_quotes_stand_for_themselves(tmp_path: Path) -> None:
-    (tmp_path / "in.csv").write_text('n,v\n1,a"b"\n2,"x"\n3,5" pipe\n4,"y\nz"\n')
-    assert [row["v"] for row in read(tmp_path / "in.csv")] == ['a"b"', "x", '5" pipe', "y\nz"]
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_quotes_within_a_value_without_quotes_stand_for_themselves(tmp_path: Path, end: str) -> None:
+    lines = ["n,v", '1,a"b"', '2,"x"', '3,5" pipe', '4,"y\nz"', '5,"last"']
+    (tmp_path / "in.csv").write_bytes(end.join(lines).encode())
+    assert [row["v"] for row in read(tmp_path / "in.csv")] == ['a"b"', "x", '5" pipe', "y\nz", "last"]
 
 
 # Source: our own trial
