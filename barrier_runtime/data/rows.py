@@ -11,9 +11,9 @@ import copy
 import datetime
 import decimal
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from sys import getrefcount
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -161,19 +161,39 @@ def cut(text: str) -> str:
     return text if len(text) <= _CUT else text[: _CUT - 1] + "…"
 
 
+references = sys.getrefcount
+"""How many references to a row there are: whether a user's function has kept a row that it gave. Only this module knows
+what the interpreter counts; without the count every row would be copied."""
+
+
 def _references_of_a_local() -> int:
-    """What `getrefcount` says of an object that one local variable holds. Newer interpreters count the argument no
+    """What `references` says of an object that one local variable holds. Newer interpreters count the argument no
     more; too low a number would only mean more copies."""
     assigned: Row = {}
-    counts = [getrefcount(assigned)]
+    counts = [references(assigned)]
     made: Iterator[Row] = ({} for _ in range(1))
     for each in made:
-        counts.append(getrefcount(each))
+        counts.append(references(each))
     return min(counts)
 
 
 _ALONE = _references_of_a_local()
 _HELD_ONCE = _ALONE + 1  # one local variable and one other holder: the caller's variable, or the row
+
+
+def _references_of_an_argument() -> int:
+    """What `references` says inside a function of a row that its caller does not keep; 0, which it never says, where
+    an interpreter does not tell that from a row that the caller keeps."""
+
+    def seen(name: str, row: Row) -> int:
+        return references(row)
+
+    kept: Row = {}
+    alone = seen("", {})
+    return alone if alone < seen("", kept) else 0
+
+
+ALONE_ARGUMENT = _references_of_an_argument()
 
 
 class _Column(NamedTuple):
@@ -210,11 +230,11 @@ class RowWriter:
         that nobody else holds, as of `return [...]`, a row has one reference more.
         """
         alone, append, taken = self.alone, results.append, self.taken
-        if alone != _NEVER and type(rows) is list and getrefcount(rows) == alone:
+        if alone != _NEVER and type(rows) is list and references(rows) == alone:
             alone += 1
         copied = False
         for row in rows:
-            if getrefcount(row) == alone:
+            if references(row) == alone:
                 append(row)
             else:
                 append(taken(row))
@@ -236,12 +256,12 @@ class RowWriter:
         is not a row comes back as it is. The caller holds `row` in one local variable."""
         if type(row) is not dict and not isinstance(row, Mapping):
             return row
-        copied = row if self._changeable and type(row) is dict and getrefcount(row) == _HELD_ONCE else dict(row)
+        copied = row if self._changeable and type(row) is dict and references(row) == _HELD_ONCE else dict(row)
         for name in copied if self.schema is None else self._changeable:
             value = copied.get(name)
             if type(value) in _UNCHANGEABLE:
                 continue
-            if type(value) is list and name in self._flat and getrefcount(value) == _HELD_ONCE:
+            if type(value) is list and name in self._flat and references(value) == _HELD_ONCE:
                 continue  # this row alone has it
             copied[name] = taken_value(value)
         return copied
@@ -353,7 +373,7 @@ def refuse_shared(reply: Sequence[Any] | Mapping[Any, Any], where: str) -> None:
     rows = list(reply.values()) if isinstance(reply, Mapping) else reply
     for row in repeated(rows):
         holders = (1 if rows is reply else 2) * times_in(rows, row) + 1  # the reply, `rows`, the list of repeated rows
-        if getrefcount(row) <= _ALONE + holders:
+        if references(row) <= _ALONE + holders:
             refuse_repeated(reply, row, where)
 
 

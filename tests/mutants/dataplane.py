@@ -905,7 +905,7 @@ MUTANTS = (
         "emitted-row-is-not-copied",
         "a row of a side output counts as it was when it was emitted",
         "barrier_runtime/operators/outputs/side_outputs.py",
-        "output.rows.append(row if getrefcount(row) == output.alone else output.taken(row))",
+        "output.rows.append(row if references(row) == output.alone else output.taken(row))",
         "output.rows.append(row)",
         ("tests/barrier_runtime/operators/functions/test_emitting.py",),
     ),

@@ -7,7 +7,6 @@ The cost beside the user's own call is kept to a few attribute writes: state han
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import length_hint
-from sys import getrefcount
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import WATERMARK_MIN, Batch
 from barrier_runtime.data.event_time import check_event_time_type, event_times_ms
-from barrier_runtime.data.rows import Row, RowWriter, each_row_of, input_row
+from barrier_runtime.data.rows import Row, RowWriter, each_row_of, input_row, references
 from barrier_runtime.operators.base import Capture, Emit, OperatorContext
 from barrier_runtime.operators.functions.attributes import WatchedAttributes
 from barrier_runtime.operators.functions.context_hints import Context
@@ -349,12 +348,12 @@ class ProcessOperator(KeyedOperator):
                     kind = type(result)
                     if kind is dict:
                         held = alone + 1 if result is row else alone
-                        append(result if getrefcount(result) == held else taken(result))
+                        append(result if references(result) == held else taken(result))
                     elif kind is list:
-                        held = alone + 1 if getrefcount(result) == alone else alone
+                        held = alone + 1 if references(result) == alone else alone
                         copied = False
                         for one in result:
-                            if getrefcount(one) == held:
+                            if references(one) == held:
                                 append(one)
                             else:
                                 append(taken(one))
@@ -363,7 +362,7 @@ class ProcessOperator(KeyedOperator):
                             self._writer.check_apart(result, self._input_row(batch, coming))
                     else:
                         for one in result:
-                            append(one if getrefcount(one) == alone else taken(one))
+                            append(one if references(one) == alone else taken(one))
         except Exception as error:
             self._check_handles()
             at = max(0, len(batch) - length_hint(coming) - 1)
@@ -404,12 +403,12 @@ class ProcessOperator(KeyedOperator):
                     kind = type(result)
                     if kind is dict:
                         held = alone + 1 if result is row else alone
-                        append(result if getrefcount(result) == held else taken(result))
+                        append(result if references(result) == held else taken(result))
                     elif kind is list:
-                        held = alone + 1 if getrefcount(result) == alone else alone
+                        held = alone + 1 if references(result) == alone else alone
                         copied = False
                         for one in result:
-                            if getrefcount(one) == held:
+                            if references(one) == held:
                                 append(one)
                             else:
                                 append(taken(one))
@@ -418,7 +417,7 @@ class ProcessOperator(KeyedOperator):
                             self._writer.check_apart(result, self._input_row(batch, coming))
                     else:
                         for one in result:
-                            append(one if getrefcount(one) == alone else taken(one))
+                            append(one if references(one) == alone else taken(one))
                 if by_row:
                     given.upto(watermark_ms)
                 if timers.next_ms <= watermark_ms:

@@ -4,7 +4,6 @@ Where a step does not fail with a row whose function raises (`on_error`), rows a
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from sys import getrefcount
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import pyarrow as pa
 
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.plain_rows import PlainRows, without_views
-from barrier_runtime.data.rows import Row, RowWriter, cut, each_row_of, input_row, preview
+from barrier_runtime.data.rows import Row, RowWriter, cut, each_row_of, input_row, preview, references
 from barrier_runtime.operators.base import Emit, Operator, OperatorContext
 from barrier_runtime.operators.outputs.failures import Failures, OnError
 from barrier_runtime.operators.user_code import function_name, user_error
@@ -108,7 +107,7 @@ class MapOperator(RowwiseOperator):
         append, taken, alone = results.append, self._writer.taken, self._writer.alone
         try:
             for result in map(function, each_row_of(batch)):  # holds no row, so one that comes back is alone
-                append(result if getrefcount(result) == alone else taken(result))
+                append(result if references(result) == alone else taken(result))
         except Exception as error:
             raise self._failed(error, batch, len(results)) from error
         self._check_all(len(results), batch)
@@ -169,13 +168,13 @@ class FlatMapOperator(RowwiseOperator):
         try:
             for rows in map(function, each_row_of(batch)):
                 if type(rows) is list:
-                    held = alone + 1 if getrefcount(rows) == alone else alone
+                    held = alone + 1 if references(rows) == alone else alone
                 else:
                     _rows(rows)
                     held = alone
                 copied = False
                 for one in rows:
-                    if getrefcount(one) == held:
+                    if references(one) == held:
                         append(one)
                     else:
                         append(taken(one))

@@ -6,32 +6,16 @@ two calls of an operator nothing is kept here, so no snapshot holds any of it.
 
 import difflib
 from collections.abc import Mapping
-from sys import getrefcount
 
 import numpy as np
 import pyarrow as pa
 
 from barrier_runtime.coordinator.metric_table import UNREAD_SIDE_ROWS
 from barrier_runtime.data.elements import Batch
-from barrier_runtime.data.rows import Row, RowWriter
+from barrier_runtime.data.rows import ALONE_ARGUMENT, Row, RowWriter, references
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.state.errors import InvalidJob
-
-
-def _references_of_an_argument() -> int:
-    """What `getrefcount` says inside a function of a row that its caller does not keep; 0, which it never says, where
-    an interpreter does not tell that from a row that the caller keeps."""
-
-    def seen(name: str, row: Row) -> int:
-        return getrefcount(row)
-
-    kept: Row = {}
-    alone = seen("", {})
-    return alone if alone < seen("", kept) else 0
-
-
-_ALONE = _references_of_an_argument()
 
 
 class SideOutput:
@@ -44,7 +28,7 @@ class SideOutput:
         self.name = name
         self.writer = RowWriter(f"side output {name!r} of {where}", schema, remedy)
         self.taken = self.writer.taken
-        self.alone = min(_ALONE, self.writer.alone)  # too low only means more copies
+        self.alone = min(ALONE_ARGUMENT, self.writer.alone)  # too low only means more copies
         self.rows: list[Row] = []
         self.reached: list[int] = []  # at each row, or nothing
 
@@ -87,7 +71,7 @@ class SideOutputs:
             output = self._by_name[name]
         except (KeyError, TypeError) as error:
             raise self._unknown(name) from error
-        output.rows.append(row if getrefcount(row) == output.alone else output.taken(row))
+        output.rows.append(row if references(row) == output.alone else output.taken(row))
         if self.reached_ms is not None:
             output.reached.append(self.reached_ms)
 
