@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from barrier_runtime.coordinator.log.decided import is_discarded, kept_after, kept_by_complete, kept_by_fence
 from barrier_runtime.coordinator.log.hashing import sha256_hex
+from barrier_runtime.coordinator.log.laws import Before, broken_laws
 from barrier_runtime.coordinator.log.records import (
     FIRST_POSITION,
     NO_RECORD,
@@ -182,8 +183,7 @@ class DecisionLog:
     @property
     def prior_complete(self) -> int:
         """The back link of the next record. Discarded checkpoints are out of reach for good."""
-        finish = self.finish
-        if self._last_complete is None or (finish is not None and finish.discarded):
+        if self._last_complete is None or (self._head is not None and is_discarded(self._head.record)):
             return NO_RECORD
         return self._last_complete.position
 
@@ -226,6 +226,11 @@ class DecisionLog:
             )
         position = self.next_position
         self._check(position, record)
+        for law in broken_laws(self._before(position), record):
+            raise ProtocolViolation(
+                f"job {self._job}: {type(record).__name__} at log position {position} needs {law.expected}, and has "
+                f"{law.found}: file a bug"
+            )
         record, data = stamped(record)
         self._in_flight = _InFlight(position, record, data)
         return Repeat(position, data)
@@ -312,8 +317,27 @@ class DecisionLog:
             f"job {self._job}: FENCE restores log position {position}, which was never read: file a bug"
         )
 
+    def _before(self, position: int) -> Before:
+        return Before(
+            job=self._job,
+            position=position,
+            token=self.token,
+            prior_complete=self.prior_complete,
+            fence=self.fence,
+            fence_known=True,
+            finish=self.finish,
+            checkpoint_floor=self.checkpoint_floor,
+            kept=frozenset(self._kept),
+            checkpoint_at=self._checkpoint_at,
+        )
+
+    def _checkpoint_at(self, position: int) -> int | None:
+        """None: the record was not read, or is not remembered."""
+        known = (self._last_complete, self._restored, self._chosen, *self._kept_at_start)
+        return next((_checkpoint_of(each) for each in known if each is not None and each.position == position), None)
+
     def _check(self, position: int, record: Record) -> None:
-        """The laws of the log. A broken one is a bug of ours or of the store, never something to work around."""
+        """Generations. A broken law is a bug of ours or of the store, never something to work around."""
         token = self.token
         if isinstance(record, Fence):
             legal = record.token == position

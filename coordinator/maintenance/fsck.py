@@ -1,7 +1,7 @@
 """What `fsck` makes of a job's stored objects: is the log whole, what must be there, what is left over and why. Pure.
 
-`LogWalk` takes every record of the decision log, in order, and checks each against all before it (I1, I3, hash chain,
-back links, lists of what is kept). Along the way it follows what the coordinators kept: `must_exist` holds under every
+`LogWalk` takes every record of the decision log, in order, and judges each by the laws that the writer obeys
+(`log/laws`), and by the hash chain. Along the way it follows what the coordinators kept: `must_exist` holds under every
 way in which they may have gone on, `in_reach` is what they may still keep. Absence of the former is damage; neither is
 ever left over. Records of this release list what is kept; of earlier ones it is inferred.
 What is left over is classified by `retention`, as the job's own sweep does it, and only explained here.
@@ -17,6 +17,7 @@ import msgspec
 
 from barrier_runtime.coordinator.log.decided import inline_data
 from barrier_runtime.coordinator.log.hashing import sha256_hex
+from barrier_runtime.coordinator.log.laws import Before, broken_laws, next_prior_complete
 from barrier_runtime.coordinator.log.manifest import Manifest, check_files, decode_manifest
 from barrier_runtime.coordinator.log.records import (
     FIRST_POSITION,
@@ -182,79 +183,31 @@ class LogWalk:
                 before, f"sha256 {record.parent_sha256 or '(none)'}, says its successor", f"sha256 {previous}", BACKUP
             )
         self._checkpoint_at[-1] = 0
-        self._check_links(key, position, record, previous is not None)
+        for law in broken_laws(self._before(position, previous is not None), record):
+            self._harm(key, law.expected, law.found, CHANGED)
+        self._expected_token = record.token
+        self._expected_complete = next_prior_complete(position, record)
         self._follow(position, record)
 
-    def _check_links(self, key: str, position: int, record: Record, seen: bool) -> None:
-        """`seen`: the record before was readable. After one that was not, what follows is believed once."""
-        fence_known = position == FIRST_POSITION or self.token == self._expected_token
-        if isinstance(record, Fence):
-            self._expected_token = position
-        if seen or isinstance(record, Fence):
-            self._expect(key, "token", self._expected_token, record.token, " (of the last FENCE, its position)")
-        if seen:
-            self._expect(key, "prior_complete", self._expected_complete, record.prior_complete)
-            if self.finish is not None and not isinstance(record, Fence):
-                self._harm(key, "a FENCE, after FINISH", type(record).__name__.upper(), CHANGED)
-        self._expected_token = record.token
-        self._expected_complete = position if isinstance(record, Complete) else record.prior_complete
-        if isinstance(record, Finish) and record.discarded:
-            self._expected_complete = NO_RECORD
-        if isinstance(record, Fence):
-            self._check_fence(key, position, record, seen and fence_known)
-        elif position == FIRST_POSITION:
-            self._harm(key, "a FENCE as the first record", type(record).__name__.upper(), CHANGED)
-        if isinstance(record, Complete):
-            self._check_complete(key, record)
-        if isinstance(record, Fence | Complete):
-            self._check_kept(key, position, record, seen)
+    def _before(self, position: int, seen: bool) -> Before:
+        """`seen`: the record before was readable. After an unreadable one, the next record is believed once."""
+        kept = frozenset(each.position for each in self._kept) if self._lists and seen else None
+        return Before(
+            job=self._paths.job,
+            position=position,
+            token=self._expected_token if seen else None,
+            prior_complete=self._expected_complete if seen else None,
+            fence=self.fence,
+            fence_known=seen and (position == FIRST_POSITION or self.token == self._expected_token),
+            finish=self.finish if seen else None,
+            checkpoint_floor=self._floor,
+            kept=kept,
+            checkpoint_at=self._decides,
+        )
 
-    def _check_kept(self, key: str, position: int, record: Fence | Complete, seen: bool) -> None:
-        """A list only loses positions: what was dropped never comes back."""
-        for each in record.kept:
-            decides = FIRST_POSITION <= each < position and self._checkpoint_at[each - FIRST_POSITION]
-            if not decides:
-                self._harm(key, "positions of decisions as kept", str(each), CHANGED)
-        if self._lists and seen:
-            gained = set(record.kept) - {each.position for each in self._kept}
-            if gained:
-                self._harm(key, "as kept what was kept before", f"also {min(gained)}", CHANGED)
-        restored = NO_RECORD if isinstance(record, Complete) else record.restored_position
-        if record.lists_kept and restored not in (NO_RECORD, *record.kept):
-            self._harm(key, f"as kept also {restored}, which it restores", str(record.kept), CHANGED)
-
-    def _check_fence(self, key: str, position: int, record: Fence, fence_known: bool) -> None:
-        self._expect(key, "job", self._paths.job, record.spec.job)
-        before = self.fence
-        if before is None:
-            prior_run = NO_RECORD
-        elif before.spec.run_id == record.spec.run_id:
-            prior_run = before.prior_run
-        else:
-            prior_run = before.token
-        if fence_known:
-            self._expect(key, "prior_run", prior_run, record.prior_run)
-        if record.checkpoint_floor < self._floor:
-            self._harm(key, f"checkpoint_floor of {self._floor} or more", str(record.checkpoint_floor), CHANGED)
-        if record.restored_position == NO_RECORD:
-            self._expect(key, "restored_checkpoint", 0, record.restored_checkpoint)
-        elif not FIRST_POSITION <= record.restored_position < position:
-            self._harm(key, "an earlier record as restored_position", str(record.restored_position), CHANGED)
-        else:
-            found = self._checkpoint_at[record.restored_position - FIRST_POSITION]
-            if found != _UNREADABLE:
-                self._expect(key, "restored_checkpoint", found, record.restored_checkpoint)
-
-    def _check_complete(self, key: str, record: Complete) -> None:
-        if record.checkpoint <= self._floor:
-            self._harm(key, f"a checkpoint id above {self._floor}", str(record.checkpoint), CHANGED)
-        if self.fence is not None and self.fence.token == record.token:
-            self._expect(key, "lineage", self.fence.lineage, record.lineage)
-        expected = (record.checkpoint, record.token)
-        if self._paths.checkpoint_of(record.manifest) != expected:
-            self._harm(
-                key, f"a manifest key of checkpoint {expected[0]}, generation {expected[1]}", record.manifest, CHANGED
-            )
+    def _decides(self, position: int) -> int | None:
+        found = self._checkpoint_at[position - FIRST_POSITION]
+        return None if found == _UNREADABLE else found
 
     # ------------------------------------------------------------ what is kept
 
@@ -340,10 +293,6 @@ class LogWalk:
         return Decided(position, record) if isinstance(record, Complete) else None
 
     # ------------------------------------------------------------ inside
-
-    def _expect(self, key: str, name: str, expected: object, found: object, why: str = "") -> None:
-        if expected != found:
-            self._harm(key, f"{name} = {expected}{why}", f"{name} = {found}", CHANGED)
 
     def _harm(self, key: str, expected: str, found: str, remedy: str) -> None:
         self.damage.append(Damage(key, expected, found, remedy))

@@ -24,7 +24,7 @@ from barrier_runtime.state.store.paths import Paths
 PATHS = Paths("flights")
 
 
-def fence(log, put_id="f", run="run-1", restored=NO_RECORD, floor=0):
+def fence(log, put_id="f", run="run-1", restored=NO_RECORD, checkpoint=0, floor=0):
     previous = log.fence
     other_run = previous is not None and previous.spec.run_id != run
     prior = NO_RECORD if previous is None else previous.token if other_run else previous.prior_run
@@ -36,11 +36,11 @@ def fence(log, put_id="f", run="run-1", restored=NO_RECORD, floor=0):
         wall_ms=0,
         prior_complete=log.prior_complete,
         reason="test",
-        restored_checkpoint=0,
+        restored_checkpoint=checkpoint,
         restored_position=restored,
         lineage="l",
         prior_run=prior,
-        checkpoint_floor=floor,
+        checkpoint_floor=max(floor, log.checkpoint_floor),
         spec=spec(run_id=run),
     )
 
@@ -176,6 +176,25 @@ def test_a_writer_can_not_append_for_a_generation_that_is_not_the_highest(store)
         log.propose(stale)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"checkpoint": 1}, "needs a checkpoint id above 1, and has 1"),
+        ({"lineage": "another"}, "needs lineage = l, and has lineage = another"),
+        ({"prior_complete": NO_RECORD}, "needs prior_complete = 2"),
+        ({"manifest": "flights/checkpoints/3-1/manifest.json"}, "needs a manifest key of checkpoint 2, generation 1"),
+        ({"kept": (1,)}, "needs as kept what was kept before, and has also 1"),
+    ],
+)
+def test_the_writer_refuses_a_record_that_fsck_would_report(store, changes, said):
+    log = fenced(store)
+    put(store, log, complete(log, 1))
+    with pytest.raises(ProtocolViolation, match=said):
+        log.propose(msgspec.structs.replace(complete(log, 2), **changes))
+    assert not log.in_flight
+    assert isinstance(put(store, log, complete(log, 2)), Appended)
+
+
 def test_a_fence_carries_its_own_position_as_token(store):
     """Z4."""
     log = opened(store)
@@ -195,7 +214,7 @@ def test_the_fencer_finds_the_zombies_decision_and_takes_it_over(store):
     successor = opened(store)
     assert successor.last_complete.record.checkpoint == 1
     position = successor.last_complete.position
-    assert isinstance(put(store, successor, fence(successor, "new", restored=position)), Appended)
+    assert isinstance(put(store, successor, fence(successor, "new", restored=position, checkpoint=1)), Appended)
     assert successor.restore_point.record.checkpoint == 1
     assert isinstance(put(store, zombie, complete(zombie, 2)), Foreign)
 
@@ -205,7 +224,7 @@ def test_a_generation_that_restored_something_older_grows_from_that(store):
     old = put(store, log, complete(log, 1)).entry
     put(store, log, complete(log, 2))
     log.choose_restore(old)
-    put(store, log, fence(log, "replay", run="run-2", restored=old.position))
+    put(store, log, fence(log, "replay", run="run-2", restored=old.position, checkpoint=old.record.checkpoint))
     assert log.restore_point == old
     assert log.last_complete.record.checkpoint == 2
     again = opened(store)
