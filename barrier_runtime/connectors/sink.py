@@ -37,6 +37,8 @@ class SinkContext:
     lineage: str
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex  # never the same twice, also in other processes
     wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    log_sha256: str = ""  # hash of the first record of the job's decision log; empty: not known
+    known_target: bool = False  # the restored checkpoint is of a sink with the same settings, which has written
 
     @property
     def where(self) -> str:

@@ -102,7 +102,7 @@ def start(plan: Plan, options: JobOptions) -> "JobHandle":
     own_session = options.spark is None
     spark = options.spark
     if spark is None:
-        spark = make_session(job.graph.name, options.master, options.spark_conf)
+        spark = make_session(job.graph.name, options.master, options.spark_conf, options.checkpoints)
     try:
         check_session(spark, options.parallelism)
         if job.has_batch_functions:

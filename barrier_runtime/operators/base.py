@@ -114,6 +114,7 @@ class OperatorContext:
     wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex  # never the same twice, also in other processes
     lineage: str = ""  # the same for all generations whose state grew from one start
+    log_sha256: str = ""  # hash of the decision log's first record; empty: not known
     exactly_once: bool = (
         True  # a snapshot is of one moment of all streams: barriers are aligned, or rows in flight in it
     )

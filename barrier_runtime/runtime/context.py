@@ -105,6 +105,7 @@ class OperatorContexts:
         self._mode = mode
         self._token = deploy.token
         self._lineage = deploy.lineage
+        self._log_sha256 = deploy.first_sha256
         self._settled = deploy.settled
         self._reopened = deploy.reopened
         self._res = resources
@@ -170,6 +171,7 @@ class OperatorContexts:
             wall_ms=lambda: res.clock.wall_ns() // 1_000_000,
             new_id=res.new_uuid,
             lineage=self._lineage,
+            log_sha256=self._log_sha256,
             exactly_once=self._mode == "exactly_once",
             settled=self._settled,
             reopened=self._reopened,

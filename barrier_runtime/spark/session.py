@@ -86,6 +86,7 @@ def check_free_core(spark: Any, parallelism: int) -> None:
 
 
 MAX_TASK_FAILURES = 1_000_000
+STORE = "BARRIER_RUNTIME_STORE"  # in the workers' environment: scheme of the URL of the job's checkpoints
 _FORWARDED = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")  # never credentials
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:\s*,\s*\d+)?\])?")
 _NOISY_LOGGERS = (
@@ -117,8 +118,10 @@ def local_master(master: str) -> str:
     return f"local[{match.group(1) or '1'},{MAX_TASK_FAILURES}]"
 
 
-def make_session(job: str, master: str, extra: dict[str, str]) -> Any:
-    """A new SparkSession with our settings. Raises `InvalidJob` without Java, pyspark or with another live context."""
+def make_session(job: str, master: str, extra: dict[str, str], checkpoints: str = "") -> Any:
+    """A new SparkSession with our settings. Raises `InvalidJob` without Java, pyspark or with another live context.
+
+    `checkpoints`: URL of the job's store, whose client the worker daemon imports before it forks."""
     check_java()
     try:
         from pyspark import SparkContext
@@ -133,7 +136,10 @@ def make_session(job: str, master: str, extra: dict[str, str]) -> Any:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(f"barrier-runtime {job}").master(local_master(master))
     importable = os.pathsep.join(dict.fromkeys(entry for entry in sys.path if entry and os.path.isdir(entry)))
-    environment = {"spark.executorEnv.PYTHONPATH": importable}
+    environment = {
+        "spark.executorEnv.PYTHONPATH": importable,
+        f"spark.executorEnv.{STORE}": checkpoints.partition("://")[0] if "://" in checkpoints else "",
+    }
     if _LOCAL.fullmatch(master.strip()) and sys.stderr is not None and sys.stderr.isatty():
         environment[f"spark.executorEnv.{SILENT}"] = (
             "1"  # a line from elsewhere would spoil those that are written over

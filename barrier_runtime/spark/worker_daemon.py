@@ -45,7 +45,23 @@ def preload() -> None:
         importlib.import_module(name)
     import pyarrow
 
+    from barrier_runtime.spark.session import STORE
+
+    if os.environ.get(STORE) in ("s3", "s3a"):
+        _preload_s3()
     pyarrow.array([0])  # where pandas is installed, pyarrow imports it at its first conversion: 0.4 s of a slot's loop
+
+
+def _preload_s3() -> None:
+    """Imports both clients and reads boto3's descriptions of S3: 0.35 s of processor time. Makes no connection."""
+    from barrier_runtime.state.errors import InvalidJob
+
+    try:
+        for name in ("obstore.store", "barrier_runtime.state.store.s3.by_obstore"):
+            importlib.import_module(name)
+        importlib.import_module("barrier_runtime.state.store.s3.aws").read_descriptions()
+    except (ImportError, InvalidJob):  # the slot meets the same trouble, and reports it with the remedy
+        return
 
 
 def forget_archives() -> None:

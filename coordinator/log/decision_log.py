@@ -50,6 +50,7 @@ class LogView:
     restored: LogEntry | None = None  # the COMPLETE that the generation started from
     earlier_runs: tuple[LogEntry, ...] = ()  # last FENCE of each earlier run, newest first, as far as was asked for
     other_kept: tuple[LogEntry, ...] = ()  # decisions that are kept and not among `completes`, if they were asked for
+    first_sha256: str = ""  # of the bytes of the first record; empty: not read
 
     @property
     def kept(self) -> tuple[int, ...] | None:
@@ -126,6 +127,7 @@ class DecisionLog:
         self._restored = view.restored
         self._kept_at_start = view.kept_entries
         self._kept = tuple(entry.position for entry in self._kept_at_start) if view.kept is None else view.kept
+        self._first_sha256 = view.first_sha256
         self._in_flight: _InFlight | None = None
         self._asked_back = False  # what is at its position is being read
 
@@ -134,6 +136,11 @@ class DecisionLog:
     @property
     def next_position(self) -> int:
         return FIRST_POSITION if self._head is None else self._head.position + 1
+
+    @property
+    def first_sha256(self) -> str:
+        """Hash of the first record, which identifies the log; empty if nobody has read that record."""
+        return self._first_sha256
 
     @property
     def head_sha256(self) -> str:
@@ -288,6 +295,8 @@ class DecisionLog:
 
     def _appended(self, flight: _InFlight) -> Appended:
         entry = LogEntry(flight.position, flight.record, sha256_hex(flight.data))
+        if entry.position == FIRST_POSITION:
+            self._first_sha256 = entry.sha256
         if isinstance(flight.record, Fence):
             # The new generation grows from what it restored, or from nothing.
             wanted = flight.record.restored_position

@@ -74,22 +74,25 @@ class LogReader:
         self._paths = paths
         self._hint = HeadHint(store, paths.log_hint)
         self._known: dict[int, LogEntry] = {}  # what the last reading was made of
+        self._first_sha256 = ""
 
     def read(self, *, completes: int = 1, restore: int | None = None, run_id: str = "", kept: bool = False) -> LogView:
         """The facts of the log: `completes` newest decisions (and back to checkpoint `restore` if it is asked for), and
-        the earlier runs' fences back to `run_id`; with `kept` every decision that is kept, too. Raises `Corrupt` for
-        an unreadable or inconsistent log."""
+        the earlier runs' fences back to `run_id`; with `kept` every decision that is kept and the hash of the first
+        record, too. Raises `Corrupt` for an unreadable or inconsistent log."""
         reading = _Reading(self._store, self._paths.log_record, self._known)
         known = max(self._known, default=NO_RECORD)
         self._known = {}  # a reading that fails is no ground for the next one
         hint = self._hint.found() if known == NO_RECORD else NO_HINT
         if hint.position > known:
             first = hint.position - 1  # the head's predecessor is looked at, too
-            reading.fetch((hint.token, *range(first, hint.position + READ_AHEAD)), READ_AHEAD + 2)
+            beginning = (FIRST_POSITION,) if kept else ()
+            reading.fetch((*beginning, hint.token, *range(first, hint.position + READ_AHEAD)), READ_AHEAD + 3)
         head_position = find_head(reading.exists, known, hint.position, side_by_side(self._store, READ_AHEAD))
         view = _facts(reading, head_position, completes, restore, run_id, kept)
         self._known = reading.used
-        return view
+        self._first_sha256 = reading.first_sha256() or self._first_sha256
+        return dataclasses.replace(view, first_sha256=self._first_sha256)
 
 
 def _facts(
@@ -165,6 +168,17 @@ class _Reading:
                 return None
             self._found[position] = data
         return self._found[position]
+
+    def first_sha256(self) -> str:
+        """Hash of the log's first record; empty if the record was not read, or is damaged: no fact rests on it."""
+        data = self._found.get(FIRST_POSITION)
+        if data is None:
+            return ""
+        try:
+            decode_record(self.key_of(FIRST_POSITION), data)
+        except Corrupt:
+            return ""
+        return sha256_hex(data)
 
     def entry(self, position: int) -> LogEntry:
         entry = self.used.get(position) or self.known.get(position)

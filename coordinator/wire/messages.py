@@ -263,6 +263,7 @@ class Deploy(Message, frozen=True, omit_defaults=True):
     manifest: ManifestRef | None = None
     drained: bool = False  # this run has ended its sources early: they read nothing more
     reopened: bool = False  # another run did, and this one reads on: event time that was at its end begins anew
+    first_sha256: str = ""  # of the bytes of the log's first record, which no other log has; empty: not known
 
 
 class Prefetch(Message, frozen=True):

@@ -238,8 +238,10 @@ class DeltaSink(TwoPhaseCommitSink):
         except Corrupt:
             if not self._log.has(decoded):  # a vacuum takes what a compaction has replaced, from the job nothing
                 raise
-        at_once = self._last or not self._staging.leaves_staged
-        self._afterwards.do(lambda: self._staging.drop_shown([each.file for each in decoded.files]), at_once=at_once)
+        self._later(lambda: self._staging.drop_shown([each.file for each in decoded.files]))
+
+    def _later(self, work: Callable[[], None]) -> None:
+        self._afterwards.do(work, at_once=self._last or not self._staging.leaves_staged)
 
     def end_of_input(self) -> None:
         self._last = True
@@ -272,7 +274,7 @@ class DeltaSink(TwoPhaseCommitSink):
         for committable in decided:
             self.commit(committable)
             files += [each.file for each in self._decoded(committable).files]
-        self._staging.sweep(self._context.parallelism, files, shown=not self.commits_only_globally)
+        self._later(lambda: self._staging.sweep(self._context.parallelism, files, shown=not self.commits_only_globally))
 
     def _decoded(self, committable: bytes) -> DeltaCommittable:
         return decode_delta_committable(committable, self._context.job, self._context.sink, self._where)

@@ -5,6 +5,8 @@ Work that is left must be safe to lose with the process:
 | work                                   | lost with the process                                       |
 |----------------------------------------|-------------------------------------------------------------|
 | delete staged objects of shown files   | the sweep of the next generation deletes them at its start  |
+| sweep what older generations staged    | the next generation sweeps it                               |
+| find the head of the commit log        | the first commit finds it                                   |
 | write the hint of the commit log       | the next start reads more records; a later commit writes it |
 | write a summary of the commit log      | a later commit writes it                                    |
 
@@ -38,9 +40,16 @@ class Afterwards:
         return Afterwards, (self._where,)  # sinks are copied and pickled before they are opened
 
     def do(self, work: Callable[[], None], *, at_once: bool = False) -> None:
-        """Later; without a thread when too much waits or the sink is closed. `at_once`: now, raising its errors."""
+        """Later; without a thread when too much waits or the sink is closed.
+
+        `at_once`: now, after the work that waits, raising its errors."""
         if at_once:
-            work()
+            with self._lock:
+                done = None if self._thread is None or self._closed else self._thread.submit(work)
+            if done is None:
+                work()
+            else:
+                done.result()
             return
         with self._lock:
             later = self._waiting < _MOST and not self._closed

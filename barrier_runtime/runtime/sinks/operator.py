@@ -115,6 +115,8 @@ class SinkOperator(Operator):
             context.lineage,
             context.new_id,
             context.wall_ms,
+            context.log_sha256,
+            self._was_written(context),
         )
         self._trouble.around(OPENING, lambda: self._sink.open(target))
         self._kept = KeptRows(self._sink, where)
@@ -139,6 +141,11 @@ class SinkOperator(Operator):
         entries = () if context.settled else entries_of_subtask(sets, context.subtask, context.parallelism)
         rescaled = any(each.parallelism != context.parallelism for each in context.restored)
         self._recover_now(self._driver.recover(checkpoint, entries), rescaled)
+
+    def _was_written(self, context: OperatorContext) -> bool:
+        """Whether the restored checkpoint has rows that this very sink staged: it may write to its target."""
+        same = any(each.values.get(SINK_VALUE) == self._description for each in context.restored)
+        return same and any(each.entries for each in _pending_sets(context.restored, self._where))
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
         if self._recovered is not None:

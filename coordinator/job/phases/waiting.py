@@ -173,6 +173,7 @@ class WaitingForSlots(Phase):
                 where,
                 job.generation.drained,
                 reopened,
+                job.log.first_sha256,
             )
             job.outbox.send(slot, deploy)
         return None

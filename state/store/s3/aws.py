@@ -55,6 +55,11 @@ def make_client(endpoint: str | None, budget: RetryBudget, region: str | None = 
         raise InvalidJob(f"the S3 client could not be set up: {error}; check region, profile and endpoint") from error
 
 
+def read_descriptions() -> None:
+    """Make this process, and those forked from it, keep botocore's descriptions of S3. Sends nothing."""
+    make_client(None, RetryBudget(), "us-east-1", _NOBODY)
+
+
 def make_session() -> Any:
     """A session of boto3: profile, region and credentials as the environment says them now."""
     try:

@@ -1,9 +1,12 @@
 """What a sink knows of its job's decision log."""
 
+import dataclasses
+
 import pytest
 
 from barrier_runtime.connectors.decisions import log_id
 from barrier_runtime.connectors.sink import SinkContext
+from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.store.memory import Fault, MemoryStore
 from tests.first_record import begin_log
@@ -29,6 +32,14 @@ def test_a_first_record_that_is_damaged_is_an_error_that_names_it(store: MemoryS
     store.damage(key, store.get(key)[:-20])
     with pytest.raises(Corrupt, match=key):
         log_id(context(store))
+
+
+def test_the_coordinator_sends_the_identity_of_the_log_that_a_subtask_would_read(store: MemoryStore) -> None:
+    key = begin_log(store, "job", "a")
+    expected = log_id(context(store))
+    sent = dataclasses.replace(context(store), log_sha256=sha256_hex(store.get(key)))
+    store.inject(Fault.FAIL_BEFORE, "get", times=None)
+    assert log_id(sent) == expected
 
 
 def test_without_a_log_the_lineage_is_the_identity(store: MemoryStore) -> None:

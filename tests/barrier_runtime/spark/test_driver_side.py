@@ -146,6 +146,27 @@ print(sorted(set(sys.modules) - loaded))
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
+def test_the_worker_daemon_of_a_job_on_s3_imports_its_clients_before_it_forks():
+    script = """
+import os, sys
+from barrier_runtime.spark.session import STORE
+os.environ.update({STORE: sys.argv[1], "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"})
+from barrier_runtime.spark import worker_daemon
+worker_daemon.preload()
+loaded = set(sys.modules)
+from barrier_runtime.state.store.open import open_store
+open_store("s3://bucket/prefix")
+print(len(set(sys.modules) - loaded) > 0)
+"""
+    late = {}
+    for scheme in ("file", "s3"):
+        command = [sys.executable, "-c", script, scheme]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+        late[scheme] = done.stdout.strip()
+    assert late == {"file": "True", "s3": "False"}
+
+
 def test_a_forked_worker_reads_no_archive_anew_and_walks_nothing_that_was_imported_before(tmp_path):
     """Every worker of pyspark, which comes in an archive, begins with `importlib.invalidate_caches`."""
     script = """

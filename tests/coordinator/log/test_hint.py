@@ -6,8 +6,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 from coordinator_world import log_of as log_of_job
-from coordinator_world import started
+from coordinator_world import new_generation, started
 
+from barrier_runtime.coordinator.log.hashing import sha256_hex
 from barrier_runtime.coordinator.log.hint import EVERY, READ_AHEAD, HeadHint, Hint
 from barrier_runtime.coordinator.log.reader import find_head, read_log
 from barrier_runtime.coordinator.log.records import FIRST_POSITION, NO_RECORD
@@ -86,6 +87,20 @@ def test_a_fresh_hint_shows_a_start_all_it_needs_in_two_rounds(behind: int) -> N
     assert view.head is not None
     assert (view.head.position, len(view.completes), view.kept) == (head, 2, (head,))
     assert [group[0] for group in store.groups] == ["alone", "side by side"]
+    assert view.first_sha256 == sha256_hex(store.get(PATHS.log_record(FIRST_POSITION)))
+
+
+def test_a_damaged_first_record_identifies_no_log_and_stops_nothing(store: MemoryStore) -> None:
+    """Nothing of the newest generation rests on the first record."""
+    coordinator, a, b = started(store)
+    new_generation(coordinator, a, b)
+    coordinator.checkpoint(a, b)
+    head, key = len(log_of_job(store)), PATHS.log_record(FIRST_POSITION)
+    store.put(PATHS.log_hint, msgspec.json.encode(Hint(head, 2)))
+    assert read_log(store, PATHS, kept=True).first_sha256 == sha256_hex(store.get(key))
+    store.damage(key, store.get(key)[:-20])
+    view = read_log(store, PATHS, kept=True)
+    assert (view.head.position if view.head else 0, view.first_sha256) == (head, "")
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"position": "x"}', b'{"position": -5}', b"[1", b"\xff"])

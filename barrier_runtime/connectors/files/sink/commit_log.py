@@ -14,6 +14,8 @@ successor) was faster. Names never repeat (see `file_committable`), so this also
 another life of the same job.
 """
 
+import contextlib
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -34,7 +36,7 @@ from barrier_runtime.connectors.files.sink.commit_record import CommitRecord as 
 from barrier_runtime.connectors.files.sink.commit_record import CommittedFile as CommittedFile
 from barrier_runtime.coordinator.log.hint import READ_AHEAD, HeadHint
 from barrier_runtime.coordinator.log.reader import find_head
-from barrier_runtime.state.errors import Corrupt, InvalidJob, Unavailable
+from barrier_runtime.state.errors import BarrierRuntimeError, Corrupt, InvalidJob, Unavailable
 from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import ObjectStore, PutOutcome, folders_in, get_or_none, side_by_side
 from barrier_runtime.state.store.open import open_existing_store
@@ -94,6 +96,9 @@ class CommitLog:
         self._summaries = Summaries(store, commits_prefix(job, sink), job, sink, self.record)
         self._hint = HeadHint(store, f"{commits_prefix(job, sink)}hint.json")
         self._head: int | None = None  # highest record seen; None: not looked for yet
+        self._looking = threading.Lock()
+        self._read: dict[int, CommitRecord] = {}  # on the way to the head; then the head alone
+        self._read_head: int | None = None  # as `look_ahead` found it
         self._kept = 0  # records up to this one are known to survive a power cut
         self._highest = (0, 0)  # checkpoint and token, of the head and all before it
         self._named: dict[
@@ -110,6 +115,14 @@ class CommitLog:
 
     def summary(self, number: int) -> Summary | None:
         return self._summaries.read(number)
+
+    def look_ahead(self) -> None:
+        """Find the head before the first `append` asks for it; any thread. Its put decides whether that is still the
+        head. Trouble is left for the `append` to meet."""
+        with self._looking:
+            if self._head is None and self._read_head is None:
+                with contextlib.suppress(BarrierRuntimeError, OSError):
+                    self._read_head = self._find_head()
 
     def append(
         self,
@@ -178,7 +191,7 @@ class CommitLog:
             self._put(self._head, self._there(self._head))
 
     def _there(self, sequence: int) -> CommitRecord:
-        record = self.record(sequence)
+        record = self._read.get(sequence) or self.record(sequence)
         if record is None:
             raise Corrupt(
                 f"commit record {self._store.url}/{self._key(sequence)} is gone, later ones are there: restore it "
@@ -196,19 +209,25 @@ class CommitLog:
         """Find the head; at the first time also what the records name that may be asked for."""
         if self._head is not None:
             return  # a record that came since makes the next put fail
-        head = self._find_head()
-        records = list(self._newest_first(head, lowest))
-        if head:
-            newest = self._there(head)
-            self._highest = newest.highest_checkpoint, newest.highest_token
-        self._named = {file.name: record.checkpoint for record in records for file in record.files}
-        self._head = head
+        with self._looking:
+            head = self._find_head() if self._read_head is None else self._read_head
+            records = list(self._newest_first(head, lowest))
+            if head:
+                newest = self._there(head)
+                self._highest = newest.highest_checkpoint, newest.highest_token
+                self._read = {head: newest}
+            self._named = {file.name: record.checkpoint for record in records for file in record.files}
+            self._head = head
 
     def _find_head(self) -> int:
         at_once = side_by_side(self._store, READ_AHEAD)
-        return max(
-            0, find_head(lambda sequence: self.record(sequence) is not None, hint=self._hint.read(), at_once=at_once)
-        )
+        return max(0, find_head(self._exists, hint=self._hint.read(), at_once=at_once))
+
+    def _exists(self, sequence: int) -> bool:
+        record = self.record(sequence)
+        if record is not None:
+            self._read[sequence] = record
+        return record is not None
 
     def _newest_first(self, head: int, lowest: Mapping[str, tuple[int, int]]) -> Iterator[CommitRecord]:
         """Records, as far back as any may name a file of one of these decision logs that is not older than its lowest

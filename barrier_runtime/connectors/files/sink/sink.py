@@ -12,6 +12,7 @@ folder in place of one (see `hive`).
 
 import datetime
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -142,8 +143,9 @@ class FileSink(TwoPhaseCommitSink):
     def _checked_store(self, context: SinkContext) -> ObjectStore:
         try:
             store = context.make_store(self.url)
-            store.put(self._names.probe(), b"")
-            store.delete([self._names.probe()])
+            if not context.known_target:
+                store.put(self._names.probe(), b"")
+                store.delete([self._names.probe()])
         except InvalidJob as error:
             raise InvalidJob(
                 f"{self._where}: cannot write to {shown(self.url)}: {error}. Give {type(self).__name__} a folder or "
@@ -333,10 +335,12 @@ class FileSink(TwoPhaseCommitSink):
         self._afterwards.close()
 
     def recover(self, decided: Sequence[bytes]) -> None:
+        if decided and self._context.subtask == 0:  # which commits for all of them next
+            self._later(self._commit_log.look_ahead)
         self.commit_together(decided)
         files = [file for each in decided for file in self._files_of(each)]
         self._last_checkpoint = max([self._last_checkpoint, *(origin_of(file)[1] for file in files)])
-        self._staging.sweep(self._context.parallelism, files)
+        self._later(partial(self._staging.sweep, self._context.parallelism, files))
 
 
 class ParquetSink(FileSink):

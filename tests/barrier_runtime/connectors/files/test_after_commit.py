@@ -107,6 +107,24 @@ def test_the_last_commit_of_an_input_leaves_nothing_staged(s3_url: Callable[[str
     sink.close()
 
 
+def test_the_last_commit_of_an_input_waits_for_the_sweep_of_the_start(
+    s3_url: Callable[[str], str], held: threading.Event
+) -> None:
+    url = s3_url("out")
+    dead = opened(url)
+    decided = staged(dead, 1, 1)
+    staged(dead, 2, 2)
+    successor = opened(url, token=2)
+    successor.recover([decided])
+    assert in_staging(url) != []
+    successor.end_of_input()
+    threading.Timer(0.2, held.set).start()
+    successor.commit(staged(successor, 2, 2))
+    assert in_staging(url) == []
+    dead.close()
+    successor.close()
+
+
 def test_a_commit_sends_one_request_for_a_file_and_one_for_its_record(
     s3_url: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,38 @@ def test_a_zombie_that_is_far_behind_does_not_forget_what_its_successor_named(st
     assert logged(store) == [["1-a", "1-b", "1-c", "1-d"]]
 
 
+def test_a_record_that_comes_behind_a_head_read_ahead_names_its_files_alone(store: MemoryStore) -> None:
+    """A zombie commits between the successor's look at the log and its first append."""
+    zombie, successor = log_on(store), log_on(store)
+    append(zombie, 1, 1, "1-a")
+    successor.look_ahead()
+    append(zombie, 2, 1, "1-a", "1-b")
+    append(successor, 2, 5, "1-a", "1-b", "1-c")
+    assert logged(store) == [["1-a"], ["1-b"], ["1-c"]]
+
+
+def test_a_log_read_ahead_is_read_once(store: MemoryStore) -> None:
+    for checkpoint in range(1, 4):
+        append(log_on(store), checkpoint, 1, f"1-{checkpoint}")
+    log = log_on(store)
+    log.look_ahead()
+    store.calls.clear()
+    append(log, 3, 2, "1-2", "1-3", closed_by=2)
+    assert store.calls == {"put_if_absent": 1}
+
+
+def test_trouble_of_a_look_ahead_is_left_to_the_append(store: MemoryStore) -> None:
+    append(log_on(store), 1, 1, "1-a")
+    log = log_on(store)
+    store.inject(Fault.FAIL_BEFORE, "get", times=None)
+    log.look_ahead()
+    with pytest.raises(Unavailable):
+        append(log, 2, 1, "1-b")
+    store.heal()
+    append(log, 2, 1, "1-a", "1-b")
+    assert logged(store) == [["1-a"], ["1-b"]]
+
+
 def test_a_zombie_that_was_faster_costs_the_successor_nothing(store: MemoryStore) -> None:
     zombie, successor = log_on(store), log_on(store)
     append(zombie, 1, 1, "1-a")

@@ -25,6 +25,7 @@ from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.retrying import RetryBudget
 from barrier_runtime.state.store.s3.by_boto3 import S3Store
+from tests.waiting import until
 
 MakeStore: TypeAlias = Callable[[], S3Store]
 
@@ -212,7 +213,7 @@ def test_what_was_never_decided_is_aborted_by_the_successor_and_strangers_are_le
     assert len(uploads_in(store)) == 6
     opened(jsonl(), store, token=2).recover([decided])
     kept = {decode_committable(each, "here").files[0].final for each in (stranger, zombie_of_the_future)}
-    assert set(uploads_in(store)) == kept
+    until(lambda: set(uploads_in(store)) == kept)
     assert numbers_in(store) == [1]
 
 
@@ -229,7 +230,7 @@ def test_leftovers_of_three_subtasks_are_aborted_by_one(make_store: MakeStore) -
         subtask.barrier(2)()
     Subtask(jsonl, store, 2, restored=decided)
     assert sorted(numbers_in(store)) == [0, 1, 2]
-    assert uploads_in(store) == []
+    until(lambda: uploads_in(store) == [])
 
 
 @pytest.mark.parametrize(
