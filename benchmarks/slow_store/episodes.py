@@ -1,5 +1,6 @@
 """Cells of a job's other times: requests by themselves, a start behind a log, a kill, and files that are read."""
 
+import contextlib
 import json
 import os
 import statistics
@@ -13,10 +14,11 @@ import msgspec
 from benchmarks.slow_store.delay import NONE, Delay
 from benchmarks.slow_store.inputs import Input, jsonl_input, parquet_input, small_files
 from benchmarks.slow_store.job import Order
-from benchmarks.slow_store.place import START_S, Settings, numbers, place, result_of, stream_order, with_fields
-from benchmarks.slow_store.requests import counted, in_sequence
+from benchmarks.slow_store.place import START_S, Place, Settings, numbers, place, result_of, stream_order, with_fields
+from benchmarks.slow_store.ranges import RangeServer
+from benchmarks.slow_store.requests import counted, in_sequence, read_requests
 from benchmarks.slow_store.result import CellResult, Value
-from benchmarks.slow_store.running import JobFailed, import_path, running
+from benchmarks.slow_store.running import JobFailed, cpu_of, import_path, running
 
 _LOADED = msgspec.msgpack.Decoder(dict[str, bytes])
 
@@ -147,10 +149,15 @@ def kills(settings: Settings, delay: Delay | None) -> CellResult:
 
 
 def reading(settings: Settings, kind: str, slots: int, delay: Delay | None) -> CellResult:
-    """Files read from the store and discarded: `small` (3 rows each), `jsonl` or `parquet` (large)."""
-    with place(settings, delay) as where:
-        given = _input(settings, kind)
-        urls = given.put(where.url, where.emulator.endpoint if where.emulator is not None else "")
+    """Files read and discarded: `small` (3 rows each), `jsonl` or `parquet` (large). With a delay a server of ranges
+    has them, and the job's checkpoints are in the emulator."""
+    with contextlib.ExitStack() as kept:
+        where, given = kept.enter_context(place(settings, delay)), _input(settings, kind)
+        server = RangeServer(given.folder, delay) if delay is not None else None
+        if server is not None:
+            kept.callback(server.close)
+            server.start()
+        urls = [str(given.folder.resolve()) if server is None else server.url]
         order = with_fields(
             stream_order(settings, where.url, "discard", 1.0, slots),
             read="parquet" if kind == "parquet" else "jsonl",
@@ -160,11 +167,11 @@ def reading(settings: Settings, kind: str, slots: int, delay: Delay | None) -> C
         )
         with running(order, settings.folder / "job", settings.tree) as job:
             begin = job.until("begin", START_S)
-            before = {"job": job.cpu_s(), **where.cpu_s()}
+            before = {"job": job.cpu_s(), **_cpu_s(where, server)}
             read = job.until("read", settings.seconds + 60.0)
-            after = {"job": job.cpu_s(), **where.cpu_s()}
+            after = {"job": job.cpu_s(), **_cpu_s(where, server)}
             end = job.until("end", 60.0)
-        requests = where.requests(begin.at, read.at)
+        requests = read_requests(server.requests_log, begin.at, read.at) if server is not None else []
     took = read.at - begin.at
     assert end.figures is not None
     rows = min(end.figures.records, given.rows)
@@ -172,6 +179,7 @@ def reading(settings: Settings, kind: str, slots: int, delay: Delay | None) -> C
         "rows/s": rows / took,
         "MB/s": given.bytes * rows / given.rows / took / 1e6,
         "seconds": took,
+        "million rows per core": rows / 1e6 / max(0.01, after["job"] - before["job"]),
         "requests": float(len(requests)),
     }
     if kind == "small":
@@ -182,6 +190,12 @@ def reading(settings: Settings, kind: str, slots: int, delay: Delay | None) -> C
         requests=numbers(counted(requests)),
         cores={name: (after[name] - before[name]) / took for name in after},
     )
+
+
+def _cpu_s(where: Place, server: RangeServer | None) -> dict[str, float]:
+    """Of the servers; that of the ranges takes the emulator's place."""
+    found = where.cpu_s()
+    return found if server is None else {**found, "emulator": found["emulator"] + cpu_of(server.pids)}
 
 
 def _input(settings: Settings, kind: str) -> Input:

@@ -21,18 +21,6 @@ class Input:
     rows: int
     bytes: int
 
-    def put(self, url: str, endpoint: str) -> list[str]:
-        """URLs of the files, after they were copied to the bucket below `url`. `endpoint`: of S3; empty: they stay."""
-        if not endpoint:
-            return [str(self.folder.resolve())]
-        import boto3
-
-        bucket, _, prefix = f"{url}/in".removeprefix("s3://").partition("/")
-        client = boto3.client("s3", endpoint_url=endpoint)
-        for file in sorted(self.folder.iterdir()):
-            client.put_object(Bucket=bucket, Key=f"{prefix}/{file.name}", Body=file.read_bytes())
-        return [f"s3://{bucket}/{prefix}/"]
-
 
 def small_files(folder: Path, files: int) -> Input:
     made = folder / f"small-{files}"

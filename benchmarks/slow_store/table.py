@@ -10,6 +10,7 @@ _AS = {"COPY": "PUT", "PART": "PUT", "START PARTS": "PUT", "COMPLETE": "PUT", "H
 _AS |= {"DELETE MANY": "DELETE", "ABORT": "DELETE"}
 
 _NONE = "-"
+_FAILED = "failed, see below"
 
 Found = dict[str, CellResult]
 
@@ -61,6 +62,13 @@ def _cpu_share(found: Found) -> str:
 def _both(first: str, second: str, figure: str, unit: str = "") -> Callable[[Found], str]:
     return lambda found: f"{_number(found, first, figure)}, {_number(found, second, figure)}{unit}"
 
+
+_READING = (
+    "JSON lines, 1 slot",
+    "JSON lines from a folder, 1 slot",
+    "Parquet, 1 slot",
+    "Parquet from a folder, 1 slot",
+)
 
 LINES = (
     Line(
@@ -153,6 +161,21 @@ LINES = (
         ),
     ),
     Line(
+        "restart until its rows are visible (a checkpoint every 0.5 s), 45 records and a long log (ms)",
+        ("restart, 45 records", "restart, long log"),
+        _both("restart, 45 records", "restart, long log", "until rows are visible"),
+        "2,000, 2,000",
+    ),
+    Line(
+        "… requests, of them in a row",
+        ("restart, 45 records", "restart, long log"),
+        lambda found: "; ".join(
+            _figures(cell, "requests until visible", "<, >", "waits until visible")(found)
+            for cell in ("restart, 45 records", "restart, long log")
+        ),
+        "15 in a row",
+    ),
+    Line(
         "small files, 1 slot; 4 slots (files/s)",
         ("small files, 1 slot", "small files, 4 slots"),
         _both("small files, 1 slot", "small files, 4 slots", "files/s"),
@@ -169,6 +192,14 @@ LINES = (
         ("Parquet, 1 slot", "Parquet from a folder, 1 slot"),
         _both("Parquet, 1 slot", "Parquet from a folder, 1 slot", "rows/s"),
         "80 % of the folder's",
+    ),
+    Line(
+        "… million rows per second of the job's processor time: JSON lines from the store, a folder; Parquet",
+        _READING,
+        lambda found: "; ".join(
+            ", ".join(_number(found, cell, "million rows per core") for cell in pair)
+            for pair in (_READING[:2], _READING[2:])
+        ),
     ),
     Line(
         "kill of a slot until the job runs again (Spark, 200,000 keys; ms), folder",
@@ -197,8 +228,9 @@ def _chosen(kept: Kept, trees: Sequence[str]) -> str:
         texts = []
         for tree in trees:
             found = {name: cell for name in line.cells if (cell := kept.find(name, tree)) is not None}
-            failed = len(found) < len(line.cells) or any(cell.error for cell in found.values())
-            texts.append(_NONE if failed else line.text(found))
+            failed = len(found) < len(line.cells)
+            broken = any(cell.error for cell in found.values())
+            texts.append(_FAILED if broken else _NONE if failed else line.text(found))
         if any(text != _NONE for text in texts):
             rows.append([line.label, *texts, line.aim])
     return _rows(["files, 2 slots, 10,000 rows/s", *trees, "aim"], rows) if rows else ""

@@ -13,9 +13,11 @@ from barrier_runtime.state.store.open import open_store
 from benchmarks.__main__ import main
 from benchmarks.slow_store.cells import CHOSEN, GRID, NAMED
 from benchmarks.slow_store.command import measured
+from benchmarks.slow_store.delay import Delay
 from benchmarks.slow_store.job import NAME, Checkpoint, Order, flow_of
 from benchmarks.slow_store.long_log import commit_log, decision_log
 from benchmarks.slow_store.place import Settings
+from benchmarks.slow_store.ranges import MappedFiles
 from benchmarks.slow_store.requests import Request
 from benchmarks.slow_store.result import CellResult, Kept, load
 from benchmarks.slow_store.soak import Minute, verdict
@@ -40,6 +42,40 @@ def test_a_short_cell_has_every_figure_and_its_table(tmp_path: Path, capsys) -> 
     assert len(wanted) >= 4
     assert all(f"| {label} |" in printed for label in wanted)
     assert printed == (tmp_path / "slow-store/table.md").read_text() + "\n"
+
+
+@pytest.mark.slow
+def test_files_are_read_by_ranges_from_a_server_that_answers_late(tmp_path: Path) -> None:
+    settings = Settings(tmp_path, seconds=30.0, delay=Delay(2.0, slow_share=0.0), rows=20_000, small_files=5)
+    for name, rows in (("JSON lines, 1 slot", 40_000), ("Parquet, 1 slot", 80_000), ("small files, 1 slot", 15)):
+        found = measured(name, CHOSEN[name], settings)
+        assert found.error == ""
+        speed, took = found.figures["rows/s"], found.figures["seconds"]
+        assert isinstance(speed, float)
+        assert isinstance(took, float)
+        assert round(speed * took) == rows
+        assert found.requests["GET rows"] >= 1
+
+
+def test_a_mapped_file_is_answered_as_an_object(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"0123456789")
+    files = MappedFiles(tmp_path)
+
+    def asked(method: str, target: str, wanted: str = "") -> tuple[int, bytes]:
+        field = f"Range: {wanted}\r\n" if wanted else ""
+        status, parts = files.answer(f"{method} {target} HTTP/1.1\r\n{field}\r\n".encode())
+        return status, b"".join(bytes(part) for part in parts[1:])
+
+    assert asked("GET", "/files/a.jsonl", "bytes=2-4") == (206, b"234")
+    assert asked("GET", "/files/a.jsonl", "bytes=7-99") == (206, b"789")
+    assert asked("GET", "/files/a.jsonl", "bytes=-2") == (206, b"89")
+    assert asked("GET", "/files/a.jsonl", "bytes=10-") == (416, b"")
+    assert asked("GET", "/files/a.jsonl") == (200, b"0123456789")
+    assert asked("HEAD", "/files/a.jsonl") == (200, b"")
+    assert asked("GET", "/files/b.jsonl")[0] == 404
+    assert asked("PUT", "/files/a.jsonl")[0] == 404
+    status, listing = asked("GET", "/files?list-type=2&prefix=")
+    assert (status, b"<Key>a.jsonl</Key>" in listing, b"<Size>10</Size>" in listing) == (200, True, True)
 
 
 def test_each_line_of_the_table_names_cells_that_there_are() -> None:
