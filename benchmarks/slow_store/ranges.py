@@ -44,7 +44,7 @@ class MappedFiles:
                 self._bytes[file.name] = memoryview(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
 
     def answer(self, head: bytes) -> tuple[int, list[bytes | memoryview]]:
-        """Status of the answer to a request, and its parts."""
+        """Status and parts of the answer to a request."""
         method, target = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")[:2]
         asked, key = parse_qs(urlsplit(target).query), operation(head)[1]
         if method == "GET" and "list-type" in asked:
@@ -135,7 +135,7 @@ async def serve(folder: Path, port: int, delay: Delay, log: Path) -> None:
 
 
 class RangeServer(Server):
-    """Runs `serve` in a process of its own. `url`: of all the files."""
+    """Runs `serve` as a process. `url`: of all the files."""
 
     name = "ranges"
 

@@ -295,9 +295,13 @@ class FileSink(TwoPhaseCommitSink):
         self.commit_together([committable])
 
     def commit_together(self, committables: Sequence[bytes]) -> None:
+        files = self._shown(committables)
+        self._later(lambda: self._staging.drop_shown(files))
+
+    def _shown(self, committables: Sequence[bytes]) -> list[StagedFile]:
         files = [file for each in committables for file in self._files_of(each)]
         in_parallel(self._show, files, side_by_side(self._store, _SHOWN_AT_ONCE))
-        self._later(lambda: self._staging.drop_shown(files))
+        return files
 
     def _later(self, work: Callable[[], None]) -> None:
         self._afterwards.do(work, at_once=self._last or not self._staging.leaves_staged)
@@ -337,8 +341,7 @@ class FileSink(TwoPhaseCommitSink):
     def recover(self, decided: Sequence[bytes]) -> None:
         if decided and self._context.subtask == 0:  # which commits for all of them next
             self._later(self._commit_log.look_ahead)
-        self.commit_together(decided)
-        files = [file for each in decided for file in self._files_of(each)]
+        files = self._shown(decided)  # what is staged of these is swept with the rest
         self._last_checkpoint = max([self._last_checkpoint, *(origin_of(file)[1] for file in files)])
         self._later(partial(self._staging.sweep, self._context.parallelism, files))
 
