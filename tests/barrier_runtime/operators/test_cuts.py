@@ -285,6 +285,21 @@ def test_late_rows_inside_one_batch_are_late(options: dict[str, Any]) -> None:
     assert [(row["window_start"].microsecond // 1000, row["rows"]) for row in given] == [(0, 1), (20, 2), (40, 1)]
 
 
+def test_a_session_that_was_not_told_yet_is_not_retracted() -> None:
+    """A row gives it an earlier start, beside a late row of another key that tells its session again."""
+    rows = [
+        {"k": k, "t": t, "n": n} for n, (k, t) in enumerate([("a", 1_000), ("b", 1_050), ("a", 1_005), ("b", 1_040)])
+    ]
+
+    def step(stream: Stream) -> Stream:
+        window = stream.key_by("k").window("w", Session(20 * MS), event_time="t", allowed_lateness=60 * MS)
+        return window.aggregate(last=max_("n"))
+
+    for sizes in ([1] * 4, [4], [2, 2]):
+        given = [(row["k"], row["update"], row["retracted"], row["last"]) for row in ran(rows, sizes, step, 0)]
+        assert given == [("a", 0, False, 0), ("a", 1, False, 2), ("b", 0, False, 3)], sizes
+
+
 @pytest.mark.parametrize("kind", [Tumbling(20 * MS), Sliding(20 * MS, 20 * MS)])
 @pytest.mark.parametrize("accumulate", [True, False])
 def test_early_results_and_results_for_late_rows_keep_the_order_of_rows(kind: Any, accumulate: bool) -> None:
