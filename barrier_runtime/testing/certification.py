@@ -173,25 +173,8 @@ def certify(
     if only is not None:
         run.play(by_name(only))
     else:
-        lived = {plan: run.play(straight(plan)) for plan in PLANS}
-        between = [
-            each
-            for plan, (crash_points, _, _) in lived.items()
-            for each in (*crashes(plan, crash_points), *stalls(plan, crash_points))
-        ]
-        within = [line_of(number) for number in range(lived["plain"][1]) for line_of in _INSIDE]
-        writes = [writing(number) for number in range(lived["plain"][2]) for writing in _WRITING]
-        drawn = _drawn(between, scenarios) + _drawn(within, inside) + _drawn(writes, _MOST_WRITES)
-        for each in (*single_scenarios(), *drawn, *(walk(seed) for seed in seeds)):
-            run.play(each)
-    return Certificate(
-        run.sink,
-        "exactly once" if promise.exactly_once else "at least once",
-        run.scenarios,
-        run.crashes,
-        run.observations,
-        time.monotonic() - run.began,
-    )
+        run.play_all(scenarios, inside, seeds)
+    return run.certificate()
 
 
 def _reader(read: Reader) -> Callable[[int], Iterable[Mapping[str, Any]]]:
@@ -223,6 +206,26 @@ class _Run:
         self._name = uuid.uuid4().hex[:8]
         column = target.promise.id_column
         self._next_id = 1 + max((int(row[column]) for row in target.read(0)), default=0)
+
+    def play_all(self, between_calls: int | None, inside_calls: int | None, seeds: Iterable[int]) -> None:
+        """Undisturbed runs first: they count the moments at which later runs crash."""
+        lived = {plan: self.play(straight(plan)) for plan in PLANS}
+        between = [
+            each
+            for plan, (crash_points, _, _) in lived.items()
+            for each in (*crashes(plan, crash_points), *stalls(plan, crash_points))
+        ]
+        _, lines, files = lived["plain"]
+        within = [line_of(number) for number in range(lines) for line_of in _INSIDE]
+        writes = [writing(number) for number in range(files) for writing in _WRITING]
+        drawn = _drawn(between, between_calls) + _drawn(within, inside_calls) + _drawn(writes, _MOST_WRITES)
+        for each in (*single_scenarios(), *drawn, *(walk(seed) for seed in seeds)):
+            self.play(each)
+
+    def certificate(self) -> Certificate:
+        guarantee = "exactly once" if self._target.promise.exactly_once else "at least once"
+        seconds = time.monotonic() - self.began
+        return Certificate(self.sink, guarantee, self.scenarios, self.crashes, self.observations, seconds)
 
     def play(self, scenario: Scenario) -> tuple[int, int, int]:
         """How many crash points, lines in calls and writes of files its first generation had. Raises `NotCertified`."""
