@@ -23,6 +23,7 @@ reveal_type(br.DeltaUpsertSink("t", key=["id"]))
 reveal_type(br.IcebergSink("db.t"))
 reveal_type(br.PostgresSink("postgresql://h/d", "t"))
 reveal_type(br.MySQLSink("mysql://h/d", "t"))
+reveal_type(br.SqliteSink("shop.db", "t"))
 reveal_type(br.ClickHouseSink("http://h:8123", "t", key="k"))
 reveal_type(br.KafkaSink("broker:9092", "t"))
 reveal_type(br.RedisUpsertSink("redis://h", key="k"))
@@ -95,6 +96,7 @@ REVEALED = [
         "IcebergSink",
         "PostgresSink",
         "MySQLSink",
+        "SqliteSink",
         "ClickHouseSink",
         "KafkaSink",
         "RedisUpsertSink",
