@@ -150,10 +150,10 @@ class StateFilling:
             self._places[subtask].extend(map(hash, timers))
             table.load(timers, [True] * len(keys))
         elif isinstance(table, EntryTable):
-            entries = self._positions(rows) if self._what.kind == "list" else self._entries(rows)
+            entries = self._positions(rows) if self._what.row.numbered else self._entries(rows)
             self._numbers[subtask].update(keys)
             self._places[subtask].extend(map(hash, zip(keys, entries, strict=True)))
-            if self._what.kind == "list":
+            if self._what.row.numbered:
                 last = self._last[subtask]
                 for key, at in zip(keys, entries, strict=True):
                     last[key] = max(at, last.get(key, -1))

@@ -241,9 +241,9 @@ def state_of(operator: Operator) -> State:
     for name, _, beside, value in operator.backend.contents():
         what = operator.backend.description(name)
         plain = _plain(value[1] if what.ttl is not None and isinstance(value, tuple) else value)
-        if what.kind == "timers":
+        if what.row.layout == "times":
             found.setdefault(name, []).append(beside[0])
-        elif what.kind == "map" or what.kind == "list":
+        elif what.row.layout == "entries":
             found.setdefault(name, {})[beside[0]] = plain
         elif beside:
             found.setdefault(name, {})[", ".join(map(str, beside))] = plain

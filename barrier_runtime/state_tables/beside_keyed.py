@@ -23,6 +23,7 @@ from barrier_runtime.operators.state.broadcast_copy import KEY_TYPES, contents_o
 from barrier_runtime.runtime.in_flight.storage import rows_in_flight
 from barrier_runtime.runtime.sinks.pending_set import PENDING_VALUE, decode_pending
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, StateDescription
+from barrier_runtime.state.snapshots.state_kinds import BROADCAST
 from barrier_runtime.state.snapshots.stored_values import with_values
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state_tables.columns_of_values import column_of, decoded, without_marks
@@ -54,7 +55,7 @@ def beside_of(snapshot: OperatorSnapshot) -> dict[str, Beside]:
         found[_LOOKED_UP] = Beside("lookup", none)
     if snapshot.keyed is not None and snapshot.subtask == 0:
         described = snapshot.keyed.described.items()
-        found.update({name: Beside("broadcast", what) for name, what in described if what.kind == "broadcast"})
+        found.update({name: Beside("broadcast", what) for name, what in described if what.row is BROADCAST})
     return found
 
 

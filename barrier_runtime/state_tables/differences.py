@@ -15,6 +15,7 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_codec import decode_key, encode_key
 from barrier_runtime.state.kv.shard import PREFIX_BYTES
 from barrier_runtime.state.snapshots.snapshot import KEYS, ONE_VALUE, KeyedSnapshot, OperatorSnapshot, StateDescription
+from barrier_runtime.state.snapshots.state_kinds import COLUMNS
 from barrier_runtime.state.values.entry_table import is_number
 from barrier_runtime.state_tables.columns_of_values import column_of, decoded, without_marks
 from barrier_runtime.state_tables.stored_state import StoredState, states_of
@@ -73,9 +74,9 @@ class _Operator:
     def _of_entries(
         self, state: str, what: StateDescription, same: frozenset[tuple[int, int]]
     ) -> Iterator[StateDifference]:
-        if what.kind == "columns" and not any(side.has_entries(state) for side in self._sides):
+        if what.row is COLUMNS and not any(side.has_entries(state) for side in self._sides):
             return
-        timers = what.kind == "timers"
+        timers = what.row.layout == "times"
         one, other = (side.entries(state, same, timers) for side in self._sides)
         for key, before, after in _side_by_side(one, other):
             if before == after:
@@ -90,9 +91,9 @@ class _Operator:
         fields = decode_key(key, PREFIX_BYTES)
         own: tuple[Any, ...] = fields
         beside: Any = None
-        if what.kind == "timers":
+        if what.row.layout == "times":
             own, beside = fields[1:], fields[0]
-        elif what.kind in ("list", "map"):
+        elif what.row.layout == "entries":
             if fields[-1] is True and is_number(after or before or b""):
                 return None  # how many entries there are
             own, beside = fields[:-2], fields[-1]
@@ -103,9 +104,9 @@ class _Operator:
         return replace(found, over_ms=_over_ms(what, after or before or b""))
 
     def _value(self, state: str, what: StateDescription, data: bytes | None) -> Any:
-        if data is None or what.kind == "timers":
+        if data is None or what.row.layout == "times":
             return None
-        if what.kind == "columns":
+        if what.row is COLUMNS:
             return data.hex()
         _, own = without_marks(data)
         value = decoded(own, what.type, f"{self._name}.{state}")

@@ -40,6 +40,7 @@ from barrier_runtime.state.keys.key_codec import decode_columns, decode_key
 from barrier_runtime.state.kv.shard import PREFIX_BYTES
 from barrier_runtime.state.scratch import scratch_folder
 from barrier_runtime.state.snapshots.snapshot import KEYS, ONE_VALUE, OperatorSnapshot, StateDescription
+from barrier_runtime.state.snapshots.state_kinds import COLUMNS
 from barrier_runtime.state.snapshots.stored_values import with_values
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.values.entry_table import is_number
@@ -58,7 +59,7 @@ _BATCH_ROWS = 16_384
 _BATCH_BYTES = 16 << 20  # of values
 _GROUP_BYTES = 2
 _READS_AT_ONCE = 8
-_COLUMNS = StateDescription("columns")
+_COLUMNS = StateDescription(COLUMNS.name)
 _SEEN = StateDescription(type=PACKED_INT)  # of ids that a step has let pass
 _PROGRESS = msgspec.json.Decoder(SourceProgress)
 
@@ -216,7 +217,7 @@ class StoredState:
         for each in parts:
             assert each.keyed is not None
             what = states_of(each)[state]
-            told = rows_told(each.keyed, self._store, state) if what.kind == "columns" and keys.wants_all else None
+            told = rows_told(each.keyed, self._store, state) if what.row is COLUMNS and keys.wants_all else None
             if told is None:
                 told = sum(batch.num_rows for batch in self._batches([each], state, what, keys, groups, ()))
             rows += told
@@ -295,8 +296,8 @@ class StoredState:
             assert part.keyed is not None
             only = None
             if groups is not None:
-                key = keys.encoded if what.kind not in ("columns", "timers") else b""  # timers are in order of time
-                only = KeyGroups(state, *groups, columns=what.kind == "columns", key=key)
+                key = keys.encoded if what.row.has_value else b""  # timers are in order of time
+                only = KeyGroups(state, *groups, columns=what.row is COLUMNS, key=key)
             with StoredPart(part.keyed, self._store, self.folder(), only) as opened:
                 first, last = groups or (0, 0xFFFF)
                 for segment in opened.segments(state, first, last, stored):
@@ -350,14 +351,14 @@ def _only(batch: pa.RecordBatch, where: Mapping[str, Any], of: str) -> pa.Record
 def _of_entries(
     lists: Iterator[list[tuple[bytes, bytes]]], what: StateDescription, keys: WantedKeys, where: str, with_values: bool
 ) -> Iterator[pa.RecordBatch]:
-    column = column_of(what.type) if with_values and what.kind != "timers" else None
+    column = column_of(what.type) if with_values and what.row.has_value else None
     for entries in _batched(lists):
-        if what.kind == "columns":
+        if what.row is COLUMNS:
             raise InvalidJob(
                 f"{where}: its entries were moved to disk, and the checkpoint does not tell their columns: read one "
                 "that was taken while they fitted in memory"
             )
-        if what.kind in ("list", "map"):
+        if what.row.layout == "entries":
             entries = [entry for entry in entries if not is_number(entry[1])]
         try:
             batch = _batch(entries, what, keys, column, where) if entries else None
@@ -393,9 +394,9 @@ def _batch(
     fields: list[Any] = decode_columns([whole for whole, _ in entries], PREFIX_BYTES)
     data = [value for _, value in entries]
     beside = None
-    if what.kind == "timers":
+    if what.row.layout == "times":
         beside, fields = fields[0], fields[1:]
-    elif what.kind in ("list", "map"):
+    elif what.row.layout == "entries":
         beside, fields = fields[-1], fields[:-2]
     if not keys.wants_all:
         lists = [list(each) for each in fields]
@@ -405,13 +406,11 @@ def _batch(
         data = list(compress(data, chosen))
     arrays = [keys.array(place, field) for place, field in enumerate(fields)]
     names = keys.named(len(arrays))
-    if what.kind in ("list", "map"):
-        names.append(keys.beside("position" if what.kind == "list" else "entry"))
-        arrays.append(pa.array(beside))
-    if what.kind == "timers":
-        names.append(keys.beside("at"))
-        arrays.append(pa.array(beside, pa.int64()).cast(TIME))
-    elif column is not None:
+    if what.row.beside is not None and beside is not None:
+        names.append(keys.beside(what.row.beside.name))
+        times = what.row.layout == "times"
+        arrays.append(pa.array(beside, pa.int64()).cast(what.row.beside.type) if times else pa.array(beside))
+    if column is not None:
         names.append(keys.beside("value"))
         arrays.append(column.array(decoded_all(data, what.type, where)))
     if what.ttl is not None:

@@ -82,11 +82,9 @@ class WantedKeys:
 
     def schema_of_nothing(self, what: StateDescription) -> pa.Schema:
         columns = [(name, kind or pa.string()) for name, kind in self.fields]
-        if what.kind == "timers":
-            return pa.schema([*columns, (self.beside("at"), TIME)])
-        between = {"list": [("position", pa.int64())], "map": [("entry", pa.string())]}.get(what.kind, [])
-        value = [] if what.kind == "columns" else [("value", column_of(what.type).type)]
-        return pa.schema([*columns, *[(self.beside(name), kind) for name, kind in [*between, *value]]])
+        beside = [] if what.row.beside is None else [(what.row.beside.name, what.row.beside.type)]
+        value = [("value", column_of(what.type).type)] if what.row.has_value else []
+        return pa.schema([*columns, *[(self.beside(name), kind) for name, kind in [*beside, *value]]])
 
 
 def free_name(name: str, taken: Collection[str]) -> str:

@@ -26,6 +26,7 @@ from barrier_runtime.state.snapshots.snapshot import (
     OperatorSnapshot,
     StateDescription,
 )
+from barrier_runtime.state.snapshots.state_kinds import COLUMNS, TIMERS
 from barrier_runtime.state.snapshots.value_types import ValueType
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.paths import Paths
@@ -37,7 +38,7 @@ from barrier_runtime.state.values.undo import Undo, made
 from barrier_runtime.state.values.watched_table import WatchedTable
 
 _BYTES = StateDescription(type=ValueType("bytes"))
-_TIMERS = StateDescription("timers")
+_TIMERS = StateDescription(TIMERS.name)
 _LAST_FIRST = 2  # layout of columns whose entries are `last_first`
 _IN_SLICES = 3  # and are not windows, but slices of windows
 
@@ -125,7 +126,7 @@ class KeyedBackend:
         """The state `name`: any number of entries per key, in order (`values/entry_table`); otherwise as `table`."""
         state_id = self._value_state_id(name, key_width, what)
         kind = WatchedEntryTable if self.watched and comparable and not immutable else EntryTable
-        of = (name, state_id, self._shard, encode, decode, key_width, immutable, self._cache_bytes, what.kind == "list")
+        of = (name, state_id, self._shard, encode, decode, key_width, immutable, self._cache_bytes, what.row.numbered)
         table = made(kind, of, undo)
         self._add(name, table)
         return table
@@ -179,7 +180,7 @@ class KeyedBackend:
             raise InvalidJob(f"columnar state {name!r} of {self._shard.operator} has no columns: give it one or more")
         before_layout = 1
         if name in self._described or name in self._restored_beside:
-            self._check_same(name, StateDescription("columns"))
+            self._check_same(name, StateDescription(COLUMNS.name))
             before_layout = (self.restored(name) or ONE_VALUE).layout
             self._check_layout(f"columns {name!r}", before_layout, _IN_SLICES)
         state_id = self._state_id(name, key_width)
@@ -203,7 +204,7 @@ class KeyedBackend:
         )
         if last_first:
             layout = _IN_SLICES if in_slices else _LAST_FIRST
-            self._described[name] = StateDescription("columns", layout=layout)
+            self._described[name] = StateDescription(COLUMNS.name, layout=layout)
         self._add(name, table)
         return table
 

@@ -25,17 +25,6 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription
 from barrier_runtime.state.snapshots.value_types import Misfit, ValueType, fields_said, loses, misfit
 
-_KINDS = {
-    "value": "a ValueState",
-    "list": "a ListState",
-    "map": "a MapState",
-    "reducing": "a ReducingState",
-    "aggregating": "an AggregatingState",
-    "columns": "a state of columns",
-    "broadcast": "a BroadcastState",
-    "timers": "timers",
-}
-
 
 def check_kind(now: StateDescription, before: StateDescription, where: str) -> None:
     """Raises `InvalidJob` unless both are the same kind of state."""
@@ -127,5 +116,5 @@ def _told(wrong: Misfit, there: str = "in the checkpoint") -> str:
 
 
 def _said(what: StateDescription) -> str:
-    kind = _KINDS.get(what.kind, f"a state of kind {what.kind!r}")
-    return f"{kind} with keys of type {what.key}" if what.key else kind
+    said = what.row.said
+    return f"{said} with keys of type {what.key}" if what.key else said

@@ -8,6 +8,7 @@ There may be very many: they are trees, never circles, so Python's collector lea
 
 import msgspec
 
+from barrier_runtime.state.snapshots.state_kinds import StateKind, kind_of
 from barrier_runtime.state.snapshots.value_types import ValueType
 from barrier_runtime.state.values.expiry import StoredTtl
 from barrier_runtime.state.versioned import Format
@@ -44,7 +45,7 @@ class FileRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False)
 class StateDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """What one state of a snapshot is, so that a program which declares another kind under its name is refused."""
 
-    kind: str = "value"  # "value", "list", "map", "reducing", "aggregating", "broadcast", "columns" or "timers"
+    kind: str = "value"  # name of a row of `state_kinds`
     key: str = ""  # of a map or broadcast state: the type of its keys, such as "str"
     ttl: StoredTtl | None = None
     # Of values that are classes: the names of their fields, and what became of those that entries of earlier versions
@@ -55,6 +56,10 @@ class StateDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     versions: tuple[dict[str, str | None], ...] = ()  # `renamed` of each version of its values before this one
     earlier: tuple[ValueType, ...] = ()  # types that entries of this version may have, of which `type` has lost fields
     layout: int = 1  # of timers: how they are stored (`values/timer_table`)
+
+    @property
+    def row(self) -> StateKind:
+        return kind_of(self.kind)
 
 
 ONE_VALUE = StateDescription()  # per key

@@ -13,6 +13,7 @@ from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.continued_state import continued
 from barrier_runtime.state.snapshots.snapshot import StateDescription
+from barrier_runtime.state.snapshots.state_kinds import BROADCAST
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -166,7 +167,7 @@ class BroadcastState(KeyedState, Generic[K, V]):
     # ------------------------------------------------------------ for the operator
 
     def declared(self) -> StateDescription:
-        return self._type.declared(StateDescription("broadcast", self._key.__name__))
+        return self._type.declared(StateDescription(BROADCAST.name, self._key.__name__))
 
     def open(
         self, backend: KeyedBackend, name: str, where: str, key_width: int, current: CurrentKey, holder: str

@@ -22,6 +22,7 @@ from barrier_runtime.operators.state.ttl import TTL
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription
+from barrier_runtime.state.snapshots.state_kinds import AGGREGATING, REDUCING
 from barrier_runtime.state.values.timed_table import TimedTable
 from barrier_runtime.state.values.watched_table import WatchedTable
 
@@ -106,7 +107,7 @@ class ReducingState(_FoldedState, Generic[T]):
     """
 
     __slots__ = ("_reduce",)
-    _what = StateDescription("reducing")
+    _what = StateDescription(REDUCING.name)
 
     def __init__(
         self,
@@ -160,7 +161,7 @@ class AggregatingState(_FoldedState, Generic[In, Acc, Out]):
     """
 
     __slots__ = ("_aggregate",)
-    _what = StateDescription("aggregating")
+    _what = StateDescription(AGGREGATING.name)
 
     def __init__(
         self,

@@ -229,7 +229,7 @@ def entries_table(
     expiry, what, encode, decode = _continued(handle, of, backend, name, where, current, made_new)
     table = backend.entry_table(name, encode, decode, key_width, what, of.immutable, of.comparable, undo=current.undo)
     table.made_new = made_new
-    return table if expiry is None else _registered(TimedEntries(table, expiry, what.kind == "list"), current)
+    return table if expiry is None else _registered(TimedEntries(table, expiry, what.row.numbered), current)
 
 
 def _continued(

@@ -20,12 +20,13 @@ from barrier_runtime.operators.state.ttl import TTL
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription
+from barrier_runtime.state.snapshots.state_kinds import LIST
 from barrier_runtime.state.values.entry_table import EntryTable
 from barrier_runtime.state.values.timed_table import TimedEntries
 
 T = TypeVar("T")
 
-_LIST = StateDescription("list")
+_LIST = StateDescription(LIST.name)
 
 
 class ListState(KeyedState, Generic[T]):

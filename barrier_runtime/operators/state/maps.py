@@ -21,6 +21,7 @@ from barrier_runtime.operators.state.ttl import TTL
 from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription
+from barrier_runtime.state.snapshots.state_kinds import MAP
 from barrier_runtime.state.values.entry_table import EntryTable
 from barrier_runtime.state.values.timed_table import TimedEntries
 
@@ -157,7 +158,7 @@ class MapState(KeyedState, Generic[K, V]):
     # ------------------------------------------------------------ for the operator
 
     def declared(self) -> StateDescription:
-        return self._type.declared(StateDescription("map", self._key.__name__))
+        return self._type.declared(StateDescription(MAP.name, self._key.__name__))
 
     def open(
         self, backend: KeyedBackend, name: str, where: str, key_width: int, current: CurrentKey, holder: str

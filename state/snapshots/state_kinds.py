@@ -1,0 +1,48 @@
+"""THE table of kinds of keyed state: one row each, with the layout of its entries and its columns as an Arrow table.
+
+A snapshot names the kind of each state (`StateDescription.kind`). The table that holds a state, restores,
+`state_tables`, `bootstrap`, replays and messages read the row. A new kind is a row, and a class in `operators/state`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+
+Layout = Literal["value", "entries", "times", "columns", "copy"]
+
+
+@dataclass(frozen=True)
+class StateKind:
+    """`said`: in messages. `layout`: one value per key, many entries behind each key, times before keys, numpy columns,
+    or a copy in each subtask. `beside`: the column between key and value of the Arrow table; `numbered`: its entries
+    are the positions 0, 1, 2, …"""
+
+    name: str
+    said: str
+    layout: Layout = "value"
+    beside: pa.Field | None = None
+    numbered: bool = False
+
+    @property
+    def has_value(self) -> bool:
+        """The Arrow table has a column `value`."""
+        return self.layout not in ("times", "columns")
+
+
+_ENTRY = pa.field("entry", pa.string())
+VALUE = StateKind("value", "a ValueState")
+LIST = StateKind("list", "a ListState", "entries", pa.field("position", pa.int64()), numbered=True)
+MAP = StateKind("map", "a MapState", "entries", _ENTRY)
+REDUCING = StateKind("reducing", "a ReducingState")
+AGGREGATING = StateKind("aggregating", "an AggregatingState")
+COLUMNS = StateKind("columns", "a state of columns", "columns")
+BROADCAST = StateKind("broadcast", "a BroadcastState", "copy", _ENTRY)
+TIMERS = StateKind("timers", "timers", "times", pa.field("at", pa.timestamp("ms", "UTC")))
+
+KINDS = {kind.name: kind for kind in (VALUE, LIST, MAP, REDUCING, AGGREGATING, COLUMNS, BROADCAST, TIMERS)}
+
+
+def kind_of(name: str) -> StateKind:
+    """The row; a kind of a newer release, or of no table, is like a value."""
+    return KINDS.get(name) or StateKind(name, f"a state of kind {name!r}")
