@@ -1,5 +1,5 @@
 """How the bytes of a file wait, durable and invisible, for the decision: as a staged object, on any store. Nothing
-about a staged object expires. A commit publishes the object under its final name.
+about a staged object expires. A commit publishes the object under the final name.
 
 What is left of undecided transactions is known by its name alone. Committables of older releases may also name
 multipart uploads of S3: these are completed, or aborted, as they always were.

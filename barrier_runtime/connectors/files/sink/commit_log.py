@@ -2,14 +2,14 @@
 
 A checkpoint's files appear one by one, because a file system has no rename of many. Who reads the folder as it is
 sees each file whole, but may see one subtask's rows before another's. Who reads through the commit log sees the rows of
-whole checkpoints only: record k is one object, written by put-if-absent after all of its files are in place.
+whole checkpoints only: record k is one object, written by put-if-absent after all files of the record are in place.
 
     <url>/_commits/<job>/<sink>/<sequence, 20 digits>.json        1, 2, 3, … without gaps; immutable
 
 Of every 250 records there is a summary, for readers of many; see `commit_log_summary`.
 
 A file is named by exactly one record, whoever writes it and however often a commit is repeated: `CommitLog.append`
-leaves out what the log already names, and loses the put when another process (a zombie of an older generation, or its
+leaves out what the log already names, and loses the put when another process (a zombie of an older generation, or the
 successor) was faster. Names never repeat (see `file_committable`), so this also holds for a target that has seen
 another life of the same job.
 """
@@ -117,7 +117,7 @@ class CommitLog:
         return self._summaries.read(number)
 
     def look_ahead(self) -> None:
-        """Find the head before the first `append` asks for it; any thread. Its put decides whether that is still the
+        """Find the head before the first `append` asks for it; any thread. The put decides whether that is still the
         head. Trouble is left for the `append` to meet."""
         with self._looking:
             if self._head is None and self._read_head is None:
@@ -185,7 +185,7 @@ class CommitLog:
 
     def _keep(self) -> None:
         """What was only read may be of a writer that died before it was durable: an attempt of ours, another process.
-        To put the newest there once more is to hear that it is, and so are all in its folder."""
+        To put the newest there once more is to hear that it is, and so are all in the folder."""
         assert self._head is not None
         if self._kept < self._head:
             self._put(self._head, self._there(self._head))
@@ -201,7 +201,7 @@ class CommitLog:
 
     def names(self, file: str, token: int, checkpoint: int) -> bool:
         """Does a record name this file, written under `token` and closed by `checkpoint` or a later one? Then it was
-        visible, whatever became of it since. Reads the records back to the time of its origin."""
+        visible, whatever became of it since. Reads the records back to the time of that origin."""
         records = self._newest_first(self._find_head(), {log_of(file): (token, checkpoint)})
         return any(each.name == file for record in records for each in record.files)
 

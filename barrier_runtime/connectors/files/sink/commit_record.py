@@ -1,4 +1,4 @@
-"""One record of a file sink's commit log: its fields, its bytes, and how they are checked."""
+"""One record of a file sink's commit log: the fields, the bytes, and how they are checked."""
 
 from collections.abc import Iterable
 

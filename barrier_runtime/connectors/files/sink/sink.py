@@ -1,6 +1,6 @@
 """Exactly-once files (Parquet, JSON lines, CSV) on any object store: a local folder or S3.
 
-Pre-commit stages whole, durable, hidden objects; nothing about them can expire. Commit publishes each under its final
+Pre-commit stages whole, durable, hidden objects; nothing about them can expire. Commit publishes each under the final
 name (atomic, idempotent, checked by hash). One file per subtask and checkpoint, more when a transaction outgrows
 memory. When all subtasks have published, the global committer names the files in the sink's commit log, in one atomic
 step: a reader of that log (`committed_files`) sees whole checkpoints, one that lists the folder sees whole files.
@@ -383,7 +383,7 @@ class TextSink(FileSink):
         return self.head(batches[0].schema) + self.encode_rows(batches)
 
     def begin_transaction(self) -> RowBuffer[_Files]:
-        """Rows whose file may grow, or is known only by its folder, and those of a subclass with an `encode` of its own
+        """Rows whose file may grow, or is known only by its folder, and those of a subclass with an own `encode`
         stay as they are until they are staged."""
         waits = self._rolling is not None or self._open_files.parts or self.partition_by
         if waits or type(self).encode is not TextSink.encode:
