@@ -3,9 +3,9 @@
     <url>/_commits/<job>/<sink>/summaries/<number, 20 digits>.json        number n: of records 250·(n-1)+1 … 250·n
 
 A summary is made of records that are there, durable and immutable, so whoever writes it, and however often, writes the
-same bytes. It is never the truth: one that is missing, damaged, or of records that were replaced since (its last record
+same bytes. It is never the truth: one that is missing, damaged, or of records that were replaced since (the last record
 is not the one in the log) is as good as none, and the records are read. They are written in order, one per commit: a
-log of an older release gets its summaries while it goes on.
+log of an older release gets summaries while it goes on.
 
 `origins` says of each decision log (see `file_committable`) the highest token and the highest checkpoint of any file
 named by these records *and all before them*. A job begun anew in the same folder has another log: it need not read

@@ -40,12 +40,12 @@ _SMALLEST = 64 << 10  # bytes; what is smaller counts as one size
 _LIST_VERSION = 1
 _MOST_FILES = 1_000
 
-_Key: TypeAlias = tuple[str, pa.Schema]  # of an open file: its folder, and the columns of its rows
+_Key: TypeAlias = tuple[str, pa.Schema]  # of an open file: folder, and columns of the rows
 
 
 @dataclass(frozen=True)
 class Rolling:
-    """When a file is done: `size` bytes of rows in memory, or `age_ms` since its first row. `most_bytes`: of all."""
+    """When a file is done: `size` bytes of rows in memory, or `age_ms` since the first row. `most_bytes`: of all."""
 
     size: int
     age_ms: int
@@ -55,7 +55,7 @@ class Rolling:
 
 class _StoredFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     folder: str
-    since_ms: int  # wall clock of its first row
+    since_ms: int  # wall clock of the first row
 
 
 class _StoredPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,7 +107,7 @@ class OpenFiles:
         self, rows: Mapping[str, pa.Table], now_ms: int, rolling: Rolling | None, *, last: bool = False
     ) -> tuple["OpenFiles", list[tuple[str, pa.Table]]]:
         """With `rows` by folder; and what is rolled now, folder and rows. `rolling` None or `last`: everything is."""
-        # A clock that was set back makes no file younger than nothing: its age counts from now.
+        # A clock that was set back makes no file younger than nothing: the age counts from now.
         since_ms = {key: min(since, now_ms) for key, since in self.since_ms.items()}
         added = tuple(((folder, table.schema), table) for folder, table in rows.items() if table.num_rows)
         others = {key for key in since_ms for folder, table in rows.items() if _replaced(key, folder, table)}
