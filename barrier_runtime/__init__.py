@@ -60,7 +60,7 @@ _HOME = {
     "RowAggregate": "barrier_runtime.operators.aggregation.own",
     "ColumnAggregate": "barrier_runtime.operators.aggregation.own",
     "WatermarkGenerator": "barrier_runtime.operators.watermark_generator",
-    "Cache": "barrier_runtime.operators.lookups.cache",
+    "Cache": "barrier_runtime.operators.lookups.replies",
     "Retry": "barrier_runtime.operators.retry",
     "TTL": "barrier_runtime.operators.state.ttl",
     "BroadcastState": "barrier_runtime.operators.state.broadcast",
@@ -199,7 +199,7 @@ if TYPE_CHECKING:
     from barrier_runtime.operators.functions.process import ProcessContext as ProcessContext
     from barrier_runtime.operators.functions.process_groups import BatchKeys as BatchKeys
     from barrier_runtime.operators.functions.process_rows import RowContext as RowContext
-    from barrier_runtime.operators.lookups.cache import Cache as Cache
+    from barrier_runtime.operators.lookups.replies import Cache as Cache
     from barrier_runtime.operators.retry import Retry as Retry
     from barrier_runtime.operators.state.broadcast import BroadcastState as BroadcastState
     from barrier_runtime.operators.state.folded import AggregatingState as AggregatingState

@@ -20,8 +20,8 @@ from barrier_runtime.operators.user_code import function_name
 if TYPE_CHECKING:
     from typing_extensions import Required, Unpack
 
-    from barrier_runtime.operators.lookups.cache import Cache
     from barrier_runtime.operators.lookups.operator import HowMissing
+    from barrier_runtime.operators.lookups.replies import Cache
 
     class Lookup(TypedDict, total=False):
         key: Required[str | Sequence[str]]

@@ -89,7 +89,7 @@ def _times_of(name: str, source: Source | SourceDescription, given: EventTimeOfS
 
 def with_dead_letters(rows: Stream, letters: DeadLetters) -> tuple[Stream, Stream]:
     """Good rows, and the others: see `DeadLetterOperator`. The schema of `rows` is known."""
-    from barrier_runtime.operators.outputs.dead_letters import DEAD_LETTERS, DeadLetterOperator
+    from barrier_runtime.operators.outputs.side_outputs import DEAD_LETTERS, DeadLetterOperator
 
     schema = rows.schema
     assert schema is not None

@@ -93,8 +93,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         the watermark is made per split there, which is more exact; elsewhere it replaces the input's. With `generator`,
         a subclass of `WatermarkGenerator`, that says at each row how far event time has come, per subtask."""
 
-        from barrier_runtime.operators.watermark_generator import GeneratedWatermarkOperator
-        from barrier_runtime.operators.watermarks import WatermarkOperator
+        from barrier_runtime.operators.watermark_generator import GeneratedWatermarkOperator, WatermarkOperator
 
         where = "with_watermarks"
         bound_ms = milliseconds(max_out_of_orderness, f"max_out_of_orderness of {where}")
@@ -175,7 +174,7 @@ class Stream(RowSteps["Stream"], LookupSteps["Stream"]):
         >>> orders.window_all("per minute", Tumbling(timedelta(minutes=1)), event_time="at").aggregate(n=count())
         """
 
-        from barrier_runtime.operators.windows.whole.one_key import ONE_KEY, OneKeyOperator
+        from barrier_runtime.operators.windows.whole.apply import ONE_KEY, OneKeyOperator
 
         if self.schema is None:
             raise InvalidJob(

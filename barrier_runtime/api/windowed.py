@@ -30,12 +30,11 @@ from barrier_runtime.operators.user_code import function_name
 from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.operators.windows.clocks import EventTime, WallTime
 from barrier_runtime.operators.windows.contents import Aggregates
+from barrier_runtime.operators.windows.firing import told_of_windows, window_schema
 from barrier_runtime.operators.windows.operator import LATE, Content, WindowOperator
-from barrier_runtime.operators.windows.told import told_of_windows, window_schema
 from barrier_runtime.operators.windows.triggers import WindowTrigger
 from barrier_runtime.operators.windows.whole.applied_aggregates import OfAggregates
-from barrier_runtime.operators.windows.whole.apply import Applied, TimeWindow
-from barrier_runtime.operators.windows.whole.one_key import ONE_KEY, OfAllRows
+from barrier_runtime.operators.windows.whole.apply import ONE_KEY, Applied, OfAllRows, TimeWindow
 from barrier_runtime.operators.windows.whole.top import Top, top_schema
 from barrier_runtime.state.errors import InvalidJob
 

@@ -28,7 +28,7 @@ from barrier_runtime.data.event_time import event_times_ms
 from barrier_runtime.data.keys import KeyCodec
 from barrier_runtime.data.schemas import no_column
 from barrier_runtime.data.values.casts import kept_cast
-from barrier_runtime.operators.deduplication.hashing import hash_rows
+from barrier_runtime.operators.deduplication.bloom import hash_rows
 from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.operators.state.broadcast_copy import KEY_TYPES
 from barrier_runtime.operators.state.maps import key_conversion

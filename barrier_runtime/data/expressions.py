@@ -12,7 +12,6 @@ import pyarrow.acero as acero
 import pyarrow.compute as pc
 
 import barrier_runtime.data.sql.kernels
-import barrier_runtime.data.sql.remainders
 import barrier_runtime.data.sql.texts  # noqa: F401 - functions that expressions call by their names
 from barrier_runtime.data.schemas import described, no_column, no_rows, one_array
 from barrier_runtime.state.errors import InvalidJob

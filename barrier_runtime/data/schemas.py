@@ -1,18 +1,216 @@
 """How users spell schemas and durations, and what these mean: the one translation to Arrow types and milliseconds; and
-batches made to fit a schema."""
+batches made to fit a schema.
 
+How users spell types: as Arrow prints them, as SQL has them, or as Python does. The one translation to Arrow types.
+
+What a message, `explain` or `print(schema)` shows as a type is accepted as one.
+"""
+
+import dataclasses
 import datetime
+import decimal
 import difflib
+import re
+import types
+import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from barrier_runtime.data.declared_types import ddl_columns, declared_type, fields_of_class
 from barrier_runtime.data.values.casts import kept_cast
 from barrier_runtime.data.values.doors import UNFIT
 from barrier_runtime.state.errors import InvalidJob
+
+_PYTHON_TYPES: dict[Any, pa.DataType] = {
+    bool: pa.bool_(),
+    int: pa.int64(),
+    float: pa.float64(),
+    str: pa.string(),
+    bytes: pa.binary(),
+    datetime.datetime: pa.timestamp("us", "UTC"),
+    datetime.date: pa.date32(),
+    datetime.time: pa.time64("us"),
+    datetime.timedelta: pa.duration("us"),
+    decimal.Decimal: pa.decimal128(38, 18),
+}
+_SQL_TYPES: dict[str, pa.DataType] = {
+    **dict.fromkeys(("boolean", "bool"), pa.bool_()),
+    **dict.fromkeys(("tinyint", "byte"), pa.int8()),
+    **dict.fromkeys(("smallint", "short"), pa.int16()),
+    **dict.fromkeys(("int", "integer"), pa.int32()),
+    **dict.fromkeys(("bigint", "long"), pa.int64()),
+    **dict.fromkeys(("real", "float"), pa.float32()),
+    **dict.fromkeys(("double", "double precision"), pa.float64()),
+    **dict.fromkeys(("string", "text", "varchar"), pa.string()),
+    **dict.fromkeys(("binary", "bytea"), pa.binary()),
+    "date": pa.date32(),
+    **dict.fromkeys(("timestamp", "timestamptz", "timestamp_ltz"), pa.timestamp("us", "UTC")),
+    "timestamp_ntz": pa.timestamp("us"),
+    **dict.fromkeys(("decimal", "numeric"), pa.decimal128(10, 0)),
+}
+_TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:, *(?:tz=)?([^\]]+))?\]")
+_DECIMAL = re.compile(r"(decimal|numeric|decimal128|decimal256) *\( *(\d+) *(?:, *(-?\d+) *)?\)")
+_VARCHAR = re.compile(r"(?:var)?char *\( *\d+ *\)")
+_FIXED = re.compile(r"fixed_size_binary\[(\d+)\]")
+_NESTED = re.compile(r"(list|large_list|array|struct|map) *<(.*)>", re.DOTALL)
+_LIKE = "such as 'int64', 'timestamp[ms, tz=UTC]', 'decimal(10, 2)' or 'list<string>'"
+_MOST_DIGITS = 38
+
+
+def declared_type(kind: Any, column: str, where: str) -> pa.DataType:
+    """The Arrow type that a user means by `kind`. Raises `InvalidJob`.
+
+    >>> declared_type("timestamp[ms, tz=UTC]", "at", "source 'in'")
+    TimestampType(timestamp[ms, tz=UTC])
+    >>> declared_type(list[int], "ids", "source 'in'")
+    ListType(list<item: int64>)
+    """
+    if isinstance(kind, pa.DataType):
+        return kind
+    if isinstance(kind, str):
+        named = _named(kind.strip())
+        if named is None:
+            raise InvalidJob(
+                f"{where}: column {column!r} has the unknown type name {kind!r}: use an Arrow or SQL name {_LIKE}"
+            )
+        return named
+    python = _python_type(kind, column, where)
+    if python is None:
+        raise InvalidJob(
+            f"{where}: column {column!r} has type {kind!r}, which is not an Arrow type: use pa.int64() and such, or a "
+            f"name {_LIKE}"
+        )
+    return python
+
+
+def ddl_columns(text: str, where: str) -> list[tuple[str, str]]:
+    """Names and types of `"id BIGINT, at TIMESTAMP NOT NULL"`."""
+    columns = []
+    for part in _parts(text):
+        name, _, kind = part.partition(" ")
+        kind = re.sub(r"\s+not\s+null$", "", kind.strip(), flags=re.IGNORECASE)
+        if not name or not kind:
+            raise InvalidJob(f'{where}: schema= has {part!r}: write a name and a type, as in "id BIGINT, at TIMESTAMP"')
+        columns.append((name.strip('`"'), kind))
+    return columns
+
+
+def fields_of_class(kind: type) -> dict[str, Any]:
+    """Annotated fields of a class, with those of its bases; none of a class that is not made of fields."""
+    model = getattr(kind, "model_fields", None)  # pydantic's
+    made_of_fields = (
+        dataclasses.is_dataclass(kind)
+        or isinstance(model, dict)
+        or hasattr(kind, "__struct_fields__")  # msgspec's
+        or hasattr(kind, "__total__")  # of a TypedDict
+        or hasattr(kind, "_fields")  # of a NamedTuple
+    )
+    if not made_of_fields:
+        return {}
+    hints = typing.get_type_hints(kind)
+    return {
+        name: hint
+        for name, hint in hints.items()
+        if typing.get_origin(hint) is not typing.ClassVar and name in _own(kind, hints)
+    }
+
+
+def _own(kind: type, hints: dict[str, Any]) -> set[str]:
+    """Names that are fields; a model's base class has annotations that are none."""
+    if dataclasses.is_dataclass(kind):
+        return {field.name for field in dataclasses.fields(kind)}
+    model = getattr(kind, "model_fields", None)
+    return set(model) if isinstance(model, dict) else set(hints)
+
+
+def _named(name: str) -> pa.DataType | None:
+    """The type of that name; None if there is none."""
+    low = name.lower()
+    if nested := _NESTED.fullmatch(name) or _NESTED.fullmatch(low):
+        return _nested(nested[1], nested[2])
+    if stamp := _TIMESTAMP.fullmatch(name):
+        return pa.timestamp(stamp[1], stamp[2])
+    if digits := _DECIMAL.fullmatch(low):
+        precision, scale = int(digits[2]), int(digits[3] or 0)
+        make = pa.decimal256 if digits[1] == "decimal256" else pa.decimal128
+        return make(precision, scale) if 1 <= precision <= (76 if make is pa.decimal256 else _MOST_DIGITS) else None
+    if fixed := _FIXED.fullmatch(low):
+        return pa.binary(int(fixed[1]))
+    if _VARCHAR.fullmatch(low):
+        return pa.string()
+    if name == low:  # as Arrow has them, which are in small letters: its float is not SQL's
+        try:
+            return pa.type_for_alias(name)
+        except ValueError:
+            pass  # then one of SQL's
+    return _SQL_TYPES.get(low)
+
+
+def _nested(kind: str, inner: str) -> pa.DataType | None:
+    kind = kind.lower()
+    parts = _parts(inner)
+    if kind in ("list", "large_list", "array"):
+        element = _named(_after_name(inner)) if len(parts) == 1 else None
+        make = pa.large_list if kind == "large_list" else pa.list_
+        return None if element is None else make(element)
+    if kind == "map":
+        key, value = (_named(_after_name(part)) for part in parts) if len(parts) == 2 else (None, None)
+        return None if key is None or value is None else pa.map_(key, value)
+    fields = []
+    for part in parts:
+        name, colon, said = part.partition(":")
+        if not colon:
+            name, _, said = part.partition(" ")
+        member = _named(_nullable(said))
+        if member is None:
+            return None
+        fields.append((name.strip(), member))
+    return pa.struct(fields) if fields else None
+
+
+def _after_name(text: str) -> str:
+    """`item: int64` as Arrow prints an element, or `int64`."""
+    named = re.match(r"\s*\w+\s*:\s*(?=\S)", text)
+    return _nullable(text[named.end() :] if named else text)
+
+
+def _nullable(text: str) -> str:
+    return re.sub(r"\s+not\s+null$", "", text.strip(), flags=re.IGNORECASE)
+
+
+def _parts(text: str) -> list[str]:
+    """Cut at commas that are in no brackets."""
+    parts, depth, begin = [], 0, 0
+    for at, letter in enumerate(text):
+        depth += (letter in "<([") - (letter in ">)]")
+        if letter == "," and depth == 0:
+            parts.append(text[begin:at].strip())
+            begin = at + 1
+    return [part for part in (*parts, text[begin:].strip()) if part]
+
+
+def _python_type(kind: Any, column: str, where: str) -> pa.DataType | None:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return declared_type(arguments[0], column, where)
+    if origin in (typing.Union, types.UnionType):
+        rest = [each for each in arguments if each is not type(None)]
+        return declared_type(rest[0], column, where) if len(rest) == 1 else None
+    if origin in (list, set, frozenset) and len(arguments) == 1:
+        return pa.list_(declared_type(arguments[0], column, where))
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        return pa.list_(declared_type(arguments[0], column, where))
+    if origin is dict and len(arguments) == 2:
+        return pa.map_(declared_type(arguments[0], column, where), declared_type(arguments[1], column, where))
+    if not isinstance(kind, type):
+        return None
+    known = _PYTHON_TYPES.get(kind)
+    if known is None and (fields := fields_of_class(kind)):
+        return pa.struct([(name, declared_type(hint, f"{column}.{name}", where)) for name, hint in fields.items()])
+    return known
+
 
 SchemaLike: TypeAlias = pa.Schema | Mapping[str, Any] | str | type
 

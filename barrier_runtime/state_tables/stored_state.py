@@ -35,10 +35,9 @@ from barrier_runtime.state.backend.stored_part import KeyGroups, StoredPart, row
 from barrier_runtime.state.columns.segment import Segment, as_binary
 from barrier_runtime.state.columns.wide_columns import is_wide
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.file_links import segment_number
 from barrier_runtime.state.keys.key_codec import decode_columns, decode_key
 from barrier_runtime.state.kv.shard import PREFIX_BYTES
-from barrier_runtime.state.scratch import scratch_folder
+from barrier_runtime.state.scratch import scratch_folder, segment_number
 from barrier_runtime.state.snapshots.snapshot import KEYS, ONE_VALUE, OperatorSnapshot, StateDescription
 from barrier_runtime.state.snapshots.state_kinds import COLUMNS
 from barrier_runtime.state.snapshots.stored_values import with_values

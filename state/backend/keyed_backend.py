@@ -30,9 +30,8 @@ from barrier_runtime.state.snapshots.state_kinds import COLUMNS, TIMERS
 from barrier_runtime.state.snapshots.value_types import ValueType
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.paths import Paths
-from barrier_runtime.state.values.bytes_table import BytesTable
 from barrier_runtime.state.values.entry_table import EntryTable, WatchedEntryTable
-from barrier_runtime.state.values.table import StateTable, share_cache
+from barrier_runtime.state.values.table import BytesTable, StateTable, share_cache
 from barrier_runtime.state.values.timer_table import LAYOUTS, TimerTable, decode_timer, encode_timer
 from barrier_runtime.state.values.undo import Undo, made
 from barrier_runtime.state.values.watched_table import WatchedTable
@@ -132,7 +131,7 @@ class KeyedBackend:
         return table
 
     def table_of_bytes(self, name: str, key_width: int) -> BytesTable:
-        """The state `name`: bytes of any size, by key (`values/bytes_table`); otherwise as `table`."""
+        """The state `name`: bytes of any size, by key (`values/table`); otherwise as `table`."""
         state_id = self._value_state_id(name, key_width, _BYTES)
         table = BytesTable(name, state_id, self._shard, key_width, self._cache_bytes)
         self._add(name, table)
@@ -172,7 +171,7 @@ class KeyedBackend:
         """The state `name` as columns: name → (numpy dtype, initial value). `evictable`: only a bounded part of the
         entries is held in memory; without it all are. `added`: the last of the columns, which state of older releases
         may lack; they are 0 there. `before`: the columns of the restored state, name → numpy dtype in the order of its
-        rows, if they are others or in another order; then what is stored is made anew (`columns/changed_columns`).
+        rows, if they are others or in another order; then what is stored is made anew (`columns/stored_rows`).
         `last_first`: entries that leave memory can be asked for by the last field of their keys, an int of 64 bits;
         entries in memory may take a share of the slot's memory then (`SlotMemory.hold`). `in_slices`: snapshots
         say it, so that releases that take entries for windows refuse them."""

@@ -24,12 +24,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from barrier_runtime.state.columns.column_rows import NO_ROWS, ColumnRows
-from barrier_runtime.state.columns.entries_by_last import Lasts, entries_under
-from barrier_runtime.state.columns.eviction import GONE, Victims
+from barrier_runtime.state.columns.column_rows import GONE, NO_ROWS, ColumnRows, Victims
 from barrier_runtime.state.columns.frozen_rows import FrozenSegment
 from barrier_runtime.state.columns.segment import Segment
-from barrier_runtime.state.columns.stored_entries import StoredEntries
+from barrier_runtime.state.columns.stored_entries import Lasts, StoredEntries, entries_under
 from barrier_runtime.state.columns.stored_rows import StoredRows
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
 from barrier_runtime.state.keys.row_index import IntKeys, Ints, Key, RowIds, TupleKeys

@@ -28,7 +28,7 @@ from barrier_runtime.state.columns.segment import (
     within,
 )
 from barrier_runtime.state.columns.segment_plan import BOTTOM, Size, merge_from
-from barrier_runtime.state.file_links import link_or_copy, segment_file, segment_number
+from barrier_runtime.state.scratch import link_or_copy, segment_file, segment_number
 
 _CHUNK_ENTRIES = 1 << 20
 _SLICE_ENTRIES = 1 << 19  # of a state that is only read

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.file_links import link_or_copy
 from barrier_runtime.state.kv.live_files import LiveFiles
 from barrier_runtime.state.kv.small_files import SmallFiles
 from barrier_runtime.state.kv.sst_blocks import UnknownLayout
-from barrier_runtime.state.kv.store import Entry
-from barrier_runtime.state.kv.troubles import is_full_disk, trouble
+from barrier_runtime.state.kv.store import Entry, is_full_disk, trouble
+from barrier_runtime.state.scratch import link_or_copy
 
 _CURRENT = "CURRENT"
 CONFIG_FILE = "rocksdict-config.json"
@@ -151,7 +150,7 @@ class HeldMemory:
 
 class RocksDbKv:
     """One database in `directory` (made if absent), which belongs to this process alone while it is open. `with_holes`:
-    its files may have some (`snapshots/partial_download`); it is only read. `once`: nobody opens it again when it is
+    its files may have some (`backend/stored_part`); it is only read. `once`: nobody opens it again when it is
     closed, only checkpoints of it (`small_files`)."""
 
     kind = "rocksdb"

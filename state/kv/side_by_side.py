@@ -2,7 +2,7 @@
 
 At a restore to fewer slots a subtask's keys come from several snapshots. Their databases are opened beside each other,
 which takes as long however large they are; when the job runs on, the entries of all others move into the first, in
-slices (`backend/merging`). Then there is one database again, and snapshots are what they always were.
+slices (`backend/backend_snapshots`). Then there is one database again, and snapshots are what they always were.
 
 | state   | databases            | files of a checkpoint                      | ends with                  |
 |---------|----------------------|--------------------------------------------|----------------------------|
@@ -20,6 +20,8 @@ slices (`backend/merging`). Then there is one database again, and snapshots are 
 - What is emptied while it is compacted, or while compactions are held, is closed by a later flush.
 
 All methods are for one thread, as `store` says; `move` is a write.
+
+How a database of RocksDB begins with the files of a snapshot.
 """
 
 import shutil
@@ -30,9 +32,28 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from barrier_runtime.state.file_links import beside_name
 from barrier_runtime.state.kv.key_ranges import RANGES_FILE, KeyRange, KeyRanges
 from barrier_runtime.state.kv.store import Entry, KvStore
+from barrier_runtime.state.scratch import beside_name, database_of, link_or_copy, segment_number
+
+
+def link_database(source: Path, names: Sequence[str], target: Path, database: int = 0) -> None:
+    """Make `target` (fresh) a database of the files `names` of `source`, which stays as it is. Segments among them are
+    not the database's, nor is what belongs to another one than `database` (`file_links.database_of`).
+
+    Opening a database rewrites its MANIFEST and goes on with its numbering, so a snapshot is never opened in place.
+    SSTs never change: they are linked; the small rest is copied.
+    """
+    target.mkdir(parents=True, mode=0o700)
+    for name in names:
+        number, own_name = database_of(name)
+        if number != database or segment_number(name) is not None or name == RANGES_FILE:
+            continue
+        if name.endswith(".sst"):
+            link_or_copy(source / name, target / own_name)
+        else:
+            shutil.copyfile(source / name, target / own_name)
+
 
 _MOVED_BYTES = 256 << 10  # of one `move`, and one entry
 

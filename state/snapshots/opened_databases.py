@@ -15,9 +15,9 @@ Without a database as number 0 that is a fresh one. Those beside it may keep any
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from barrier_runtime.state.file_links import database_of, segment_number
 from barrier_runtime.state.kv.key_ranges import KeyRange, KeyRanges
 from barrier_runtime.state.kv.shard import range_end, range_start
+from barrier_runtime.state.scratch import database_of, segment_number
 from barrier_runtime.state.snapshots.plan import is_immutable
 from barrier_runtime.state.snapshots.restore_plan import RestorePart, RestorePlan
 

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from barrier_runtime.state.errors import ProtocolViolation
-from barrier_runtime.state.file_links import BESIDE, SEGMENT_FILE, database_of
 from barrier_runtime.state.kv.key_ranges import RANGES_FILE
+from barrier_runtime.state.scratch import BESIDE, SEGMENT_FILE, database_of
 from barrier_runtime.state.snapshots.snapshot import FileRef
 
 _DATABASE_FILE = r"[0-9]{1,20}\.sst|CURRENT|MANIFEST-[0-9]{1,20}|OPTIONS-[0-9]{1,20}"

@@ -9,11 +9,14 @@ Contract, for every implementation
 - No correctness may rest on `list` (it may be stale or partial); no HEAD before PUT.
 - `Unavailable` is raised for trouble that a retry may cure, `InvalidJob` for what a person must fix (no such bucket, no
   permission), `ObjectNotFound` for an absent key.
+
+Copying an object from one store to another: by the store itself where both are of one kind, else through a file.
 """
 
 import enum
 import hashlib
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -163,3 +166,36 @@ def get_or_none(store: ObjectStore, key: str) -> bytes | None:
         return store.get(key)
     except ObjectNotFound:
         return None
+
+
+@runtime_checkable
+class CopiesItself(Protocol):
+    """A store that can fetch from another one without this process reading the bytes."""
+
+    def copy_from(self, source: ObjectStore, key: str, to: str, beside_work: bool = False) -> bool:
+        """False: not from that one. `beside_work`: others need this machine more."""
+        ...
+
+
+def _unchecked(path: Path) -> None:
+    """Nobody knows what it is."""
+
+
+def copy_object(
+    source: ObjectStore,
+    key: str,
+    target: ObjectStore,
+    to: str,
+    check: Callable[[Path], None] = _unchecked,
+    *,
+    beside_work: bool = False,
+) -> None:
+    """`source`'s object `key` becomes `target`'s object `to`. Raises `ObjectNotFound` if there is none. `check`: raises
+    when the bytes that this process has read are not what they should be; they are not written then."""
+    if isinstance(target, CopiesItself) and target.copy_from(source, key, to, beside_work):
+        return
+    with tempfile.TemporaryDirectory(prefix="barrier-copy-") as folder:
+        path = Path(folder) / "object"
+        source.get_file(key, path)
+        check(path)
+        target.put_file(to, path)

@@ -24,8 +24,8 @@ from typing import Any
 from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.keys.key_codec import decode_key, encode_key
 from barrier_runtime.state.kv.shard import Shard, entry_key
-from barrier_runtime.state.values.known_keys import KnownKeys
 from barrier_runtime.state.values.table import MISSING, Key, StateTable, shown
+from barrier_runtime.state.values.timer_table import KnownKeys
 from barrier_runtime.state.values.watched_table import WatchedTable
 
 _ENTRY, _NUMBER = encode_key((False,)), encode_key((True,))

@@ -76,7 +76,7 @@ PROSE = {  # tables that no code holds as data
     "coordinator/server/web/front.py": "requests: tests/coordinator/server/web/test_pages.py",
     "coordinator/server/web/pages.py": "tests/coordinator/server/web/test_pages.py, test_ticker.py",
     "coordinator/server/web/sessions.py": "notes: tests/coordinator/server/web/test_used_links.py",
-    "state/backend/merging.py": "moments: tests/state/backend/test_side_by_side.py",
+    "state/backend/backend_snapshots.py": "moments: tests/state/backend/test_side_by_side.py",
     "state/kv/small_files.py": "ends of a process: tests/state/kv/test_small_files.py",
     "state/kv/side_by_side.py": "states: tests/state/backend/test_side_by_side.py",
     "state/snapshots/opened_databases.py": "cases: tests/state/backend/test_narrowed_restore.py, test_side_by_side.py",

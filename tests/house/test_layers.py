@@ -79,7 +79,7 @@ PURE_FILES = (  # of folders that are not pure as a whole
     "barrier_runtime/connectors/sink_bases/write_ahead_committable.py",
     "barrier_runtime/operators/deduplication/bloom.py",
     "barrier_runtime/operators/lookups/book.py",
-    "barrier_runtime/operators/lookups/cache.py",
+    "barrier_runtime/operators/lookups/replies.py",
     "barrier_runtime/operators/lookups/held_rows.py",
     "barrier_runtime/operators/lookups/replies.py",
     "barrier_runtime/operators/keyed/timers.py",

@@ -800,7 +800,7 @@ MUTANTS = (
     Mutant(
         "few-sums-are-not-kept",
         "the sums of a small batch are state",
-        "barrier_runtime/operators/aggregation/few.py",
+        "barrier_runtime/operators/aggregation/running.py",
         "        cells[row_id] = total\n        results.append(total)\n    return results\n\n\ndef _float_sums",
         "        results.append(total)\n    return results\n\n\ndef _float_sums",
         ("tests/barrier_runtime/data/test_few_rows.py",),
@@ -808,7 +808,7 @@ MUTANTS = (
     Mutant(
         "few-sums-wrap",
         "a sum of a small batch that leaves 64 bits ends the job",
-        "barrier_runtime/operators/aggregation/few.py",
+        "barrier_runtime/operators/aggregation/running.py",
         "        if not _LOWEST <= total <= _HIGHEST:\n",
         "        if False:\n",
         ("tests/barrier_runtime/data/test_few_rows.py",),
@@ -816,7 +816,7 @@ MUTANTS = (
     Mutant(
         "few-nulls-are-values",
         "nulls in a small batch are for numpy",
-        "barrier_runtime/operators/aggregation/few.py",
+        "barrier_runtime/operators/aggregation/running.py",
         "        if self._aggregated and any(None in columns[position] for position in self._aggregated):\n",
         "        if False:\n",
         ("tests/barrier_runtime/data/test_few_rows.py",),
@@ -976,7 +976,7 @@ MUTANTS = (
     Mutant(
         "sql-guards-nothing",
         "CASE WHEN b <> 0 THEN a / b END does not fail where b is 0",
-        "barrier_runtime/data/sql/needed.py",
+        "barrier_runtime/data/sql/arguments.py",
         "        if self._rows is None or argument.is_constant:\n",
         "        if True:\n",
         ("tests/barrier_runtime/data/test_sql_expressions.py",),

@@ -54,7 +54,7 @@ MUTANTS = (
     Mutant(
         "expired-replies-stay",
         "a reply is kept for its time",
-        "barrier_runtime/operators/lookups/cache.py",
+        "barrier_runtime/operators/lookups/replies.py",
         "        if entry is None or entry[0] <= now_s:\n",
         "        if entry is None:\n",
         _BOOK_TESTS,

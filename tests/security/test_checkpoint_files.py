@@ -29,8 +29,8 @@ from barrier_runtime.launch.outcome import JobFailed
 from barrier_runtime.runtime.sinks.pending_set import PendingSet
 from barrier_runtime.runtime.sources.progress import SourceProgress
 from barrier_runtime.state.errors import InvalidJob
-from barrier_runtime.state.kv.linked_database import link_database
 from barrier_runtime.state.kv.rocksdb import CONFIG_FILE, RocksDbKv, SlotMemory
+from barrier_runtime.state.kv.side_by_side import link_database
 
 ROWS, KEYS = 12_000, 10_000  # enough state for objects of their own beside the manifest
 

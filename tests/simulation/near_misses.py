@@ -18,7 +18,7 @@ from barrier_runtime.coordinator.server import store_effects
 from barrier_runtime.coordinator.wire.messages import Ack
 from barrier_runtime.operators.functions.process import ProcessOperator
 from barrier_runtime.operators.joins.base import JoinOperator
-from barrier_runtime.operators.joins.runs_on_disk import RunsOnDisk
+from barrier_runtime.operators.joins.stored_runs import RunsOnDisk
 from barrier_runtime.operators.keyed.progress import Floors
 from barrier_runtime.operators.keyed.timers import Timers
 from barrier_runtime.operators.windows.operator import WindowOperator

@@ -72,7 +72,7 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.job_graph import JobGraph
-from barrier_runtime.operators.joins.runs_on_disk import RunsOnDisk
+from barrier_runtime.operators.joins.stored_runs import RunsOnDisk
 from barrier_runtime.operators.keyed import timers as timers_module
 from barrier_runtime.operators.windows import aggregate as aggregate_module
 from barrier_runtime.operators.windows import firing as firing_module
@@ -84,9 +84,9 @@ from barrier_runtime.runtime.network import frames
 from barrier_runtime.runtime.network.control_link import ControlLink, TcpControlLink
 from barrier_runtime.runtime.sinks import pending_set
 from barrier_runtime.runtime.slot import Slot
-from barrier_runtime.state.backend import merging
+from barrier_runtime.state.backend import backend_snapshots
 from barrier_runtime.state.backend.restore import BACKENDS
-from barrier_runtime.state.columns import column_table, entries_by_last
+from barrier_runtime.state.columns import column_table, stored_entries
 from barrier_runtime.state.columns.column_table import ColumnTable
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.store import open as open_module
@@ -360,9 +360,9 @@ class World(SimCluster):
         """Databases side by side become one entry by entry, so that checkpoints meet them in the middle of it."""
         pause_s = random.Random(f"merging {self.schedule.seed}").choice([0.01, 0.1, 0.3])
         with (
-            patch.object(merging, "_AT_ONCE", 1),
-            patch.object(merging, "_MOST_AT_ONCE", 1),
-            patch.object(merging, "_PAUSE_S", pause_s),
+            patch.object(backend_snapshots, "_AT_ONCE", 1),
+            patch.object(backend_snapshots, "_MOST_AT_ONCE", 1),
+            patch.object(backend_snapshots, "_PAUSE_S", pause_s),
         ):
             yield
 
@@ -376,7 +376,7 @@ class World(SimCluster):
             patch.object(ColumnTable, "_entry_limit", self.schedule.held),
             patch.object(column_table, "SPILLED_AT_ONCE", 1),
             patch.object(column_table, "_MOST_REMOVED", 1),
-            patch.object(entries_by_last, "_AT_ONCE", 1),
+            patch.object(stored_entries, "_AT_ONCE", 1),
             patch.object(aggregate_module, "_ROWS_ON_DISK", 1),
             patch.object(RunsOnDisk, "most_bytes", self.schedule.held * 150),
             patch.object(RunsOnDisk, "most_merged_bytes", 1 << 20),

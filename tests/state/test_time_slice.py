@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from barrier_runtime.state.time_slice import SLICE_NS, ask_for_short_slices
+from barrier_runtime.state.threads import SLICE_NS, ask_for_short_slices
 
 _GET = {"x86_64": 315, "aarch64": 275}  # sched_getattr
 
@@ -73,7 +73,7 @@ def test_a_system_without_it_goes_on_as_it_was(monkeypatch):
 def test_who_chose_another_policy_keeps_it():
     program = (
         "import os\n"
-        "from barrier_runtime.state.time_slice import ask_for_short_slices\n"
+        "from barrier_runtime.state.threads import ask_for_short_slices\n"
         "os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))\n"
         "assert not ask_for_short_slices()\n"
         "assert os.sched_getscheduler(0) == os.SCHED_BATCH\n"

@@ -3,9 +3,19 @@
 Those have one type, as in Spark: the widest of whole numbers, as many digits as decimals have together, or a double.
 A whole number beyond 2^53 becomes the nearest double. Numbers with and without a sign have one that holds both; 64 bits
 without a sign are a decimal beside what has one, but for constants.
+
+`IN`, and many terms joined: Arrow takes the square of their number, or more, for an expression that is as deep as it
+has terms, and that for each batch.
+
+For which rows the value of a part of an expression is needed.
+
+Arrow computes all branches of a `CASE` for all rows. So that `CASE WHEN b <> 0 THEN a / b END` does not fail where b is
+0, what may fail gets nulls in place of the rows that do not need it. In a long chain of conditions that may fail
+themselves only the first ones count, because each holds all those before it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -154,3 +164,69 @@ def _whole_digits(number: Argument) -> int:
     if number.is_constant:
         return len(str(abs(number.value)))
     return _UNSIGNED_DIGITS if number.type == pa.uint64() else _DIGITS[number.type.bit_width]
+
+
+_UNKNOWN = pc.scalar(pa.scalar(None, pa.bool_()))
+
+
+def in_pairs(joined: Callable[[Made, Made], Made], terms: Sequence[Made]) -> Made:
+    """All of them joined, in their order, as flat as may be."""
+    if len(terms) == 1:
+        return terms[0]
+    middle = len(terms) // 2
+    return joined(in_pairs(joined, terms[:middle]), in_pairs(joined, terms[middle:]))
+
+
+def one_of(value: Argument, listed: Sequence[Argument], equal: Callable[[Argument], Made]) -> Made:
+    """Whether `value` is one of these: null where it is null, and where it is none of them and one is null. Text and
+    whole numbers are looked up in a table of them, others are compared one by one."""
+    known = [each for each in listed if not pa.types.is_null(each.type)]
+    kind = _looked_up(value.type, known)
+    if kind is None:
+        return in_pairs(pc.or_kleene, list(map(equal, listed)))
+    sought = as_number(value, kind) if pa.types.is_integer(kind) else value.made
+    found = pc.is_in(sought, value_set=pa.array([each.value for each in known], kind))
+    unless = pc.is_valid(value.made) if len(known) == len(listed) else found
+    return pc.if_else(unless, found, _UNKNOWN)
+
+
+def _looked_up(kind: pa.DataType, known: Sequence[Argument]) -> pa.DataType | None:
+    """The type in which they are, if they can be."""
+    if not known or not all(each.is_constant for each in known):
+        return None
+    if pa.types.is_string(kind) and all(pa.types.is_string(each.type) for each in known):
+        return kind
+    whole = pa.types.is_integer(kind) and kind != pa.uint64()
+    return pa.int64() if whole and all(pa.types.is_integer(each.type) for each in known) else None
+
+
+_MOST_IN_CONDITIONS = 64  # calls of `only`
+
+
+class Needed:
+    def __init__(self) -> None:
+        self._rows: Made | None = None  # of all rows
+        self._inside = 0  # calls of `only` in `_rows`
+        self.made = 0  # calls of `only` so far, and those in their conditions
+
+    def only(self, argument: Argument) -> Argument:
+        """Null where it is not needed. A constant stays one."""
+        if self._rows is None or argument.is_constant:
+            return argument
+        self.made += 1 + self._inside
+        nulls = pc.scalar(pa.scalar(None, argument.type))
+        return Argument(pc.if_else(self._rows, argument.made, nulls), argument.type, False, None)
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """`narrow` holds until its end."""
+        before = self._rows, self._inside
+        yield
+        self._rows, self._inside = before
+
+    def narrow(self, condition: Made, inside: int) -> None:
+        """Needed only where `condition` holds, too. `inside`: calls of `only` in it."""
+        if inside and self._inside + inside > _MOST_IN_CONDITIONS:
+            return
+        self._rows = condition if self._rows is None else pc.and_kleene(self._rows, condition)
+        self._inside += inside

@@ -18,21 +18,21 @@ from barrier_runtime.data.sql.arguments import (
     MOST_DIGITS,
     Argument,
     Made,
+    Needed,
     Unfit,
     as_number,
     as_time,
     beside_each_other,
+    in_pairs,
     is_exact,
     is_number,
+    one_of,
     one_time,
     one_type,
 )
-from barrier_runtime.data.sql.casts import cast, type_named
-from barrier_runtime.data.sql.constants import constant_of
+from barrier_runtime.data.sql.casts import cast, constant_of, type_named
 from barrier_runtime.data.sql.functions import FUNCTIONS, IGNORED, MAY_FAIL, OF_TIMES, known
-from barrier_runtime.data.sql.listed import in_pairs, one_of
-from barrier_runtime.data.sql.needed import Needed
-from barrier_runtime.data.sql.remainders import remainder, whole_quotient, with_whole_digit
+from barrier_runtime.data.sql.kernels import remainder, whole_quotient, with_whole_digit
 from barrier_runtime.data.sql.texts import time_constant
 from barrier_runtime.state.errors import InvalidJob
 

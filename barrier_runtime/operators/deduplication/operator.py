@@ -28,8 +28,7 @@ from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN, Batch
 from barrier_runtime.data.keys import StateKey
 from barrier_runtime.data.schemas import no_rows
 from barrier_runtime.operators.base import Capture, Emit, OperatorContext
-from barrier_runtime.operators.deduplication.bloom import Hashed, Mask, TimeBuckets
-from barrier_runtime.operators.deduplication.hashing import U64, hash_rows
+from barrier_runtime.operators.deduplication.bloom import U64, Hashed, Mask, TimeBuckets, hash_rows
 from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
 from barrier_runtime.state.snapshots.snapshot import value_format

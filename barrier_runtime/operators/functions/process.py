@@ -19,14 +19,13 @@ from barrier_runtime.data.rows import Row, RowWriter, each_row_of, input_row, re
 from barrier_runtime.operators.base import Capture, Emit, OperatorContext
 from barrier_runtime.operators.functions.attributes import WatchedAttributes
 from barrier_runtime.operators.functions.context_hints import Context
+from barrier_runtime.operators.functions.process_rows import YieldedRows
 from barrier_runtime.operators.functions.retried_calls import RetriedCall
 from barrier_runtime.operators.functions.user_metrics import UserMetrics
-from barrier_runtime.operators.functions.yielded_rows import YieldedRows
 from barrier_runtime.operators.keyed.operator import KeyedOperator
-from barrier_runtime.operators.keyed.reclaiming import Reclaiming
+from barrier_runtime.operators.keyed.progress import Reclaiming
 from barrier_runtime.operators.keyed.timers import TABLE, Slice, Timers
-from barrier_runtime.operators.keyed.undoable_timers import UndoableTimers, UndoableWallTimers
-from barrier_runtime.operators.keyed.wall_timers import WALL_TABLE, WallTimers
+from barrier_runtime.operators.keyed.wall_timers import WALL_TABLE, UndoableTimers, UndoableWallTimers, WallTimers
 from barrier_runtime.operators.outputs.failures import Failures, OnError, guarded
 from barrier_runtime.operators.outputs.side_outputs import EmittedByCall, SideOutputs
 from barrier_runtime.operators.retry import Retry

@@ -19,7 +19,7 @@ from barrier_runtime.data.schemas import described
 from barrier_runtime.data.values.casts import column_of_any
 from barrier_runtime.operators.aggregation.own import columns_of_numbers
 from barrier_runtime.operators.base import Emit
-from barrier_runtime.operators.functions.kept_times import KeptTimes
+from barrier_runtime.operators.functions.batch_functions import KeptTimes
 from barrier_runtime.operators.functions.retried_calls import RetriedCall
 from barrier_runtime.operators.keyed.operator import KeyedOperator
 from barrier_runtime.operators.outputs.failures import Failures, OnError, in_parts

@@ -1,5 +1,8 @@
 """`process` of a stream without key: the user's object sees row after row, with side outputs and metrics beside what it
-yields, and may open something that all its rows need. There is no state: that belongs to a key."""
+yields, and may open something that all its rows need. There is no state: that belongs to a key.
+
+Rows that a keyed function gave while a batch was processed.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +21,26 @@ from barrier_runtime.operators.outputs.side_outputs import EmittedByCall, SideOu
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.operators.user_code import close_function, function_name, open_function, own_function, user_error
 from barrier_runtime.state.values.undo import Undo
+
+
+class YieldedRows:
+    """Rows that a function gave, and the event time reached at each of them if that is told on."""
+
+    __slots__ = ("_by_row", "_reached", "rows")
+
+    def __init__(self, by_row: bool) -> None:
+        self.rows: list[Row] = []
+        self._by_row = by_row
+        self._reached: list[int] = []
+
+    def upto(self, reached_ms: int) -> None:
+        """Of the rows that came since the last call."""
+        if self._by_row and len(self._reached) < len(self.rows):
+            self._reached += [reached_ms] * (len(self.rows) - len(self._reached))
+
+    def batch(self, writer: RowWriter, like: pa.Schema | None, emit_ns: int) -> Batch:
+        reached = np.array(self._reached, np.int64) if self._by_row else None
+        return Batch(writer.made(self.rows, like), emit_ns, reached)
 
 
 class RowContext(Context):

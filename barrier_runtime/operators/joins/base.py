@@ -4,8 +4,11 @@ the snapshot.
 A row behind the watermark is late: it is counted per side, or given to a side output, and not joined, since rows that
 it belongs to may be gone. A null in a key equals nothing: such rows go out at once where the side's rows go out without
 a partner, and are held nowhere.
+
+Event times of the two sides of a join in one unit, fine enough for both, so that they are compared exactly.
 """
 
+import datetime
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -19,17 +22,55 @@ from barrier_runtime.data.event_time import event_times_ms
 from barrier_runtime.data.keys import KeyCodec
 from barrier_runtime.operators.base import Capture, Emit, OperatorContext
 from barrier_runtime.operators.joins.columns import JoinColumns, Side, join_keys_said
-from barrier_runtime.operators.joins.join_buffer import JoinBuffer
-from barrier_runtime.operators.joins.key_numbers import KeyNumbers
-from barrier_runtime.operators.joins.row_run import RowRun
-from barrier_runtime.operators.joins.runs_on_disk import RunsOnDisk
-from barrier_runtime.operators.joins.stored_runs import RunStore, restored_runs
-from barrier_runtime.operators.joins.times import JoinClock
+from barrier_runtime.operators.joins.join_buffer import JoinBuffer, KeyNumbers
+from barrier_runtime.operators.joins.row_run import TIME_LIMIT, RowRun
+from barrier_runtime.operators.joins.stored_runs import RunsOnDisk, RunStore, restored_runs
 from barrier_runtime.operators.keyed.life import KeyedLife
 from barrier_runtime.operators.keyed.progress import VALUE, Progress, check_same, columns_of
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.key_groups import key_groups_of
 from barrier_runtime.state.snapshots.snapshot import DEFINITION, JOIN_KEYS
+
+_PER_MS = {"us": 1_000, "ns": 1_000_000}
+
+
+class JoinClock:
+    """`per_ms`: units in a millisecond."""
+
+    def __init__(self, *kinds: pa.DataType) -> None:
+        """`kinds`: types of the event-time columns."""
+        units = (_PER_MS.get(kind.unit, 1) if pa.types.is_timestamp(kind) else 1 for kind in kinds)
+        self.per_ms = max(units, default=1)
+
+    def times(self, column: pa.Array, times_ms: npt.NDArray[np.int64], where: str) -> npt.NDArray[np.int64]:
+        """Of `column`, without nulls, of which `times_ms` are the milliseconds (one or more)."""
+        kind = column.type
+        per_ms = _PER_MS.get(kind.unit, 1) if pa.types.is_timestamp(kind) else 1
+        limit = TIME_LIMIT // self.per_ms
+        for time in (int(times_ms.min()), int(times_ms.max())):
+            if abs(time) >= limit:
+                raise InvalidJob(
+                    f"{where}: a row has the event time {time} ms, and a join counts in 1/{self.per_ms} ms within 63 "
+                    "bits: filter or correct such rows before"
+                )
+        if per_ms == 1:
+            return times_ms * self.per_ms if self.per_ms > 1 else times_ms
+        values: npt.NDArray[np.int64] = column.view(pa.int64()).to_numpy(zero_copy_only=False)
+        return values * (self.per_ms // per_ms)
+
+    def first_after(self, watermark_ms: int) -> int:
+        """The first time that is not behind the watermark; greater than all times at the end of time."""
+        if watermark_ms == WATERMARK_MAX:
+            return WATERMARK_MAX
+        return max(WATERMARK_MIN, min(WATERMARK_MAX, (watermark_ms + 1) * self.per_ms))
+
+    def floor(self, span: datetime.timedelta) -> int:
+        """The greatest number of units that is not more than `span`."""
+        return (span // datetime.timedelta(microseconds=1)) * self.per_ms // 1_000
+
+    def ceil(self, span: datetime.timedelta) -> int:
+        return -self.floor(-span)
+
 
 LATE_LEFT, LATE_RIGHT = "late left rows", "late right rows"  # tags of side outputs
 _TAGS = (LATE_LEFT, LATE_RIGHT)

@@ -5,16 +5,20 @@ timer of its loop wakes it when the first one is due, and the subtask then gives
 due fire in slices, so that barriers and rows have their turns in between.
 
 An operator opens off the loop, so no wake-up is set before its first turn.
+
+Undoes what a failed call of a user's function did to timers, before the call is repeated (`state/values/undo` does
+the same for tables).
 """
 
 import heapq
 import math
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
+from typing import Any
 
-from barrier_runtime.data.elements import WATERMARK_MIN
+from barrier_runtime.data.elements import WATERMARK_MAX, WATERMARK_MIN
 from barrier_runtime.operators.base import OperatorContext
-from barrier_runtime.operators.keyed.timers import Slice, StateKey, Timers
+from barrier_runtime.operators.keyed.timers import Slice, StateKey, Timers, whole_ms
 from barrier_runtime.operators.keyed.wall_clock import WakeUps, WallClock
 from barrier_runtime.operators.state.handle import CurrentKey
 from barrier_runtime.state.errors import InvalidJob
@@ -145,3 +149,40 @@ class WallTimers(Timers):
         super()._look()
         if self._may_wake and self.next_ms < self._wake_ups.next_ms:
             self._wake_ups.wake_at(self.next_ms, self._clock.now_ms())
+
+
+class UndoableTimers(Timers):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.found: dict[int, bool] = {}  # times of timers of the call's key that it has touched: whether they were set
+
+    def begin(self) -> None:
+        if self.found:
+            self.found = {}
+
+    def put_back(self) -> None:
+        found, self.found = self.found, {}
+        ending, self._ending = self._ending, False
+        for timestamp_ms, was_set in found.items():
+            if was_set:
+                super().register(timestamp_ms)
+            else:
+                super().delete(timestamp_ms)
+        self._ending = ending
+
+    def register(self, timestamp_ms: int) -> None:
+        self._find(timestamp_ms)
+        super().register(timestamp_ms)
+
+    def delete(self, timestamp_ms: int) -> None:
+        self._find(timestamp_ms)
+        super().delete(timestamp_ms)
+
+    def _find(self, timestamp_ms: int) -> None:
+        timestamp_ms = whole_ms(timestamp_ms)
+        if timestamp_ms not in self.found and WATERMARK_MIN <= timestamp_ms <= WATERMARK_MAX:
+            self.found[timestamp_ms] = self.is_set(timestamp_ms)
+
+
+class UndoableWallTimers(UndoableTimers, WallTimers):
+    pass

@@ -9,9 +9,9 @@ import pyarrow as pa
 from barrier_runtime.data.keys import check_key_type
 from barrier_runtime.data.schemas import SchemaLike, as_schema, milliseconds, require_columns
 from barrier_runtime.operators.lookups.book import BookSettings
-from barrier_runtime.operators.lookups.cache import Cache
 from barrier_runtime.operators.lookups.calls import is_coroutine_function
 from barrier_runtime.operators.lookups.operator import HowMissing, LookupSettings
+from barrier_runtime.operators.lookups.replies import Cache
 from barrier_runtime.operators.outputs.failures import OnError
 from barrier_runtime.operators.retry import Retry
 from barrier_runtime.state.errors import InvalidJob

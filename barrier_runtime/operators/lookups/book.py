@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from barrier_runtime.data.elements import WATERMARK_MIN
-from barrier_runtime.operators.lookups.cache import Cache, KeptReplies
+from barrier_runtime.operators.lookups.replies import Cache, KeptReplies
 from barrier_runtime.operators.retry import Retry
 
 _UNKNOWN = object()

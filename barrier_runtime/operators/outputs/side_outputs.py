@@ -2,18 +2,24 @@
 
 A row counts as it was when it was emitted, and has the event time that was reached then, as yielded rows have. Between
 two calls of an operator nothing is kept here, so no snapshot holds any of it.
+
+Bad records of a source on a side output of their own, good rows on the main output.
+
+A source that hands on what it cannot decode gives both in one batch, so that positions count all of them; here, right
+behind it, they part.
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from barrier_runtime.coordinator.metric_table import UNREAD_SIDE_ROWS
 from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.rows import ALONE_ARGUMENT, Row, RowWriter, references
-from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.base import Emit, Operator, OperatorContext
 from barrier_runtime.operators.metrics import MetricGroup
 from barrier_runtime.state.errors import InvalidJob
 
@@ -133,3 +139,32 @@ def send(emit: Emit, name: str, batch: Batch, metrics: MetricGroup) -> None:
     """Into the side output `name`. Rows that nobody reads are dropped and counted."""
     if not emit.to(name, batch):
         metrics.count(UNREAD_SIDE_ROWS, len(batch))
+
+
+DEAD_LETTERS = "dead letters"  # tag of the side output
+
+
+class DeadLetterOperator(Operator):
+    def __init__(self, name: str, error: str, good: Sequence[str], dead_letter: Mapping[str, str]) -> None:
+        """`error`: the column that is null in good rows. `good`: columns of these. `dead_letter`: of the others, new
+        name to column."""
+        self._error = error
+        self._good = list(good)
+        self._dead_letter = dict(dead_letter)
+
+    def open(self, context: OperatorContext) -> None:
+        self._metrics = context.metrics
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        rows = batch.rows
+        errors = rows.column(self._error)
+        if errors.null_count == rows.num_rows:
+            emit(batch.having(rows.select(self._good)))
+            return
+        good = pc.is_null(errors)
+        emit(batch.only(rows.filter(good).select(self._good), good))
+        bad = pc.invert(good)
+        of_bad = rows.filter(bad)
+        columns = [of_bad.column(column) for column in self._dead_letter.values()]
+        letters = pa.RecordBatch.from_arrays(columns, names=list(self._dead_letter))
+        send(emit, DEAD_LETTERS, batch.only(letters, bad), self._metrics)

@@ -27,10 +27,9 @@ from barrier_runtime.operators.windows import operator as operator_module
 from barrier_runtime.operators.windows.assigners import KnownWindows
 from barrier_runtime.operators.windows.by_start import ByStart
 from barrier_runtime.operators.windows.entries import Ints, WindowEntries
-from barrier_runtime.operators.windows.firing import FEW
+from barrier_runtime.operators.windows.firing import FEW, FIRINGS, told_of_windows
 from barrier_runtime.operators.windows.operator import WindowOperator
 from barrier_runtime.operators.windows.rules.on_close import OnClose
-from barrier_runtime.operators.windows.told import FIRINGS, told_of_windows
 from barrier_runtime.state.keys.key_groups import key_groups_of_int64
 
 _MAX_ASSIGNED = 262_144  # rows of a batch, each as often as it has windows: more are worked on in parts

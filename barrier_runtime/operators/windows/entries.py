@@ -27,8 +27,8 @@ from barrier_runtime.operators.aggregation.plan import plan_aggregates
 from barrier_runtime.operators.aggregation.state_columns import Columns
 from barrier_runtime.operators.base import Capture, Emit
 from barrier_runtime.operators.windows import firing
+from barrier_runtime.operators.windows.firing import EARLY, RETRACTED, TIME, UPDATE, window_schema
 from barrier_runtime.operators.windows.operator import WindowOperator
-from barrier_runtime.operators.windows.told import EARLY, RETRACTED, TIME, UPDATE, window_schema
 from barrier_runtime.state.errors import InvalidJob
 
 _MAX_ROWS = 65_536  # of one emitted batch

@@ -25,7 +25,7 @@ from barrier_runtime.coordinator.metric_table import (
 )
 from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.use import counts_of
-from barrier_runtime.state.time_slice import ask_for_short_slices
+from barrier_runtime.state.threads import ask_for_short_slices
 
 _MANY = 100_000  # objects: some 30 ms of a collection
 

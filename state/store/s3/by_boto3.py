@@ -27,8 +27,7 @@ from barrier_runtime.state.store.object_store import (
 )
 from barrier_runtime.state.store.paths import check_key, check_prefix
 from barrier_runtime.state.store.retrying import RetryBudget, retried
-from barrier_runtime.state.store.s3.aws import make_client
-from barrier_runtime.state.store.s3.errors import ABSENT, NOT_ALLOWED, S3Failure, s3_trouble
+from barrier_runtime.state.store.s3.aws import ABSENT, NOT_ALLOWED, S3Failure, make_client, s3_trouble
 from barrier_runtime.state.store.use import StoreUse
 
 _T = TypeVar("_T")

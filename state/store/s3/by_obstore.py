@@ -32,9 +32,16 @@ from barrier_runtime.state.store.clouds import SINGLE_PUT_BYTES, CloudStore, Not
 from barrier_runtime.state.store.multipart import MultipartUploads
 from barrier_runtime.state.store.object_store import ObjectInfo, ObjectStore
 from barrier_runtime.state.store.retrying import RetryBudget
-from barrier_runtime.state.store.s3.aws import AwsCredentials, S3Place, make_client, place_of, region_of
+from barrier_runtime.state.store.s3.aws import (
+    AwsCredentials,
+    S3Failure,
+    S3Place,
+    make_client,
+    place_of,
+    region_of,
+    s3_trouble,
+)
 from barrier_runtime.state.store.s3.by_boto3 import S3Store
-from barrier_runtime.state.store.s3.errors import S3Failure, s3_trouble
 
 _CREDENTIALS = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
 _KEYS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch"})

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pydantic
 import pytest
 
-from barrier_runtime.data.declared_types import declared_type
-from barrier_runtime.data.schemas import as_schema, require_columns
+from barrier_runtime.data.schemas import as_schema, declared_type, require_columns
 from barrier_runtime.state.errors import InvalidJob
 
 PRINTED = [

@@ -18,7 +18,7 @@ import pytest
 import barrier_runtime as br
 from barrier_runtime.data.expressions import evaluate
 from barrier_runtime.data.sql.expression import SqlExpression, known_functions
-from barrier_runtime.data.sql.remainders import remainder
+from barrier_runtime.data.sql.kernels import remainder
 from barrier_runtime.state.errors import InvalidJob
 
 UTC = datetime.timezone.utc

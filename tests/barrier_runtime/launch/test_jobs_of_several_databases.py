@@ -13,7 +13,7 @@ from barrier_runtime import TTL, Dataflow, ListState, MapState, ProcessContext, 
 from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.maintenance.fsck_store import check_store, report_of
 from barrier_runtime.replay import replay, verify
-from barrier_runtime.state.backend import merging, restore
+from barrier_runtime.state.backend import backend_snapshots, restore
 from barrier_runtime.state.kv.key_ranges import RANGES_FILE
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state_tables import open_checkpoint
@@ -31,9 +31,9 @@ WEEK_MS = 7 * 24 * 3_600_000
 def _slow_merging(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is in a database, it is opened rather than copied; and an entry moves each 20 ms."""
     monkeypatch.setattr(restore.BACKENDS["rocksdb"], "copied_bytes", 0)
-    monkeypatch.setattr(merging, "_AT_ONCE", 1)
-    monkeypatch.setattr(merging, "_MOST_AT_ONCE", 1)
-    monkeypatch.setattr(merging, "_PAUSE_S", 0.02)
+    monkeypatch.setattr(backend_snapshots, "_AT_ONCE", 1)
+    monkeypatch.setattr(backend_snapshots, "_MOST_AT_ONCE", 1)
+    monkeypatch.setattr(backend_snapshots, "_PAUSE_S", 0.02)
 
 
 class Everything:
@@ -146,7 +146,7 @@ async def test_a_job_is_rescaled_killed_saved_and_forked_while_its_databases_bec
 async def test_checkpoints_of_several_databases_are_replayed_verified_and_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merging, "_PAUSE_S", 3_600)  # however long a checkpoint takes
+    monkeypatch.setattr(backend_snapshots, "_PAUSE_S", 3_600)  # however long a checkpoint takes
     folder, come, target = str(tmp_path), [600], Target()
     flow = flow_of(sink=target, may_come=lambda at: at < come[-1])
     job = RunningJob(flow, folder, parallelism=3, state_backend="rocksdb", retained=1_000)

@@ -19,7 +19,7 @@ from barrier_runtime.operators.functions.batch_functions import MapBatchesOperat
 from barrier_runtime.operators.functions.expressions import FilterExpressionOperator, SelectExpressionsOperator
 from barrier_runtime.operators.functions.row_functions import FilterOperator, FlatMapOperator, MapOperator
 from barrier_runtime.operators.joins.broadcast import EnrichOperator
-from barrier_runtime.operators.watermarks import WatermarkOperator
+from barrier_runtime.operators.watermark_generator import WatermarkOperator
 from barrier_runtime.state.errors import InvalidJob, Unavailable, UserCodeError
 
 ROWS = [{"n": 1, "s": "a"}, {"n": 2, "s": None}, {"n": 3, "s": "c"}]

@@ -11,7 +11,7 @@ import pytest
 
 from barrier_runtime.connectors.kafka.source.decoders import format_of, make_decoder
 from barrier_runtime.connectors.source_bases.payloads import decoded
-from barrier_runtime.data.declared_types import declared_type
+from barrier_runtime.data.schemas import declared_type
 
 WHERE = "source 'changes'"
 MARK = "__debezium_unavailable_value"

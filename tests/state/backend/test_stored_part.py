@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from barrier_runtime.state.backend import stored_part
 from barrier_runtime.state.backend.stored_part import KeyGroups, StoredPart
 from barrier_runtime.state.kv import rocksdb, sst_blocks
 from barrier_runtime.state.kv.key_ranges import RANGES_FILE, KeyRanges
 from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory
 from barrier_runtime.state.kv.shard import Shard
 from barrier_runtime.state.kv.side_by_side import Database, SideBySide
-from barrier_runtime.state.snapshots import partial_download
 from barrier_runtime.state.snapshots.plan import LocalFile, SnapshotPlan
 from barrier_runtime.state.snapshots.snapshot import KeyedSnapshot
 from barrier_runtime.state.snapshots.transfer import local_files, upload
@@ -66,8 +66,8 @@ def test_any_key_groups_give_what_the_whole_files_give(
 ) -> None:
     """Several runs of files, with entries that were written again, deleted one by one, and deleted by group.
     `in_parts`: indexes of all but the first have two levels."""
-    monkeypatch.setattr(partial_download, "_WHOLE_BYTES", 0)
-    monkeypatch.setattr(partial_download, "_TAIL_BYTES", (60, 1_000, 8_000)[seed])
+    monkeypatch.setattr(stored_part, "_WHOLE_BYTES", 0)
+    monkeypatch.setattr(stored_part, "_TAIL_BYTES", (60, 1_000, 8_000)[seed])
     monkeypatch.setattr(rocksdb, "_WHOLE_FILTERS", NO_WHOLE_FILTERS if in_parts else 1)
     rng = random.Random(seed)
     kv = RocksDbKv(tmp_path / "db", SlotMemory(16 << 20))

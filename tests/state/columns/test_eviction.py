@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from barrier_runtime.state.columns import eviction
+from barrier_runtime.state.columns import column_rows
+from barrier_runtime.state.columns.column_rows import GONE, Victims
 from barrier_runtime.state.columns.entry_keys import EntryKeys
-from barrier_runtime.state.columns.eviction import GONE, Victims
 from barrier_runtime.state.keys.row_index import IntKeys
 from barrier_runtime.state.kv.memory import MemoryKv
 from barrier_runtime.state.kv.shard import Shard
@@ -20,7 +20,7 @@ def victims() -> Victims:
 def test_no_entry_is_chosen_twice_and_what_was_asked_for_last_stays(
     looked_at: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eviction, "_LOOKED_AT", looked_at)
+    monkeypatch.setattr(column_rows, "_LOOKED_AT", looked_at)
     drawn, keys, chosen = np.random.default_rng(1), IntKeys(1), victims()
     row_ids, _ = keys.place(np.arange(1_000)[np.newaxis])
     used = np.full(1_024, 0)

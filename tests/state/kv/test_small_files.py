@@ -13,8 +13,8 @@ import pytest
 from barrier_runtime.state import scratch
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.kv import small_files
-from barrier_runtime.state.kv.linked_database import link_database
 from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory
+from barrier_runtime.state.kv.side_by_side import link_database
 
 MEMORY = SlotMemory(16 << 20)
 _OPENS_ONE = """

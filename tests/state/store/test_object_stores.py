@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from barrier_runtime.state.errors import Corrupt, InvalidJob
-from barrier_runtime.state.store.copying import copy_object
 from barrier_runtime.state.store.local import LocalStore
 from barrier_runtime.state.store.memory import MemoryStore
 from barrier_runtime.state.store.object_store import (
@@ -16,6 +15,7 @@ from barrier_runtime.state.store.object_store import (
     ObjectStore,
     PutOutcome,
     ReadsVersions,
+    copy_object,
     folders_in,
 )
 from barrier_runtime.state.store.open import open_store

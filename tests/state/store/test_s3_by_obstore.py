@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from barrier_runtime.state.errors import InvalidJob, Unavailable
-from barrier_runtime.state.store.copying import copy_object
-from barrier_runtime.state.store.object_store import PutOutcome
+from barrier_runtime.state.store.object_store import PutOutcome, copy_object
 from barrier_runtime.state.store.open import open_store
 from barrier_runtime.state.store.retrying import RetryBudget
 from barrier_runtime.state.store.s3.aws import AwsCredentials, place_of

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from barrier_runtime.state.keys.key_codec import decode_key, encode_key
 from barrier_runtime.state.keys.key_groups import key_group
 from barrier_runtime.state.kv.shard import PREFIX_BYTES
-from barrier_runtime.state.values import known_keys, timer_table
+from barrier_runtime.state.values import timer_table
 from tests.drawn import examples
 from tests.state.backend_bench import Bench, checkpoint, of_operator
 
@@ -28,7 +28,7 @@ from tests.state.backend_bench import Bench, checkpoint, of_operator
 def test_a_timer_is_stored_by_group_state_time_and_key(
     keys: list[tuple[Any, ...]], bound: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(known_keys, *bound)
+    monkeypatch.setattr(timer_table, *bound)
     backend = Bench(tmp_path, kind="memory").open()
     backend.timer_table("others", len(keys[0]))
     table = backend.timer_table("@timers", len(keys[0]))

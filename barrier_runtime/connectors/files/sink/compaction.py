@@ -37,8 +37,7 @@ from barrier_runtime.connectors.files.csv_text.quoting import end_of_first_row
 from barrier_runtime.connectors.files.sink.commit_log import CommitLog, CommittedFile, jobs_and_sinks, read_commit_log
 from barrier_runtime.connectors.files.sink.commit_record import CommitRecord, live_files
 from barrier_runtime.state.errors import Corrupt, InvalidJob
-from barrier_runtime.state.store.copying import copy_object
-from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
+from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore, copy_object
 from barrier_runtime.state.store.open import open_existing_store
 
 _HIDDEN = "_compacted/"

@@ -35,7 +35,7 @@ from barrier_runtime.connectors.kafka.source.retention import RetentionWatch
 from barrier_runtime.connectors.kafka.source.stall_detector import StallTimeouts, StallWatch
 from barrier_runtime.connectors.kafka.source.topic_ids import TopicIds
 from barrier_runtime.state.errors import InvalidJob, Unavailable
-from barrier_runtime.state.time_slice import ask_for_short_slices
+from barrier_runtime.state.threads import ask_for_short_slices
 
 _AT_ONCE = 2_000  # messages: some milliseconds of the interpreter's time
 _WAIT_S = 0.1  # how long an order may lie

@@ -8,9 +8,9 @@ begins as if it had had rows before."""
 import numpy as np
 
 from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.windows.firing import FIRINGS
 from barrier_runtime.operators.windows.rules.early import EveryRows
 from barrier_runtime.operators.windows.rules.on_close import Ints, RuledWindows
-from barrier_runtime.operators.windows.told import FIRINGS
 
 
 class WhenFull(EveryRows):

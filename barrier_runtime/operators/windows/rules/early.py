@@ -20,9 +20,9 @@ from barrier_runtime.operators.aggregation.accumulators import SumBounds, add_to
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, RunningOrder
 from barrier_runtime.operators.aggregation.state_columns import ROWS, Columns
 from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.windows.firing import FIRINGS
 from barrier_runtime.operators.windows.rules.changed import Changed, WallTurns
 from barrier_runtime.operators.windows.rules.on_close import Bools, Ints, OnClose, RuledWindows
-from barrier_runtime.operators.windows.told import FIRINGS
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
 

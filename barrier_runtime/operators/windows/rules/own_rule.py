@@ -24,12 +24,12 @@ from barrier_runtime.operators.aggregation.batch_values import BatchValues, Runn
 from barrier_runtime.operators.aggregation.state_columns import ROWS
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.user_code import user_error
+from barrier_runtime.operators.windows.firing import FIRINGS
 from barrier_runtime.operators.windows.rules.changed import Changed, WallTurns
 from barrier_runtime.operators.windows.rules.early import OVER, EveryRows, first_multiple
 from barrier_runtime.operators.windows.rules.on_close import Bools, Ints, RuledWindows
-from barrier_runtime.operators.windows.told import FIRINGS
 from barrier_runtime.operators.windows.trigger_results import TriggerResult, TriggerWindow
-from barrier_runtime.operators.windows.whole.one_key import ONE_KEY
+from barrier_runtime.operators.windows.whole.apply import ONE_KEY
 from barrier_runtime.state.errors import InvalidJob
 
 _WAITS = "waits"  # column of state: 1 if rows came since `on_time` was asked

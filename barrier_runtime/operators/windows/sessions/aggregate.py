@@ -26,6 +26,7 @@ from barrier_runtime.operators.aggregation.merging import (
 from barrier_runtime.operators.base import Emit
 from barrier_runtime.operators.windows.assigners import Session
 from barrier_runtime.operators.windows.entries import Ints, WindowEntries
+from barrier_runtime.operators.windows.firing import SPAN
 from barrier_runtime.operators.windows.operator import WindowOperator
 from barrier_runtime.operators.windows.sessions.assignment import (
     LATE,
@@ -35,7 +36,6 @@ from barrier_runtime.operators.windows.sessions.assignment import (
     runs_of,
 )
 from barrier_runtime.operators.windows.sessions.open_sessions import OpenSessions
-from barrier_runtime.operators.windows.told import SPAN
 from barrier_runtime.state.errors import ProtocolViolation
 from barrier_runtime.state.keys.distinct_ints import distinct_ints
 

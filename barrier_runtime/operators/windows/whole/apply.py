@@ -2,6 +2,8 @@
 
 Which windows are over, and what is late, is as with aggregates. Windows are given to the function by window and key, a
 few at a time, so that barriers come in between; a window that was given is removed before the next one is.
+
+Windows over all rows: windows by a key that is the same for all rows, which the output does not have.
 """
 
 import datetime
@@ -17,7 +19,7 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.data.rows import Row, RowWriter
 from barrier_runtime.data.schemas import described, fit
 from barrier_runtime.operators.aggregation.own import AnyAggregate
-from barrier_runtime.operators.base import Emit
+from barrier_runtime.operators.base import Emit, Operator
 from barrier_runtime.operators.functions.retried_calls import RetriedCall
 from barrier_runtime.operators.outputs.failures import NO_KEY, Failures, OnError
 from barrier_runtime.operators.retry import Retry
@@ -27,10 +29,42 @@ from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.operators.windows.entries import Ints
 from barrier_runtime.operators.windows.operator import WindowOperator
 from barrier_runtime.operators.windows.triggers import WindowTrigger
-from barrier_runtime.operators.windows.whole.one_key import ONE_KEY
 from barrier_runtime.operators.windows.whole.window_rows import CHUNKS, TAIL, WindowRows
 from barrier_runtime.state.columns.wide_columns import EMPTY, WIDE
 from barrier_runtime.state.errors import InvalidJob
+
+ONE_KEY = "__all_rows__"  # the column
+
+
+class OneKeyOperator(Operator):
+    """Adds the column to rows."""
+
+    def __init__(self, name: str) -> None:
+        """Nothing of it depends on the name."""
+
+    def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
+        rows = batch.rows
+        columns = [*rows.columns, pa.array(np.zeros(len(rows), np.int64))]
+        schema = rows.schema.append(pa.field(ONE_KEY, pa.int64()))
+        emit(batch.having(pa.RecordBatch.from_arrays(columns, schema=schema)))
+
+
+class OfAllRows:
+    """A user's function of windows by `ONE_KEY`, which sees neither the key nor its column."""
+
+    def __init__(self, function: Callable[[Any, Any, Any], Any], batches: bool) -> None:
+        self.__name__ = self.__qualname__ = getattr(function, "__name__", type(function).__name__)
+        self._function = function
+        self._batches = batches
+
+    def __call__(self, key: Any, window: Any, rows: Any) -> Any:
+        return self._function(None, window, _without(rows) if self._batches else rows.drop_columns([ONE_KEY]))
+
+
+def _without(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield batch.drop_columns([ONE_KEY])
+
 
 _AT_ONCE = 16  # windows between two looks at the clock
 _SMALL_AT_ONCE = 128  # the same of windows that are read together

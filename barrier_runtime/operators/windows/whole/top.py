@@ -14,8 +14,8 @@ from barrier_runtime.operators.aggregation.own import AnyAggregate
 from barrier_runtime.operators.windows.aggregate import Windows
 from barrier_runtime.operators.windows.assigners import WindowAssigner
 from barrier_runtime.operators.windows.entries import Ints
+from barrier_runtime.operators.windows.firing import SPAN
 from barrier_runtime.operators.windows.operator import WindowOperator
-from barrier_runtime.operators.windows.told import SPAN
 from barrier_runtime.operators.windows.triggers import WindowTrigger
 from barrier_runtime.operators.windows.whole.apply import HeldWindows, Results
 from barrier_runtime.operators.windows.whole.window_rows import TAIL, Bools, WindowRows

@@ -22,7 +22,7 @@ from barrier_runtime.runtime.sources.assignment import assign_discovered, check_
 from barrier_runtime.runtime.sources.progress import SPLITS_VALUE, RestoredSource, SourceProgress, SplitProgress
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
-from barrier_runtime.state.time_slice import SLICE_NS
+from barrier_runtime.state.threads import SLICE_NS
 from tests.state.test_time_slice import attributes, needs_short_slices
 
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from barrier_runtime.operators.aggregation.batch_values import BatchValues, RunningOrder
-from barrier_runtime.operators.aggregation.kinds import collecting, distinct, known_words
+from barrier_runtime.operators.aggregation.kinds import collecting, distinct
 from barrier_runtime.operators.aggregation.kinds.cells import Cells, Reader
 from barrier_runtime.operators.aggregation.kinds.collecting import SetCell
 from barrier_runtime.operators.aggregation.kinds.distinct import DistinctCells
@@ -38,9 +38,9 @@ def left(column: str, row_id: int, aggregate: str = "sum_") -> InvalidJob:
 @pytest.mark.parametrize("name", VALUES)
 def test_after_each_row_and_at_the_end(name: str, keys: int, indexed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distinct, "MANY", indexed)
-    for module in (collecting, known_words):  # of seven keys some have their index only, and that not for ever
+    for module in (collecting, distinct):  # of seven keys some have their index only, and that not for ever
         monkeypatch.setattr(module, "REMEMBERED", 100)
-    monkeypatch.setattr(known_words, "_LOOKED_THROUGH", 16)
+    monkeypatch.setattr(distinct, "_LOOKED_THROUGH", 16)
     random, values = np.random.default_rng(5), VALUES[name]
     one, many = of(Cells, values.type), of(DistinctCells, values.type)
     state = [np.array([b""] * keys, np.object_) for _ in range(2)]
@@ -60,9 +60,9 @@ def test_after_each_row_and_at_the_end(name: str, keys: int, indexed: int, monke
 
 
 def test_what_stands_between_the_values_of_two_keys_is_no_value() -> None:
-    cells = np.array([b"", known_words.COUNT.pack(1) + (7).to_bytes(8, "little")] * 2, np.object_)
+    cells = np.array([b"", distinct.COUNT.pack(1) + (7).to_bytes(8, "little")] * 2, np.object_)
     words = np.array([7, 1 << 32, 0])
-    fresh = known_words.learned_together(cells, np.repeat(np.arange(4), 3), np.tile(np.arange(3), 4), words)
+    fresh = distinct.learned_together(cells, np.repeat(np.arange(4), 3), np.tile(np.arange(3), 4), words)
     assert fresh.tolist() == [True, True, True, False, True, True] * 2
     assert [len(cell) for cell in cells] == [4 + 3 * 8] * 4
 
@@ -91,15 +91,15 @@ def test_a_set_of_very_many_numbers_is_what_numpy_says_also_made_anew_of_its_cel
 
 
 def test_indexes_that_are_too_large_together_are_not_made_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known_words, "REMEMBERED", 8_000)
+    monkeypatch.setattr(distinct, "REMEMBERED", 8_000)
     made: list[int] = []
 
-    class Counted(known_words.KnownWords):
+    class Counted(distinct.KnownWords):
         def __init__(self, cell: bytes) -> None:
             made.append(len(cell))
             super().__init__(cell)
 
-    monkeypatch.setattr(known_words, "KnownWords", Counted)
+    monkeypatch.setattr(distinct, "KnownWords", Counted)
     cells, state = of(DistinctCells, pa.int64(), 1 << 20), np.array([b""] * 4, np.object_)
     seen: list[set[int]] = [set() for _ in state]
 
@@ -116,7 +116,7 @@ def test_indexes_that_are_too_large_together_are_not_made_again_and_again(monkey
     for number in range(10):
         add([0, 1, 2] if number % 2 else [2, 1, 0], number * 100)
     assert len(made) == 2, "there is no room for the third"
-    for number in range(known_words._UNUSED_BATCHES + 2):  # its keys come no more
+    for number in range(distinct._UNUSED_BATCHES + 2):  # its keys come no more
         add([3], number * 10)
     add([2, 3], 0)
     assert len(made) == 4, "what is not used gives its room to others"

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from barrier_runtime.operators.deduplication.bloom import BloomFilter, Hashed, TimeBuckets
-from barrier_runtime.operators.deduplication.hashing import hash_rows
+from barrier_runtime.operators.deduplication.bloom import BloomFilter, Hashed, TimeBuckets, hash_rows
 from tests.drawn import examples
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from barrier_runtime import Cache, InvalidJob, Retry
 from barrier_runtime.data.elements import WATERMARK_MIN
 from barrier_runtime.operators.lookups.book import Book, BookSettings, Failed, NoReply, Request
-from barrier_runtime.operators.lookups.cache import KeptReplies
+from barrier_runtime.operators.lookups.replies import KeptReplies
 from tests.drawn import examples
 
 PLAIN = BookSettings(capacity=4, most_keys=2, most_requests=3, linger_s=0.001, timeout_s=2.0)

@@ -16,7 +16,7 @@ from barrier_runtime.data.elements import Batch
 from barrier_runtime.graph.compiler import compile_plan
 from barrier_runtime.graph.explain import explain_graph
 from barrier_runtime.operators.base import Emit
-from barrier_runtime.operators.outputs.dead_letters import DEAD_LETTERS, DeadLetterOperator
+from barrier_runtime.operators.outputs.side_outputs import DEAD_LETTERS, DeadLetterOperator
 
 SCHEMA = pa.schema([("n", pa.int64()), ("raw", pa.string()), ("error", pa.string())])
 

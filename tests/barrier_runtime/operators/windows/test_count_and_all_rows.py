@@ -25,7 +25,7 @@ from barrier_runtime import (
     sum_,
 )
 from barrier_runtime.data.elements import WATERMARK_MAX
-from barrier_runtime.operators.windows.whole.one_key import ONE_KEY
+from barrier_runtime.operators.windows.whole.apply import ONE_KEY
 from barrier_runtime.state.errors import InvalidJob
 from tests.drawn import examples
 

@@ -35,7 +35,7 @@ from barrier_runtime.data.partitioning import hash_partition
 from barrier_runtime.operators.base import OperatorContext
 from barrier_runtime.operators.windows import firing
 from barrier_runtime.operators.windows import operator as operator_module
-from barrier_runtime.operators.windows.told import SPAN
+from barrier_runtime.operators.windows.firing import SPAN
 from barrier_runtime.operators.windows.whole.apply import TimeWindow
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot

@@ -23,7 +23,7 @@ from barrier_runtime.operators.windows.whole import window_rows
 from barrier_runtime.operators.windows.whole.apply import TimeWindow
 from barrier_runtime.operators.windows.whole.top import top_schema
 from barrier_runtime.state.errors import InvalidJob, UserCodeError
-from barrier_runtime.state.values import bytes_table
+from barrier_runtime.state.values import table
 from tests.drawn import examples
 
 MS = datetime.timedelta(milliseconds=1)
@@ -198,7 +198,7 @@ def test_a_window_larger_than_a_chunk_is_read_in_parts_that_are_in_order_and_not
 def test_rows_that_wait_to_be_written_are_bounded_in_bytes_whatever_their_size(
     backend: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bytes_table, "_MOST_BYTES", 20_000)
+    monkeypatch.setattr(table, "_MOST_BYTES", 20_000)
     monkeypatch.setattr(window_rows, "CHUNK_BYTES", 4_000)
     world, window = World(backend), Tumbling(1_000 * MS)
     it, model = Driven(operator(window, "batches"), world, tags=[LATE]), Model(window, "batches")
