@@ -97,7 +97,7 @@ def decide(job: Job, *checkpoints: int) -> None:
     )
     append(Fence, 1, reason="start", restored_checkpoint=0, checkpoint_floor=0, spec=spec)
     for checkpoint in checkpoints:
-        append(Complete, 1, checkpoint=checkpoint, manifest=f"manifest-{checkpoint}", sha256="")
+        append(Complete, 1, checkpoint=checkpoint, manifest=Paths(job.name).manifest(checkpoint, 1), sha256="")
 
 
 # ------------------------------------------------------------ exactly once
