@@ -27,7 +27,7 @@ from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 
 _FIRST_PART = 200_000  # of names: above those of transactions and of joined files
 _ATTEMPTS = 100  # versions of others that come in the moment of the commit
-_LONGEST_S = 3600.0  # from the look to the commit: the log keeps its records for longer
+_LONGEST_S = 3600.0  # from the look to the commit: the log keeps records for longer
 _AT_ONCE = 4  # files that are read at a time
 
 

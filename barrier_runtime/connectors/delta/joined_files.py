@@ -30,7 +30,7 @@ from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 
 _FIRST_PART = 100_000  # of names: above those of a transaction's own files
-_AT_ONCE = 2  # files that are made at a time, each of which has its rows in memory
+_AT_ONCE = 2  # files that are made at a time, with all rows in memory
 
 
 class JoinedFiles:

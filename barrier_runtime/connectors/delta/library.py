@@ -1,4 +1,4 @@
-"""delta-rs: where it finds a table, and what its errors mean."""
+"""delta-rs: where it finds a table, and what errors mean."""
 
 import os
 import re

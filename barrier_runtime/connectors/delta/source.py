@@ -1,4 +1,4 @@
-"""A Delta table as a source: the rows of its newest version, then what every later version appends or changes."""
+"""A Delta table as a source: the rows of the newest version, then what every later version appends or changes."""
 
 import datetime
 from collections.abc import Sequence

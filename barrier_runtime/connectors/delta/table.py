@@ -5,7 +5,7 @@ knows what was committed. A commit reads the table's version of it and is condit
 transaction since: delta-rs refuses it as a conflict. After any failure the table is read again and asked.
 
 delta-rs lets two writers *create* a table with rows at once and keeps both. So an empty table is created here, by one
-put-if-absent of its first log record, and rows only ever come as appends. The markers have no time of their own, and
+put-if-absent of the first log record, and rows only ever come as appends. The markers have no time of their own, and
 such never expire (`delta.setTransactionRetentionDuration` removes only those that have).
 """
 
@@ -73,7 +73,7 @@ class DeltaLog:
         return None if table is None else self.facts(table)
 
     def has(self, committable: DeltaCommittable) -> bool:
-        """Was it made part of the table? Whatever became of its files since."""
+        """Was it made part of the table? Whatever became of the files since."""
         return self.has_checkpoint(committable.application, committable.checkpoint)
 
     def has_checkpoint(self, application: str, checkpoint: int) -> bool:
@@ -327,7 +327,7 @@ class DeltaLog:
             raise Unavailable(f"nobody knows whether version {version} was written")
 
     def _transaction(self, checkpoints: Mapping[str, int]) -> Any:
-        """What a commit carries: by application, its last checkpoint in it."""
+        """What a commit carries: by application, the last checkpoint in it."""
         return self._library.CommitProperties(
             app_transactions=[self._library.Transaction(*each) for each in checkpoints.items()]
         )
@@ -395,7 +395,7 @@ def _synced(path: Path) -> None:
 
 @dataclass(frozen=True)
 class _OwnCommit:
-    """`known`: by application, its highest checkpoint in the table as of `version`."""
+    """`known`: by application, the highest checkpoint in the table as of `version`."""
 
     version: int
     facts: DeltaTableFacts
@@ -424,7 +424,7 @@ class Merging(Protocol):
 
 
 def _highest(committables: Sequence[DeltaCommittable]) -> dict[str, int]:
-    """By application: its last checkpoint among these."""
+    """By application: the last checkpoint among these."""
     highest: dict[str, int] = {}
     for each in committables:
         highest[each.application] = max(each.checkpoint, highest.get(each.application, 0))

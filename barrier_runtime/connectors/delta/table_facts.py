@@ -1,4 +1,4 @@
-"""What rows have to fit that are written into a Delta table: its columns, partitions and settings."""
+"""What rows have to fit that are written into a Delta table: columns, partitions and settings."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

@@ -19,7 +19,7 @@ log = logging.getLogger("barrier_runtime.sinks")
 LEAST_FILES = 16  # of a group below the target size, and between two looks at the table
 MOST_GROUPS = 8  # of one commit
 _MOST_WAITING = 1024  # files between two looks, where looks find nothing to do
-_SHARE = 10  # a turn is followed by so many times its length without one
+_SHARE = 10  # pause after a turn, in lengths of that turn
 _UNITS = {"MB": 10**6, "GB": 10**9}
 _SMALLEST, _LARGEST = 10**6, 4 * 10**9
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([MG]B)\s*")
@@ -56,7 +56,7 @@ def to_compact(
     files: Iterable[T], size: Callable[[T], int], kind: Callable[[T], Hashable], target: int
 ) -> list[list[T]]:
     """Groups of small files of one `kind`, each of which becomes one file: as large as the target, or of many files and
-    at least twice as large as its largest one, so that a row is rewritten a logarithmic number of times."""
+    at least twice as large as the largest one, so that a row is rewritten a logarithmic number of times."""
     small: dict[Hashable, list[T]] = {}
     for file in files:
         if size(file) < target // 2:
@@ -126,7 +126,7 @@ def compact_once(table: CompactedTable[P, W], stop: Callable[[], bool] = lambda:
 
 
 class Compactor(Generic[P, W]):
-    """Takes turns on a thread of its own, which commits of the sink never wait for."""
+    """Takes turns on a separate thread, which commits of the sink never wait for."""
 
     def __init__(self, table: CompactedTable[P, W], where: str) -> None:
         self._table = table
@@ -147,7 +147,7 @@ class Compactor(Generic[P, W]):
                 self._thread.submit(self._turn)
 
     def close(self) -> None:
-        """A turn under way ends before its next file; nobody waits for it but the end of the process."""
+        """A turn under way ends before the next file; nobody waits for it but the end of the process."""
         with self._lock:
             self._closed.set()
             if self._thread is not None:
