@@ -1,1 +1,1 @@
-"""Starts a job and waits for its end: on Spark, or in this process."""
+"""Starts a job on Spark or in this process, and waits for the end of the job."""

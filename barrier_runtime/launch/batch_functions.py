@@ -1,7 +1,7 @@
-"""The threads that call the functions of `for_each_batch` while a job runs: one per function, in this process.
+"""Threads of this process that call the functions of `for_each_batch`: one per function.
 
-They are told of nothing: what is asked is seen in the job's storage (`connectors/batch_function/queue`), so it makes no
-difference which slot asked, how often it died, or whether this program is the first one that runs the job.
+The threads read requests from the job's storage (`connectors/batch_function/queue`). So neither the requesting slot,
+nor the number of its deaths, nor an earlier program that ran the job makes a difference.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ from barrier_runtime.state.store.object_store import ObjectStore
 log = logging.getLogger("barrier_runtime.job")
 
 _FIRST_LOOK_S = 0.02
-_LONGEST_LOOK_S = 1.0  # also between two attempts
-_LEAVE_S = 10.0  # how long a call may go on after the job has ended
+_LONGEST_LOOK_S = 1.0  # also the longest pause between two attempts
+_LEAVE_S = 10.0  # time limit of a call that still runs after the end of the job
 _Result = TypeVar("_Result")
 
 
 class BatchFunctions:
-    """Those of one plan. A context: within it they are called, once `start` was."""
+    """Batch functions of one plan. A context manager that stops the threads at its end."""
 
     def __init__(self, plan: Plan, store: ObjectStore, make_frame: MakeFrame) -> None:
-        self.trouble: Exception | None = None  # why one is not called any more
+        self.trouble: Exception | None = None  # why a function is no longer called
         self._stopping = threading.Event()
         self._on_trouble: Callable[[], None] = lambda: None
         self._threads = [
@@ -47,17 +47,17 @@ class BatchFunctions:
         ]
 
     def start(self, on_trouble: Callable[[], None]) -> None:
-        """`on_trouble` is called, by one of the threads, when a function has failed for good: see `trouble`."""
+        """Starts the threads. `on_trouble` is called by a thread whose function has failed for good."""
         self._on_trouble = on_trouble
         for thread in self._threads:
             thread.start()
 
     async def watched(self, job: Coroutine[Any, Any, _Result]) -> _Result:
-        """Run a local job. Raises `trouble` when a function has failed for good; the job is cancelled then."""
+        """Runs a local job. If a function fails for good, the job is cancelled and `trouble` is raised."""
         loop, running = asyncio.get_running_loop(), asyncio.ensure_future(job)
 
         def cancel() -> None:
-            with contextlib.suppress(RuntimeError):  # the job has ended meanwhile, and its loop was closed
+            with contextlib.suppress(RuntimeError):  # the job has ended meanwhile and its loop is closed
                 loop.call_soon_threadsafe(running.cancel)
 
         self.start(cancel)
@@ -75,7 +75,7 @@ class BatchFunctions:
         self.close()
 
     def close(self) -> None:
-        """No further call begins. Waits some seconds for one that is under way."""
+        """Prevents further calls; waits up to 10 s for a running call."""
         self._stopping.set()
         for thread in self._threads:
             if thread.is_alive() and thread is not threading.current_thread():
@@ -90,7 +90,7 @@ class BatchFunctions:
                 self.trouble = error
                 self._on_trouble()
                 return
-            except Exception as error:  # of the store, of many kinds: it is asked again
+            except Exception as error:  # the store raises many kinds; the thread tries again
                 log.warning("for_each_batch %r: cannot look for batches (%s); it is tried again", name, error)
                 worked = False
             look_s = _FIRST_LOOK_S if worked else min(look_s * 1.5, _LONGEST_LOOK_S)

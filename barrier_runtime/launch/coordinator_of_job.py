@@ -1,4 +1,4 @@
-"""The coordinator of a job on Spark, as the program that runs the job sees it: a child process, or daemons that run."""
+"""Coordinator of a job on Spark: a child process of the program, or daemons that run already."""
 
 import contextlib
 import ipaddress
@@ -27,7 +27,7 @@ def _is_loopback(host: str) -> bool:
 
 
 class CoordinatorOfJob:
-    """The daemon of this job: a child process of ours, or one that runs already."""
+    """Coordinator of one job."""
 
     def __init__(self, spec: JobSpec, options: JobOptions) -> None:
         self._spec = spec
@@ -53,7 +53,7 @@ class CoordinatorOfJob:
         return self.client.submit(self._spec, open_store(self._options.checkpoints).url)
 
     def control_addresses(self) -> tuple[tuple[str, int], ...]:
-        """Where slots may find the daemon that leads: first the one that took the job, then all others that answer."""
+        """Control addresses of daemons: first the daemon that accepted the job, then others that answer."""
         first = (self.submitted.control_host, self.submitted.control_port)
         if not isinstance(self.client, FailoverClient):
             return (first,)
@@ -67,24 +67,27 @@ class CoordinatorOfJob:
         return tuple(dict.fromkeys([first, *others]))
 
     def status(self) -> JobStatus | None:
-        """None while it is being restarted. Raises when it never will be there again, or refuses this run."""
+        """Status of the job; None while the coordinator restarts.
+
+        Raises if the coordinator is lost or refuses this run.
+        """
         return self.next_status(None, 0.0)
 
     def next_status(self, last: JobStatus | None, wait_s: float) -> JobStatus | None:
-        """The same, as soon as there are news since `last`, at the latest after `wait_s`."""
+        """Status as soon as the status differs from `last`, at the latest after `wait_s`. See `status`."""
         try:
             return self.client.next_status(self._spec.job, self._spec.run_id, last, wait_s)
         except Unavailable:
             if self._embedded is not None:
                 self._embedded.ensure_alive()
-        except InvalidJob:  # it was restarted before the first record of this run was in the log
+        except InvalidJob:  # the coordinator restarted before the first record of this run was in the log
             with contextlib.suppress(Unavailable):
-                self._submit()  # changes nothing for a run that it does know
+                self._submit()  # has no effect on a run that the coordinator knows
         return None
 
     @property
     def pid(self) -> int | None:
-        """Of the child process; None for a daemon that is not ours."""
+        """Process id of the child process; None for a daemon that somebody else started."""
         return self._embedded.pid if self._embedded is not None else None
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Display of a run and of a stream's rows: progress lines on standard error, a widget in a notebook, the first rows.
+"""Display of a run: progress lines, a notebook widget, the first rows of a stream.
 
-`Follower` compares each status with the one before. What died is told once, when the job runs again (with how long that
-took), or after 5 s if it does not by then.
+`Follower` compares each status with the previous status. A death is reported once: with the length of the recovery
+when the job runs again, or after 5 s if the job does not run by then.
 """
 
 import asyncio
@@ -35,26 +35,26 @@ from barrier_runtime.runtime.sinks.operator import SinkOperator
 from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.store.object_store import ObjectStore
 
-_HANGS_MS = 5_000  # a recovery that lasts longer is told while it goes on
+_HANGS_MS = 5_000  # a longer recovery is reported while the recovery lasts
 _LONGEST = 160  # characters of a reason
-_LEAST_S = 0.5  # a rate over less time says nothing
-_NAME = 12  # characters of a sink's name that are shown, however narrow the terminal is
+_LEAST_S = 0.5  # minimum time over which a rate is measured
+_NAME = 12  # minimum number of characters of a sink's name, on terminals of any width
 
 
 class Follower:
-    """`happened` gives the lines about what died since the status before. Each is given once."""
+    """Turns statuses into lines. `happened` returns each line about deaths and takeovers once."""
 
     def __init__(self) -> None:
-        self._ran = False  # before, nothing has died that was of use already
-        self._told: set[int] = set()  # generations whose recovery has been told to its end
-        self._hanging: set[int] = set()  # those of which it was told that they go on
+        self._ran = False  # deaths before the job first ran are not reported
+        self._told: set[int] = set()  # generations whose recovery has been reported to the end
+        self._hanging: set[int] = set()  # generations whose recovery has been reported as lasting
         self._takeovers = 0
         self._rate: float | None = None
-        self._at: tuple[int, int] | None = None  # clock and records of the sources at the last measured rate
+        self._at: tuple[int, int] | None = None  # clock and records of the last measured rate
 
     def happened(self, status: JobStatus) -> list[str]:
         lines = []
-        if not self._ran:  # what was before this program began is not news, and a start is not a recovery
+        if not self._ran:  # events before this program began are not news, and a start is not a recovery
             self._ran = status.phase == "running"
             self._takeovers = status.taken_over
             self._told = {each.token for each in status.recoveries}
@@ -83,8 +83,10 @@ class Follower:
         return f"{_short(what_died(recovery.reason))}; {_begins(status)}; not back after {lasts_ms / 1000:.0f} s{waits}"
 
     def lines(self, status: JobStatus, width: int | None = None) -> list[str]:
-        """One for each sink; one for the job while it has no figures of a sink. What does not fit into `width` columns
-        is told in fewer words, and then the name of the sink is cut."""
+        """Returns a line per sink; a single line for the job until figures of a sink are known.
+
+        A line that does not fit into `width` columns is shortened; then the name of the sink is cut.
+        """
         rate = self._rows_per_s(status)
         speed = "" if rate is None else f", {rate:,.0f}/s"
         heads = [f"{status.records:,} rows{read}{speed}" for read in (" read", "")]
@@ -100,7 +102,7 @@ class Follower:
         ]
 
     def _rows_per_s(self, status: JobStatus) -> float | None:
-        """Of all sources, since the last status half a second ago or more. None: not known yet."""
+        """Rows per second of all sources, since the last status at least 0.5 s ago; None if not known yet."""
         if self._at is None or status.records < self._at[1]:
             self._at, self._rate = (status.at_ms, status.records), None
         passed_s = (status.at_ms - self._at[0]) / 1000
@@ -145,7 +147,7 @@ def _in_words(status: JobStatus, sink: str) -> str:
 
 
 def _in_brief(status: JobStatus, sink: str) -> str:
-    """Latencies as processed/visible."""
+    """Returns the parts of a short line. Latencies are processed/visible."""
     upto, failing, latencies = _of_sink(status, sink)
     parts = [] if upto is None else [f"checkpoint {upto}"]
     if failing:
@@ -156,7 +158,7 @@ def _in_brief(status: JobStatus, sink: str) -> str:
 
 
 def _of_sink(status: JobStatus, sink: str) -> tuple[int | None, int, dict[str, float]]:
-    """The checkpoint through which its rows are visible; how often its commit has failed; p99 by kind, in ms."""
+    """Checkpoint through which the sink's rows are visible; number of failed commits; p99 by kind, in ms."""
     through = [upto for key, upto in status.commits.through.items() if key.rpartition("/")[0] == sink]
     told = {kind: status.latency_last_minute.get(f"{sink}:{kind}") for kind in ("processed", "visible")}
     troubles = [each for each in status.commits.troubles if each.sink.rpartition("/")[0] == sink]
@@ -165,21 +167,23 @@ def _of_sink(status: JobStatus, sink: str) -> tuple[int | None, int, dict[str, f
 
 
 def _short(text: str) -> str:
-    """The first line: a traceback is in the status and on the page."""
+    """Returns the first line: tracebacks are in the status and on the page."""
     first = text.strip().splitlines()[0] if text.strip() else "the job was interrupted"
     return first if len(first) <= _LONGEST else f"{first[: _LONGEST - 1]}…"
 
 
 Show: TypeAlias = Callable[[JobStatus], None]
 
-_PLAIN_S = 60.0  # between two plain lines of a sink; output that is kept must not grow by the second
+_PLAIN_S = 60.0  # between two plain lines of a sink, so that stored output grows slowly
 
 
 @contextmanager
 def progress_shown(stream: TextIO | None = None, every_s: float = _PLAIN_S, *, plain: bool = False) -> Iterator[Show]:
-    """A function to call with each status: it updates one line per sink on a terminal, and elsewhere prints a plain
-    line per sink and minute. `stream`: standard error by default. `plain`: no line is overwritten, because other
-    processes write to this terminal, too."""
+    """Yields a function that shows a status: a line per sink.
+
+    On a terminal lines are updated in place, elsewhere printed every `every_s`. `stream`: standard error by default.
+    `plain`: lines are never overwritten, because other processes write to this terminal, too.
+    """
     out = sys.stderr if stream is None else stream
     if out is None:  # a program without a console
         yield lambda status: None
@@ -195,7 +199,7 @@ def progress_shown(stream: TextIO | None = None, every_s: float = _PLAIN_S, *, p
             for line in follower.happened(status):
                 live.console.print(line, markup=False, soft_wrap=True)
             text = Text("\n").join(Text(line) for line in follower.lines(status, console.width))
-            text.no_wrap, text.overflow = True, "ellipsis"  # a line that wraps could not be written over
+            text.no_wrap, text.overflow = True, "ellipsis"  # a line that wraps cannot be overwritten
             live.update(text, refresh=True)
 
         yield update
@@ -206,12 +210,12 @@ class _Plain:
         self._follower = follower
         self._out = out
         self._every_s = every_s
-        self._told_s = time.monotonic()  # a job that ends within the time needs no line: its result is printed
+        self._told_s = time.monotonic()  # a job that ends within `every_s` needs no line: the program prints the result
 
     def __call__(self, status: JobStatus) -> None:
         lines = self._follower.happened(status)
         now_s = time.monotonic()
-        progress = self._follower.lines(status)  # each time: it measures rates
+        progress = self._follower.lines(status)  # called for each status, because the call measures rates
         if now_s - self._told_s >= self._every_s:
             self._told_s = now_s
             lines += progress
@@ -232,7 +236,7 @@ _FIGURES = (
 
 
 class Watched(Protocol):
-    """A job's handle."""
+    """Handle of a job."""
 
     @property
     def done(self) -> bool: ...
@@ -245,8 +249,10 @@ class Watched(Protocol):
 
 
 def live_widget(handle: Watched) -> Any | None:
-    """A widget for a notebook: figures that change by themselves, and a button that stops the job. None if ipywidgets
-    is not installed."""
+    """Widget for a notebook: figures that update themselves, and a button that stops the job.
+
+    None if ipywidgets is not installed.
+    """
     try:
         import ipywidgets
     except ImportError:
@@ -266,7 +272,7 @@ def live_widget(handle: Watched) -> Any | None:
                 return
 
     threading.Thread(target=follow, name="barrier-widget", daemon=True).start()
-    box.observe(lambda _: over.set(), "comm")  # the cell's output has gone
+    box.observe(lambda _: over.set(), "comm")  # the cell's output has been removed
     return box
 
 
@@ -277,7 +283,10 @@ def _widget_text(handle: Watched) -> str:
 
 
 def table_of(status: JobStatus) -> str:
-    """HTML. `at_ms` is the coordinator's clock: of a job that has ended it is 0, and nothing has an age."""
+    """HTML table of a job's figures.
+
+    `at_ms` is the coordinator's clock, and 0 for a job that has ended: its figures have no age.
+    """
     figures = live(status, status.at_ms)
     cells = "".join(
         f'<td style="padding:2px 14px 2px 0"><small>{name}</small><br><b>{html.escape(figures[key])}</b></td>'
@@ -289,7 +298,7 @@ def table_of(status: JobStatus) -> str:
 
 
 class Rows:
-    """What `Stream.preview` gives. `table` has the rows; the last expression of a notebook's cell shows them."""
+    """Result of `Stream.preview`. `table` has the rows; notebooks show them."""
 
     def __init__(self, table: pa.Table, wanted: int) -> None:
         self.table = table
@@ -348,10 +357,11 @@ _LONGEST_S = 86_400
 
 
 def first_rows(plan: Plan, stream: Input, rows: int, within_s: float | None = None) -> pa.Table:
-    """At most `rows` rows of `stream` that come within `within_s` seconds.
+    """Returns at most `rows` rows that `stream` produces within `within_s` seconds.
 
-    The steps that lead to the stream run in this process, without the flow's sinks and checkpoints, with one subtask
-    each, and stop when there are enough rows. Raises what a job raises that fails."""
+    The steps that lead to the stream run in this process with one subtask each, without the flow's sinks and
+    checkpoints, and stop after enough rows. Raises the errors of a failed job.
+    """
     if not isinstance(rows, int) or rows < 1:
         raise InvalidJob(f"show: {rows!r} rows: give a whole number from 1 on")
     if within_s is not None and not 0 < within_s <= _LONGEST_S:
@@ -381,7 +391,7 @@ def first_rows(plan: Plan, stream: Input, rows: int, within_s: float | None = No
 
 
 def _leading_to(plan: Plan, stream: Input, sink: CallableSink) -> Plan:
-    """The steps that `stream` comes of, and `sink` after it."""
+    """Returns a plan of the steps that lead to `stream`, followed by `sink`."""
     wanted, todo = set(), [stream.node]
     while todo:
         number = todo.pop()

@@ -1,8 +1,9 @@
-"""A whole job in one process: no Spark, no JVM, no sockets. Same graph, operators and protocol objects as on a cluster.
+"""Runs a whole job in one process, without Spark, JVM and sockets.
 
-Every slot is a `Slot` on one event loop; control messages and channels are function calls. For tests, debugging and
-small jobs; no JVM has to start. Checkpoints go where `checkpoints=` says, else to a folder that is removed
-at the end. With `wire=True`, for tests, rows and messages are handed over as bytes, with a cluster's rules and caps.
+Graph, operators and protocol objects are those of a cluster. For tests, debugging and small jobs. Every slot is a
+`Slot` on one event loop; control messages and channels are function calls. Checkpoints go to `checkpoints=`, else to
+a folder that is removed at the end. With `wire=True`, for tests, rows and messages are passed as bytes, under the
+rules and limits of a cluster.
 """
 
 import asyncio
@@ -50,11 +51,11 @@ from barrier_runtime.state.store.paths import Paths
 
 T = TypeVar("T")
 
-wire_by_default = False  # what `run_local` and `run_graph` do unless they are told; tests set it
-_LAST_CHECKPOINT_S = 8.0  # containers are killed ten seconds after they were asked to end
+wire_by_default = False  # default of `wire` in `run_local` and `run_graph`; tests set it
+_LAST_CHECKPOINT_S = 8.0  # containers are killed ten seconds after the request to end
 _NEWS_WITHIN_S = 3.0
 _SIGNALS_S = 1.0
-_LEAVE_S = 10.0  # how long open files of operators are waited for at the end
+_LEAVE_S = 10.0  # time limit for closing the operators' files at the end
 
 
 class LocalMesh:
@@ -81,7 +82,7 @@ class LocalMesh:
 
 
 class LocalDataPlane:
-    """`DataPlane` of one slot in a `LocalMesh`: connected is what was offered and found."""
+    """`DataPlane` of one slot in a `LocalMesh`. Connecting finds the channel that the receiver offered."""
 
     def __init__(self, mesh: LocalMesh, output: type[LocalOutput] = LocalOutput) -> None:
         self._mesh = mesh
@@ -99,17 +100,17 @@ class LocalDataPlane:
         return self._output(await self._mesh.find(channel), wake_writer)
 
     async def all_connected(self) -> None:
-        """Nothing to wait for: a writer that is not there yet has sent nothing yet."""
+        """Returns at once: a writer that is not connected yet has sent nothing."""
 
     def disconnect(self) -> None:
-        """Channels of a dropped generation are unreachable: their identities carry its token."""
+        """Does nothing: channels of a dropped generation are unreachable by their token."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: no connection is open."""
 
 
 class WireOutput(LocalOutput):
-    """Rows and control elements as frames, as on a connection between two processes."""
+    """Passes rows and control elements as frames, as on a connection between two processes."""
 
     __slots__ = ("_reader", "_writer")
 
@@ -123,7 +124,7 @@ class WireOutput(LocalOutput):
 
 
 class _Link:
-    """Both ends of a control connection inside one loop: delivery in order, in later turns of the loop."""
+    """Both ends of a control connection inside one loop: delivers in order, in later iterations."""
 
     def __init__(self, runner: JobRunner, loop: asyncio.AbstractEventLoop, wire: bool) -> None:
         self._runner = runner
@@ -137,9 +138,9 @@ class _Link:
 
     # the coordinator's end (`SlotLink`)
     def close(self) -> None:
-        """The job ends; the slot leaves by Shutdown."""
+        """Does nothing: the job ends, and the message Shutdown ends the slot."""
 
-    # both ends send; the type of the message says to whom
+    # Both ends send; the type of a message names its receiver.
     def send(self, message: ToCoordinator | ToSlot) -> None:
         if self._wire:
             read = decode_to_coordinator if isinstance(message, ToCoordinator) else decode_to_slot
@@ -154,10 +155,10 @@ class _Link:
 
 
 def run_local(plan: Plan, options: JobOptions, *, wire: bool | None = None) -> JobResult:
-    """Run `plan` in this process until it ends. `options`: of `JobOptions.for_local_run`. `wire`: for tests, see the
-    module.
+    """Runs `plan` in this process until the job ends. Raises the errors of `Dataflow.run`.
 
-    Raises what `Dataflow.run` raises. Ctrl-C ends it, and SIGTERM ends the program, without what is temporary.
+    `options`: from `JobOptions.for_local_run`. `wire`: for tests, see the module. Ctrl-C ends the job, and SIGTERM
+    ends the program; temporary folders are removed in both cases.
     """
     slots: list[Slot] = []
     with _Termination() as termination:
@@ -166,8 +167,10 @@ def run_local(plan: Plan, options: JobOptions, *, wire: bool | None = None) -> J
 
 
 def run_until_terminated(plan: Plan, options: JobOptions) -> tuple[JobResult | None, bool]:
-    """`run_local` of a command: SIGTERM stops the job with a last checkpoint, for which it has 8 seconds. Returns the
-    result (None: the time was over) and whether the signal came. For the main thread."""
+    """`run_local` of a command: SIGTERM stops the job with a last checkpoint within 8 seconds.
+
+    Returns the result (None after the 8 seconds) and whether the signal came. For the main thread.
+    """
     told = _Terminator()
     try:
         return _run(plan, options, told.run_graph, ()), told.came
@@ -203,7 +206,7 @@ def run_prepared(
     options: JobOptions,
     run: Callable[[JobGraph, JobSpec, ObjectStore, JobOptions], Coroutine[Any, Any, JobStatus]],
 ) -> JobResult:
-    """Run `plan` in this process by `run`, which may follow or stop it."""
+    """Runs `plan` in this process by `run`, which may follow or stop the job."""
     return _run(plan, options, run, ())
 
 
@@ -231,8 +234,10 @@ class _Terminator:
 
 
 class _Termination:
-    """SIGTERM to a program that does nothing about it itself: the job is cancelled and its folders are removed; then
-    the program ends by that signal. A program's own handler is left alone."""
+    """Handles SIGTERM in programs without a handler of their own.
+
+    The job is cancelled and its folders are removed; then the signal ends the program.
+    """
 
     def __init__(self) -> None:
         self._ours = False
@@ -252,7 +257,10 @@ class _Termination:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     async def watched(self, job: Coroutine[Any, Any, JobStatus]) -> JobStatus:
-        """A handler that raises would do so in any task, which might take it for an error of its own."""
+        """Runs `job` with a handler on the loop, which cancels the job.
+
+        A handler that raises could raise in any task, and the task might handle the exception.
+        """
         if not (self._ours and _in_main_thread()):
             return await job
         loop, running = asyncio.get_running_loop(), asyncio.current_task()
@@ -282,7 +290,7 @@ def _in_main_thread() -> bool:
 
 
 def run_to_its_end(main: Coroutine[Any, Any, T]) -> T:
-    """On a loop of its own; in another thread where this one has a loop already, as in a notebook."""
+    """Runs `main` on a new loop; in another thread if this thread has a running loop, as in a notebook."""
     if not _in_a_loop():
         return asyncio.run(main)
     started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = Future()
@@ -296,10 +304,10 @@ def run_to_its_end(main: Coroutine[Any, Any, T]) -> T:
         ended = pool.submit(asyncio.run, announced())
         loop, task = started.result()
         try:
-            while not ended.done():  # a signal that another thread got wakes nobody who waits for a lock
+            while not ended.done():  # a signal in another thread does not end a wait for a lock
                 wait([ended], timeout=_SIGNALS_S)
             return ended.result()
-        except BaseException:  # Ctrl-C reaches this thread, not the one with the job
+        except BaseException:  # Ctrl-C reaches this thread, not the thread of the job
             if not ended.done():
                 loop.call_soon_threadsafe(task.cancel)
             raise
@@ -318,7 +326,7 @@ def make_runner(spec: JobSpec, store: ObjectStore) -> JobRunner:
 
 
 def raised_in(slots: Sequence[Slot]) -> list[BaseException]:
-    """What each raised last, if it did."""
+    """The last error of each slot that raised."""
     return [slot.trouble for slot in slots if slot.trouble is not None]
 
 
@@ -333,11 +341,13 @@ async def run_graph(
     clock: Clock = SYSTEM_CLOCK,
     programs: Mapping[str, JobGraph] = MappingProxyType({}),
 ) -> JobStatus:
-    """Run coordinator and slots on this loop until the job ended; its last status. `runner`: of a caller who follows or
-    stops the job; it is run here. `wire`: see the module; None: `wire_by_default`. `clock`: of the slots.
-    `slots` gets them as they start, for the program that runs the job to look at. `programs`: by their names in
-    `JobSpec`, those that may replace the one that the job begins with."""
-    pa.array([0])  # at its first conversion pyarrow imports pandas, if it is there: not in the loop of a running slot
+    """Runs coordinator and slots on this loop until the job ends, and returns the last status.
+
+    `runner`: of a caller who follows or stops the job; run by this function. `wire`: see the module; None means
+    `wire_by_default`. `clock`: of the slots. `slots` receives the slots as they start, for the program that runs the
+    job. `programs`: by name in `JobSpec`, the programs that may replace the first program.
+    """
+    pa.array([0])  # the first conversion imports pandas: not in the loop of a running slot
     wire = wire_by_default if wire is None else wire
     output = WireOutput if wire else LocalOutput
     loop = asyncio.get_running_loop()
@@ -368,20 +378,20 @@ async def run_graph(
         running.cancel()
         standing_by.cancel()
         for slot in slots:
-            slot.handle(Shutdown("cancelled", "the program ends"))  # nothing new to a slot that has left
+            slot.handle(Shutdown("cancelled", "the program ends"))  # no effect on a slot that has left
         await asyncio.wait(
             [running, standing_by, *(loop.create_task(slot.closed()) for slot in slots)], timeout=_LEAVE_S
         )
-        # What is still being written would come into folders that are just being removed, and stay there.
+        # An unfinished write would create files in folders while they are removed.
         await asyncio.wait([loop.create_task(runner.quiet())], timeout=_LEAVE_S)
         await asyncio.to_thread(
             workers.drain, _LEAVE_S
-        )  # a chain may be opening still, and would make its folder again
+        )  # a chain may still be opening, and would create its folder again
         scratch.close()
 
 
 async def _start_standbys(runner: JobRunner, start: Callable[[int, str], None]) -> None:
-    """What a driver does: start the slots that a rescale or a replace asks for, once for each request."""
+    """Starts the slots that a rescale or a replace requests, once per request, as a driver on Spark does."""
     asked = ""
     while True:
         wanted = runner.standbys
@@ -393,8 +403,11 @@ async def _start_standbys(runner: JobRunner, start: Callable[[int, str], None]) 
 
 
 def _leave_the_heap(dropped: bool) -> None:
-    """In a slot of its own process start-up is frozen, and a dropped generation collected. Here the process is the
-    user's program: what it has frozen stays so, and its collector frees the rest when it comes to it."""
+    """Does nothing: this process belongs to the user's program.
+
+    A slot in a process of its own freezes objects after start-up and collects a dropped generation. Here the user's
+    frozen objects stay frozen, and the collector frees the rest.
+    """
 
 
 def _slot(

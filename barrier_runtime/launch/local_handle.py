@@ -1,4 +1,4 @@
-"""A job that runs in this process beside the program, in a thread of its own: what `Dataflow.start_local` returns.
+"""Handle of a job that runs in a thread of this process: the result of `Dataflow.start_local`.
 
 | state    | status()                   | stop()                       | wait()           | next               |
 |----------|----------------------------|------------------------------|------------------|--------------------|
@@ -6,7 +6,8 @@
 | running  | asks the coordinator       | asks the coordinator         | waits            | over               |
 | over     | the last one, or its error | nothing                      | result, or error | -                  |
 
-A program that ends meanwhile stops its jobs without a last checkpoint; with `checkpoints=` the next start goes on.
+A program that ends stops its running jobs without a last checkpoint; with `checkpoints=` the next start continues
+them.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ from barrier_runtime.launch.prepare import PreparedJob
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.store.object_store import ObjectStore
 
-_ASKED_S = 30.0  # for an answer of the job's loop, which users' functions may keep busy
+_ASKED_S = 30.0  # time limit for an answer of the job's loop, which users' functions may keep busy
 _AT_EXIT_S = 10.0
 
 _T = TypeVar("_T")
@@ -41,13 +42,13 @@ Mode = Literal["checkpoint", "drain", "now"]
 
 @plain_errors
 class LocalJobHandle:
-    """Any thread may call it."""
+    """Handle of a local job. Any thread may call the methods."""
 
     def __init__(self, plan: Plan, options: JobOptions) -> None:
-        """Raises `InvalidJob` for what is wrong with the flow, as `run_local` does."""
+        """Raises `InvalidJob` for an invalid flow, as `run_local` does."""
         PreparedJob(plan, options)
         self._name = plan.name
-        self._known = threading.Event()  # it runs, or has failed before
+        self._known = threading.Event()  # set when the job runs, or has failed before
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._running: tuple[asyncio.AbstractEventLoop, JobRunner] | None = None
@@ -58,16 +59,16 @@ class LocalJobHandle:
         self._thread = threading.Thread(
             target=self._run, args=(plan, options), name=f"barrier-{plan.name}", daemon=True
         )
-        atexit.register(self._at_exit)  # first: a job that ends at once is not kept for ever
+        atexit.register(self._at_exit)  # before the thread starts, so that a job that ends at once is unregistered
         self._thread.start()
 
     @property
     def done(self) -> bool:
-        """Whether the job has ended."""
+        """True if the job has ended."""
         return self._over.is_set()
 
     def status(self) -> JobStatus:
-        """As the coordinator has it now. Raises what kept the job from starting."""
+        """Returns the coordinator's current status. Raises the error that kept the job from starting."""
         self._known.wait()
         told = self._ask(lambda runner: runner.status())
         if told is not None:
@@ -78,8 +79,10 @@ class LocalJobHandle:
         return self._last
 
     def stop(self, mode: Literal["checkpoint", "now"] = "checkpoint", *, drain: bool = False) -> None:
-        """End the job: after a last committed checkpoint ("checkpoint") or at once ("now"); `wait` until it has ended.
-        `drain`: sources end first, so windows and timers fire."""
+        """Ends the job: after a last committed checkpoint ("checkpoint") or at once ("now").
+
+        `wait` waits for the end. `drain`: sources end first, so windows and timers fire.
+        """
         how = how_to_stop(mode, drain)
         with self._lock:
             if self._running is None:
@@ -88,16 +91,18 @@ class LocalJobHandle:
         self._ask(lambda runner: runner.stop(how))
 
     def trigger_checkpoint(self) -> None:
-        """Take one beside those of the interval."""
+        """Takes a checkpoint in addition to those of the interval."""
         self._ask(lambda runner: runner.trigger())
 
     def why(self, checkpoint: int | None = None) -> Answer:
-        """Why a checkpoint was slow or failed; without a number, why the job shows nothing, or got slow."""
+        """Explains a slow or failed checkpoint; without a number, why the job shows nothing or got slow."""
         return answer(self.status(), checkpoint)
 
     def wait(self, timeout: float | None = None) -> JobResult:
-        """Until the job ended. Raises `JobFailed`, `Fenced`, or `Unavailable` when `timeout` (seconds) is over. Ctrl-C
-        ends the waiting, not the job."""
+        """Waits until the job ends. Ctrl-C ends the waiting, not the job.
+
+        Raises `JobFailed`, `Fenced`, or `Unavailable` after `timeout` seconds.
+        """
         if not self._over.wait(timeout):
             raise Unavailable(f"job {self._name} still runs after {timeout} s: wait longer or stop it")
         if self._error is not None:
@@ -109,7 +114,7 @@ class LocalJobHandle:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """What still runs is stopped at once."""
+        """Stops a running job at once."""
         self.stop("now")
         self._over.wait()
 
@@ -131,7 +136,7 @@ class LocalJobHandle:
         )
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        """Notebooks ask for this: a widget that changes by itself, or where there is none, the line."""
+        """Display in notebooks: a widget that updates itself, or the line if ipywidgets is not installed."""
         from barrier_runtime.launch.display import live_widget
 
         widget = live_widget(self)
@@ -143,7 +148,7 @@ class LocalJobHandle:
         try:
             self._result = run_prepared(plan, options, self._run_graph)
             self._last = self._result.status
-        except BaseException as error:  # whoever waits gets it
+        except BaseException as error:  # `wait` raises the error
             self._error = error
             self._last = getattr(error, "status", self._last)
         finally:
@@ -159,7 +164,7 @@ class LocalJobHandle:
             self._running = asyncio.get_running_loop(), runner
             first = self._stop_first
         running = asyncio.ensure_future(run_graph(graph, spec, store, options, runner))
-        await asyncio.sleep(0)  # it runs from here on
+        await asyncio.sleep(0)  # the job runs from here on
         if first is not None:
             runner.stop(first)
         self._known.set()
@@ -171,7 +176,7 @@ class LocalJobHandle:
                 self._running = None
 
     def _ask(self, of: Callable[[JobRunner], _T]) -> _T | None:
-        """On the job's loop; None when it has ended, or ends before it answers."""
+        """Calls `of` on the job's loop; None if the job has ended, or ends before the loop answers."""
         with self._lock:
             if self._running is None:
                 return None
@@ -183,7 +188,7 @@ class LocalJobHandle:
                 return asked.result(0.2)
             except futures.TimeoutError:
                 waited_s += 0.2
-            except futures.CancelledError:  # the job ended before its loop came to the question
+            except futures.CancelledError:  # the job ended before its loop ran the call
                 return None
             if waited_s >= _ASKED_S:
                 raise Unavailable(

@@ -1,7 +1,7 @@
-"""Runs a flow on Spark: coordinator, Spark session, stage of slots, and a thread that keeps an eye on all three.
+"""Runs a flow on Spark: coordinator, session, stage of slots, and a thread that watches these.
 
-Whatever dies is started again from here as long as the coordinator wants the job: the coordinator child by its
-supervisor, a single slot by Spark, the whole Spark job by `AllSlots`. When the program ends, nothing stays behind.
+While the coordinator wants the job, dead parts are started again: the coordinator's process by its supervisor, a
+single slot by Spark, the whole Spark job by `AllSlots`. When the program ends, nothing stays behind.
 """
 
 import contextlib
@@ -72,15 +72,15 @@ from barrier_runtime.state.store.urls import shown
 log = logging.getLogger("barrier_runtime.job")
 
 _LEADING = frozenset({"waiting", "restoring", "running"})  # phases in which a coordinator knows the job's slots
-_POLL_S = 0.25  # between two questions, however often there are news, or when nobody answers
-_NEWS_WITHIN_S = 1.0  # how long an answer may take without news: as often the JVM is looked at
-_ROOM_S = 3.0  # that slots have been missing, before Spark is asked who holds the cores; and until it is asked again
-_TELL_AGAIN_S = 60.0  # of a trouble that lasts
-_LEAVE_S = 15.0  # how long slots may take to leave before Spark is told to end them
+_POLL_S = 0.25  # minimum time between two requests of the status, also when nobody answers
+_NEWS_WITHIN_S = 1.0  # longest wait for a new status, and so the interval of looking at the JVM
+_ROOM_S = 3.0  # time that slots are missing before Spark is asked who holds the cores, and the interval of asking again
+_TELL_AGAIN_S = 60.0  # interval of logging an error that lasts
+_LEAVE_S = 15.0  # time for slots to leave before Spark is asked to end them
 
 
 def run(plan: Plan, options: JobOptions) -> JobResult:
-    """Run `plan` on Spark until it ends. Raises what `JobHandle.wait` raises."""
+    """Runs `plan` on Spark until the job ends. Raises the errors of `JobHandle.wait`."""
     with (
         interruption_told(plan.name, goes_on=True),
         start(plan, options) as handle,
@@ -91,12 +91,12 @@ def run(plan: Plan, options: JobOptions) -> JobResult:
 
 
 def start(plan: Plan, options: JobOptions) -> "JobHandle":
-    """Start `plan` on Spark and return at once."""
+    """Starts `plan` on Spark and returns at once."""
     if options.checkpoints is None:
         raise InvalidJob("checkpoints= is required on Spark: the folder or URL (file://, s3://) where checkpoints go")
     job = PreparedJob(plan, options)
     check_travels(job.graph)
-    local_root(options.run_id)  # a folder that cannot be trusted is refused now, not in the slots
+    local_root(options.run_id)  # refuses an untrusted folder here rather than in the slots
     store = _shared_store(options.checkpoints)
     job.prove(store)
     own_session = options.spark is None
@@ -120,7 +120,7 @@ def start(plan: Plan, options: JobOptions) -> "JobHandle":
 
 
 def _shared_store(url: str) -> ObjectStore:
-    """The store of a job of several processes."""
+    """Opens the store of a job that has several processes."""
     if url.startswith("memory://"):
         raise InvalidJob(
             f"checkpoints={shown(url)!r} is the memory of one process, a Spark job runs in several: "
@@ -130,14 +130,17 @@ def _shared_store(url: str) -> ObjectStore:
 
 
 def _url_for_slots(url: str) -> str:
-    """The same place for processes with another working directory; on S3 with the endpoint that the URL may name, or
-    slots would send their state to another S3."""
+    """URL of the same place for processes with another working directory.
+
+    An S3 URL stays as given: the endpoint that the URL may name must reach the slots, or they would write to another
+    S3.
+    """
     return url if url.startswith(("s3://", "s3a://")) else open_store(url).url
 
 
 @plain_errors
 class JobHandle:
-    """A running job. Use as a context manager, or call `close`: leaving stops what is still running."""
+    """Handle of a running job. The end of its context, or `close`, stops the job."""
 
     def __init__(
         self,
@@ -153,16 +156,16 @@ class JobHandle:
         self._spark = spark
         self._own_session = own_session
         self._coordinator = coordinator
-        self.show: Show | None = None  # is called with each status; without it what died is logged
+        self.show: Show | None = None  # called with each status; without `show`, deaths are logged
         self._last: JobStatus | None = None
         self._follower = Follower()
-        self._condition = ""  # the last one that was seen
-        self._told_s = 0.0  # when one was told of last
-        self._trouble: Exception | None = None  # why the job can't be followed to its end
+        self._condition = ""  # the last seen condition
+        self._told_s = 0.0  # time of the last logged condition
+        self._trouble: Exception | None = None  # why the job cannot be followed to its end
         self._stop_mode: Literal["checkpoint", "drain", "now"] | None = None
         self._stop_asked: SavepointAsked | None = None
-        self._room_s = time.monotonic()  # when room for missing slots was looked for last
-        self._stop_told = ""  # the coordinator process that was asked to stop
+        self._room_s = time.monotonic()  # time of the last look for free cores
+        self._stop_told = ""  # the coordinator process that received the last stop request
         self._ended = threading.Event()
         self._closed = False
         assert options.checkpoints is not None
@@ -187,10 +190,10 @@ class JobHandle:
         self._watching = threading.Thread(target=self._watch, name="barrier-job-watch", daemon=True)
         self._watching.start()
 
-    # ------------------------------------------------------------ what users call
+    # ------------------------------------------------------------ for users
 
     def status(self) -> JobStatus:
-        """The coordinator's view, asked now; the last one known while it is being restarted."""
+        """Returns the coordinator's current status; while the coordinator restarts, the last known status."""
         status = self._coordinator.status()
         if status is not None:
             self._last = status
@@ -199,7 +202,7 @@ class JobHandle:
         return self._last
 
     def wait(self, timeout: float | None = None) -> JobResult:
-        """Until the job ended. Raises `JobFailed`, `Fenced`, or `Unavailable` when `timeout` (seconds) is over."""
+        """Waits until the job ends. Raises `JobFailed`, `Fenced`, or `Unavailable` after `timeout` seconds."""
         if not self._ended.wait(timeout):
             raise Unavailable(f"job {self._spec.job} still runs after {timeout} s: wait longer or stop it")
         if self._functions.trouble is not None:
@@ -219,8 +222,11 @@ class JobHandle:
         return JobResult(status)
 
     def why(self, checkpoint: int | None = None) -> Answer:
-        """Why a checkpoint was slow or failed, or (None) why the job does not start, shows nothing or got slow: reasons
-        with evidence and remedy. Print it. `InvalidJob` for a checkpoint that is not among the last 100."""
+        """Explains a slow or failed checkpoint, or (None) why the job does not start or got slow.
+
+        Returns reasons with evidence and remedy, ready to print. Raises `InvalidJob` for a checkpoint that is not
+        among the last 100.
+        """
         if self._last is not None and self._last.missing_slots:
             self._tell_room()
         return self._coordinator.client.why(self._spec.job, checkpoint, self._spec.run_id)
@@ -229,9 +235,11 @@ class JobHandle:
         self._coordinator.client.trigger(self._spec.job, self._spec.run_id)
 
     def savepoint(self, url: str, timeout: float | None = None) -> SavepointTaken:
-        """Copy the job's state to the folder `url`, which needs nothing else: a job begins with it by `restore=url`.
-        The job runs on meanwhile. Returns when it is there; raises `SavepointFailed`, or `Unavailable` when `timeout`
-        (seconds) is over."""
+        """Copies the state of the running job to the folder `url`, and returns the complete savepoint.
+
+        The folder is self-contained: a job begins with the savepoint by `restore=url`. Raises `SavepointFailed`, or
+        `Unavailable` after `timeout` seconds.
+        """
         asked, client, spec = savepoint_asked(url), self._coordinator.client, self._spec
         ask = partial(client.savepoint, spec.job, asked, spec.run_id)
         return wait_for_savepoint(spec.job, asked, ask, self._coordinator.status, timeout)
@@ -243,12 +251,15 @@ class JobHandle:
         savepoint: str | None = None,
         drain: bool = False,
     ) -> SavepointTaken | None:
-        """End the job: after a last committed checkpoint ("checkpoint") or at once ("now"). `savepoint`: a folder or
-        URL; the job ends with a savepoint there, which is returned when the job has ended and everything is committed.
-        If it cannot be written the job goes on, and `SavepointFailed` is raised.
+        """Ends the job: after a last committed checkpoint ("checkpoint") or at once ("now").
 
-        `drain`: sources end first, so windows and timers fire as at the end of all input, and their rows are committed;
-        for a job that is not to go on. A drained job ends though its savepoint cannot be written."""
+        `savepoint`: a folder or URL. The job ends with a savepoint there, which is returned when the job has ended
+        and everything is committed. If the savepoint cannot be written, the job continues and `SavepointFailed` is
+        raised.
+
+        `drain`: sources end first, so windows and timers fire as at the end of all input, and their rows are
+        committed; for a job that will not continue. A drained job ends even if its savepoint cannot be written.
+        """
         how = how_to_stop(mode, drain, savepoint)
         asked = None if savepoint is None else savepoint_asked(savepoint)
         self._stop_told = self._last.leader if self._last is not None else ""
@@ -265,7 +276,7 @@ class JobHandle:
             try:
                 taken = None if status is None else savepoint_of(status, asked.id)
             except SavepointFailed:
-                self._stop_mode = self._stop_asked = None  # the job goes on
+                self._stop_mode = self._stop_asked = None  # the job continues
                 raise
             if ended and taken is None:
                 raise SavepointFailed(f"job {self._spec.job} ended without the savepoint: see its status")
@@ -273,10 +284,13 @@ class JobHandle:
                 return taken
 
     def rescale(self, parallelism: int, timeout: float = DEFAULT_TIMEOUT_S) -> Rescaled:
-        """Go on with `parallelism` slots (at most max_parallelism) while the job runs: new ones are started first, then
-        the sources stop at a checkpoint, and the new slots go on from it; no row is read twice. Slots that are not
-        needed any more give their cores back. Raises `RescaleFailed` when the job goes on as it was, for example when
-        there are no cores within `timeout` seconds, or the last checkpoint is not stored within as many."""
+        """Changes the number of slots to `parallelism` (at most max_parallelism) while the job runs.
+
+        New slots are started first; then the sources stop at a checkpoint, and the new slots continue from that
+        checkpoint. No row is read twice. Slots that are no longer needed release their cores. Raises `RescaleFailed`
+        when the job continues unchanged, for example because the cores are not available within `timeout` seconds,
+        or the last checkpoint is not stored within that time.
+        """
         asked, client, spec = rescale_asked(parallelism, timeout), self._coordinator.client, self._spec
         ask = partial(client.rescale, spec.job, asked, spec.run_id)
         return wait_for_rescale(spec.job, asked, ask, self._coordinator.status)
@@ -284,11 +298,14 @@ class JobHandle:
     def replace(
         self, flow: HasPlan, timeout: float = DEFAULT_TIMEOUT_S, *, allow_non_restored: bool = False
     ) -> Replaced:
-        """Go on with another program, `flow`, which has the job's name, while the job runs. Its slots are started
-        first, beside the others, and whether it fits the job's state is checked; then the sources stop at a checkpoint,
-        and the new slots go on from it; no row is read twice. Raises `ReplaceFailed` when the job goes on as it was:
-        when the program cannot be loaded, or does not fit (`allow_non_restored` drops state that it does not have), or
-        there are no cores for as many slots again within `timeout` seconds."""
+        """Replaces the program of the running job by `flow`, which has the job's name.
+
+        The new program's slots are started first, beside the old slots, and the program is checked against the job's
+        state. Then the sources stop at a checkpoint, and the new slots continue from that checkpoint. No row is read
+        twice. Raises `ReplaceFailed` when the job continues unchanged: the program cannot be loaded or does not fit
+        (`allow_non_restored` drops state that the program lacks), or the cores for as many slots again are not
+        available within `timeout` seconds.
+        """
         client, spec = self._coordinator.client, self._spec
         if self._job.has_batch_functions:
             raise InvalidJob(f"job {spec.job} has for_each_batch: stop it with a savepoint, and start the new program")
@@ -304,11 +321,11 @@ class JobHandle:
         return wait_for_replace(spec.job, asked, ask, self._coordinator.status)
 
     def page_link(self) -> str:
-        """The address of this job's page. It logs in by itself, once, within an hour: for a browser on this machine."""
+        """Address of the job's page, for a browser on this machine. The link logs in once, within an hour."""
         return self._coordinator.client.page_link(self._spec.job)
 
     def report(self) -> bytes:
-        """The page of this job as one HTML file, as of now, secrets masked: for a bug report."""
+        """Returns the page of this job as one HTML file with secrets masked, for a bug report."""
         return self._coordinator.client.report(self._spec.job, self._spec.run_id)
 
     @property
@@ -316,12 +333,12 @@ class JobHandle:
         return self._coordinator.pid
 
     def close(self) -> None:
-        """Stop everything this handle started. Idempotent."""
+        """Stops everything that this handle started. Idempotent."""
         if self._closed:
             return
         self._closed = True
         if not self._ended.is_set() or self._trouble is not None or self._functions.trouble is not None:
-            # It may be restarting or already gone; what follows ends the slots all the same.
+            # The coordinator may be restarting or gone; the lines below end the slots anyway.
             with contextlib.suppress(BarrierRuntimeError):
                 self.stop("now")
         self._ended.set()
@@ -346,16 +363,16 @@ class JobHandle:
         self.close()
 
     def _function_failed(self) -> None:
-        """`wait` raises what it was; the slots end when the handle is closed."""
+        """Ends the waiting of `wait`, which raises the error; the slots end when the handle is closed."""
         self._ended.set()
 
     # ------------------------------------------------------------ the watching thread
 
     def _tell_page(self) -> None:
-        """On a terminal with a link that logs in; elsewhere output is kept, and a link must not be."""
+        """Prints the page's address; only a terminal, whose output is not stored, gets a link that logs in."""
         address = f"{self._coordinator.client.url.rstrip('/')}/jobs/{self._spec.job}"
         if sys.stderr is not None and sys.stderr.isatty():
-            # Without it the job runs as well: the daemon is of a release without the page, or it is just away.
+            # Without a link the job runs as well: the daemon is of a release without the page, or is away.
             with contextlib.suppress(BarrierRuntimeError):
                 address = self.page_link()
         print(f"job {self._spec.job}: page at {address}", file=sys.stderr)
@@ -363,12 +380,12 @@ class JobHandle:
     def _watch(self) -> None:
         try:
             self._follow()
-        except Exception as error:  # Spark's, of many kinds, or ours: unheard, it would leave `wait` waiting for ever
+        except Exception as error:  # Spark raises many kinds; an error lost here would leave `wait` waiting for ever
             self._trouble = jvm_trouble(self._spark) or error
         self._ended.set()
 
     def _follow(self) -> None:
-        """Until the job ended: do what its coordinator asks of Spark. Raises when that cannot be done any more."""
+        """Does the coordinator's requests to Spark until the job ends. Raises when that is no longer possible."""
         killed: set[int] = set()
         status: JobStatus | None = None
         while not self._ended.is_set():
@@ -395,7 +412,7 @@ class JobHandle:
             self._ended.wait(max(0.0, asked_s + _POLL_S - time.monotonic()))
 
     def _tell_condition(self, status: JobStatus) -> None:
-        """The coordinator's own log is not what the user of this program reads."""
+        """Logs the condition here: the user of this program does not read the coordinator's log."""
         now_s = time.monotonic()
         news = status.condition != self._condition or now_s - self._told_s >= _TELL_AGAIN_S
         if news and {status.condition, self._condition} & TROUBLED:
@@ -411,7 +428,7 @@ class JobHandle:
             log.warning("%s", line)
 
     def _look_for_room(self, status: JobStatus) -> None:
-        """Tells the coordinator who holds the cores that slots wait for: `why` and the page tell it on."""
+        """Reports holders of cores that missing slots need to the coordinator, for `why` and the page."""
         now_s = time.monotonic()
         if not status.missing_slots or status.outcome is not None:
             self._room_s = now_s
@@ -422,18 +439,18 @@ class JobHandle:
     def _tell_room(self) -> None:
         if jvm_trouble(self._spark) is None:
             found = self._room.look()
-            with contextlib.suppress(Unavailable, InvalidJob):  # away, or of a release that does not ask for it
+            with contextlib.suppress(Unavailable, InvalidJob):  # away, or of a release without this request
                 self._coordinator.client.tell_room(self._spec.job, found, self._spec.run_id)
 
     def _repeat_stop(self, status: JobStatus) -> None:
-        """A coordinator that was started again knows of the request only if it is in the log."""
+        """Sends the stop request to a new leader: a restarted coordinator knows only requests in the log."""
         if self._stop_mode is not None and status.leader != self._stop_told:
-            with contextlib.suppress(Unavailable, InvalidJob):  # away again: the next status tells
+            with contextlib.suppress(Unavailable, InvalidJob):  # away again: the next status starts another attempt
                 self._coordinator.client.stop(self._spec.job, self._stop_mode, self._spec.run_id, self._stop_asked)
                 self._stop_told = status.leader
 
     def _spark_view(self) -> str:
-        """What Spark says about slots that did not come."""
+        """Describes Spark's cores and the last failure of the Spark job, for slots that did not register."""
         lines = [
             f"Spark has {total_cores(self._spark)} cores for {self._options.parallelism} slots; every slot occupies "
             "spark.task.cpus of them for the whole job: free some, add executors or use a smaller parallelism"

@@ -1,4 +1,4 @@
-"""The options of a run, checked when they are given; and the job's description made from them.
+"""Options of a run, checked when they are given, and the job's description made from them.
 
 Times are seconds, as users write them; inside the runtime they are milliseconds.
 """
@@ -50,11 +50,11 @@ NOTHING: Mapping[str, object] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class JobOptions(OptionValues):
-    """The options of `Dataflow.run`, `start` and `run_local`, from the table `coordinator.option_table`."""
+    """Options of `Dataflow.run`, `start` and `run_local`, from the table `coordinator.option_table`."""
 
     @classmethod
     def from_keywords(cls, keywords: Mapping[str, object], of_flow: Mapping[str, object] = NOTHING) -> "JobOptions":
-        """`of_flow`: what holds unless `keywords` say otherwise."""
+        """Makes options from `keywords`, which take precedence over the options of the flow, `of_flow`."""
         given = {**of_flow, **keywords}
         options = cls(**typed(given))
         options.check()
@@ -74,7 +74,7 @@ class JobOptions(OptionValues):
 
     @classmethod
     def for_local_run(cls, keywords: Mapping[str, object], of_flow: Mapping[str, object] = NOTHING) -> "JobOptions":
-        """Of `run_local`, which refuses keywords that it would ignore; a flow may have some for its runs on Spark."""
+        """Makes options of a local run, which refuses keywords for Spark; the flow may have them."""
         refuse_for_spark({name: name for name in keywords}, "use run()")
         return cls.from_keywords(keywords, {"check_state": True, **usable_locally(of_flow)})
 
@@ -83,7 +83,7 @@ class JobOptions(OptionValues):
         return (cls.for_local_run if local else cls.from_keywords)(keywords, of_flow)
 
     def check(self) -> None:
-        """Raise `InvalidJob` for the first value that cannot be right."""
+        """Raises `InvalidJob` for the first invalid value."""
         for option in OPTIONS.values():
             _check_bounds(option, getattr(self, option.name))
         if self.max_parallelism < self.parallelism:
@@ -132,7 +132,7 @@ class JobOptions(OptionValues):
         return validated(CheckpointOptions(**_stored(self, CHECKPOINTS)))
 
     def for_slots(self) -> SlotOptions:
-        """The part of these options that leaves the driver: no session, no token, no credentials."""
+        """Part of these options that leaves the driver: no session, no token, no credentials."""
         return SlotOptions(**{each.name: getattr(self, each.name) for each in fields(SlotOptions)})
 
 
@@ -141,7 +141,7 @@ def is_savepoint_url(restore: str) -> bool:
 
 
 def typed(given: Mapping[str, object]) -> dict[str, Any]:
-    """Values of the options' types. Raises `InvalidJob` for unknown names, and for what cannot be made such a value."""
+    """Converts values to the options' types. Raises `InvalidJob` for unknown names and wrong types."""
     unknown = sorted(set(given) - OPTIONS.keys())
     if unknown:
         meant = difflib.get_close_matches(unknown[0], OPTIONS, 1)
@@ -151,7 +151,10 @@ def typed(given: Mapping[str, object]) -> dict[str, Any]:
 
 
 def refuse_for_spark(given: Mapping[str, str], remedy: str) -> None:
-    """Raise `InvalidJob` for options that a local run would ignore. `given`: option -> what the user calls it."""
+    """Raises `InvalidJob` for options that a local run would ignore.
+
+    `given`: option -> the user's name of the option.
+    """
     idle = [said for name, said in given.items() if _is_for_spark(name)]
     if idle:
         raise InvalidJob(
@@ -169,7 +172,7 @@ def usable_locally(of_flow: Mapping[str, object]) -> dict[str, object]:
 
 
 def _typed(option: Option, value: object) -> Any:
-    """`value` as the option's type; paths become text and checkpoint numbers may be numbers."""
+    """Converts `value` to the option's type; paths become text, and a checkpoint may be a number."""
     if "PathLike" in option.also and isinstance(value, os.PathLike):
         value = os.fspath(value)
     if option.also == "timedelta" and isinstance(value, datetime.timedelta):
@@ -197,12 +200,12 @@ def _check_bounds(option: Option, value: Any) -> None:
 
 
 def _stored(options: OptionValues, rows: Iterable[Option]) -> dict[str, Any]:
-    """The values of the options that are stored, by field."""
+    """Values of the stored options, by field."""
     return {row.field: row.stored(getattr(options, row.name)) for row in rows if row.field}
 
 
 def job_spec(graph: JobGraph, options: JobOptions) -> JobSpec:
-    """What is submitted to the coordinator."""
+    """Description of the job that is submitted to the coordinator."""
     aligned = next((graph.chains[edge.target_chain] for edge in graph.edges if edge.aligned), None)
     if aligned is not None and options.mode != "exactly_once":
         raise InvalidJob(
@@ -216,7 +219,7 @@ def job_spec(graph: JobGraph, options: JobOptions) -> JobSpec:
         max_parallelism=graph.max_parallelism,
         chains=graph.chain_specs(),
         checkpoints=options.checkpoint_options(),
-        restore="latest" if is_savepoint_url(options.restore) else options.restore,  # it is imported before
+        restore="latest" if is_savepoint_url(options.restore) else options.restore,  # the savepoint is imported before
         restart=restart_options(options),
         progress_timeout_ms=options.progress_timeout_ms(),
         **_stored(options, (*JOB, *SLOTS, *SPARK)),
@@ -224,7 +227,7 @@ def job_spec(graph: JobGraph, options: JobOptions) -> JobSpec:
 
 
 class StorageOfRun:
-    """The storage URL of a local run: the one given, or a folder that lives as long as the run."""
+    """Storage URL of a local run: the URL of the options, or a folder that is removed after the run."""
 
     def __init__(self, options: JobOptions) -> None:
         self._given = options.checkpoints
@@ -241,12 +244,12 @@ class StorageOfRun:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
 
-_FIRST_BACKOFF_S = 0.2  # exponential_delay; its first restart in a row comes at once
+_FIRST_BACKOFF_S = 0.2  # of exponential_delay, whose first restart in a row has no delay
 _FIXED_DELAY_S = 1.0
 
 
 def restart_options(options: OptionValues) -> RestartOptions:
-    """What goes to the coordinator. Raises `InvalidJob` when two values do not go together."""
+    """Restart options of the coordinator. Raises `InvalidJob` for contradicting values."""
     exponential = options.restart == "exponential_delay"
     delay_s = options.restart_delay
     if delay_s is None:
@@ -260,7 +263,7 @@ def restart_options(options: OptionValues) -> RestartOptions:
 
 
 def refuse_idle(options: OptionValues, given: Set[str]) -> None:
-    """Raise `InvalidJob` for an option among those given that the chosen strategy does not use."""
+    """Raises `InvalidJob` for an option in `given` that the chosen strategy does not use."""
     for name in sorted(given):
         strategies = OPTIONS[name].strategies
         if strategies and options.restart not in strategies:
@@ -270,13 +273,15 @@ def refuse_idle(options: OptionValues, given: Set[str]) -> None:
             )
 
 
-_MADE = ("run_id",)  # at random, unless given: nothing to show
+_MADE = ("run_id",)  # random unless given, so there is nothing to show
 _CHANGED_BY = {"checkpoint_interval": "min_pause", "max_concurrent": "min_pause"}
 
 
 def effective(options: JobOptions, sources: Mapping[str, str], *, local: bool = False) -> dict[str, str]:
-    """Each option with its value and, in brackets, where that comes from. `sources`: of what was given. `local`: only
-    what means something in a local run."""
+    """Returns each option's value in force, followed by the value's source in brackets.
+
+    `sources`: of the given options. `local`: only options with a meaning in a local run.
+    """
     values = _in_force(options) | {name: "" for name in _MADE if name not in sources}
     told = {}
     for name, option in OPTIONS.items():

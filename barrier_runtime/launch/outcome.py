@@ -1,9 +1,9 @@
-"""Outcome of a call, as a user's program sees it: a job's result, or an error without the frames of this package.
+"""Outcome of a call for a user's program: a job's result, or an error without our frames.
 
-An error's message says what is wrong and what to do. The dozen frames between the user's call and the line that noticed
-the error say nothing, so `plain_errors` cuts them off (the logger `barrier_runtime` has them at level DEBUG). Broken
-laws and broken files keep their frames: somebody must look into our code. `__cause__` is the user's own exception, if
-there is one, with its traceback from the user's first frame on, for debuggers and collectors of errors.
+An error's message names the fault and the remedy. The dozen frames between the user's call and the raising line do
+not help users, so `plain_errors` removes them (the logger `barrier_runtime` shows them at level DEBUG). Protocol
+violations and corrupt files keep their frames, because they need a look at our code. `__cause__` is the user's own
+exception, if there is one, with its traceback from the user's first frame on, for debuggers and error collectors.
 """
 
 import functools
@@ -30,12 +30,15 @@ from barrier_runtime.state.errors import (
     is_internal,
 )
 
-_ENOUGH = 300  # characters that tell one error from others; long ones are shortened on their way
+_ENOUGH = 300  # characters that distinguish an error from others; long errors are shortened on their way
 
 
 class JobFailed(BarrierRuntimeError):
-    """The job ended in failure; the text ends with the remedy. If a function of the user raised, `__cause__` is that
-    exception after `run_local`; on Spark the text begins with its traceback. `told` is all of it as text."""
+    """The job ended in failure; the text ends with the remedy.
+
+    If a function of the user raised, `__cause__` is that exception after `run_local`; on Spark the text begins with
+    its traceback. `told` is the whole text.
+    """
 
     def __init__(self, message: str, status: JobStatus | None = None, told: str = "") -> None:
         super().__init__(message)
@@ -45,13 +48,13 @@ class JobFailed(BarrierRuntimeError):
 
 @dataclass(frozen=True, repr=False)
 class JobResult:
-    """`status` is the coordinator's last word on the job."""
+    """Result of a job. `status` is the coordinator's last status."""
 
     status: JobStatus
 
     @property
     def records(self) -> int:
-        """Rows that the sources have read, each counted once however often it was replayed."""
+        """Rows that the sources have read; a replayed row counts once."""
         return self.status.records
 
     def __str__(self) -> str:
@@ -72,8 +75,10 @@ class JobResult:
 
 @contextmanager
 def interruption_told(job: str, goes_on: bool) -> Iterator[None]:
-    """Ctrl-C within leaves with what has become of the job, instead of the frames in which it happened to come.
-    `goes_on`: whether there are checkpoints that the next run finds."""
+    """Replaces the message of a Ctrl-C inside the context by the state of the job, without frames.
+
+    `goes_on`: true if the next run continues from checkpoints.
+    """
     try:
         yield
     except KeyboardInterrupt:
@@ -82,7 +87,7 @@ def interruption_told(job: str, goes_on: bool) -> Iterator[None]:
 
 
 def how_to_stop(mode: str, drain: bool, savepoint: str | None = None) -> Literal["checkpoint", "drain", "now"]:
-    """What `stop` of a handle asks the coordinator for. Raises `InvalidJob` for what cannot be meant."""
+    """Kind of stop to request. Raises `InvalidJob` for contradicting arguments."""
     if mode not in ("checkpoint", "now"):
         raise InvalidJob(
             f"stop: mode={mode!r}: use 'checkpoint' (after a last one) or 'now'; drain=True ends the sources first"
@@ -95,8 +100,10 @@ def how_to_stop(mode: str, drain: bool, savepoint: str | None = None) -> Literal
 
 
 def raise_unless_ended_well(status: JobStatus, troubles: Sequence[BaseException] = ()) -> None:
-    """`Fenced` when another run took the job over, `JobFailed` when it failed; nothing when finished or stopped.
-    `troubles`: what slots of this process raised."""
+    """Raises `Fenced` if another run took over the job, and `JobFailed` if the job failed.
+
+    Returns if the job finished or was stopped. `troubles`: errors that slots of this process raised.
+    """
     if status.outcome in ("fenced", "replaced"):
         raise Fenced(status.error or status.reason)
     if status.outcome not in ("finished", "cancelled"):
@@ -115,11 +122,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class WrongCall(InvalidJob, TypeError):
-    """A method was called with other arguments than it has."""
+    """A method was called with arguments that do not fit its signature."""
 
 
 def plain_errors(cls: C) -> C:
-    """Class decorator: errors leave its public methods without our frames; wrong kinds of arguments are refused."""
+    """Class decorator: errors leave public methods without our frames; checks types of arguments."""
     for name, method in list(vars(cls).items()):
         if isinstance(method, FunctionType) and not name.startswith("_"):
             setattr(cls, name, plainly(method))
@@ -127,7 +134,7 @@ def plain_errors(cls: C) -> C:
 
 
 def plainly(method: F) -> F:
-    """The method, as `plain_errors` has it."""
+    """Wraps one method as `plain_errors` does."""
     wrong_argument = wrong_arguments_of(method)
 
     @functools.wraps(method)
@@ -144,7 +151,7 @@ def plainly(method: F) -> F:
             log.debug("%s raised %s", method.__qualname__, type(error).__name__, exc_info=True)
             raise error.with_traceback(None) from (None if is_internal(error) else error.__cause__)
         except KeyboardInterrupt as interrupted:
-            if not interrupted.args:  # it came where nothing ran
+            if not interrupted.args:  # nothing ran when the signal came
                 raise
             raise interrupted.with_traceback(None) from None
         except TypeError:
@@ -157,7 +164,7 @@ def plainly(method: F) -> F:
 
 
 def _wrong_call(method: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> WrongCall | None:
-    """None: the arguments fit, so it was something inside that raised."""
+    """Error for arguments that do not fit the signature; None if the TypeError came from inside."""
     signature = inspect.signature(method)
     try:
         signature.bind(*arguments, **keywords)
@@ -180,6 +187,6 @@ def _name_first(method: Callable[..., Any]) -> str:
 
 def _called(method: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
     owner, _, _ = method.__qualname__.rpartition(".")
-    if arguments and not isinstance(arguments[0], type):  # the method may be one that its class inherits
+    if arguments and not isinstance(arguments[0], type):  # the class may inherit the method
         owner = type(arguments[0]).__name__
     return f"{owner}.{method.__name__}"

@@ -1,11 +1,11 @@
-"""What is done with a plan before it runs, and after it has finished, on Spark as in a local run.
+"""Preparation of a plan before a run, and the work after its end, on Spark and in a local run.
 
     PreparedJob(plan, options)     compile; describe the job to the coordinator
     prove(store)                   refuse a store that cannot hold a decision log
-    resolve_in_doubt(store)        commit what was decided of sinks that the program no longer has
-    begin_with_savepoint(store)    make the savepoint that `restore=` names the job's newest checkpoint
-    stage(storage_url)             put the rows of staged sources into storage, and compile again with their splits
-    batch_functions(store, …)      call the functions of `for_each_batch` for what the job decides, while it runs
+    resolve_in_doubt(store)        commit decided transactions of sinks that the program no longer has
+    begin_with_savepoint(store)    make the savepoint of `restore=` the job's newest checkpoint
+    stage(storage_url)             write the rows of staged sources to storage, and compile again with their splits
+    batch_functions(store, …)      call the functions of `for_each_batch` while the job runs
     (the job runs)
     unstage(storage_url)           remove those rows, once the job has finished
 
@@ -58,15 +58,15 @@ from barrier_runtime.state.store.urls import shown
 
 log = logging.getLogger("barrier_runtime.job")
 
-_AGAIN_S = 0.2  # pause before splits are listed again; doubles every time, …
+_AGAIN_S = 0.2  # pause before splits are listed again; doubles each time, …
 _AGAIN_MOST_S = 10.0  # … up to this
 _TELL_AGAIN_S = 60.0
 _READS_AT_ONCE = 8
-_SHOWN = 3  # splits of a source, those of which the fewest rows were read
+_SHOWN = 3  # splits shown per source, those with the fewest rows read
 
 
 class PreparedJob:
-    """A plan on its way to run: `graph` is what slots run, `spec` what is submitted to the coordinator."""
+    """A plan prepared to run: `graph` is for the slots, `spec` is submitted to the coordinator."""
 
     def __init__(self, plan: Plan, options: JobOptions) -> None:
         self._plan = plan
@@ -82,7 +82,7 @@ class PreparedJob:
         commit_removed_sinks(self.graph, store, self._options)
 
     def begin_with_savepoint(self, store: ObjectStore) -> None:
-        """What `restore=` names, if that is a savepoint, becomes the job's newest checkpoint, once."""
+        """If `restore=` names a savepoint, makes the savepoint the job's newest checkpoint, once."""
         options = self._options
         if is_savepoint_url(options.restore):
             done = begin_with_savepoint(
@@ -96,18 +96,18 @@ class PreparedJob:
 
     def stage(self, storage_url: str) -> None:
         if stage_sources(self.graph, storage_url, fresh=self._options.restore == "none"):
-            self.graph = self._compiled()  # their splits are known only now
+            self.graph = self._compiled()  # the splits of staged sources are known only now
 
     def unstage(self, storage_url: str) -> None:
         unstage_sources(self.graph, storage_url)
 
     def batch_functions(self, store: ObjectStore, make_frame: MakeFrame) -> BatchFunctions:
-        """The functions of `for_each_batch`, to be called while the job runs."""
+        """Functions of `for_each_batch`, to be called while the job runs."""
         return BatchFunctions(self._plan, store, make_frame)
 
     @property
     def loaded_from(self) -> str:
-        """The file and the flow that a command has loaded, "app.py:flow"; else ""."""
+        """File and flow that a command has loaded, as "app.py:flow"; else ""."""
         return self._plan.program
 
     @property
@@ -127,7 +127,7 @@ class PreparedJob:
 
 
 def _replay_begins(plan: Plan, options: JobOptions) -> str:
-    """How the command begins that meets a row of this job again; empty: its checkpoints will be gone."""
+    """Beginning of the command that replays rows of this job; empty without lasting checkpoints."""
     if options.checkpoints is None:
         return ""
     program, url = shlex.quote(program_of(plan)), shlex.quote(shown(options.checkpoints))
@@ -135,7 +135,7 @@ def _replay_begins(plan: Plan, options: JobOptions) -> str:
 
 
 def program_of(plan: Plan) -> str:
-    """The file and the name in it, by which the command line finds the flow; "app.py:flow" where nobody knows."""
+    """File and name by which the command line finds the flow; "app.py:flow" if unknown."""
     if plan.program:
         return plan.program
     main = sys.modules.get("__main__")
@@ -146,8 +146,11 @@ def program_of(plan: Plan) -> str:
 
 
 def patient_listing(options: JobOptions) -> ListSplits:
-    """Listing of splits for `compile_plan`. While a server does not answer, the driver waits as long as the restart
-    strategy allows, as slots do (`coordinator.checkpoints.failures`); then the last `Unavailable` is raised."""
+    """Returns the listing of splits for `compile_plan`.
+
+    While a server does not answer, the driver waits as long as the restart strategy allows, as slots do
+    (`coordinator.checkpoints.failures`); then the last `Unavailable` is raised.
+    """
     wait_limit_ms = RestartPolicy(restart_options(options)).wait_limit_ms
     allowed = "sets no end" if wait_limit_ms is None else f"allows {wait_limit_ms / 1000:g} s"
 
@@ -171,11 +174,12 @@ def patient_listing(options: JobOptions) -> ListSplits:
 
 
 def commit_removed_sinks(graph: JobGraph, store: ObjectStore, options: JobOptions) -> None:
-    """Commits the decided transactions of sinks that `graph` lacks, before they are forgotten.
+    """Commits the decided transactions of sinks that `graph` lacks, before the job forgets them.
 
     `allow_non_restored` drops the state of operators that are gone. A decided transaction is not state: everything
-    upstream counts its rows, and no other sink will write them. Committing is idempotent, also beside a run that still
-    lives. Raises `InvalidJob`, with the sink and the number of transactions, if the commit fails."""
+    upstream counts its rows, and no other sink will write them. Committing is idempotent, also beside a run that
+    still lives. Raises `InvalidJob`, with the sink and the number of transactions, if the commit fails.
+    """
     if not options.allow_non_restored or options.restore == "none":
         return
     if get_or_none(store, Paths(graph.name).log_record(FIRST_POSITION)) is None:
@@ -190,7 +194,7 @@ def commit_removed_sinks(graph: JobGraph, store: ObjectStore, options: JobOption
 def _settle(store: ObjectStore, pending: PendingJob, sink: PendingSink, present: Collection[str]) -> None:
     try:
         InDoubtResolver(store, pending, {}, {}).commit(sink, lambda entry: None)
-    except Exception as error:  # whatever the target's library raises
+    except Exception as error:  # the target's library may raise anything
         raise InvalidJob(
             f"job {pending.job} no longer has sink {sink.name!r} (it has: {', '.join(sorted(present))}). Checkpoint "
             f"{pending.checkpoint} decided transactions of it which are not known to be visible: {len(sink.entries)}. "
@@ -200,7 +204,7 @@ def _settle(store: ObjectStore, pending: PendingJob, sink: PendingSink, present:
 
 
 def stage_sources(graph: JobGraph, storage: str, *, fresh: bool) -> bool:
-    """True when there are such sources: the flow is to be compiled again then, for their splits are known only now."""
+    """Stages the rows of staged sources. True if there are any: their splits are known only now."""
     sources = list(_staged(graph))
     for source in sources:
         source.stage(graph.name, storage, fresh=fresh)
@@ -208,7 +212,7 @@ def stage_sources(graph: JobGraph, storage: str, *, fresh: bool) -> bool:
 
 
 def unstage_sources(graph: JobGraph, storage: str) -> None:
-    """Once the job has finished. Trouble is told and left: the job's result stands."""
+    """Removes staged rows after the job has finished. Errors are only logged: the job's result stands."""
     for source in _staged(graph):
         try:
             source.unstage(graph.name, storage)
@@ -227,9 +231,10 @@ def _staged(graph: JobGraph) -> Iterator[StagedSource]:
 
 
 def restore_preview(spec: JobSpec, options: JobOptions, sources: Sequence[SourceSpec]) -> tuple[str, bool]:
-    """A page on what a start would restore, for people, and whether the job would start. Writes nothing.
+    """Page for people about the restore of a start, and whether the job would start. Writes nothing.
 
-    `sources`: those of the flow, with what they list now. Raises `InvalidJob` if there is nothing to restore."""
+    `sources`: of the flow, with their current splits. Raises `InvalidJob` if there is nothing to restore.
+    """
     if options.checkpoints is None:
         raise InvalidJob("what a start would restore is in the job's folder: give checkpoints=")
     store = open_as_found(options.checkpoints)
@@ -261,7 +266,7 @@ def restore_preview(spec: JobSpec, options: JobOptions, sources: Sequence[Source
 
 
 def _begins_with(url: str, store: ObjectStore, spec: JobSpec) -> WantedSavepoint | str:
-    """What the savepoint in `url` means for the job, or the page that says why it is refused."""
+    """Returns the job's use of the savepoint in `url`, or the page that explains the refusal."""
     try:
         wanted = wanted_savepoint(store, url, spec)
         if isinstance(wanted.choice, Import):
@@ -298,14 +303,14 @@ def _page(
 
 
 def check_splits(restored: Mapping[str, RestoredSource], sources: Sequence[SourceSpec]) -> None:
-    """Raises `InvalidJob` when one of `sources` lists what cannot be gone on with."""
+    """Raises `InvalidJob` if the splits of one of `sources` do not allow to continue from `restored`."""
     for spec in sources:
         if spec.name in restored:
             check_none_lost(spec.source, spec.splits, restored[spec.name], f"source {spec.name!r}")
 
 
 def restored_sources(store: ObjectStore, manifest: Manifest) -> Mapping[str, RestoredSource]:
-    """By name, as one subtask would go on with all."""
+    """Restored sources by name, each as if a single subtask continued all its splits."""
     having: dict[str, list[OperatorSnapshot]] = {}
     for snapshot in _having(store, manifest, SPLITS_VALUE):
         having.setdefault(snapshot.operator, []).append(snapshot)
@@ -316,7 +321,7 @@ def restored_sources(store: ObjectStore, manifest: Manifest) -> Mapping[str, Res
 
 
 def _sources(sources: Mapping[str, RestoredSource], specs: Mapping[str, SourceSpec]) -> Iterator[str]:
-    """How far each was read, and how much there is to be read where the source can tell."""
+    """Lines about each source: rows read, and rows left if the source can measure them."""
     for source, restored in sources.items():
         read = restored.done_rows + sum(each.rows for each in restored.splits.values())
         reached = max([restored.done_ms, *(each.greatest_ms for each in restored.splits.values() if each.rows)])
@@ -331,7 +336,7 @@ def _sources(sources: Mapping[str, RestoredSource], specs: Mapping[str, SourceSp
 
 
 def _left(spec: SourceSpec | None, restored: RestoredSource) -> str:
-    """How much has come since, or was not read then."""
+    """Text about the rows that a source still has to read."""
     if spec is None or not isinstance(spec.source, MeasuringSource):
         return ""
     going = [split for split in spec.splits if split.id not in restored.finished]
@@ -346,7 +351,7 @@ def _left(spec: SourceSpec | None, restored: RestoredSource) -> str:
 
 
 def _transactions(store: ObjectStore, manifest: Manifest) -> tuple[str, ...]:
-    """Of a checkpoint. A savepoint has none."""
+    """Lines about transactions of a checkpoint that are to be committed. A savepoint has none."""
     found: dict[str, list[int]] = {}
     for each in _having(store, manifest, PENDING_VALUE):
         where = f"sink {each.operator!r}, subtask {each.subtask}"

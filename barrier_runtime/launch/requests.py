@@ -1,9 +1,9 @@
-"""Requests to the coordinator of a running job: a savepoint, other slots, another program.
+"""Requests to the coordinator of a running job: a savepoint, another number of slots, another program.
 
-A request has an id. A restarted coordinator does not know earlier requests, so waiting for one repeats it to each new
-leader. A command that replaces the program names a file, and the program that runs the job loads that file in a process
-of its own (`tools.load_program`): no code crosses the network except in Spark's closures, the new process has none of
-the old program's modules, and its failure is an answer.
+A request has an id. A restarted coordinator does not know earlier requests, so the waiting program repeats its
+request to each new leader. A command that replaces the program names a file, and the program that runs the job loads
+that file in a separate process (`tools.load_program`): no code crosses the network except in Spark's closures, the
+new process has none of the old program's modules, and a failure to load is an answer.
 """
 
 import logging
@@ -44,9 +44,11 @@ def wait_until_over(
     status: Callable[[], JobStatus | None],
     timeout: float | None = None,
 ) -> _Result | None:
-    """What `over` finds in a status; None after `timeout` seconds. `status`: None while the coordinator is being
-    restarted; a new leader does not know the request, and gets it again by `ask`. Raises what `over` raises, and
-    `ended(status)` when the job has ended before."""
+    """Returns the first result that `over` finds in a status; None after `timeout` seconds.
+
+    `status` returns None while the coordinator restarts. A new leader does not know the request, so `ask` repeats
+    the request. Raises the errors of `over`, and `ended(status)` if the job ends before.
+    """
     until = None if timeout is None else time.monotonic() + timeout
     leader = ""
     while until is None or time.monotonic() < until:
@@ -62,7 +64,7 @@ def wait_until_over(
                     ask()
                     leader = known.leader
                 except Unavailable:
-                    pass  # away again: the next status tells
+                    pass  # away again: the next status starts another attempt
         time.sleep(_POLL_S)
     return None
 
@@ -76,16 +78,18 @@ def wait_for_change(
     ask: Callable[[], object],
     status: Callable[[], JobStatus | None],
 ) -> RescaleStatus:
-    """The change `id` of a running job (other slots, another program) when it is done. `became`: what it does, as in
-    "it was rescaled"; `stays`: what the job has otherwise. Raises `failed` when the job goes on as it was, or has ended
-    before. `ask`, `status`: as of `wait_until_over`."""
+    """Waits for the change `id` of a running job (number of slots, program) and returns its record.
+
+    `became`: the change, as in "it was rescaled". `stays`: what the job keeps if the change fails. `ask`, `status`:
+    see `wait_until_over`. Raises `failed` when the job continues unchanged, or has ended before.
+    """
 
     def over(known: JobStatus) -> RescaleStatus | None:
         found = next((each for each in known.rescales if each.id == id), None)
         if found is None or found.ended_ms is None:
             return None
         if found.error and known.outcome is not None:
-            return None  # a job that has ended goes on with nothing: `ended_before` tells why
+            return None  # a job that has ended does not continue: `ended_before` gives the reason
         if found.error:
             raise failed(f"job {job} goes on with {stays(found)}: {found.error}")
         return found
@@ -96,13 +100,13 @@ def wait_for_change(
 
 
 def ended_before(status: JobStatus, became: str) -> str:
-    """Message for people: the job ended before the request was done, and why, unless a person ended it."""
+    """Message that the job ended before the request was done, with the reason unless a person ended it."""
     why = "" if status.outcome in ("finished", "cancelled") else f": {status.error or status.reason}"
     return f"job {status.job} ended ({status.outcome}) before {became}{why}"
 
 
 def known_status(client: Any, job: str, run_id: str) -> JobStatus | None:
-    """None while nobody answers."""
+    """Status of the job; None if no coordinator answers."""
     try:
         status: JobStatus = client.status(job, run_id)
     except Unavailable:
@@ -111,12 +115,12 @@ def known_status(client: Any, job: str, run_id: str) -> JobStatus | None:
 
 
 class SavepointFailed(BarrierRuntimeError):
-    """There is no savepoint; the job goes on."""
+    """The savepoint failed; the job continues."""
 
 
 @dataclass(frozen=True)
 class SavepointTaken:
-    """`url`: the folder, which can be copied or moved whole. `bytes`: of its files."""
+    """A complete savepoint. `url`: the folder, which can be moved whole. `bytes`: of its files."""
 
     url: str
     checkpoint: int
@@ -125,7 +129,7 @@ class SavepointTaken:
 
 
 def savepoint_asked(url: str) -> SavepointAsked:
-    """A new request for a savepoint in the folder `url`. A path is made absolute: its writer runs elsewhere."""
+    """Makes a request for a savepoint in `url`. A path becomes absolute: the writer runs elsewhere."""
     if not url.strip():
         raise InvalidJob("the savepoint's folder is empty: give a URL such as s3://bucket/savepoints/orders-1")
     if "://" not in url:
@@ -134,8 +138,11 @@ def savepoint_asked(url: str) -> SavepointAsked:
 
 
 def savepoint_asked_again(asked: SavepointAsked, known: JobStatus) -> SavepointAsked:
-    """The same request that was made before, to end the job with a savepoint in that folder, if it is not over or the
-    job has ended with it: a command that is repeated is told what came of the first."""
+    """Returns the earlier request for a final savepoint in the same folder, if any, else `asked`.
+
+    The earlier request must be open, or the job must have ended with its savepoint. So a repeated command gets the
+    result of the first.
+    """
     for each in reversed(known.savepoints):
         same = each.stops and each.url == asked.url and not each.error
         if same and (each.ended_ms is None or known.outcome is not None):
@@ -152,9 +159,10 @@ def wait_for_savepoint(
     *,
     ends: bool = False,
 ) -> SavepointTaken:
-    """Until it is there, and with `ends` the job has ended, too. `status`: None while the coordinator is being
-    restarted; a new leader does not know the request, and gets it again by `ask`. Raises `SavepointFailed`, or
-    `Unavailable` when `timeout` (seconds) is over."""
+    """Waits until the savepoint is complete and, with `ends`, until the job has ended.
+
+    `ask`, `status`: see `wait_until_over`. Raises `SavepointFailed`, or `Unavailable` after `timeout` seconds.
+    """
 
     def over(known: JobStatus) -> SavepointTaken | None:
         taken = savepoint_of(known, asked.id)
@@ -173,7 +181,7 @@ def wait_for_savepoint(
 
 
 def savepoint_of(status: JobStatus, id: str) -> SavepointTaken | None:
-    """None: not yet. Raises `SavepointFailed`."""
+    """The savepoint `id` if complete; None if not yet. Raises `SavepointFailed`."""
     found = next((each for each in status.savepoints if each.id == id), None)
     if found is None or found.ended_ms is None:
         return None
@@ -187,13 +195,15 @@ DEFAULT_TIMEOUT_S = 60.0
 
 
 class RescaleFailed(BarrierRuntimeError):
-    """The job goes on with the slots that it had."""
+    """The rescale failed; the job continues with its previous slots."""
 
 
 @dataclass(frozen=True)
 class Rescaled:
-    """`checkpoint`: that moved to the new slots; None when there was nothing to do. `pause_ms`: from the order to the
-    sources to stop until the new slots ran."""
+    """A completed rescale. `pause_ms`: from the order to stop the sources until the new slots ran.
+
+    `checkpoint`: the checkpoint from which the new slots continue; None if there was nothing to do.
+    """
 
     before: int
     parallelism: int
@@ -202,7 +212,7 @@ class Rescaled:
 
 
 def rescale_asked(parallelism: int, timeout_s: float) -> RescaleAsked:
-    """A new request. `timeout_s`: for the new slots to come."""
+    """Makes a request. `timeout_s`: for the new slots to register."""
     if isinstance(parallelism, bool) or not isinstance(parallelism, int) or parallelism < 1:
         raise InvalidJob(f"parallelism={parallelism!r}: give a whole number of slots, at least 1")
     if not timeout_s > 0:
@@ -213,8 +223,7 @@ def rescale_asked(parallelism: int, timeout_s: float) -> RescaleAsked:
 def wait_for_rescale(
     job: str, asked: RescaleAsked, ask: Callable[[], object], status: Callable[[], JobStatus | None]
 ) -> Rescaled:
-    """Until it is over. `status`: None while the coordinator is being restarted; a new leader does not know
-    the request, and gets it again by `ask`. Raises `RescaleFailed`."""
+    """Waits for the end of a rescale. `ask`, `status`: see `wait_until_over`. Raises `RescaleFailed`."""
 
     def stays(found: RescaleStatus) -> str:
         return f"{found.before} slots and not with {found.parallelism}"
@@ -229,13 +238,15 @@ _LOADER = "barrier_runtime.tools.load_program"
 
 
 class ReplaceFailed(BarrierRuntimeError):
-    """The job goes on with the program that it had."""
+    """The replace failed; the job continues with its previous program."""
 
 
 @dataclass(frozen=True)
 class Replaced:
-    """`checkpoint`: that the new program took over. `pause_ms`: from the order to the sources to stop until the new
-    program ran."""
+    """A completed replace. `pause_ms`: from the order to stop the sources until the new program ran.
+
+    `checkpoint`: the checkpoint from which the new program continues.
+    """
 
     checkpoint: int | None
     pause_ms: int
@@ -249,14 +260,14 @@ class HasPlan(Protocol):
 
 
 class NewProgram(msgspec.Struct, frozen=True):
-    """A program that is to go on with a job: what its coordinator is told, and what its slots run."""
+    """A program that is to continue a job: `spec` for the coordinator, `graph` for the slots."""
 
     spec: JobSpec
-    graph: bytes  # as `closure.pickled` makes it
+    graph: bytes  # made by `closure.pickled`
 
 
 class LoadOrder(msgspec.Struct, frozen=True):
-    """To a process that loads a program: for a job of which this is known. It writes a `LoadedProgram` to `answer`."""
+    """Order to load `flow` for a running job and write a `LoadedProgram` to the file `answer`."""
 
     flow: str
     job: str
@@ -275,7 +286,7 @@ _LOADED = msgspec.msgpack.Decoder(LoadedProgram)
 
 
 def new_program(plan: Plan, of_flow: Mapping[str, object], order: LoadOrder) -> NewProgram:
-    """Compiled for the running job. Raises `InvalidJob` for one that can never go on with it."""
+    """Compiles a program for the running job. Raises `InvalidJob` if it can never continue the job."""
     if plan.name != order.job:
         raise InvalidJob(f"the flow is called {plan.name!r}, the job {order.job!r}: give the flow the job's name")
     if has_batch_functions(plan):
@@ -296,13 +307,18 @@ def new_program(plan: Plan, of_flow: Mapping[str, object], order: LoadOrder) -> 
 
 
 def load_order(flow: str, spec: JobSpec, answer: str = "") -> LoadOrder:
-    """`spec`: as the run began. Also of a job that was rescaled since: what is generated has a split for each slot of
-    the parallelism that its flow was compiled with."""
+    """Makes a load order. `spec`: of the run's start, also for a job that was rescaled since.
+
+    The reason: a generated source has a split for each slot of the parallelism for which its flow was compiled.
+    """
     return LoadOrder(flow, spec.job, spec.parallelism, spec.max_parallelism, spec.checkpoints.mode, answer)
 
 
 def replace_asked(flow: str, timeout_s: float, *, allow_non_restored: bool = False) -> ReplaceAsked:
-    """A new request. `flow`: "app.py:flow"; "" for a program at hand. `timeout_s`: for the new slots to come."""
+    """Makes a request. `flow`: "app.py:flow", or "" for a program at hand.
+
+    `timeout_s`: for the new slots to register.
+    """
     if not timeout_s > 0:
         raise InvalidJob(f"timeout={timeout_s!r}: give seconds for the new slots to come")
     timeout_ms = max(1, round(timeout_s * 1000))
@@ -312,8 +328,7 @@ def replace_asked(flow: str, timeout_s: float, *, allow_non_restored: bool = Fal
 def wait_for_replace(
     job: str, asked: ReplaceAsked, ask: Callable[[], object], status: Callable[[], JobStatus | None]
 ) -> Replaced:
-    """Until it is over. `status`: None while the coordinator is being restarted; a new leader does not know
-    the request, and gets it again by `ask`. Raises `ReplaceFailed`."""
+    """Waits for the end of a replace. `ask`, `status`: see `wait_until_over`. Raises `ReplaceFailed`."""
 
     kept = "the program that it had"
     found = wait_for_change(job, asked.id, ReplaceFailed, "its program was replaced", lambda _: kept, ask, status)
@@ -321,8 +336,11 @@ def wait_for_replace(
 
 
 class Programs:
-    """Loads what a coordinator wants, once for each request, in its own thread, and reports it. `own`: the file and the
-    flow that this program was started with ("" without): a token may have that loaded anew, and nothing else."""
+    """Loads requested programs, once per request id, in a separate thread, and reports the results.
+
+    `own`: file and flow that this program was started with, or "". Only this file can be loaded: a holder of the
+    token can have no other code loaded.
+    """
 
     def __init__(
         self,
@@ -340,7 +358,7 @@ class Programs:
         self._thread: threading.Thread | None = None
 
     def follow(self, status: JobStatus) -> None:
-        """What a coordinator says now."""
+        """Starts to answer a new request in `status`."""
         wanted = status.program_wanted
         if wanted is None or wanted.request == self._asked:
             return
@@ -357,7 +375,7 @@ class Programs:
         spec = None if loaded.program is None else loaded.program.spec
         try:
             self._tell(ReplaceAsked(wanted.id, spec=spec, error=loaded.error))
-        except (Unavailable, InvalidJob) as error:  # away: its successor asks anew
+        except (Unavailable, InvalidJob) as error:  # away: its successor asks again
             log.warning("job %s: what was loaded could not be told: %s", self._spec.job, error)
 
     def _load(self, wanted: ProgramWanted) -> LoadedProgram:
@@ -369,7 +387,7 @@ class Programs:
 
 
 def loaded_apart(order: LoadOrder) -> LoadedProgram:
-    """In a process of its own. It says what is wrong; one that dies has said something, too."""
+    """Loads a program in a separate process. The death of the process is an error, too."""
     done = subprocess.run(
         [sys.executable, "-m", _LOADER],
         input=msgspec.json.encode(order),
@@ -396,11 +414,11 @@ def _why_not_own(flow: str, own: str) -> str:
 
 
 def _absolute(flow: str) -> str:
-    """Of "app.py:flow". Links are not followed: a link may lead to the new release."""
+    """Absolute form of "app.py:flow". Links stay: a link may lead to the new release."""
     file, _, name = flow.rpartition(":")
     return f"{os.path.abspath(file)}:{name}"
 
 
 def own_flow(target: str) -> str:
-    """`target` as `Programs` knows it."""
+    """Form of `target` that `Programs` compares."""
     return _absolute(target) if target else ""
