@@ -1,9 +1,10 @@
-"""From the plan of a flow to the graph of slots: chains where rows just pass on, edges where they are spread or split.
+"""Compiles the plan of a flow to the graph of slots: chains of steps, and edges that exchange rows.
 
-A step joins the chain of its input when that is a plain forward from a main output nobody else reads. It begins a chain
-when rows are exchanged (hash, rebalance), when it has several inputs, when its input has several readers, behind a side
-output, when it gives rows without input (lookups), and when it makes watermarks behind a step whose side output is
-read: those are watermarks of the main output alone, and a chain has one for all its edges.
+A step joins the chain of its input if it is the only reader of a main output and rows are only forwarded. A step
+begins a chain if rows are exchanged (hash, rebalance), if the step has several inputs, if its input has several
+readers, after a side output, if the step emits rows without input (lookups), and if it makes watermarks after a step
+whose side output is read: such watermarks are of the main output alone, and a chain has one watermark for all its
+edges.
 """
 
 import warnings
@@ -26,7 +27,7 @@ from barrier_runtime.state.errors import BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.keys.key_groups import MAX_PARALLELISM_LIMIT
 from barrier_runtime.state.outside_errors import told
 
-_INTERVAL_MS = 10  # of watermarks that nothing waits for
+_INTERVAL_MS = 10  # of watermarks in flows without steps in event time
 _MODES = ("exactly_once", "at_least_once")
 ListSplits: TypeAlias = Callable[[Source, int], Sequence[Split]]
 _List: TypeAlias = Callable[[Source], Sequence[Split]]
@@ -44,8 +45,10 @@ def compile_plan(
     mode: str = "exactly_once",
     list_splits: ListSplits = _list_splits,
 ) -> JobGraph:
-    """Check the plan and build its graph. Raises `InvalidJob`; lists the sources' splits (reads folders, asks servers)
-    by `list_splits`."""
+    """Checks the plan and builds its graph. Raises `InvalidJob`.
+
+    `list_splits` lists the sources' splits (reads folders, asks servers).
+    """
     if not 1 <= parallelism <= max_parallelism <= MAX_PARALLELISM_LIMIT:
         raise InvalidJob(
             f"flow {plan.name!r}: parallelism {parallelism} with max_parallelism {max_parallelism}: "
@@ -64,7 +67,7 @@ def compile_plan(
 
 
 def _named(nodes: list[Node]) -> list[Node]:
-    """Unnamed steps get `<kind>-<n>`, skipping names in use. Nothing is stored under these names."""
+    """Names unnamed steps `<kind>-<n>`, without names in use. No state is stored under these names."""
     used = {node.name for node in nodes if node.name is not None}
     counts: dict[str, int] = {}
     named: list[Node] = []
@@ -82,7 +85,7 @@ def _named(nodes: list[Node]) -> list[Node]:
 
 
 def _reading(nodes: list[Node]) -> list[Node]:
-    """Sources leave out the columns that nothing behind them wants, as far as steps say what they need."""
+    """Makes sources omit columns that no later step needs, as far as steps declare their needs."""
 
     def wanted(number: int) -> frozenset[str] | None:
         columns = frozenset[str]()
@@ -110,7 +113,7 @@ def _reading(nodes: list[Node]) -> list[Node]:
 
 
 def _readers(nodes: list[Node]) -> dict[int, list[Input]]:
-    """Per node the inputs that read it, side outputs included."""
+    """Inputs that read each node, side outputs included."""
     readers: dict[int, list[Input]] = {number: [] for number in range(len(nodes))}
     for node in nodes:
         if isinstance(node, StepNode):
@@ -133,7 +136,7 @@ def _check_ends(flow: str, nodes: list[Node], readers: dict[int, list[Input]]) -
 
 
 def _check_circles(nodes: list[Node]) -> None:
-    """No sink writes what a source of its rows reads."""
+    """Refuses a sink that writes to the place from which a source of its rows reads."""
     above: dict[int, list[SourceNode]] = {}
     for number, node in enumerate(nodes):
         if isinstance(node, SourceNode):
@@ -153,8 +156,8 @@ def _check_circles(nodes: list[Node]) -> None:
 
 
 def _check_guarantees(nodes: list[Node]) -> None:
-    """Exactly-once needs every source upstream of an exactly-once sink to replay the same rows."""
-    unstable: dict[int, set[str]] = {}  # per node: sources above it that cannot replay
+    """Raises unless every source upstream of an exactly-once sink replays the same rows."""
+    unstable: dict[int, set[str]] = {}  # per node: upstream sources that cannot replay
     for number, node in enumerate(nodes):
         if isinstance(node, SourceNode):
             unstable[number] = set() if node.source.exactly_once else {node.name}
@@ -238,7 +241,7 @@ def _chain(
 
 
 def _follows_time(node: Node) -> bool:
-    """Whether a watermark may change what comes of it."""
+    """True if a watermark may change the results of the node."""
     return isinstance(node, StepNode) and node.stateful and not (node.is_sink or node.timeless)
 
 
@@ -263,8 +266,7 @@ def _source(node: SourceNode, list_splits: _List, detail: Detail, interval_ms: i
 
 
 def _listed(node: SourceNode, list_splits: _List) -> Sequence[Split]:
-    """Splits of a source. What the library of one of our connectors raises names the source; a user's own source is
-    shown as it raises."""
+    """Splits of a source. Errors of a connector's library get the source's name; a user's errors stay."""
     try:
         return list_splits(node.source)
     except BarrierRuntimeError:
@@ -303,7 +305,7 @@ def _operator(node: StepNode, behind: StepBehind) -> OperatorSpec:
 
 
 def _columns(node: StepNode, name: str) -> Mapping[str, str]:
-    """Columns that the state of a keyed step depends on, with their types, as far as the flow tells them."""
+    """Columns, with types, that the state of a keyed step depends on, as far as the flow declares them."""
     if not node.stateful or node.is_sink:
         return {}
     made = node.make(name)

@@ -1,11 +1,15 @@
-"""Which steps follow event time row by row, and what that asks of the steps before them.
+"""Steps that follow event time row by row, and the resulting duties of the steps before them.
 
-A step with timers, a TTL or early results in event time, or `deduplicate(within=…)`, follows "every" move of event
-time; windows and joins look at event time where a row may be late: where a row of the source is ("late"), or, for times
-that a step has changed, at all ("rows"). Steps before them keep the event time that was
-reached at each row (`Batch.reached`). A step that takes a whole batch at once takes it in parts of one event time then.
-A step with several inputs cannot keep it: event time behind it is that of the slower input, and how the rows of inputs
-interleave differs from run to run.
+A step follows event time with one of these details (`Detail`):
+
+- "every": each advance of event time. Steps with timers, a TTL or early results in event time, and
+  `deduplicate(within=…)`.
+- "late": where a row of the source may be late. Windows and joins.
+- "rows": where a row may be late by times that a step has changed. Windows and joins.
+
+Steps before such a step keep the event time that was reached at each row (`Batch.reached`); a step that takes whole
+batches then takes them in parts of one event time. A step with several inputs cannot keep event time: after it,
+event time is that of the slower input, and the rows of inputs interleave differently from run to run.
 """
 
 from collections.abc import Sequence
@@ -14,7 +18,7 @@ from dataclasses import dataclass
 from barrier_runtime.data.event_time import Detail
 from barrier_runtime.graph.logical import Node, StepNode
 
-# Kinds of steps that take a batch in parts of one event time, and for steps behind that follow event time how closely.
+# Kinds of steps that take a batch in parts of one event time, with the least detail of later steps that requires it.
 _DIVIDES_FOR: dict[str, Detail] = {
     **dict.fromkeys(("map_batches", "process_groups", "lookup"), "late"),
     **dict.fromkeys(("join", "window_join", "asof_join", "table_join"), "rows"),
@@ -24,7 +28,7 @@ _CLOSENESS: dict[Detail, int] = {"none": 0, "late": 1, "rows": 2, "every": 3}
 
 @dataclass(frozen=True)
 class StepBehind:
-    """How closely the steps behind a node follow its event time, and the first step that does so most closely."""
+    """Closest detail at which later steps follow a node's event time, and the first such step."""
 
     detail: Detail = "none"
     step: str = ""
@@ -34,9 +38,9 @@ class StepBehind:
 
 
 def followers_of(nodes: Sequence[Node]) -> list[StepBehind]:
-    """By number of the node. A step that makes watermarks of its own hides its input's event time."""
+    """Followers by number of the node. A step that makes watermarks hides the event time of its input."""
     found = [StepBehind()] * len(nodes)
-    for number in range(len(nodes) - 1, -1, -1):  # readers come behind what they read
+    for number in range(len(nodes) - 1, -1, -1):  # readers have higher numbers than their inputs
         node = nodes[number]
         if not isinstance(node, StepNode) or node.makes_watermarks:
             continue
@@ -50,7 +54,7 @@ def followers_of(nodes: Sequence[Node]) -> list[StepBehind]:
 
 
 def divides(node: StepNode, behind: StepBehind) -> bool | None:
-    """Whether `node` takes a batch in parts of one event time; None: it is not of a kind that could."""
+    """True if `node` takes a batch in parts of one event time; None if its kind never does."""
     divides_for = _DIVIDES_FOR.get(node.kind)
     if divides_for is None or node.whole_batches:
         return None
@@ -58,8 +62,11 @@ def divides(node: StepNode, behind: StepBehind) -> bool | None:
 
 
 def interleaved(nodes: Sequence[Node], number: int) -> list[tuple[str, str]]:
-    """Steps above node `number` (itself included) that merge inputs where event time is followed row by row, by that
-    step or one behind it on the way to `number`: name, and why a replay may make other rows."""
+    """Steps at or above node `number` that merge inputs while event time is followed row by row.
+
+    The follower is the merging step or a step after it on the way to `number`. Returns names, and why a replay may
+    produce other rows.
+    """
     found: list[tuple[str, str]] = []
     todo, seen = [(number, "")], set[tuple[int, bool]]()
     while todo:
@@ -77,7 +84,7 @@ def interleaved(nodes: Sequence[Node], number: int) -> list[tuple[str, str]]:
 
 
 def said_of(node: StepNode, behind: StepBehind) -> str:
-    """What a plan says of how `node` keeps event time; empty if each row simply has that of the row it is made of."""
+    """Text of a plan about the event time of `node`; empty if rows keep that of their input rows."""
     if divides(node, behind):
         said = f", rows of one event time at a time: {behind.step!r} follows event time row by row"
     else:

@@ -1,4 +1,4 @@
-"""A flow for people: its plan as a picture (SVG), and its job graph as text with settings and guarantees."""
+"""A flow for people: its plan as a picture (SVG), its job graph as text with settings."""
 
 from collections.abc import Mapping
 from html import escape
@@ -11,7 +11,7 @@ from barrier_runtime.graph.job_graph import Chain, Edge, JobGraph
 from barrier_runtime.graph.logical import Node, Plan, SourceNode
 
 _BOX_W, _BOX_H, _GAP_X, _GAP_Y, _MARGIN = 184, 44, 44, 16, 8
-_NAME, _KIND = 22, 26  # characters that fit
+_NAME, _KIND = 22, 26  # maximum number of characters
 _LOOK = (
     "<style>.bn rect{fill:#fff;stroke:#667;stroke-width:1.2}.bn.at rect{stroke:#06c;stroke-width:2.4}"
     ".bn.end rect{fill:#eef3f8}.bn text{font:13px sans-serif;fill:#223}.bn .kind{font-size:11px;fill:#667}"
@@ -20,10 +20,10 @@ _LOOK = (
 
 
 def drawn(plan: Plan, at: int | None = None) -> str:
-    """The plan as SVG. `at`: a node to mark, of which only the steps that lead to it are drawn; None: all steps."""
+    """Draws the plan as SVG. `at`: a node to mark, drawn with only the steps that lead to it; None: all."""
     shown = range(len(plan.nodes)) if at is None else _leading_to(plan, at)
     column: dict[int, int] = {}
-    rows: dict[int, int] = {}  # of each column: how many boxes
+    rows: dict[int, int] = {}  # number of boxes per column
     place: dict[int, tuple[int, int]] = {}
     for number in shown:  # inputs have lower numbers
         column[number] = 1 + max((column[each] for each in _inputs(plan, number)), default=-1)
@@ -41,12 +41,12 @@ def drawn(plan: Plan, at: int | None = None) -> str:
 
 
 def name_of(node: Node) -> str:
-    """Its name, or what it is."""
+    """Name of the node, or its kind."""
     return node.name or ("source" if isinstance(node, SourceNode) else node.kind)
 
 
 def told(plan: Plan, at: int, schema: pa.Schema | None) -> str:
-    """A stream in one line: the step that gives it, and its columns if they are known."""
+    """Describes a stream in one line: its step, and its columns if known."""
     columns = "columns not known yet" if schema is None else ", ".join(f"{each.name}: {each.type}" for each in schema)
     return f"{name_of(plan.nodes[at])} of {plan.name} ({columns})"
 
@@ -101,7 +101,7 @@ _OVERTAKEN = ("hash", "rebalance")  # edges whose rows an unaligned barrier over
 
 
 def explain_graph(graph: JobGraph, settings: Mapping[str, str], options: OptionValues) -> str:
-    """The job in a page. `settings`: the effective ones, by name."""
+    """Describes the job in a page of text. `settings`: the effective settings, by name."""
     lines = [f"job {graph.name}: {graph.parallelism} slots, {len(graph.chains)} chains, {len(graph.edges)} edges", ""]
     for chain in graph.chains:
         lines += _chain(chain, graph)

@@ -1,6 +1,6 @@
-"""The compiled job: chains of operators and the edges between them. Made by `Dataflow.compile`, run by slots.
+"""The compiled job, which slots run: chains of operators and the edges between them.
 
-A chain runs in one subtask per slot, operators calling each other directly. Edges end and begin chains.
+A chain runs in one subtask per slot; its operators call each other directly. Edges connect chains.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,34 +17,34 @@ from barrier_runtime.operators.base import Operator
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import StateDescription
 
-# "single": all rows to subtask 0, which so sets one order for them.
+# "single": all rows go to subtask 0, which determines their order.
 Partitioning = Literal["forward", "hash", "rebalance", "broadcast", "single"]
 
 
 @dataclass(frozen=True)
 class OperatorSpec:
-    """`make` builds a fresh, unopened operator; it travels in Spark's closure."""
+    """An operator of a chain. `make` builds a new, unopened operator, and travels in Spark's closure."""
 
     name: str
     kind: str  # for people: "map", "window", "file sink", …
     make: Callable[[], Operator]
-    stateful: bool = False  # a restore must find its snapshot's home
+    stateful: bool = False  # a restore requires a place for its snapshot
     is_sink: bool = False
     guarantee: str = ""  # sinks only
     global_committer: bool = False  # sinks only
     describe: str = ""  # one line for explain()
-    definition: str = ""  # what its state is a state of, such as the windows' size: must be equal to restore it
+    definition: str = ""  # what its state depends on, such as the windows' size; a restore requires an equal definition
     side_outputs: tuple[str, ...] = ()  # tags
-    keys: str = ""  # its key columns with their types, where they are known
-    states: Mapping[str, StateDescription] = field(default_factory=dict)  # that the user declared
-    sink_kind: str = ""  # sinks only: name of the kind of sink, "" of a user's own
-    target: str = ""  # sinks only: what it writes to
-    columns: Mapping[str, str] = field(default_factory=dict)  # that its state depends on, with their types where known
-    commit_every_ms: int = 0  # with `global_committer`: how long commits are held back
+    keys: str = ""  # key columns with their types, if known
+    states: Mapping[str, StateDescription] = field(default_factory=dict)  # declared by the user
+    sink_kind: str = ""  # sinks only: name of the kind of sink, "" for a user's own
+    target: str = ""  # sinks only: the written target
+    columns: Mapping[str, str] = field(default_factory=dict)  # that the state depends on, with types if known
+    commit_every_ms: int = 0  # with `global_committer`: delay of commits
 
     @property
     def state_kind(self) -> str:
-        """The kind of its state, as snapshots have it."""
+        """Kind of the state in snapshots."""
         return f"sink: {self.sink_kind}" if self.sink_kind else self.kind
 
 
@@ -57,20 +57,23 @@ class SourceSpec:
     max_out_of_orderness_ms: int = 0
     idle_timeout_ms: int | None = None
     max_rows_per_batch: int = 65_536
-    detail: Detail = "none"  # how closely operators below follow event time
-    watermark_interval_ms: int = 0  # not more often are they told of watermarks
-    range: ReadRange | None = None  # of a replay: no further is it read
+    detail: Detail = "none"  # how closely later operators follow event time
+    watermark_interval_ms: int = 0  # minimum time between watermarks for later operators
+    range: ReadRange | None = None  # of a replay: reading ends there
 
     @property
     def state_kind(self) -> str:
-        """The kind of its positions, as snapshots have it. Sources of users do not say more."""
+        """Kind of the positions in snapshots; "source" for users' sources."""
         positions_in = self.source.positions_in if isinstance(self.source, Positioned) else ""
         return f"source: {positions_in}" if positions_in else "source"
 
 
 @dataclass(frozen=True)
 class Chain:
-    """`source` chains have no input edge. The source's name is the first name of the chain."""
+    """Steps that run in one subtask.
+
+    A chain with a source has no input edge; the source's name is the first name.
+    """
 
     id: int
     operators: tuple[OperatorSpec, ...]
@@ -78,13 +81,13 @@ class Chain:
 
     @property
     def state_kinds(self) -> dict[str, str]:
-        """The kind of each step, by name."""
+        """Kind of the state of each step, by name."""
         kinds = {self.source.name: self.source.state_kind} if self.source else {}
         return kinds | {operator.name: operator.state_kind for operator in self.operators}
 
     @property
     def targets(self) -> dict[str, str]:
-        """What each sink writes to, where it says so."""
+        """Target of each sink that declares a target, by name."""
         return {operator.name: operator.target for operator in self.operators if operator.target}
 
     @property
@@ -95,19 +98,21 @@ class Chain:
 
 @dataclass(frozen=True)
 class Edge:
-    """`operator` and `tag`: of a side output, whose it is and which; empty for the main output of the chain's last
-    operator."""
+    """Exchange of rows between two chains.
+
+    `operator` and `tag` name a side output; they are empty for the main output of the chain's last operator.
+    """
 
     id: int
     source_chain: int
     target_chain: int
     partitioning: Partitioning
     keys: tuple[str, ...] = ()  # hash only: columns
-    port: int = 0  # which input of the target chain's first operator
+    port: int = 0  # number of the input of the target chain's first operator
     schema: pa.Schema | None = None  # None: known at the first batch
     operator: str = ""
     tag: str = ""
-    aligned: bool = False  # its barriers overtake no rows, in unaligned checkpoints neither
+    aligned: bool = False  # no barrier overtakes rows on this edge, not even in unaligned checkpoints
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,7 @@ class JobGraph:
     max_parallelism: int
     chains: tuple[Chain, ...]
     edges: tuple[Edge, ...]
-    replay: str = ""  # how the command begins that meets a row again; empty: it cannot be met
+    replay: str = ""  # beginning of the command that replays rows; empty if rows cannot be replayed
 
     def inputs(self, chain: int) -> tuple[Edge, ...]:
         return tuple(edge for edge in self.edges if edge.target_chain == chain)
@@ -126,7 +131,7 @@ class JobGraph:
         return tuple(edge for edge in self.edges if edge.source_chain == chain)
 
     def chain_specs(self) -> tuple[ChainSpec, ...]:
-        """What the coordinator needs to know of the graph."""
+        """Description of the chains for the coordinator."""
         return tuple(
             ChainSpec(
                 chain=chain.id,
@@ -151,11 +156,11 @@ class JobGraph:
 
 @dataclass(frozen=True)
 class OperatorPlace:
-    """Where an operator stands, and by which columns of each input port its rows are spread."""
+    """Place of an operator in its chain, and the partitioning columns of each input port."""
 
     chain: Chain
     place: int
-    keys: Mapping[int, tuple[str, ...]]  # empty: it does not come right behind key_by
+    keys: Mapping[int, tuple[str, ...]]  # empty if the operator does not directly follow key_by
 
 
 def place_of(graph: JobGraph, operator: str) -> OperatorPlace:

@@ -1,5 +1,4 @@
-"""What a `Dataflow` has collected: sources and steps as plain values, connected by their numbers. Compiled by
-`compiler`."""
+"""Plan of a `Dataflow`: sources and steps as plain values, connected by their numbers."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Input:
-    """Where a step's rows come from and how they are spread over its subtasks."""
+    """Input of a step: the node that emits the rows, and the partitioning over the step's subtasks."""
 
     node: int
     partitioning: Partitioning = "forward"
@@ -32,7 +31,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Within:
-    """Times of `column` lie in tumbling windows of this size and offset, and a row comes when its window is over."""
+    """Tumbling windows that hold the times of `column`; a row is emitted after the end of its window."""
 
     column: str
     size_ms: int
@@ -50,13 +49,13 @@ class SourceNode:
 
 @dataclass(frozen=True)
 class StepNode:
-    """`make` gets the step's final name. Unnamed steps are named at compilation and keep no state."""
+    """A step. `make` gets the step's final name. Unnamed steps are named at compilation and have no state."""
 
     name: str | None
     kind: str
     inputs: tuple[Input, ...]
     make: Callable[[str], Operator]
-    schema: pa.Schema | None  # of its main output, when known
+    schema: pa.Schema | None  # of the main output, if known
     stateful: bool = False
     is_sink: bool = False
     guarantee: str = ""
@@ -64,27 +63,27 @@ class StepNode:
     commit_every_ms: int = 0  # see `OperatorSpec`
     describe: str = ""
     definition: str = ""  # see `OperatorSpec`
-    makes_watermarks: bool = False  # whatever its input has
-    begins_chain: bool = False  # it has rows to give without any input, for which the first of a chain is asked
-    detail: Detail = "none"  # how closely it follows event time
-    whole_batches: bool = False  # it never takes a batch in parts of one event time: see `graph/event_time`
-    event_times: frozenset[str] | None = None  # columns of its rows that the watermark behind it is of; None: not known
-    within: frozenset[Within] = frozenset()  # columns whose times lie within the window that a row is a result of
-    timeless: bool = False  # has state, and no watermark changes what comes of it
-    by_wall_clock: str = ""  # why a replay may make other rows; empty: it makes the same
-    side_outputs: Mapping[str, pa.Schema | None] = field(default_factory=dict)  # tag -> schema, when known
+    makes_watermarks: bool = False  # independent of the watermarks of its input
+    begins_chain: bool = False  # the step emits rows without input, which only the first step of a chain can
+    detail: Detail = "none"  # how closely the step follows event time
+    whole_batches: bool = False  # the step never takes a batch in parts of one event time: see `graph/event_time`
+    event_times: frozenset[str] | None = None  # columns of its rows that the watermark is based on; None: unknown
+    within: frozenset[Within] = frozenset()  # columns whose times lie within the window of a result row
+    timeless: bool = False  # the step has state, but watermarks do not change its results
+    by_wall_clock: str = ""  # why a replay may produce other rows; empty: a replay produces the same rows
+    side_outputs: Mapping[str, pa.Schema | None] = field(default_factory=dict)  # tag -> schema, if known
     keys: str = ""  # see `OperatorSpec`
     states: Mapping[str, StateDescription] = field(default_factory=dict)  # see `OperatorSpec`
     sink_kind: str = ""  # see `OperatorSpec`
     target: str = ""  # see `OperatorSpec`
-    places: tuple[str, ...] = ()  # of a sink: what it writes, see `TwoPhaseCommitSink.places`
-    batch_call: "BatchCall | None" = None  # a function that the program calls for what this sink has decided
-    reads: frozenset[str] | None = None  # columns of its input that it needs itself; None: all
-    updates: frozenset[str] = frozenset()  # columns that go out anew with every row, see `updates`
-    made_of: Mapping[str, frozenset[str] | None] | None = None  # a select's: new name -> columns; None: not known
-    counts_updates: str = ""  # what it does with every update of a step before it, for `explain`; empty: nothing
-    renames: Mapping[str, str] | None = None  # its rows are those of its input, with these columns: new name -> column
-    keeps: Mapping[str, str] | None = None  # the same, and it computes other columns beside them
+    places: tuple[str, ...] = ()  # of a sink: the places that it writes, see `TwoPhaseCommitSink.places`
+    batch_call: "BatchCall | None" = None  # function that the program calls with the decided batches of this sink
+    reads: frozenset[str] | None = None  # input columns that the step itself needs; None: all
+    updates: frozenset[str] = frozenset()  # columns that are emitted again with every row, see `updates`
+    made_of: Mapping[str, frozenset[str] | None] | None = None  # of a select: new name -> columns; None: unknown
+    counts_updates: str = ""  # use of every update of an earlier step, for `explain`; empty: none
+    renames: Mapping[str, str] | None = None  # the rows of the input with these columns: new name -> column
+    keeps: Mapping[str, str] | None = None  # as `renames`, plus computed columns
 
 
 Node: TypeAlias = SourceNode | StepNode
@@ -95,7 +94,7 @@ _Renamed: TypeAlias = Callable[[frozenset[T], Mapping[str, str]], Iterator[T]]  
 _SAME_ROWS = frozenset(  # kinds of steps that keep rows and columns
     {"filter", "union", "broadcast_join", "one key", "deduplicate", "running aggregate", "lookup", "dead letters"}
 )
-_BATCHES = frozenset({"map_batches", "process_groups"})  # whose functions nearly always keep the time of a row
+_BATCHES = frozenset({"map_batches", "process_groups"})  # their functions nearly always keep a row's time
 
 
 def _event_times(node: Node) -> frozenset[str] | None:
@@ -117,11 +116,11 @@ def _renamed_within(found: frozenset[Within], names: Mapping[str, str]) -> Itera
 
 
 class Plan:
-    """The nodes of the dataflow `name`; a node's number is its place. Names are checked as they come."""
+    """Nodes of the dataflow `name`. A node's number is its index. `add` checks names."""
 
     def __init__(self, name: str) -> None:
         self.name = check_job_id(name)
-        self.program = ""  # the file and the name of the flow in it, app.py:flow, where that is known
+        self.program = ""  # file and name of the flow, as app.py:flow, if known
         self.nodes: list[Node] = []
         self._kinds: dict[str, str] = {}  # by name
 
@@ -139,7 +138,7 @@ class Plan:
         return len(self.nodes) - 1
 
     def without_watermarks(self, number: int) -> list[str]:
-        """Sources above node `number` (itself included) whose rows come to it without watermarks."""
+        """Sources at or above node `number` whose rows arrive there without watermarks."""
         found: dict[str, None] = {}
         todo, seen = [number], set()
         while todo:
@@ -155,21 +154,21 @@ class Plan:
         return list(found)
 
     def event_times(self, number: int) -> frozenset[str] | None:
-        """Columns of the rows of node `number` that its watermark is of; None: not known."""
+        """Columns of node `number` that the watermark is based on; None: unknown."""
         return self._of_rows(number, _event_times, _renamed)
 
     def event_times_of_batches(self, number: int) -> frozenset[str] | None:
-        """The same if functions of batches keep these columns, which they check while they run."""
+        """As `event_times`, if functions of batches keep these columns, which a running step checks."""
         return self._of_rows(number, _event_times, _renamed, batches=True)
 
     def within(self, number: int) -> frozenset[Within]:
-        """See `StepNode`."""
+        """Windows of the rows of node `number`: see `StepNode.within`."""
         return self._of_rows(number, _within, _renamed_within) or frozenset()
 
     def _of_rows(self, number: int, of: _Of[T], renamed: _Renamed[T], batches: bool = False) -> frozenset[T] | None:
-        """What holds for all rows of node `number`, given what each node says `of` the rows that it makes."""
+        """Property of all rows of node `number`; `of` returns the property of rows that a node makes."""
         same = _SAME_ROWS | _BATCHES if batches else _SAME_ROWS
-        found: list[frozenset[T] | None] = []  # by node: inputs come before what takes them
+        found: list[frozenset[T] | None] = []  # by node: inputs have lower numbers
         for node in self.nodes[: number + 1]:
             names = None
             if isinstance(node, StepNode):
@@ -184,7 +183,7 @@ class Plan:
         return found[number]
 
     def by_wall_clock(self, number: int) -> list[tuple[str, str]]:
-        """Steps above node `number` (itself included) of which a replay may make other rows: name and why."""
+        """Steps at or above node `number` of which a replay may produce other rows: name and reason."""
         found, todo, seen = [], [number], set()
         while todo:
             at = todo.pop()
@@ -198,7 +197,7 @@ class Plan:
         return found
 
     def set_watermarks(self, number: int, column: str, max_out_of_orderness_ms: int) -> None:
-        """Watermarks of source `number`, made per split."""
+        """Sets the watermarks of source `number`, which are made per split."""
         node = self.nodes[number]
         assert isinstance(node, SourceNode)
         self.nodes[number] = replace(node, event_time=column, max_out_of_orderness_ms=max_out_of_orderness_ms)

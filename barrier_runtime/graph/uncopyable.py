@@ -1,8 +1,8 @@
-"""Which variable of a user's function cannot be copied to another process, such as a lock or a connection: by name,
-which pickle's own error ("cannot pickle '_thread.lock' object") does not tell.
+"""Finds the variable of a user's function that cannot be copied, such as a lock or a connection.
 
-What a function refers to is looked through: variables of the functions around it, globals of the program, defaults,
-attributes of its object. Libraries' data is taken for copyable; nothing is pickled.
+Pickle's own error ("cannot pickle '_thread.lock' object") does not name the variable. The search covers everything
+that a function refers to: variables of the functions around it, globals of the program, defaults, attributes of its
+object. Libraries' data counts as copyable; nothing is pickled.
 """
 
 import copyreg
@@ -21,16 +21,16 @@ from barrier_runtime.state.errors import BarrierRuntimeError
 _DATA = ("numpy", "pyarrow", "pandas", "polars", "datetime", "decimal")
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type(...), range, slice)
 _BY_CLOUDPICKLE = (ModuleType, CodeType, GetSetDescriptorType, TypeVar, WeakSet, memoryview, property)
-_MADE_ANEW = ("__", "_abc_impl")  # with the class
-_ELEMENTS = 100  # of a list, that are looked at
+_MADE_ANEW = ("__", "_abc_impl")  # made again with the class
+_ELEMENTS = 100  # elements of a list that are searched
 _OBJECTS = 10_000
 
 
 def uncopyable(value: Any) -> str:
-    """The first found, as in "`lock` of label(), a _thread.lock"; "" if there is none."""
+    """First uncopyable variable, as in "`lock` of label(), a _thread.lock"; "" if there is none."""
     seen: set[int] = set()
     todo: list[tuple[str, Any]] = [("", value)]
-    kept = []  # what is made on the way, so that no id comes twice
+    kept = []  # objects made by the search stay alive, so that no id is reused
     while todo and len(seen) < _OBJECTS:
         path, found = todo.pop()
         if id(found) in seen or isinstance(found, _ATOMS + _BY_CLOUDPICKLE):
@@ -40,14 +40,14 @@ def uncopyable(value: Any) -> str:
         try:
             todo += reversed(list(_parts(path, found)))
         except BarrierRuntimeError:
-            continue  # ours, and says itself why
-        except Exception:  # of many kinds: every object may refuse in its own way
+            continue  # our error gives its own reason
+        except Exception:  # every object may refuse with an error of its own
             return f"{path}, a {type(found).__module__}.{type(found).__qualname__}".replace(" builtins.", " ")
     return ""
 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """What `value` has within. Raises what objects raise that cannot be copied."""
+    """Parts of `value`. Raises the errors of objects that cannot be copied."""
     if isinstance(value, FunctionType):
         of = f" of {function_name(value)}"
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
@@ -81,7 +81,7 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _by_value(defined: Any) -> bool:
-    """Whether it travels with what it refers to: another process cannot import it."""
+    """True if `defined` is pickled by value, because other processes cannot import it."""
     module = sys.modules.get(defined.__module__)
     return defined.__module__ == "__main__" or module is None or "<locals>" in defined.__qualname__
 

@@ -1,9 +1,9 @@
-"""Columns whose values go out anew with every row of a key: a step that adds them up counts every update.
+"""Columns emitted again with every row of a key: a step that adds them up counts every update.
 
-A running aggregate gives its results so far with each row, a window with early results gives them before the last
-ones, and a window with an allowed lateness gives them again for late rows. Where SQL, or Flink with retractions, has
-one value per key for the next step, here each update is a row for it. Followed through the flow by the names of
-columns; `map` and the like may have renamed them.
+A running aggregate emits its results so far with each row, a window with early results emits results before its end,
+and a window with an allowed lateness emits results again for late rows. In SQL, or in Flink with retractions, the
+next step sees one value per key; here each update is a row. Columns are followed through the flow by name; `map` and
+similar steps may have renamed them.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -12,21 +12,23 @@ from dataclasses import dataclass, field
 from barrier_runtime.graph.logical import Input, Node, Plan, SourceNode, StepNode
 
 RUNNING, EARLY, LATE = "running aggregate", "window", "window with an allowed lateness"
-_FUNCTIONS = ("map", "flat_map", "map_batches")  # of whose rows only names are known
-_MARKS = frozenset({"update", "early", "retracted"})  # by which a filter keeps the last results of windows
-_PASSING_ON = ("deduplicate", "union", "lookup")  # steps with state that give the rows they take
+_FUNCTIONS = ("map", "flat_map", "map_batches")  # only the names of their rows are known
+_MARKS = frozenset({"update", "early", "retracted"})  # columns by which a filter keeps the last results of windows
+_PASSING_ON = ("deduplicate", "union", "lookup")  # steps with state that emit their input rows
 _WHEN = {
     RUNNING: "whose result goes out again with each row",
     EARLY: "whose results go out before the window is over, too",
     LATE: "whose results go out again for late rows",
 }
-_ONE_ROW = ("max", "last", "arg_max")  # of every update the one that counts, if values grow
+_ONE_ROW = ("max", "last", "arg_max")  # of all updates they use the right one, if values grow
 
 
 @dataclass(frozen=True)
 class Updated:
-    """`step` is of this `kind` (`RUNNING`, `EARLY`, `LATE`), and gives the column's values once per row. `keys`: whose
-    newest value counts."""
+    """Column whose values `step` of kind `kind` (`RUNNING`, `EARLY`, `LATE`) emits again with updates.
+
+    `keys`: the newest value per key counts.
+    """
 
     step: str
     kind: str
@@ -35,18 +37,18 @@ class Updated:
 
 @dataclass(frozen=True)
 class Updates:
-    """`columns` of a stream that are updates. `others`: what columns with unknown names may be; None: nothing."""
+    """Columns of a stream that are updates. `others`: origin of columns with unknown names, or None."""
 
     columns: Mapping[str, Updated] = field(default_factory=dict)
     others: Updated | None = None
-    plain: frozenset[str] = frozenset()  # names that are none of `others`
+    plain: frozenset[str] = frozenset()  # names that are not among `others`
 
     def of(self, column: str) -> Updated | None:
         return self.columns.get(column) or (None if column in self.plain else self.others)
 
     @property
     def any(self) -> Updated | None:
-        """One of those that come with the rows."""
+        """First update among the columns of the rows, or None."""
         return next(iter(self.columns.values()), self.others)
 
 
@@ -55,23 +57,25 @@ NONE = Updates()
 
 @dataclass(frozen=True)
 class UpdatesOfStep:
-    """`counts`: what a step does with every update that comes to it, to warn of; empty: nothing. `gives`: columns of
-    its own that are updates."""
+    """Updates at a step.
+
+    `counts`: warning about counted updates, or empty. `gives`: own columns that are updates.
+    """
 
     counts: Callable[[Updates], str]
     gives: Collection[str] = ()
 
 
 def updates_of(plan: Plan, number: int) -> Updates:
-    """Of the rows of node `number`, its main output."""
-    found: list[Updates] = []  # by node: inputs come before what takes them
+    """Updates among the columns of node `number`, main output."""
+    found: list[Updates] = []  # by node: inputs have lower numbers
     for node in plan.nodes[: number + 1]:
         found.append(_behind(node, [NONE if each.tag else found[each.node] for each in _inputs(node)], plan))
     return found[number]
 
 
 def counted_updates(before: Updates, aggregates: Mapping[str, object]) -> str:
-    """Which of these aggregates of a stream counts every update, and of which step; empty: none does."""
+    """Warning about the first aggregate that counts every update; empty if none does."""
     for name, aggregate in aggregates.items():
         columns = getattr(aggregate, "columns", None)
         if getattr(aggregate, "kind", "") in _ONE_ROW or columns is None:
@@ -83,7 +87,7 @@ def counted_updates(before: Updates, aggregates: Mapping[str, object]) -> str:
 
 
 def first_update_passes(before: Updates, columns: Collection[str]) -> str:
-    """Whether the first row of each of these ids is an early update of a step; empty: that is not so."""
+    """Warning if the first row of each of these ids is an early update of a step, else empty."""
     updated = before.any
     if updated is None or not set(columns) <= set(updated.keys):
         return ""
@@ -94,7 +98,7 @@ def first_update_passes(before: Updates, columns: Collection[str]) -> str:
 
 
 def every_update_joins(before: Updates, keys: Collection[str]) -> str:
-    """Whether each update of a step meets the rows of the other side; empty: that is not so."""
+    """Warning if each update of a step is joined with the rows of the other side, else empty."""
     updated = before.any
     if updated is None or not set(keys) <= set(updated.keys):
         return ""
@@ -105,7 +109,7 @@ def every_update_joins(before: Updates, keys: Collection[str]) -> str:
 
 
 def ranked_updates(before: Updates, columns: Iterable[str]) -> str:
-    """Whether these columns, by which rows are ranked, are updates; empty: they are not."""
+    """Warning if these columns, by which rows are ranked, are updates, else empty."""
     updated = next(filter(None, map(before.of, columns)), None)
     return "" if updated is None else _counted("the ranking", updated)
 
@@ -133,7 +137,7 @@ def _inputs(node: Node) -> tuple[Input, ...]:
 
 
 def _behind(node: Node, before: list[Updates], plan: Plan) -> Updates:
-    """What `node` gives, from what its inputs give."""
+    """Updates among the columns of `node`, from the updates of its inputs."""
     if not isinstance(node, StepNode):
         return NONE
     found = _merged(before)
@@ -149,7 +153,7 @@ def _behind(node: Node, before: list[Updates], plan: Plan) -> Updates:
     if node.kind in _FUNCTIONS:
         return _of_function(node, found, plan)
     if node.stateful and node.kind not in _PASSING_ON and "join" not in node.kind:
-        return NONE  # results of its own
+        return NONE  # the step emits results of its own
     if node.schema is None:
         return found
     known = frozenset(name for each in node.inputs for name in _names(plan.nodes[each.node]))
@@ -189,7 +193,7 @@ def _of_function(node: StepNode, found: Updates, plan: Plan) -> Updates:
 
 
 def _of_join(name: str, found: Updates, known: frozenset[str]) -> Updated | None:
-    """Of a join's column, which has the suffix of its side if both sides have the column."""
+    """Update of a join's column, whose name has the suffix of its side if both sides have the column."""
     if name in known:
         return found.of(name)
     return next((each for column, each in found.columns.items() if name.startswith(column)), None)

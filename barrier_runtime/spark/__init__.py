@@ -1,1 +1,1 @@
-"""Everything that touches PySpark. Nothing outside this folder imports it, and this folder only when a job starts."""
+"""All code that uses PySpark. Other code imports this folder only when a job starts."""

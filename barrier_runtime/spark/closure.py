@@ -1,6 +1,6 @@
-"""What travels in Spark's closure, and whether it can: asked before all starts, so that the answer names the operator.
+"""Content of Spark's closure, and the check that it can be pickled, before anything starts.
 
-Spark would find out too, but only when it submits the stage, with a stack of its own and after everything is up.
+Spark would find an object that cannot be pickled only when it submits the stage; the check here names the operator.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from barrier_runtime.state.errors import InvalidJob, missing_extra
 
 
 def check_travels(graph: JobGraph) -> None:
-    """Raise `InvalidJob` for the first source or operator that cannot be pickled into Spark's closure."""
+    """Raises `InvalidJob` for the first source or operator that cannot be pickled into Spark's closure."""
     cloudpickle = _cloudpickle()
     for chain in graph.chains:
         parts: list[tuple[str, Any]] = [(operator.name, operator) for operator in chain.operators]
@@ -30,7 +30,7 @@ def check_travels(graph: JobGraph) -> None:
                 cloudpickle.dumps(part)
             except InvalidJob as error:
                 raise InvalidJob(f"operator {name!r}: {error}") from error
-            except Exception as error:  # of many kinds: every object may refuse in its own way
+            except Exception as error:  # every object may refuse with an error of its own
                 found = uncopyable(part) or "something, such as a lock, a connection or an open file"
                 raise InvalidJob(
                     f"operator {name!r} cannot be sent to Spark's workers ({error}): its function refers to {found}, "
@@ -39,13 +39,13 @@ def check_travels(graph: JobGraph) -> None:
 
 
 def pickled(graph: JobGraph) -> bytes:
-    """As it travels. Call `check_travels` before, whose errors name the operator."""
+    """Graph pickled for Spark's closure. Call `check_travels` before: its errors name the operator."""
     dumped: bytes = _cloudpickle().dumps(graph)
     return dumped
 
 
 def fingerprint(graph: JobGraph, spec: JobSpec) -> str:
-    """Of a program: equal as long as neither its structure nor a source file of its functions changes."""
+    """Fingerprint of a program: of its structure and the source files of its functions."""
     modules: set[str] = set()
 
     class Pickler(_cloudpickle().CloudPickler):  # type: ignore[misc]
@@ -63,7 +63,7 @@ def fingerprint(graph: JobGraph, spec: JobSpec) -> str:
 
 
 def _source_file(module: str) -> Path | None:
-    """Of a user's module."""
+    """Source file of a user's module."""
     path = getattr(sys.modules.get(module), "__file__", None)
     if path is None or module.partition(".")[0] in (*sys.stdlib_module_names, "barrier_runtime"):
         return None
@@ -72,7 +72,7 @@ def _source_file(module: str) -> Path | None:
 
 
 def ship_by_value(module: ModuleType) -> None:
-    """Functions and classes of a user's `module`, which no worker can import, are pickled whole instead of by name."""
+    """Has functions and classes of a user's `module`, which no worker can import, pickled by value."""
     _cloudpickle().register_pickle_by_value(module)
 
 

@@ -1,5 +1,6 @@
-"""Which of this host's Python workers died of a signal, and which signal. Kept by Spark's worker daemon, which forks
-them; a worker that takes the place of a dead one was forked later and so knows of it.
+"""Python workers of this host that died of a signal, recorded by Spark's worker daemon.
+
+The daemon forks the workers: the replacement of a dead worker is forked after the death and inherits the record.
 """
 
 import contextlib
@@ -8,25 +9,27 @@ import signal
 from collections.abc import Mapping
 from types import FrameType
 
-SILENT = "BARRIER_RUNTIME_DEATHS_SILENT"  # in the environment: the driver, on this terminal, tells of deaths itself
+SILENT = "BARRIER_RUNTIME_DEATHS_SILENT"  # in the environment: the driver reports deaths on this terminal
 _KEPT = 64
 _STDERR = 2
 _found: dict[int, str] = {}
 
 
 def watch() -> None:
-    """In the daemon, before it forks. pyspark's manager ignores SIGCHLD from its beginning, so ours is set after each
-    fork."""
+    """Installs the handler in the daemon before it forks.
+
+    PySpark's manager ignores SIGCHLD from its start, so the handler is set after each fork.
+    """
     os.register_at_fork(after_in_parent=_listen, after_in_child=_ignore)
 
 
 def died_lately() -> dict[int, str]:
-    """Process id to name of the signal, as "SIGSEGV"; the newest 64 that were known when this process was forked."""
+    """Process id -> name of the signal, as "SIGSEGV": the newest 64 at the fork of this process."""
     return dict(_found)
 
 
 def told(died: Mapping[int, str]) -> None:
-    """What another parent of workers knows: process id to name of the signal."""
+    """Adds deaths that another parent of workers has recorded: process id -> name of the signal."""
     _found.update(died)
 
 
@@ -49,12 +52,15 @@ def _reap(number: int, frame: FrameType | None) -> None:
 
 
 def _note(pid: int, number: int) -> None:
-    """A handler may interrupt itself, when two die at once. Nothing here may raise: the daemon would end, and its
-    workers with it. So the system is told the line, and not `sys.stderr`, which refuses to be written to meanwhile."""
+    """Records and reports a death. Must not raise: the daemon and its workers would end.
+
+    The handler may interrupt itself when two workers die at once. Therefore the line goes to `os.write`:
+    `sys.stderr` refuses writes meanwhile.
+    """
     name = signal.Signals(number).name
     _found[pid] = name
     for old in list(_found)[:-_KEPT]:
         _found.pop(old, None)
     if SILENT not in os.environ:
-        with contextlib.suppress(OSError):  # nobody reads it any more
+        with contextlib.suppress(OSError):  # standard error is closed
             os.write(_STDERR, f"barrier-runtime: Python worker {pid} died of {name}\n".encode())

@@ -1,21 +1,22 @@
-"""A Spark DataFrame as a bounded source: its query runs once, and its partitions become Parquet files that are read.
+"""A Spark DataFrame as a bounded source: the query runs once, and its partitions become Parquet files.
 
-Slots are Spark tasks that live as long as the job, so they cannot be the tasks of a query; and a query that runs again
-after a failure may give other rows, or the same ones in another order, so that no position in it would mean anything.
-Therefore the driver lets Spark write the rows to the job's storage before the job starts, and an object beside them
-says which files count, with their sizes. It is created once per job (put-if-absent: of two drivers one wins), so a
-restart, also one of the whole program, reads the very same bytes. Only a fresh start (`restore="none"`) runs the query
-again.
+Slots are Spark tasks that live as long as the job, so they cannot be the tasks of a query. A query that runs again
+after a failure may produce other rows, or the same rows in another order, so positions in its result would be
+meaningless. Therefore Spark writes the rows to the job's storage before the job starts, and the object
+`current.json` beside them lists the valid files with their sizes. The object is created once per job (put-if-absent:
+one of two drivers wins), so a restart, also of the whole program, reads the same bytes. Only a fresh start
+(`restore="none"`) runs the query again.
 
-    the driver dies before `current.json`   nobody knows the files; the next run stages anew
-    … after it                              the next run finds it, and does not run the query
-    two drivers at once                     both stage; the second one to finish takes the first one's rows
-    a task of the query runs twice          each attempt writes under its own name; the one that Spark took counts
+    driver dies before `current.json`       the files are unknown; the next run stages again
+    driver dies after `current.json`        the next run finds the object and does not run the query
+    two drivers at once                     both stage; the second one to finish uses the first one's rows
+    a task of the query runs twice          each attempt writes under its own name; the attempt that Spark accepted
+    counts
 
-Splits carry the id of their staging in their names, and a checkpoint all that is needed to go on with them. So a run
-that stages anew, but is refused or dies before it becomes the job's, changes nothing for the job. The files of all
-stagings are deleted by the driver when the job has finished; those of a job that never does are deleted with its
-folder, `<job>/sources`.
+Split names contain the id of their staging, and a checkpoint has everything to continue the splits. So a run that
+stages again, but is refused or dies before it leads the job, changes nothing for the job. The driver deletes the
+files of all stagings when the job has finished; for a job that never finishes they are deleted with its folder,
+`<job>/sources`.
 """
 
 import logging
@@ -55,7 +56,7 @@ class StagedFrames(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FrameStaging(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`current.json`: one run of the query. Files in the order of the partitions; partitions without rows have none."""
+    """`current.json`: one run of the query. Files are ordered as partitions; empty ones have no file."""
 
     id: str
     columns: list[tuple[str, str]]  # name, Arrow type
@@ -72,7 +73,7 @@ _STAGING = VersionedDecoder(_FORMAT, msgspec.json.Decoder(FrameStaging))
 
 
 class StagedFrame:
-    """`staging`: URL of the storage for the rows; default: where the job's checkpoints are."""
+    """Source of the staged rows. `staging`: URL of the storage for rows; default: the job's checkpoints."""
 
     exactly_once = True
     positions_in = "a Spark DataFrame"
@@ -90,7 +91,7 @@ class StagedFrame:
         self._files: list[FoundFile] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """What travels to the slots."""
+        """State for the slots, without the DataFrame."""
         return {**self.__dict__, "_dataframe": None}
 
     def __repr__(self) -> str:
@@ -147,7 +148,7 @@ class StagedFrame:
                 "process: pass staging=, a folder or s3://"
             )
         store = open_store(url)
-        return (store.url if store.url.startswith("file://") else url), store  # with the endpoint that it may name
+        return (store.url if store.url.startswith("file://") else url), store  # with the endpoint that the URL may name
 
     def _columns(self) -> list[tuple[str, str]]:
         return [(field.name, str(field.type)) for field in self.schema]
@@ -179,9 +180,9 @@ class StagedFrame:
         return found
 
 
-_FAILED_ATTEMPTS = 4  # of one task, as is Spark's own default; a session for slots allows any number
+_FAILED_ATTEMPTS = 4  # per task, Spark's own default; sessions for slots allow any number
 _LOOK_S = 0.5
-_TASKS = 10_000  # how many are looked at
+_TASKS = 10_000  # number of searched tasks
 _WRITTEN = "part int, name string, size long, rows long"
 
 
@@ -193,7 +194,10 @@ class WrittenFrames:
 
 
 def arrow_schema(dataframe: Any, where: str) -> pa.Schema:
-    """Timestamps are UTC. Raises `InvalidJob` for what is not a DataFrame, or has columns that Arrow cannot hold."""
+    """Arrow schema with timestamps in UTC.
+
+    Raises `InvalidJob` for other objects than DataFrames, and for columns that Arrow cannot hold.
+    """
     try:
         from pyspark.errors import PySparkException
         from pyspark.sql.pandas.types import to_arrow_schema
@@ -214,8 +218,10 @@ def arrow_schema(dataframe: Any, where: str) -> pa.Schema:
 
 
 def write_partitions(dataframe: Any, schema: pa.Schema, url: str, prefix: str, where: str) -> list[WrittenFrames]:
-    """Run the query; one Parquet object `<prefix><name>` per partition that has rows, in the order of partitions.
-    Without any rows there is one object without rows. Raises `InvalidJob` when the query fails."""
+    """Runs the query; writes a Parquet object `<prefix><name>` per partition with rows, in their order.
+
+    Without any rows there is one object without rows. Raises `InvalidJob` when the query fails.
+    """
     writer = _PartitionWriter(schema, url, prefix, forwarded_environment())
     rows = _collected(dataframe.mapInArrow(writer, _WRITTEN), where)
     if not rows:
@@ -224,7 +230,7 @@ def write_partitions(dataframe: Any, schema: pa.Schema, url: str, prefix: str, w
 
 
 class _PartitionWriter:
-    """Travels to Spark's workers. Every attempt of a task writes under a name of its own."""
+    """Writes partitions in Spark's workers. Every attempt of a task writes under a new name."""
 
     def __init__(self, schema: pa.Schema, url: str, prefix: str, environment: dict[str, str]) -> None:
         self._schema = schema
@@ -267,13 +273,16 @@ def _chained(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[
 
 
 def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Spark gives timestamps in the session's time zone, and strings as large ones if it is told to."""
+    """Casts a batch: Spark gives timestamps in the session's time zone, and large strings if configured."""
     columns = [kept_cast(column, field.type) for column, field in zip(batch.columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _collected(dataframe: Any, where: str) -> list[Any]:
-    """All rows. A query that fails again and again is given up; Spark would try it for ever in a session for slots."""
+    """Collects all rows. Cancels a query whose tasks fail repeatedly.
+
+    In a session for slots Spark would retry for ever.
+    """
     context = dataframe.sparkSession.sparkContext
     tag = f"barrier-runtime-stage-{uuid.uuid4().hex}"
     ended = threading.Event()
@@ -293,7 +302,7 @@ def _collected(dataframe: Any, where: str) -> list[Any]:
         watching.start()
         rows: list[Any] = dataframe.collect()
         return rows
-    except Exception as error:  # Spark's, of many kinds
+    except Exception as error:  # Spark raises many kinds
         said = _without_java(given_up[0] if given_up else str(error))
         raise InvalidJob(f"{where}: the query of its DataFrame failed, correct it: {said}") from error
     finally:
@@ -303,7 +312,7 @@ def _collected(dataframe: Any, where: str) -> list[Any]:
 
 
 def _hopeless(context: Any, tag: str) -> str:
-    """What Spark says of a task that failed too often; "" when there is none."""
+    """Spark's message about a task that failed too often; "" if there is none."""
     spark = context._jsc.sc()
     for job in spark.statusTracker().getJobIdsForTag(tag):
         info = context.statusTracker().getJobInfo(job)
@@ -324,6 +333,6 @@ def _hopeless(context: Any, tag: str) -> str:
 
 
 def _without_java(said: str) -> str:
-    """Without the lines of the JVM's stack."""
+    """Text without the lines of the JVM's stack."""
     lines = [line for line in said.splitlines() if not line.lstrip().startswith(("at ", "... "))]
     return "\n".join(lines)[:4_000]

@@ -1,7 +1,7 @@
-"""The Spark session of a job: ours with the right settings, or the user's, checked, with Java and the workers' Python.
+"""Spark session of a job, made or checked; checks of Java and of the workers' Python.
 
-A slot must be replaced alone and at once, so: many task failures allowed, no speculation, no dynamic allocation, no
-waiting for locality, no worker reuse.
+A slot must be replaced alone and at once. Hence many task failures are allowed, and there is no speculation, no
+dynamic allocation, no waiting for locality, no reuse of workers.
 """
 
 import os
@@ -24,7 +24,7 @@ _REMEDY = (
 
 
 def check_java() -> int:
-    """The major version of the Java that Spark will use. Raises `InvalidJob` when it is missing or too old."""
+    """Returns the major version of Spark's Java. Raises `InvalidJob` if Java is missing or too old."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if java is None or not os.path.exists(java):
@@ -46,7 +46,10 @@ def check_java() -> int:
 
 
 def check_worker_python(program: str, path: str) -> None:
-    """`program`: Spark's `pythonExec`. `path`: the PYTHONPATH that Spark gives to its workers. Raises `InvalidJob`."""
+    """Checks that Spark's workers can import this package. Raises `InvalidJob`.
+
+    `program`: Spark's `pythonExec`. `path`: the PYTHONPATH that Spark gives to its workers.
+    """
     found = shutil.which(program)
     if found == sys.executable:
         return
@@ -54,7 +57,7 @@ def check_worker_python(program: str, path: str) -> None:
     if found is None:
         raise InvalidJob(f"Spark's workers would run {program}, which is not there: {remedy}")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (path, os.environ.get("PYTHONPATH"))))}
-    command = [found, "-c", "import barrier_runtime.spark.task"]  # and with it the packages that a slot needs
+    command = [found, "-c", "import barrier_runtime.spark.task"]  # imports the packages that a slot needs, too
     tried = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     if tried.returncode != 0:
         said = (tried.stderr.strip().splitlines() or ["it ended without a word"])[-1]
@@ -62,7 +65,7 @@ def check_worker_python(program: str, path: str) -> None:
 
 
 class DataFrames:
-    """Makes DataFrames of `spark`. The rows' order is kept within one subtask's file, no more than Spark keeps it."""
+    """Makes DataFrames of `spark`. Rows keep their order within one subtask's file, as far as Spark does."""
 
     def __init__(self, spark: Any) -> None:
         self._spark = spark
@@ -75,7 +78,7 @@ class DataFrames:
 
 
 def check_free_core(spark: Any, parallelism: int) -> None:
-    """Raise `InvalidJob` where slots would occupy every core: what a function writes would wait for ever."""
+    """Raises `InvalidJob` if slots would occupy every core: functions that write would wait for ever."""
     per_task = int(spark.sparkContext.getConf().get("spark.task.cpus", "1"))
     cores, needed = total_cores(spark), (parallelism + 1) * per_task
     if spark.sparkContext.master.startswith("local[") and cores < needed:
@@ -111,7 +114,7 @@ SETTINGS = {
 
 
 def local_master(master: str) -> str:
-    """`local[4]` allows a task to fail once; ours must survive any number of failures."""
+    """Adds the number of allowed failures to a local master: `local[4]` allows a task to fail only once."""
     match = _LOCAL.fullmatch(master.strip())
     if match is None:
         return master
@@ -119,9 +122,11 @@ def local_master(master: str) -> str:
 
 
 def make_session(job: str, master: str, extra: dict[str, str], checkpoints: str = "") -> Any:
-    """A new SparkSession with our settings. Raises `InvalidJob` without Java, pyspark or with another live context.
+    """Makes a SparkSession with our settings.
 
-    `checkpoints`: URL of the job's store, whose client the worker daemon imports before it forks."""
+    Raises `InvalidJob` without Java, without pyspark, or if another context is live. `checkpoints`: URL of the job's
+    store, whose client the worker daemon imports before it forks.
+    """
     check_java()
     try:
         from pyspark import SparkContext
@@ -141,9 +146,7 @@ def make_session(job: str, master: str, extra: dict[str, str], checkpoints: str 
         f"spark.executorEnv.{STORE}": checkpoints.partition("://")[0] if "://" in checkpoints else "",
     }
     if _LOCAL.fullmatch(master.strip()) and sys.stderr is not None and sys.stderr.isatty():
-        environment[f"spark.executorEnv.{SILENT}"] = (
-            "1"  # a line from elsewhere would spoil those that are written over
-        )
+        environment[f"spark.executorEnv.{SILENT}"] = "1"  # a line of another process would spoil overwritten lines
     for key, value in {**SETTINGS, **environment, **extra}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
@@ -152,15 +155,17 @@ def make_session(job: str, master: str, extra: dict[str, str], checkpoints: str 
 
 
 def _quieten(spark: Any) -> None:
-    """A killed slot is replaced as a matter of course; Spark would print two Java stacks for each. What a slot itself
-    has to say, its Python traceback included, still goes to standard error."""
+    """Silences Spark's loggers, which would print two Java stacks for each slot that is replaced.
+
+    A slot's own messages, with Python tracebacks, still go to standard error.
+    """
     log4j = spark.sparkContext._jvm.org.apache.logging.log4j
     for name in _NOISY_LOGGERS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
 
 
 def check_session(spark: Any, parallelism: int) -> None:
-    """Refuse a session on which slots cannot live, naming each setting and its remedy."""
+    """Refuses a session that cannot run slots, and names each setting with its remedy."""
     conf = spark.sparkContext.getConf()
     problems = []
     if conf.get("spark.dynamicAllocation.enabled", "false").strip().lower() == "true":
@@ -182,12 +187,12 @@ def check_session(spark: Any, parallelism: int) -> None:
 
 
 def forwarded_environment() -> dict[str, str]:
-    """What Spark's workers must know of this process's environment to find the same object store."""
+    """Environment variables that Spark's workers need to find the same object store."""
     return {name: os.environ[name] for name in _FORWARDED if name in os.environ}
 
 
 def jvm_trouble(spark: Any) -> Unavailable | None:
-    """Set when the JVM behind `spark` is gone (where this process started it, so that it can know)."""
+    """Error if the JVM of `spark` has ended, else None. Known only if this process started the JVM."""
     process = getattr(spark.sparkContext._gateway, "proc", None)
     if process is None or process.poll() is None:
         return None
@@ -198,11 +203,11 @@ def jvm_trouble(spark: Any) -> Unavailable | None:
 
 
 def stop_session(spark: Any) -> None:
-    """Stop a session of ours. Where the JVM is gone nothing is left to stop, and pyspark would raise about that."""
+    """Stops a session that we made. If the JVM has ended nothing is left to stop, and pyspark would raise."""
     if jvm_trouble(spark) is None:
         spark.stop()
 
 
 def total_cores(spark: Any) -> int:
-    """Cores of all executors now alive (or of the local master)."""
+    """Cores of all live executors, or of the local master."""
     return int(spark.sparkContext.defaultParallelism)

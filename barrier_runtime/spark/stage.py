@@ -1,14 +1,14 @@
-"""The Spark jobs that carry the slots: each a plain `mapPartitions` stage, submitted again when Spark gives it up.
+"""Spark jobs that carry the slots: plain `mapPartitions` stages, submitted again when Spark gives up.
 
-Spark replaces a single dead task by itself; this file only starts the stages, kills the task of a slot that the
-coordinator gave up, and submits a new job when a whole one failed while the coordinator still wants its slots. While
-slots are missing, `RoomOfJob` asks Spark how many cores there are and who holds them: running jobs of this
-application, and on a standalone cluster the other applications, as its page lists them (`spark.master.ui.port`,
-8080; without an answer they are left out). Other cluster managers are not asked.
+Spark replaces a single dead task. This file starts the stages, kills the task of a slot that the coordinator has
+given up, and submits a new job if a whole job failed while the coordinator still wants its slots. The first Spark
+job has all slots that the program starts with. Each slot that is added later, also for a replacing program, has a
+Spark job of its own (`AllSlots`), so that the driver knows whether the slot still runs. A slot that is no longer
+needed leaves: its task succeeds, and Spark has the core back.
 
-The job that starts with the program has all slots of that time. A slot that is added later has a Spark job of its own
-(`AllSlots`), so that it is known whether it still runs; so has one of a program that replaces the job's. One that is
-not needed any more leaves by itself: its task ends with success, and Spark has the core back.
+While slots are missing, `RoomOfJob` asks Spark for the number of cores and their holders: running jobs of this
+application and, on a standalone cluster, the other applications on the master's page (`spark.master.ui.port`, 8080;
+omitted if the page does not answer). Other cluster managers are not asked.
 """
 
 import json
@@ -34,8 +34,11 @@ _QUIET_S = 60.0  # a job that lived this long resets the back-off
 
 
 class SlotTasks:
-    """`wanted()`: the slots that the coordinator still wants of this Spark job. Asked before one that failed is
-    submitted again."""
+    """One Spark job with slots.
+
+    `wanted()` returns the slots of this job that the coordinator still wants, before a failed job is submitted
+    again.
+    """
 
     def __init__(
         self,
@@ -67,21 +70,21 @@ class SlotTasks:
         return self._stopping.is_set()
 
     def kill_task(self, task_attempt: int, reason: str) -> bool:
-        """Ask Spark to kill one slot's task; it starts a replacement. False when it runs no such task."""
+        """Asks Spark to kill one slot's task and start a replacement. False if Spark runs no such task."""
         return bool(self._spark.sparkContext._jsc.sc().killTaskAttempt(task_attempt, True, reason))
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the slots to leave by themselves. True when they have."""
+        """Waits for the slots to leave. True when they have."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def cancel(self) -> None:
-        """End the Spark job whatever its slots do."""
+        """Ends the Spark job, whatever its slots do, and waits up to 30 s."""
         self.give_up()
         self._thread.join(30)
 
     def give_up(self) -> None:
-        """The same, without waiting for it. Also a job that is just being submitted."""
+        """Ends the Spark job without waiting, also a job that is being submitted."""
         self._stopping.set()
         self._spark.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(self._group)
 
@@ -92,7 +95,7 @@ class SlotTasks:
             try:
                 self._submit()
                 return
-            except Exception as error:  # Spark's own, of many kinds: all mean that the job is gone
+            except Exception as error:  # Spark raises many kinds, and each means that the job has ended
                 self.last_failure = str(error)[:4000]
             if time.monotonic() - began > _QUIET_S:
                 delay = _FIRST_DELAY_S
@@ -115,19 +118,19 @@ class SlotTasks:
 
 
 class AllSlots:
-    """The slots of a job, whichever Spark jobs carry them. For one thread, but for `join` and `cancel`."""
+    """All slots of a job, over all its Spark jobs. For one thread, except `join` and `cancel`."""
 
     def __init__(self, spark: Any, settings: SlotSettings, parallelism: int, runs: Callable[[], bool]) -> None:
-        """`runs()`: does the coordinator still run the job?"""
+        """`runs()`: true while the coordinator runs the job."""
         self._spark = spark
         self._programs = {settings.program: settings}
         self._runs = runs
-        self._program, self._parallelism = settings.program, parallelism  # as the coordinator told last
+        self._program, self._parallelism = settings.program, parallelism  # from the last status of the coordinator
         self._first = SlotTasks(spark, settings, range(parallelism), lambda: self._wanted_of(self._first))
         self._carriers: dict[_Place, SlotTasks] = {(settings.program, slot): self._first for slot in range(parallelism)}
         self._asked = ""  # the last request for standbys,
-        self._awaited: set[_Place] = set()  # and those of them that were not started for it yet
-        self._joined: set[SlotTasks] = set()  # whose slot the job has had: it leaves by itself
+        self._awaited: set[_Place] = set()  # and its slots that have not been started yet
+        self._joined: set[SlotTasks] = set()  # their slot has belonged to the job, so it leaves without a request
         self._started = 0
 
     def start(self) -> None:
@@ -135,24 +138,23 @@ class AllSlots:
 
     @property
     def group(self) -> str:
-        """What the groups of its Spark jobs begin with."""
+        """Prefix of the groups of this job's Spark jobs."""
         return _group(next(iter(self._programs.values())))
 
     def learn(self, program: str, graph: bytes) -> None:
-        """A program that the job may go on with."""
+        """Adds a program that the job may continue with."""
         first = self._programs[next(iter(self._programs))]
         self._programs.setdefault(program, replace(first, graph=graph, program=program))
 
     def follow(self, program: str, parallelism: int, standbys: StandbysWanted | None) -> None:
-        """What a coordinator that leads says now: the job has `parallelism` slots of `program`, and these are to stand
-        by."""
+        """Follows a leading coordinator, whose job has `parallelism` slots of `program` and needs `standbys`."""
         self._program, self._parallelism = program, parallelism
         if standbys is not None and standbys.program in self._programs:
             if standbys.request != self._asked:
                 self._asked = standbys.request
                 self._awaited = {(standbys.program, slot) for slot in range(standbys.first, standbys.last + 1)}
-            # Those that were started for a coordinator before may have their places with this one, or are told to
-            # leave. Two processes for one slot would replace each other for ever.
+            # Slots started for an earlier coordinator may have their places with this coordinator, or will leave on its
+            # order. Two processes for one slot would replace each other for ever.
             for place in sorted(place for place in self._awaited if not self._is_carried(place)):
                 self._awaited.discard(place)
                 self._carry(place)
@@ -162,14 +164,17 @@ class AllSlots:
             if not self._is_of_job(place):
                 wanted = standbys is not None and place[0] == standbys.program
                 if not wanted and carrier.alive and carrier not in self._joined:
-                    carrier.give_up()  # it may wait for a core in vain
+                    carrier.give_up()  # the slot may wait for a core in vain
             elif carrier.alive:
                 self._joined.add(carrier)
-            else:  # it was told to leave by a coordinator that did not know better
+            else:  # an outdated coordinator ordered it to leave
                 self._carry(place)
 
     def _is_carried(self, place: "_Place") -> bool:
-        """By a Spark job of its own. The first one is there as long as any slot of it, also when this one has left."""
+        """True if a Spark job of its own carries the slot.
+
+        The first Spark job does not count: it runs as long as any of its slots, also after this slot has left.
+        """
         carrier = self._carriers.get(place)
         return carrier is not None and carrier is not self._first and carrier.alive and not carrier.given_up
 
@@ -177,8 +182,8 @@ class AllSlots:
         return place[0] == self._program and place[1] < self._parallelism
 
     def kill_task(self, task_attempt: int, reason: str) -> bool:
-        """Ask Spark to kill one slot's task; it starts a replacement. False when it runs no such task."""
-        return self._first.kill_task(task_attempt, reason)  # a task of any of them
+        """Asks Spark to kill one slot's task and start a replacement. False if Spark runs no such task."""
+        return self._first.kill_task(task_attempt, reason)  # finds tasks of any Spark job
 
     @property
     def last_failure(self) -> str:
@@ -186,16 +191,16 @@ class AllSlots:
 
     @property
     def submissions(self) -> int:
-        """Of the Spark job that has failed."""
+        """Number of submissions of the Spark job that has failed."""
         return next((each.submissions for each in self._all if each.last_failure), self._first.submissions)
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the slots to leave by themselves. True when they have."""
+        """Waits for the slots to leave. True when they have."""
         until = time.monotonic() + timeout_s
         return all(each.join(max(0.0, until - time.monotonic())) for each in self._all)
 
     def cancel(self) -> None:
-        """End the Spark jobs whatever their slots do."""
+        """Ends the Spark jobs, whatever their slots do."""
         for each in self._all:
             each.give_up()
         for each in self._all:
@@ -215,7 +220,10 @@ class AllSlots:
         carrier.start()
 
     def _wanted_of(self, carrier: SlotTasks) -> Sequence[int]:
-        """A slot that moved to another Spark job, or that the job has no more, is not started here again."""
+        """Slots of `carrier` to start again.
+
+        Omits slots that moved to another Spark job or that the job no longer has.
+        """
         carriers = dict(self._carriers)
         own = [place[1] for place, by in carriers.items() if by is carrier and self._is_of_job(place)]
         return own if self._runs() else ()
@@ -244,7 +252,7 @@ def _slot_partition(settings: SlotSettings) -> Callable[[Any], Any]:
             try:
                 yield run_slot(slot, context.taskAttemptId(), settings)
             except Exception as error:
-                # Spark's own report is silenced in our sessions (see `session`), and it will start the task again.
+                # Spark's own report is silenced in our sessions (see `session`), and Spark starts the task again.
                 print(_last_words(slot, error, settings.options.verbose), file=sys.stderr, flush=True)
                 raise
 
@@ -254,19 +262,19 @@ def _slot_partition(settings: SlotSettings) -> Callable[[Any], Any]:
 _MASTER = re.compile(r"spark://([^:/,\s]+):(\d+)")
 _ASKED_S = 1.0
 _MOST_BYTES = 4_000_000
-_OURS = "barrier-runtime "  # before a job's name, as `session` and `stage` name applications and jobs
+_OURS = "barrier-runtime "  # prefix of the names of applications and jobs, see `session`
 
 
 class RoomOfJob:
-    """Room for one job's slots. `group`: what the groups of its Spark jobs begin with."""
+    """Free and held cores for one job's slots. `group`: prefix of the groups of its Spark jobs."""
 
     def __init__(self, spark: Any, group: str) -> None:
         self._spark = spark
         self._group = group
-        self._failures: int | None = None  # of its tasks, at the last look
+        self._failures: int | None = None  # failed tasks at the last look
 
     def look(self) -> Room:
-        """Slots that fail again and again are not starting: those of a look since which one failed are not told."""
+        """Cores and holders. `starting` is 0 if a task failed since the last look: such slots do not start."""
         found, active, failures = room(self._spark, self._group), 0, 0
         for job in _jobs(self._spark):
             if _group_of(job).startswith(self._group):
@@ -277,14 +285,14 @@ class RoomOfJob:
 
 
 def room(spark: Any, group: str) -> Room:
-    """`group`: as in `RoomOfJob`. Without what tells of the job's own slots."""
+    """Cores and their holders, without the job's own slots. `group`: as in `RoomOfJob`."""
     context = spark.sparkContext
     conf = context.getConf()
     per_slot = int(conf.get("spark.task.cpus", "1"))
     cores = cores_of_application(spark)
     held = held_in_application(spark, group, per_slot)
     most = conf.get("spark.cores.max")
-    if most is None or int(most) > cores:  # it could have more of the cluster
+    if most is None or int(most) > cores:  # the application could get more cores of the cluster
         cluster = cluster_of(context.master, int(conf.get("spark.master.ui.port", "8080")), context.applicationId)
         if cluster is not None:
             cores, others = cluster
@@ -293,7 +301,7 @@ def room(spark: Any, group: str) -> Room:
 
 
 def cores_of_application(spark: Any) -> int:
-    """Of all executors now alive (or of the local master)."""
+    """Cores of all live executors, or of the local master."""
     context = spark.sparkContext
     executors = context._jsc.sc().statusStore().executorList(True)
     found = [executors.apply(index) for index in range(executors.size())]
@@ -302,7 +310,7 @@ def cores_of_application(spark: Any) -> int:
 
 
 def held_in_application(spark: Any, group: str, per_task: int) -> "Counter[str]":
-    """Cores by the name of the Spark job, the job's own left out."""
+    """Held cores by name of the Spark job, without the job's own."""
     held: Counter[str] = Counter()
     for job in _jobs(spark):
         if job.numActiveTasks() > 0 and not _group_of(job).startswith(group):
@@ -321,8 +329,10 @@ def _group_of(job: Any) -> str:
 
 
 def cluster_of(master: str, ui_port: int, application: str) -> "tuple[int, Counter[str]] | None":
-    """Cores of a standalone cluster, and those of its other applications by name. None: it is no such cluster, or its
-    master's page does not answer there."""
+    """Cores of a standalone cluster, and the cores of its other applications by name.
+
+    None if the cluster is of another kind, or its master's page does not answer.
+    """
     found = _MASTER.match(master)
     if found is None:
         return None
@@ -335,7 +345,7 @@ def cluster_of(master: str, ui_port: int, application: str) -> "tuple[int, Count
         return int(told["cores"]), Counter(
             {_name(each["name"]): int(each["cores"]) for each in others if each["cores"]}
         )
-    except (OSError, ValueError, LookupError, TypeError):  # no master's page, or none that says this
+    except (OSError, ValueError, LookupError, TypeError):  # no master's page, or a page without these fields
         return None
 
 

@@ -1,11 +1,12 @@
-"""State of a checkpoint or savepoint as a Spark DataFrame: PySpark's Python data source over `state_tables`.
+"""State of a checkpoint or savepoint as a Spark DataFrame: a Python data source of PySpark.
 
     spark.dataSource.register(BarrierStateSource)
-    spark.read.format("barrier-state").option("path", url).option("job", "orders").option("state", "alarms.last").load()
+    spark.read.format("barrier-state").option("path", url).option("job", "orders").option("state",
+    "alarms.last").load()
 
-A partition per subtask of the job that wrote it. With .option("pushdown", "true") conditions that a column of the key
-has one value are pushed down: with the whole key only one subtask's files are read. Spark then demands
-spark.sql.python.filterPushdown.enabled, and a source cannot see whether it is set: hence the option.
+There is a partition per subtask of the job that wrote the state. With .option("pushdown", "true") conditions that a
+column of the key equals a value are pushed down; with the whole key, Spark reads the files of only one subtask.
+Spark then requires spark.sql.python.filterPushdown.enabled, and a source cannot see this setting: hence the option.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,8 +24,11 @@ _OPTIONS = ("path", "job", "checkpoint", "state", "pushdown")
 
 
 class BarrierStateSource(DataSource):  # type: ignore[misc]
-    """Options: `path` (a savepoint, or with `job` the folder of checkpoints), `checkpoint` (a number; default: the
-    newest when the DataFrame is made) and `state`, as operator.state. Raises `InvalidJob` for what is not there."""
+    """Data source of stored state. Raises `InvalidJob` for missing state.
+
+    Options: `path` (a savepoint, or with `job` the folder of checkpoints), `checkpoint` (a number; default: the
+    newest when the DataFrame is made) and `state`, as operator.state.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -41,7 +45,7 @@ class BarrierStateSource(DataSource):  # type: ignore[misc]
 
 
 class _Wanted:
-    """What the options name. The number of the checkpoint is fixed here, so that all partitions read the same one."""
+    """Parsed options, with a fixed checkpoint number, so that all partitions read the same checkpoint."""
 
     def __init__(self, options: Any) -> None:
         given = dict(options)
@@ -57,7 +61,7 @@ class _Wanted:
             raise InvalidJob(f'.option("checkpoint", {number!r}): give the number of a checkpoint of .option("job", …)')
         self._checkpoint = None if number is None else int(number)
         if self.job and number is None:
-            # Pinned until that expires: nobody tells a source when Spark has read, or that it never will.
+            # The pin lasts until its expiry: a source never learns that Spark has finished reading, or never will.
             self._checkpoint = pinned_checkpoint(self.path, self.job)[0].manifest.checkpoint
 
     def opened(self) -> StoredState:
@@ -102,11 +106,11 @@ class _PushingReader(_Reader):
             name = each.attribute[0] if isinstance(each, EqualTo) and len(each.attribute) == 1 else None
             if name in self._keys and self._where.setdefault(name, each.value) == each.value:
                 continue
-            yield each  # also a second value of the same column, which no row has
+            yield each  # also a second value of the same column, which matches no row
 
 
 def _for_spark(schema: pa.Schema) -> pa.Schema:
-    """Spark has one kind of binary and of text, and no unsigned numbers."""
+    """Schema for Spark, which has one binary and one text type, and no unsigned numbers."""
     return pa.schema([field.with_type(_plain(field.type)) for field in schema])
 
 

@@ -1,7 +1,7 @@
-"""What one Spark task of the stage runs: a slot on an event loop, until the coordinator says leave.
+"""Content of one Spark task: a slot on an event loop, until the coordinator ends the slot.
 
-It owns the process: event loop, threads, local directory, watchdog. The identity of a slot is (run, slot index, process
-uuid, Spark task attempt); never the partition number alone.
+The slot owns the process: event loop, threads, local directory, watchdog. The identity of a slot is (run, slot
+index, process uuid, Spark task attempt), never the partition number alone.
 """
 
 import asyncio
@@ -50,17 +50,20 @@ from barrier_runtime.state.store.paths import Paths
 log = logging.getLogger("barrier_runtime.slot")
 
 _LIFE = "life.lock"
-_LEAVE_S = 10.0  # how long operators may take to let go at the end
+_LEAVE_S = 10.0  # time limit for closing operators at the end
 
 
 @dataclass(frozen=True)
 class SlotSettings:
-    """All a slot needs; travels in Spark's closure (so the secret is as safe as Spark's RPC, see docs/security.md)."""
+    """Settings of a slot, sent in Spark's closure.
 
-    graph: JobGraph | bytes  # bytes: of a program that replaces the job's, as `closure.pickled` makes them
+    The secret is as safe as Spark's RPC, see docs/security.md.
+    """
+
+    graph: JobGraph | bytes  # bytes: a program that replaces the job's, from `closure.pickled`
     options: SlotOptions
     secret: bytes = field(repr=False)
-    control_addresses: tuple[tuple[str, int], ...]  # of all daemons, the one that took the job in front
+    control_addresses: tuple[tuple[str, int], ...]  # of all daemons, first the daemon that accepted the job
     storage_url: str
     # object store endpoint and region; never credentials
     environment: dict[str, str] = field(default_factory=dict, repr=False)
@@ -69,20 +72,20 @@ class SlotSettings:
 
     @property
     def name(self) -> str:
-        """The job's."""
+        """Name of the job."""
         return self.job if isinstance(self.graph, bytes) else self.graph.name
 
 
 def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int, str, str]:
-    """Run slot `slot` in this process. Returns (slot, outcome, reason) when the coordinator ended it."""
+    """Runs slot `slot` in this process; (slot, outcome, reason) when the coordinator has ended the slot."""
     sockets = _sockets_of_spark(os.getpid())
-    if not faulthandler.is_enabled():  # where Spark has it on, its reports name the fault
+    if not faulthandler.is_enabled():  # reports of Spark's own handler name the fault
         faulthandler.enable()
     logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s slot {slot} %(name)s: %(message)s")
     for handler in logging.getLogger().handlers:
         if settings.options.log_format == "json":
             handler.setFormatter(Masked(JsonLines({"job": settings.job, "slot": slot})))
-        elif not isinstance(handler.formatter, Masked):  # Spark may use a process again
+        elif not isinstance(handler.formatter, Masked):  # Spark may reuse a process
             handler.setFormatter(Masked(handler.formatter or logging.Formatter()))
     if not settings.options.verbose:
         for handler in logging.getLogger().handlers:
@@ -103,40 +106,48 @@ def run_slot(slot: int, task_attempt: int, settings: SlotSettings) -> tuple[int,
 
 
 def expected(error: BaseException | None) -> bool:
-    """Is it what this process hears when another one died? Its message says all; the stack is of our own code."""
+    """True for errors caused by another process's death: their stack shows only our own code."""
     return isinstance(error, (Unavailable, PeerLost))
 
 
 def without_expected_stacks(record: logging.LogRecord) -> bool:
-    """A filter of log handlers. Nothing is left out but stacks."""
+    """Filter of log handlers: removes the stacks of expected errors."""
     if record.exc_info and expected(record.exc_info[1]):
         record.exc_info = record.exc_text = None
     return True
 
 
 def without_lost_peers(record: logging.LogRecord) -> bool:
-    """A filter of log handlers for people: leaves out that a connection broke because its other side died. The driver
-    tells in one line for all slots what died and when the job was back; the failure itself is in the job's status."""
+    """Filter of log handlers for people: drops records of connections whose other side died.
+
+    The driver logs one line for all slots about the death and the recovery; the failure itself is in the job's
+    status.
+    """
     return not getattr(record, PEER_LOST, False)
 
 
 @functools.cache
 def _sockets_of_spark(pid: int) -> list[int]:
-    """What this process had before its first slot. One that Spark uses again has more: what clients keep open, as the
-    pools of S3's, whose other side may close it at any time."""
+    """Sockets that this process had before its first slot.
+
+    A process that Spark reuses has more, such as the pools of S3 clients, whose other side may close them at any
+    time.
+    """
     return inherited_sockets()
 
 
 def result_of(slot: int, shutdown: Shutdown) -> tuple[int, str, str]:
-    """What the Spark task gives back. A slot that must leave although its job goes on raises: Spark would take a task
-    that returns for done, and never start the slot again."""
+    """Result of the Spark task. A slot that must leave while its job continues raises instead.
+
+    Spark would regard a task that returns as done, and never start the slot again.
+    """
     if shutdown.outcome == "replaced":
         raise Unavailable(f"slot {slot} leaves its job to another process: {shutdown.reason}")
     return slot, shutdown.outcome, shutdown.reason
 
 
 def local_root(run_id: str) -> Path:
-    """Local files of one run on this host; 0700, removed when its slots end."""
+    """Folder of the local files of one run on this host; mode 0700, removed when its slots end."""
     base = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0] or tempfile.gettempdir()
     root = Path(base) / f"barrier-runtime-{os.getuid()}"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -145,7 +156,7 @@ def local_root(run_id: str) -> Path:
 
 
 def _check_private(root: Path) -> None:
-    """In a folder that everybody may write to, somebody else may have made it first, with a mind to read our state."""
+    """Raises if another user may read the folder: in a shared parent, that user may have made it first."""
     found = root.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise InvalidJob(
@@ -156,7 +167,7 @@ def _check_private(root: Path) -> None:
 
 
 def remove_local(directory: Path) -> None:
-    """A slot's local files, those of its databases in memory, and the folder of the run if it was the last in it."""
+    """Removes a slot's local files, its databases' files in memory, and the run's folder if empty."""
     remove_all()
     shutil.rmtree(directory, ignore_errors=True)
     with contextlib.suppress(OSError):  # other slots of the run are still there
@@ -166,7 +177,7 @@ def remove_local(directory: Path) -> None:
 def _run_on_new_loop(main: Coroutine[Any, Any, Shutdown]) -> Shutdown:
     try:
         import uvloop
-    except ImportError:  # not made for every platform
+    except ImportError:  # not available on every platform
         return asyncio.run(main)
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
@@ -178,7 +189,7 @@ def _run_on_new_loop(main: Coroutine[Any, Any, Shutdown]) -> Shutdown:
 
 
 async def _end_what_is_left() -> None:
-    """Tasks that nobody waits for any more, as a deployment that was broken off: none may outlive the loop."""
+    """Cancels tasks that nobody waits for, such as an interrupted deployment: none may outlive the loop."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
@@ -192,7 +203,7 @@ async def _run(
     loop = asyncio.get_running_loop()
     try:
         graph = loaded_graph(settings)
-    except Exception as error:  # what a module of the user's raises when it is imported
+    except Exception as error:  # a user's module may raise anything during its import
         return await _cannot_run(slot, task_attempt, slot_uuid, settings, f"{type(error).__name__}: {error}")
     workers = Workers(loop)
     copies = LocalCopies()
@@ -244,11 +255,11 @@ async def _run(
     )
     watchdog.start()
     linking = loop.create_task(link.run())
-    workers.submit(partial(remove_what_the_dead_left, directory.parent), _removed)  # a replacement does not wait for it
+    workers.submit(partial(remove_what_the_dead_left, directory.parent), _removed)  # a replacement need not wait
     try:
         linking.add_done_callback(partial(_link_broke, this.left))
         shutdown = await this.left
-        # Spark uses the process again: what operators hold, as connections of sinks, is let go first.
+        # Spark reuses the process: operators close what they hold, such as connections of sinks, before.
         await asyncio.wait([loop.create_task(this.closed())], timeout=_LEAVE_S)
         return shutdown
     finally:
@@ -261,14 +272,14 @@ async def _run(
 
 
 def loaded_graph(settings: SlotSettings) -> JobGraph:
-    """The program of a slot. One that replaces another is loaded here, so that what is wrong with it can be told."""
+    """Program of a slot. A replacing program is unpickled here, so that the slot can report its errors."""
     if isinstance(settings.graph, JobGraph):
         return settings.graph
-    return cast(JobGraph, pickle.loads(settings.graph))  # came in Spark's closure, like any other function
+    return cast(JobGraph, pickle.loads(settings.graph))  # from Spark's closure, like any other function
 
 
 async def _cannot_run(slot: int, task_attempt: int, slot_uuid: str, settings: SlotSettings, why: str) -> Shutdown:
-    """Say so, and leave when that is heard: the job goes on without this program."""
+    """Reports why the program cannot run, and leaves: the job continues without this program."""
     left: asyncio.Future[Shutdown] = asyncio.get_running_loop().create_future()
 
     def handle(message: object) -> None:
@@ -312,13 +323,13 @@ def _removed(result: None, error: BaseException | None) -> None:
 
 
 def _link_broke(left: "asyncio.Future[Shutdown]", linking: "asyncio.Task[None]") -> None:
-    """The link's loop ends only when it is closed; anything else is a bug that must end the slot, not hang it."""
+    """Ends the slot if the link's loop ended without being closed, a bug that must not hang the slot."""
     if not linking.cancelled() and not left.done():
         left.set_exception(linking.exception() or ProtocolViolation("the control link ended by itself: report this"))
 
 
 def _own_address_towards(address: tuple[str, int]) -> str:
-    """This host's address on the network of the coordinator: loopback when that is where it listens."""
+    """Address of this host on the coordinator's network; loopback if the coordinator listens there."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])
@@ -326,8 +337,10 @@ def _own_address_towards(address: tuple[str, int]) -> str:
 
 @contextlib.contextmanager
 def lent_environment(variables: dict[str, str]) -> Iterator[None]:
-    """Set what is not set here, for as long as the slot runs: the next job in this process may be meant for another
-    endpoint."""
+    """Sets variables that are unset here while the slot runs.
+
+    The next job in this process may use another endpoint.
+    """
     lent = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(lent)
     try:
@@ -339,9 +352,11 @@ def lent_environment(variables: dict[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def living_in(directory: Path) -> Iterator[None]:
-    """Holds a lock in `directory` for as long as this process lives. A process id would not do: it is of one container,
-    and the folder may be shared. The lock has its name once it is held: who finds one that nobody holds removes the
-    folder."""
+    """Holds a lock in `directory` while this process lives.
+
+    A process id would not do: it belongs to one container, and several may share the folder. The lock file gets its
+    name after it is locked: whoever finds an unlocked file removes the folder.
+    """
     made = directory / f"{_LIFE}.new"
     with made.open("w") as life:
         fcntl.flock(life, fcntl.LOCK_EX)
@@ -350,13 +365,13 @@ def living_in(directory: Path) -> Iterator[None]:
 
 
 def remove_what_the_dead_left(run_directory: Path) -> None:
-    """Directories of slots of this run whose process is gone (SIGKILL leaves them behind)."""
+    """Removes directories of slots of this run whose process is gone (SIGKILL leaves them behind)."""
     if not run_directory.is_dir():
         return
     for entry in run_directory.iterdir():
         try:
             with (entry / _LIFE).open() as life:
                 fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # it lives, or is just being made
+        except OSError:  # the slot lives, or its folder is being made
             continue
         shutil.rmtree(entry, ignore_errors=True)

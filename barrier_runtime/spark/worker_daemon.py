@@ -1,7 +1,7 @@
-"""PySpark's worker daemon with our imports done before it forks: a replaced slot starts without importing anything.
+"""PySpark's worker daemon, which imports our modules before it forks: replaced slots need not.
 
-Named in `spark.python.daemon.module`. Threads that libraries start at import do not survive a fork; the ones imported
-here (numpy, pyarrow) install fork handlers of their own, and nothing runs on threads before the fork.
+Named in `spark.python.daemon.module`. Threads that libraries start at import do not survive a fork; the libraries
+imported here (numpy, pyarrow) install fork handlers, and nothing runs on threads before the fork.
 """
 
 import faulthandler
@@ -14,7 +14,7 @@ import zipimport
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# By name, so that no tool takes them for unused. Together about 0.7 s that a replacement does not spend.
+# By name, so that no tool takes the imports for unused. Together they save a replacement about 0.7 s.
 _PRELOADED = (
     "pyarrow.compute",
     "pyarrow.parquet",
@@ -38,7 +38,7 @@ _PRELOADED = (
 
 
 def preload() -> None:
-    """A flow imports operators when it uses them, so all of them are imported here."""
+    """Imports `_PRELOADED` and all operators, because a flow imports operators only when it uses them."""
     operators = importlib.import_module("barrier_runtime.operators")
     below = pkgutil.walk_packages(operators.__path__, f"{operators.__name__}.")
     for name in (*_PRELOADED, *(module.name for module in below)):
@@ -49,32 +49,35 @@ def preload() -> None:
 
     if os.environ.get(STORE) in ("s3", "s3a"):
         _preload_s3()
-    pyarrow.array([0])  # where pandas is installed, pyarrow imports it at its first conversion: 0.4 s of a slot's loop
+    pyarrow.array([0])  # imports pandas, if installed: 0.4 s of a slot's loop at its first conversion
 
 
 def _preload_s3() -> None:
-    """Imports both clients and reads boto3's descriptions of S3: 0.35 s of processor time. Makes no connection."""
+    """Imports both S3 clients and reads boto3's descriptions: 0.35 s of processor time. Connects nowhere."""
     from barrier_runtime.state.errors import InvalidJob
 
     try:
         for name in ("obstore.store", "barrier_runtime.state.store.s3.by_obstore"):
             importlib.import_module(name)
         importlib.import_module("barrier_runtime.state.store.s3.aws").read_descriptions()
-    except (ImportError, InvalidJob):  # the slot meets the same trouble, and reports it with the remedy
+    except (ImportError, InvalidJob):  # the slot has the same error, and reports it with the remedy
         return
 
 
 def forget_archives() -> None:
-    """pyspark is imported from an archive, by a finder for each of its folders. Every worker begins with
-    `importlib.invalidate_caches`, and each such finder then reads the whole directory of the archive anew: 0.4 s of a
-    slot's start. A finder that is wanted again is made again, from the directory that is in memory."""
+    """Removes the finders of zip archives, which saves 0.4 s of a slot's start.
+
+    PySpark is imported from an archive, by a finder for each of its folders. Every worker begins with
+    `importlib.invalidate_caches`, and then each finder reads the whole directory of the archive again. A finder that
+    is needed again is made from the directory in memory.
+    """
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimport.zipimporter):
             del sys.path_importer_cache[path]
 
 
 def keep_from_collector() -> None:
-    """What is imported lives for ever. A worker that walks it copies its pages, and takes 0.1 s for it."""
+    """Freezes imported objects: a worker that collects them would copy their pages, in 0.1 s."""
     gc.collect()
     gc.freeze()
 
@@ -84,7 +87,7 @@ if __name__ == "__main__":
 
     from barrier_runtime.spark import deaths
 
-    faulthandler.enable()  # the workers inherit it
+    faulthandler.enable()  # inherited by the workers
     preload()
     forget_archives()
     keep_from_collector()
