@@ -47,8 +47,7 @@ def compile_plan(
 ) -> JobGraph:
     """Checks the plan and builds its graph. Raises `InvalidJob`.
 
-    `list_splits` lists the sources' splits (reads folders, asks servers).
-    """
+    `list_splits` lists the sources' splits (reads folders, asks servers)."""
     if not 1 <= parallelism <= max_parallelism <= MAX_PARALLELISM_LIMIT:
         raise InvalidJob(
             f"flow {plan.name!r}: parallelism {parallelism} with max_parallelism {max_parallelism}: "

@@ -65,8 +65,7 @@ def interleaved(nodes: Sequence[Node], number: int) -> list[tuple[str, str]]:
     """Steps at or above node `number` that merge inputs while event time is followed row by row.
 
     The follower is the merging step or a step after it on the way to `number`. Returns names, and why a replay may
-    produce other rows.
-    """
+    produce other rows."""
     found: list[tuple[str, str]] = []
     todo, seen = [(number, "")], set[tuple[int, bool]]()
     while todo:

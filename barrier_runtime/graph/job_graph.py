@@ -72,8 +72,7 @@ class SourceSpec:
 class Chain:
     """Steps that run in one subtask.
 
-    A chain with a source has no input edge; the source's name is the first name.
-    """
+    A chain with a source has no input edge; the source's name is the first name."""
 
     id: int
     operators: tuple[OperatorSpec, ...]
@@ -100,8 +99,7 @@ class Chain:
 class Edge:
     """Exchange of rows between two chains.
 
-    `operator` and `tag` name a side output; they are empty for the main output of the chain's last operator.
-    """
+    `operator` and `tag` name a side output; they are empty for the main output of the chain's last operator."""
 
     id: int
     source_chain: int

@@ -27,8 +27,7 @@ _ONE_ROW = ("max", "last", "arg_max")  # of all updates they use the right one, 
 class Updated:
     """Column whose values `step` of kind `kind` (`RUNNING`, `EARLY`, `LATE`) emits again with updates.
 
-    `keys`: the newest value per key counts.
-    """
+    `keys`: the newest value per key counts."""
 
     step: str
     kind: str
@@ -59,8 +58,7 @@ NONE = Updates()
 class UpdatesOfStep:
     """Updates at a step.
 
-    `counts`: warning about counted updates, or empty. `gives`: own columns that are updates.
-    """
+    `counts`: warning about counted updates, or empty. `gives`: own columns that are updates."""
 
     counts: Callable[[Updates], str]
     gives: Collection[str] = ()

@@ -85,8 +85,7 @@ class Follower:
     def lines(self, status: JobStatus, width: int | None = None) -> list[str]:
         """Returns a line per sink; a single line for the job until figures of a sink are known.
 
-        A line that does not fit into `width` columns is shortened; then the name of the sink is cut.
-        """
+        A line that does not fit into `width` columns is shortened; then the name of the sink is cut."""
         rate = self._rows_per_s(status)
         speed = "" if rate is None else f", {rate:,.0f}/s"
         heads = [f"{status.records:,} rows{read}{speed}" for read in (" read", "")]
@@ -182,8 +181,7 @@ def progress_shown(stream: TextIO | None = None, every_s: float = _PLAIN_S, *, p
     """Yields a function that shows a status: a line per sink.
 
     On a terminal lines are updated in place, elsewhere printed every `every_s`. `stream`: standard error by default.
-    `plain`: lines are never overwritten, because other processes write to this terminal, too.
-    """
+    `plain`: lines are never overwritten, because other processes write to this terminal, too."""
     out = sys.stderr if stream is None else stream
     if out is None:  # a program without a console
         yield lambda status: None
@@ -251,8 +249,7 @@ class Watched(Protocol):
 def live_widget(handle: Watched) -> Any | None:
     """Widget for a notebook: figures that update themselves, and a button that stops the job.
 
-    None if ipywidgets is not installed.
-    """
+    None if ipywidgets is not installed."""
     try:
         import ipywidgets
     except ImportError:
@@ -285,8 +282,7 @@ def _widget_text(handle: Watched) -> str:
 def table_of(status: JobStatus) -> str:
     """HTML table of a job's figures.
 
-    `at_ms` is the coordinator's clock, and 0 for a job that has ended: its figures have no age.
-    """
+    `at_ms` is the coordinator's clock, and 0 for a job that has ended: its figures have no age."""
     figures = live(status, status.at_ms)
     cells = "".join(
         f'<td style="padding:2px 14px 2px 0"><small>{name}</small><br><b>{html.escape(figures[key])}</b></td>'
@@ -360,8 +356,7 @@ def first_rows(plan: Plan, stream: Input, rows: int, within_s: float | None = No
     """Returns at most `rows` rows that `stream` produces within `within_s` seconds.
 
     The steps that lead to the stream run in this process with one subtask each, without the flow's sinks and
-    checkpoints, and stop after enough rows. Raises the errors of a failed job.
-    """
+    checkpoints, and stop after enough rows. Raises the errors of a failed job."""
     if not isinstance(rows, int) or rows < 1:
         raise InvalidJob(f"show: {rows!r} rows: give a whole number from 1 on")
     if within_s is not None and not 0 < within_s <= _LONGEST_S:

@@ -158,8 +158,7 @@ def run_local(plan: Plan, options: JobOptions, *, wire: bool | None = None) -> J
     """Runs `plan` in this process until the job ends. Raises the errors of `Dataflow.run`.
 
     `options`: from `JobOptions.for_local_run`. `wire`: for tests, see the module. Ctrl-C ends the job, and SIGTERM
-    ends the program; temporary folders are removed in both cases.
-    """
+    ends the program; temporary folders are removed in both cases."""
     slots: list[Slot] = []
     with _Termination() as termination:
         run = partial(run_graph, wire=wire, slots=slots)
@@ -169,8 +168,7 @@ def run_local(plan: Plan, options: JobOptions, *, wire: bool | None = None) -> J
 def run_until_terminated(plan: Plan, options: JobOptions) -> tuple[JobResult | None, bool]:
     """`run_local` of a command: SIGTERM stops the job with a last checkpoint within 8 seconds.
 
-    Returns the result (None after the 8 seconds) and whether the signal came. For the main thread.
-    """
+    Returns the result (None after the 8 seconds) and whether the signal came. For the main thread."""
     told = _Terminator()
     try:
         return _run(plan, options, told.run_graph, ()), told.came
@@ -236,8 +234,7 @@ class _Terminator:
 class _Termination:
     """Handles SIGTERM in programs without a handler of their own.
 
-    The job is cancelled and its folders are removed; then the signal ends the program.
-    """
+    The job is cancelled and its folders are removed; then the signal ends the program."""
 
     def __init__(self) -> None:
         self._ours = False
@@ -259,8 +256,7 @@ class _Termination:
     async def watched(self, job: Coroutine[Any, Any, JobStatus]) -> JobStatus:
         """Runs `job` with a handler on the loop, which cancels the job.
 
-        A handler that raises could raise in any task, and the task might handle the exception.
-        """
+        A handler that raises could raise in any task, and the task might handle the exception."""
         if not (self._ours and _in_main_thread()):
             return await job
         loop, running = asyncio.get_running_loop(), asyncio.current_task()
@@ -345,8 +341,7 @@ async def run_graph(
 
     `runner`: of a caller who follows or stops the job; run by this function. `wire`: see the module; None means
     `wire_by_default`. `clock`: of the slots. `slots` receives the slots as they start, for the program that runs the
-    job. `programs`: by name in `JobSpec`, the programs that may replace the first program.
-    """
+    job. `programs`: by name in `JobSpec`, the programs that may replace the first program."""
     pa.array([0])  # the first conversion imports pandas: not in the loop of a running slot
     wire = wire_by_default if wire is None else wire
     output = WireOutput if wire else LocalOutput
@@ -406,8 +401,7 @@ def _leave_the_heap(dropped: bool) -> None:
     """Does nothing: this process belongs to the user's program.
 
     A slot in a process of its own freezes objects after start-up and collects a dropped generation. Here the user's
-    frozen objects stay frozen, and the collector frees the rest.
-    """
+    frozen objects stay frozen, and the collector frees the rest."""
 
 
 def _slot(

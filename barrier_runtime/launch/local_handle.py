@@ -81,8 +81,7 @@ class LocalJobHandle:
     def stop(self, mode: Literal["checkpoint", "now"] = "checkpoint", *, drain: bool = False) -> None:
         """Ends the job: after a last committed checkpoint ("checkpoint") or at once ("now").
 
-        `wait` waits for the end. `drain`: sources end first, so windows and timers fire.
-        """
+        `wait` waits for the end. `drain`: sources end first, so windows and timers fire."""
         how = how_to_stop(mode, drain)
         with self._lock:
             if self._running is None:
@@ -101,8 +100,7 @@ class LocalJobHandle:
     def wait(self, timeout: float | None = None) -> JobResult:
         """Waits until the job ends. Ctrl-C ends the waiting, not the job.
 
-        Raises `JobFailed`, `Fenced`, or `Unavailable` after `timeout` seconds.
-        """
+        Raises `JobFailed`, `Fenced`, or `Unavailable` after `timeout` seconds."""
         if not self._over.wait(timeout):
             raise Unavailable(f"job {self._name} still runs after {timeout} s: wait longer or stop it")
         if self._error is not None:

@@ -120,7 +120,6 @@ def start(plan: Plan, options: JobOptions) -> "JobHandle":
 
 
 def _shared_store(url: str) -> ObjectStore:
-    """Opens the store of a job that has several processes."""
     if url.startswith("memory://"):
         raise InvalidJob(
             f"checkpoints={shown(url)!r} is the memory of one process, a Spark job runs in several: "
@@ -132,9 +131,7 @@ def _shared_store(url: str) -> ObjectStore:
 def _url_for_slots(url: str) -> str:
     """URL of the same place for processes with another working directory.
 
-    An S3 URL stays as given: the endpoint that the URL may name must reach the slots, or they would write to another
-    S3.
-    """
+    S3 URLs stay as given: without the endpoint that they may name, slots would write to another S3."""
     return url if url.startswith(("s3://", "s3a://")) else open_store(url).url
 
 
@@ -224,9 +221,7 @@ class JobHandle:
     def why(self, checkpoint: int | None = None) -> Answer:
         """Explains a slow or failed checkpoint, or (None) why the job does not start or got slow.
 
-        Returns reasons with evidence and remedy, ready to print. Raises `InvalidJob` for a checkpoint that is not
-        among the last 100.
-        """
+        Prints as reasons with evidence and remedy. Raises `InvalidJob` for a checkpoint before the last 100."""
         if self._last is not None and self._last.missing_slots:
             self._tell_room()
         return self._coordinator.client.why(self._spec.job, checkpoint, self._spec.run_id)
@@ -238,8 +233,7 @@ class JobHandle:
         """Copies the state of the running job to the folder `url`, and returns the complete savepoint.
 
         The folder is self-contained: a job begins with the savepoint by `restore=url`. Raises `SavepointFailed`, or
-        `Unavailable` after `timeout` seconds.
-        """
+        `Unavailable` after `timeout` seconds."""
         asked, client, spec = savepoint_asked(url), self._coordinator.client, self._spec
         ask = partial(client.savepoint, spec.job, asked, spec.run_id)
         return wait_for_savepoint(spec.job, asked, ask, self._coordinator.status, timeout)
@@ -255,11 +249,8 @@ class JobHandle:
 
         `savepoint`: a folder or URL. The job ends with a savepoint there, which is returned when the job has ended
         and everything is committed. If the savepoint cannot be written, the job continues and `SavepointFailed` is
-        raised.
-
-        `drain`: sources end first, so windows and timers fire as at the end of all input, and their rows are
-        committed; for a job that will not continue. A drained job ends even if its savepoint cannot be written.
-        """
+        raised. `drain`: sources end first, so windows and timers fire as at the end of all input, and their rows are
+        committed; for a job that will not continue. A drained job ends even if its savepoint cannot be written."""
         how = how_to_stop(mode, drain, savepoint)
         asked = None if savepoint is None else savepoint_asked(savepoint)
         self._stop_told = self._last.leader if self._last is not None else ""
@@ -286,11 +277,10 @@ class JobHandle:
     def rescale(self, parallelism: int, timeout: float = DEFAULT_TIMEOUT_S) -> Rescaled:
         """Changes the number of slots to `parallelism` (at most max_parallelism) while the job runs.
 
-        New slots are started first; then the sources stop at a checkpoint, and the new slots continue from that
-        checkpoint. No row is read twice. Slots that are no longer needed release their cores. Raises `RescaleFailed`
-        when the job continues unchanged, for example because the cores are not available within `timeout` seconds,
-        or the last checkpoint is not stored within that time.
-        """
+        New slots start first; then the sources stop at a checkpoint, from which the new slots continue. No row is
+        read twice. Slots that are no longer needed release their cores. Raises `RescaleFailed` if the job continues
+        unchanged, for example because within `timeout` seconds the cores are not free or the last checkpoint is not
+        stored."""
         asked, client, spec = rescale_asked(parallelism, timeout), self._coordinator.client, self._spec
         ask = partial(client.rescale, spec.job, asked, spec.run_id)
         return wait_for_rescale(spec.job, asked, ask, self._coordinator.status)
@@ -300,12 +290,10 @@ class JobHandle:
     ) -> Replaced:
         """Replaces the program of the running job by `flow`, which has the job's name.
 
-        The new program's slots are started first, beside the old slots, and the program is checked against the job's
-        state. Then the sources stop at a checkpoint, and the new slots continue from that checkpoint. No row is read
-        twice. Raises `ReplaceFailed` when the job continues unchanged: the program cannot be loaded or does not fit
-        (`allow_non_restored` drops state that the program lacks), or the cores for as many slots again are not
-        available within `timeout` seconds.
-        """
+        The new slots start first, beside the old slots, and the program is checked against the job's state; then the
+        sources stop at a checkpoint, from which the new slots continue. No row is read twice. Raises `ReplaceFailed`
+        if the job continues unchanged: the program cannot be loaded or does not fit (`allow_non_restored` drops
+        state that the program lacks), or the cores for as many slots again are not free within `timeout` seconds."""
         client, spec = self._coordinator.client, self._spec
         if self._job.has_batch_functions:
             raise InvalidJob(f"job {spec.job} has for_each_batch: stop it with a savepoint, and start the new program")

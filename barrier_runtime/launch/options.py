@@ -153,8 +153,7 @@ def typed(given: Mapping[str, object]) -> dict[str, Any]:
 def refuse_for_spark(given: Mapping[str, str], remedy: str) -> None:
     """Raises `InvalidJob` for options that a local run would ignore.
 
-    `given`: option -> the user's name of the option.
-    """
+    `given`: option -> the user's name of the option."""
     idle = [said for name, said in given.items() if _is_for_spark(name)]
     if idle:
         raise InvalidJob(
@@ -280,8 +279,7 @@ _CHANGED_BY = {"checkpoint_interval": "min_pause", "max_concurrent": "min_pause"
 def effective(options: JobOptions, sources: Mapping[str, str], *, local: bool = False) -> dict[str, str]:
     """Returns each option's value in force, followed by the value's source in brackets.
 
-    `sources`: of the given options. `local`: only options with a meaning in a local run.
-    """
+    `sources`: of the given options. `local`: only options with a meaning in a local run."""
     values = _in_force(options) | {name: "" for name in _MADE if name not in sources}
     told = {}
     for name, option in OPTIONS.items():

@@ -37,8 +37,7 @@ class JobFailed(BarrierRuntimeError):
     """The job ended in failure; the text ends with the remedy.
 
     If a function of the user raised, `__cause__` is that exception after `run_local`; on Spark the text begins with
-    its traceback. `told` is the whole text.
-    """
+    its traceback. `told` is the whole text."""
 
     def __init__(self, message: str, status: JobStatus | None = None, told: str = "") -> None:
         super().__init__(message)
@@ -77,8 +76,7 @@ class JobResult:
 def interruption_told(job: str, goes_on: bool) -> Iterator[None]:
     """Replaces the message of a Ctrl-C inside the context by the state of the job, without frames.
 
-    `goes_on`: true if the next run continues from checkpoints.
-    """
+    `goes_on`: true if the next run continues from checkpoints."""
     try:
         yield
     except KeyboardInterrupt:
@@ -102,8 +100,7 @@ def how_to_stop(mode: str, drain: bool, savepoint: str | None = None) -> Literal
 def raise_unless_ended_well(status: JobStatus, troubles: Sequence[BaseException] = ()) -> None:
     """Raises `Fenced` if another run took over the job, and `JobFailed` if the job failed.
 
-    Returns if the job finished or was stopped. `troubles`: errors that slots of this process raised.
-    """
+    Returns if the job finished or was stopped. `troubles`: errors that slots of this process raised."""
     if status.outcome in ("fenced", "replaced"):
         raise Fenced(status.error or status.reason)
     if status.outcome not in ("finished", "cancelled"):

@@ -149,8 +149,7 @@ def patient_listing(options: JobOptions) -> ListSplits:
     """Returns the listing of splits for `compile_plan`.
 
     While a server does not answer, the driver waits as long as the restart strategy allows, as slots do
-    (`coordinator.checkpoints.failures`); then the last `Unavailable` is raised.
-    """
+    (`coordinator.checkpoints.failures`); then the last `Unavailable` is raised."""
     wait_limit_ms = RestartPolicy(restart_options(options)).wait_limit_ms
     allowed = "sets no end" if wait_limit_ms is None else f"allows {wait_limit_ms / 1000:g} s"
 
@@ -178,8 +177,7 @@ def commit_removed_sinks(graph: JobGraph, store: ObjectStore, options: JobOption
 
     `allow_non_restored` drops the state of operators that are gone. A decided transaction is not state: everything
     upstream counts its rows, and no other sink will write them. Committing is idempotent, also beside a run that
-    still lives. Raises `InvalidJob`, with the sink and the number of transactions, if the commit fails.
-    """
+    still lives. Raises `InvalidJob`, with the sink and the number of transactions, if the commit fails."""
     if not options.allow_non_restored or options.restore == "none":
         return
     if get_or_none(store, Paths(graph.name).log_record(FIRST_POSITION)) is None:
@@ -233,8 +231,7 @@ def _staged(graph: JobGraph) -> Iterator[StagedSource]:
 def restore_preview(spec: JobSpec, options: JobOptions, sources: Sequence[SourceSpec]) -> tuple[str, bool]:
     """Page for people about the restore of a start, and whether the job would start. Writes nothing.
 
-    `sources`: of the flow, with their current splits. Raises `InvalidJob` if there is nothing to restore.
-    """
+    `sources`: of the flow, with their current splits. Raises `InvalidJob` if there is nothing to restore."""
     if options.checkpoints is None:
         raise InvalidJob("what a start would restore is in the job's folder: give checkpoints=")
     store = open_as_found(options.checkpoints)

@@ -47,8 +47,7 @@ def wait_until_over(
     """Returns the first result that `over` finds in a status; None after `timeout` seconds.
 
     `status` returns None while the coordinator restarts. A new leader does not know the request, so `ask` repeats
-    the request. Raises the errors of `over`, and `ended(status)` if the job ends before.
-    """
+    the request. Raises the errors of `over`, and `ended(status)` if the job ends before."""
     until = None if timeout is None else time.monotonic() + timeout
     leader = ""
     while until is None or time.monotonic() < until:
@@ -81,8 +80,7 @@ def wait_for_change(
     """Waits for the change `id` of a running job (number of slots, program) and returns its record.
 
     `became`: the change, as in "it was rescaled". `stays`: what the job keeps if the change fails. `ask`, `status`:
-    see `wait_until_over`. Raises `failed` when the job continues unchanged, or has ended before.
-    """
+    see `wait_until_over`. Raises `failed` when the job continues unchanged, or has ended before."""
 
     def over(known: JobStatus) -> RescaleStatus | None:
         found = next((each for each in known.rescales if each.id == id), None)
@@ -141,8 +139,7 @@ def savepoint_asked_again(asked: SavepointAsked, known: JobStatus) -> SavepointA
     """Returns the earlier request for a final savepoint in the same folder, if any, else `asked`.
 
     The earlier request must be open, or the job must have ended with its savepoint. So a repeated command gets the
-    result of the first.
-    """
+    result of the first."""
     for each in reversed(known.savepoints):
         same = each.stops and each.url == asked.url and not each.error
         if same and (each.ended_ms is None or known.outcome is not None):
@@ -161,8 +158,7 @@ def wait_for_savepoint(
 ) -> SavepointTaken:
     """Waits until the savepoint is complete and, with `ends`, until the job has ended.
 
-    `ask`, `status`: see `wait_until_over`. Raises `SavepointFailed`, or `Unavailable` after `timeout` seconds.
-    """
+    `ask`, `status`: see `wait_until_over`. Raises `SavepointFailed`, or `Unavailable` after `timeout` seconds."""
 
     def over(known: JobStatus) -> SavepointTaken | None:
         taken = savepoint_of(known, asked.id)
@@ -202,8 +198,7 @@ class RescaleFailed(BarrierRuntimeError):
 class Rescaled:
     """A completed rescale. `pause_ms`: from the order to stop the sources until the new slots ran.
 
-    `checkpoint`: the checkpoint from which the new slots continue; None if there was nothing to do.
-    """
+    `checkpoint`: the checkpoint from which the new slots continue; None if there was nothing to do."""
 
     before: int
     parallelism: int
@@ -245,8 +240,7 @@ class ReplaceFailed(BarrierRuntimeError):
 class Replaced:
     """A completed replace. `pause_ms`: from the order to stop the sources until the new program ran.
 
-    `checkpoint`: the checkpoint from which the new program continues.
-    """
+    `checkpoint`: the checkpoint from which the new program continues."""
 
     checkpoint: int | None
     pause_ms: int
@@ -309,16 +303,14 @@ def new_program(plan: Plan, of_flow: Mapping[str, object], order: LoadOrder) -> 
 def load_order(flow: str, spec: JobSpec, answer: str = "") -> LoadOrder:
     """Makes a load order. `spec`: of the run's start, also for a job that was rescaled since.
 
-    The reason: a generated source has a split for each slot of the parallelism for which its flow was compiled.
-    """
+    The reason: a generated source has a split for each slot of the parallelism for which its flow was compiled."""
     return LoadOrder(flow, spec.job, spec.parallelism, spec.max_parallelism, spec.checkpoints.mode, answer)
 
 
 def replace_asked(flow: str, timeout_s: float, *, allow_non_restored: bool = False) -> ReplaceAsked:
     """Makes a request. `flow`: "app.py:flow", or "" for a program at hand.
 
-    `timeout_s`: for the new slots to register.
-    """
+    `timeout_s`: for the new slots to register."""
     if not timeout_s > 0:
         raise InvalidJob(f"timeout={timeout_s!r}: give seconds for the new slots to come")
     timeout_ms = max(1, round(timeout_s * 1000))
@@ -339,8 +331,7 @@ class Programs:
     """Loads requested programs, once per request id, in a separate thread, and reports the results.
 
     `own`: file and flow that this program was started with, or "". Only this file can be loaded: a holder of the
-    token can have no other code loaded.
-    """
+    token can have no other code loaded."""
 
     def __init__(
         self,

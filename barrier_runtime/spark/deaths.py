@@ -18,8 +18,7 @@ _found: dict[int, str] = {}
 def watch() -> None:
     """Installs the handler in the daemon before it forks.
 
-    PySpark's manager ignores SIGCHLD from its start, so the handler is set after each fork.
-    """
+    PySpark's manager ignores SIGCHLD from its start, so the handler is set after each fork."""
     os.register_at_fork(after_in_parent=_listen, after_in_child=_ignore)
 
 
@@ -55,8 +54,7 @@ def _note(pid: int, number: int) -> None:
     """Records and reports a death. Must not raise: the daemon and its workers would end.
 
     The handler may interrupt itself when two workers die at once. Therefore the line goes to `os.write`:
-    `sys.stderr` refuses writes meanwhile.
-    """
+    `sys.stderr` refuses writes meanwhile."""
     name = signal.Signals(number).name
     _found[pid] = name
     for old in list(_found)[:-_KEPT]:

@@ -196,8 +196,7 @@ class WrittenFrames:
 def arrow_schema(dataframe: Any, where: str) -> pa.Schema:
     """Arrow schema with timestamps in UTC.
 
-    Raises `InvalidJob` for other objects than DataFrames, and for columns that Arrow cannot hold.
-    """
+    Raises `InvalidJob` for other objects than DataFrames, and for columns that Arrow cannot hold."""
     try:
         from pyspark.errors import PySparkException
         from pyspark.sql.pandas.types import to_arrow_schema
@@ -220,8 +219,7 @@ def arrow_schema(dataframe: Any, where: str) -> pa.Schema:
 def write_partitions(dataframe: Any, schema: pa.Schema, url: str, prefix: str, where: str) -> list[WrittenFrames]:
     """Runs the query; writes a Parquet object `<prefix><name>` per partition with rows, in their order.
 
-    Without any rows there is one object without rows. Raises `InvalidJob` when the query fails.
-    """
+    Without any rows there is one object without rows. Raises `InvalidJob` when the query fails."""
     writer = _PartitionWriter(schema, url, prefix, forwarded_environment())
     rows = _collected(dataframe.mapInArrow(writer, _WRITTEN), where)
     if not rows:
@@ -281,8 +279,7 @@ def _fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 def _collected(dataframe: Any, where: str) -> list[Any]:
     """Collects all rows. Cancels a query whose tasks fail repeatedly.
 
-    In a session for slots Spark would retry for ever.
-    """
+    In a session for slots Spark would retry for ever."""
     context = dataframe.sparkSession.sparkContext
     tag = f"barrier-runtime-stage-{uuid.uuid4().hex}"
     ended = threading.Event()

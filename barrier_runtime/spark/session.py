@@ -48,8 +48,7 @@ def check_java() -> int:
 def check_worker_python(program: str, path: str) -> None:
     """Checks that Spark's workers can import this package. Raises `InvalidJob`.
 
-    `program`: Spark's `pythonExec`. `path`: the PYTHONPATH that Spark gives to its workers.
-    """
+    `program`: Spark's `pythonExec`. `path`: the PYTHONPATH that Spark gives to its workers."""
     found = shutil.which(program)
     if found == sys.executable:
         return
@@ -125,8 +124,7 @@ def make_session(job: str, master: str, extra: dict[str, str], checkpoints: str 
     """Makes a SparkSession with our settings.
 
     Raises `InvalidJob` without Java, without pyspark, or if another context is live. `checkpoints`: URL of the job's
-    store, whose client the worker daemon imports before it forks.
-    """
+    store, whose client the worker daemon imports before it forks."""
     check_java()
     try:
         from pyspark import SparkContext
@@ -157,8 +155,7 @@ def make_session(job: str, master: str, extra: dict[str, str], checkpoints: str 
 def _quieten(spark: Any) -> None:
     """Silences Spark's loggers, which would print two Java stacks for each slot that is replaced.
 
-    A slot's own messages, with Python tracebacks, still go to standard error.
-    """
+    A slot's own messages, with Python tracebacks, still go to standard error."""
     log4j = spark.sparkContext._jvm.org.apache.logging.log4j
     for name in _NOISY_LOGGERS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)

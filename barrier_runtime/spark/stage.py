@@ -37,8 +37,7 @@ class SlotTasks:
     """One Spark job with slots.
 
     `wanted()` returns the slots of this job that the coordinator still wants, before a failed job is submitted
-    again.
-    """
+    again."""
 
     def __init__(
         self,
@@ -173,8 +172,7 @@ class AllSlots:
     def _is_carried(self, place: "_Place") -> bool:
         """True if a Spark job of its own carries the slot.
 
-        The first Spark job does not count: it runs as long as any of its slots, also after this slot has left.
-        """
+        The first Spark job does not count: it runs as long as any of its slots, also after this slot has left."""
         carrier = self._carriers.get(place)
         return carrier is not None and carrier is not self._first and carrier.alive and not carrier.given_up
 
@@ -222,8 +220,7 @@ class AllSlots:
     def _wanted_of(self, carrier: SlotTasks) -> Sequence[int]:
         """Slots of `carrier` to start again.
 
-        Omits slots that moved to another Spark job or that the job no longer has.
-        """
+        Omits slots that moved to another Spark job or that the job no longer has."""
         carriers = dict(self._carriers)
         own = [place[1] for place, by in carriers.items() if by is carrier and self._is_of_job(place)]
         return own if self._runs() else ()
@@ -331,8 +328,7 @@ def _group_of(job: Any) -> str:
 def cluster_of(master: str, ui_port: int, application: str) -> "tuple[int, Counter[str]] | None":
     """Cores of a standalone cluster, and the cores of its other applications by name.
 
-    None if the cluster is of another kind, or its master's page does not answer.
-    """
+    None if the cluster is of another kind, or its master's page does not answer."""
     found = _MASTER.match(master)
     if found is None:
         return None

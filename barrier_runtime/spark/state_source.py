@@ -27,8 +27,7 @@ class BarrierStateSource(DataSource):  # type: ignore[misc]
     """Data source of stored state. Raises `InvalidJob` for missing state.
 
     Options: `path` (a savepoint, or with `job` the folder of checkpoints), `checkpoint` (a number; default: the
-    newest when the DataFrame is made) and `state`, as operator.state.
-    """
+    newest when the DataFrame is made) and `state`, as operator.state."""
 
     @classmethod
     def name(cls) -> str:

@@ -57,8 +57,7 @@ _LEAVE_S = 10.0  # time limit for closing operators at the end
 class SlotSettings:
     """Settings of a slot, sent in Spark's closure.
 
-    The secret is as safe as Spark's RPC, see docs/security.md.
-    """
+    The secret is as safe as Spark's RPC, see docs/security.md."""
 
     graph: JobGraph | bytes  # bytes: a program that replaces the job's, from `closure.pickled`
     options: SlotOptions
@@ -121,8 +120,7 @@ def without_lost_peers(record: logging.LogRecord) -> bool:
     """Filter of log handlers for people: drops records of connections whose other side died.
 
     The driver logs one line for all slots about the death and the recovery; the failure itself is in the job's
-    status.
-    """
+    status."""
     return not getattr(record, PEER_LOST, False)
 
 
@@ -131,16 +129,14 @@ def _sockets_of_spark(pid: int) -> list[int]:
     """Sockets that this process had before its first slot.
 
     A process that Spark reuses has more, such as the pools of S3 clients, whose other side may close them at any
-    time.
-    """
+    time."""
     return inherited_sockets()
 
 
 def result_of(slot: int, shutdown: Shutdown) -> tuple[int, str, str]:
     """Result of the Spark task. A slot that must leave while its job continues raises instead.
 
-    Spark would regard a task that returns as done, and never start the slot again.
-    """
+    Spark would regard a task that returns as done, and never start the slot again."""
     if shutdown.outcome == "replaced":
         raise Unavailable(f"slot {slot} leaves its job to another process: {shutdown.reason}")
     return slot, shutdown.outcome, shutdown.reason
@@ -339,8 +335,7 @@ def _own_address_towards(address: tuple[str, int]) -> str:
 def lent_environment(variables: dict[str, str]) -> Iterator[None]:
     """Sets variables that are unset here while the slot runs.
 
-    The next job in this process may use another endpoint.
-    """
+    The next job in this process may use another endpoint."""
     lent = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(lent)
     try:
@@ -355,8 +350,7 @@ def living_in(directory: Path) -> Iterator[None]:
     """Holds a lock in `directory` while this process lives.
 
     A process id would not do: it belongs to one container, and several may share the folder. The lock file gets its
-    name after it is locked: whoever finds an unlocked file removes the folder.
-    """
+    name after it is locked: whoever finds an unlocked file removes the folder."""
     made = directory / f"{_LIFE}.new"
     with made.open("w") as life:
         fcntl.flock(life, fcntl.LOCK_EX)

@@ -69,8 +69,7 @@ def forget_archives() -> None:
 
     PySpark is imported from an archive, by a finder for each of its folders. Every worker begins with
     `importlib.invalidate_caches`, and then each finder reads the whole directory of the archive again. A finder that
-    is needed again is made from the directory in memory.
-    """
+    is needed again is made from the directory in memory."""
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimport.zipimporter):
             del sys.path_importer_cache[path]
