@@ -34,6 +34,7 @@ _MOST_SCANNED = 1_024
 _SCANNED_BYTES = 1 * _MIB
 _key_of = itemgetter(0)
 _LINKINGS, _BETWEEN_LINKINGS_S = 10, 0.005
+_LINKINGS_WITHOUT_ROCKSDB = 2_000  # RocksDB makes no checkpoint of a database whose files are in two folders
 _RUNS = 20  # sorted runs of files before some are merged
 _SIMILAR_PERCENT = 100  # by which a run may be larger than its neighbour, to be merged with it
 _SPACE_PERCENT = 200  # of the oldest run: when the others weigh that much, all are merged
@@ -297,10 +298,11 @@ class RocksDbKv:
         directory.chmod(stat.S_IRWXU)
 
     def _linked_soon(self, directory: Path) -> bool:
-        """False: files have changed each time, or RocksDB has another format of MANIFEST."""
+        """Returns False if files have changed during each attempt, or if RocksDB has another format of MANIFEST."""
         if directory.exists():
             return False
-        for _ in range(_LINKINGS):
+        in_two_folders = self._small.place != self._directory
+        for _ in range(_LINKINGS_WITHOUT_ROCKSDB if in_two_folders else _LINKINGS):
             try:
                 if self._linked(directory):
                     return True

@@ -13,6 +13,7 @@ import pytest
 from barrier_runtime.state import scratch
 from barrier_runtime.state.errors import Unavailable
 from barrier_runtime.state.kv import small_files
+from barrier_runtime.state.kv.live_files import LiveFiles
 from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory
 from barrier_runtime.state.kv.side_by_side import link_database
 
@@ -21,6 +22,7 @@ _OPENS_ONE = """
 import signal, sys
 from pathlib import Path
 from barrier_runtime.state.kv import small_files
+from barrier_runtime.state.kv.live_files import LiveFiles
 from barrier_runtime.state.kv.rocksdb import RocksDbKv, SlotMemory
 small_files.MEMORY = Path(sys.argv[1])
 kv = RocksDbKv(Path(sys.argv[2]), SlotMemory(16 << 20), once=True)
@@ -58,6 +60,25 @@ def test_the_folder_has_tables_alone_and_a_checkpoint_has_all(tmp_path: Path, me
     for other in others:
         other.close()
     assert [*memory.iterdir()] == []
+
+
+def test_checkpoint_waits_while_files_in_two_folders_change(
+    tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocksDB itself makes no checkpoint of such a database."""
+    kv, read, attempts = RocksDbKv(tmp_path / "db", MEMORY, once=True), LiveFiles.read, []
+    kv.write([(b"1", b"v")])
+
+    def changing(files: LiveFiles, content: bytes) -> bool:
+        attempts.append(read(files, content))
+        return len(attempts) > 30
+
+    monkeypatch.setattr(LiveFiles, "read", changing)
+    kv.checkpoint(tmp_path / "copy")
+    kv.close()
+    other = RocksDbKv(tmp_path / "copy", MEMORY)
+    assert list(other.scan(b"", b"9")) == [(b"1", b"v")]
+    other.close()
 
 
 @pytest.mark.parametrize("why", ["no such folder", "no room"])
