@@ -14,9 +14,9 @@ BUDGETS = {
     "examples": (12.1, 10.5, 17.8, 15.0),
     "docs": (0.7, 2.7, 3.7, 5.0),
     "README.md": (1.0, 5.6, 1.0, 1.9),
-    "ARCHITECTURE.md": (0.6, 10.9, 2.1, 9.0),
-    "CONTRIBUTING.md": (0.1, 4.0, 0.6, 4.8),
-    "CHANGELOG.md": (0.1, 4.5, 2.3, 0.1),
+    "ARCHITECTURE.md": (0.1, 4.9, 2.0, 6.1),
+    "CONTRIBUTING.md": (0.1, 3.5, 0.6, 4.9),
+    "CHANGELOG.md": (0.1, 4.2, 2.1, 0.1),
     "benchmarks/README.md": (10.9, 13.4, 10.9, 10.5),
 }
 
