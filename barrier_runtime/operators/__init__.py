@@ -1,2 +1,2 @@
-"""What a chain is made of: one file per kind of operator. No clock, no socket, no thread: all comes in through
-`base`."""
+"""Operators, the steps of a chain.
+Operators read no clock, open no socket and start no thread: `base.OperatorContext` hands these to them."""

@@ -1,8 +1,8 @@
-"""What an operator is to the subtask that runs it. One instance per operator and subtask; one thread calls it.
+"""Interface between an operator and the subtask that runs it.
 
-Life: `open` once (may block: restores state) → any of `process`, `on_watermark`, `on_wall_clock`, `snapshot`,
-`on_complete`, `on_abort` on the slot's loop (must not block) → `on_end` once when its input ended (it goes on answering
-`snapshot`) → `close`.
+There is an instance per operator and subtask; a single thread calls it. The calls in their order: `open` once (restores
+state; may block); then any of `process`, `on_watermark`, `on_wall_clock`, `snapshot`, `on_complete` and `on_abort` on
+the slot's loop (must not block); `on_end` once at the end of the input (snapshots go on afterwards); `close`.
 """
 
 import time
@@ -18,21 +18,21 @@ from barrier_runtime.state.errors import ProtocolViolation
 from barrier_runtime.state.snapshots.snapshot import FileRef, OperatorSnapshot
 from barrier_runtime.state.store.object_store import ObjectStore
 
-if TYPE_CHECKING:  # a flow that is only written down loads no backend
+if TYPE_CHECKING:  # declaring a flow loads no backend
     from barrier_runtime.state.backend.backend_snapshots import BackendSnapshots
     from barrier_runtime.state.backend.keyed_backend import KeyedBackend
 
 
 class Emit:
-    """Where an operator's results go: `emit(batch)` is its main output, `emit.to(tag, batch)` a side output. Rows of a
-    side output that nobody reads are dropped, and batches without rows go nowhere."""
+    """Receiver of an operator's results: `emit(batch)` is the main output, `emit.to(tag, batch)` a side output.
+    Rows of a side output without readers are dropped, and so are batches without rows."""
 
     __slots__ = ("_main", "_side")
 
     def __init__(
         self, main: Callable[[Batch], None], side: Mapping[str, Sequence[Callable[[Batch], None]]] | None = None
     ) -> None:
-        """`side`: by tag, those who read it."""
+        """`side`: tag -> readers of this side output."""
         self._main = main
         self._side = side or {}
 
@@ -41,7 +41,7 @@ class Emit:
             self._main(batch)
 
     def to(self, tag: str, batch: Batch) -> bool:
-        """Whether anybody reads it."""
+        """Emits to a side output; returns whether the output has a reader."""
         readers = self._side.get(tag, ())
         if len(batch):
             for reader in readers:
@@ -50,23 +50,21 @@ class Emit:
 
 
 class SequentialExecutor(Protocol):
-    """A first-in first-out line of blocking work, off the loop. One executor never waits for another."""
+    """First-in first-out queue of blocking work off the loop. Executors never wait for each other."""
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        """Run `work` after all earlier work of this executor; then call `done(result, error)` on the loop."""
+        """Runs `work` after all earlier work of this executor, then calls `done(result, error)` on the loop."""
         ...
 
 
 @dataclass(frozen=True)
 class CommitReport:
-    """A sink to the coordinator: everything up to `checkpoint` is committed, or (`error`) could not be yet.
-
-    `globally`: by the global committer, for all subtasks.
-    """
+    """Report of a sink to the coordinator: everything up to `checkpoint` is committed, or the commit failed.
+    `globally`: the report comes from the global committer and holds for all subtasks."""
 
     checkpoint: int
-    attempts: int = 0  # that failed
-    error: str | None = None  # of the last one
+    attempts: int = 0  # failed attempts
+    error: str | None = None  # of the last failed attempt; None: committed
     globally: bool = False
 
 
@@ -88,7 +86,7 @@ def _no_threads() -> Any:
 
 @dataclass(frozen=True)
 class OperatorContext:
-    """All an operator may know of where it runs."""
+    """Everything that an operator may know about its surroundings."""
 
     job: str
     token: int
@@ -96,39 +94,33 @@ class OperatorContext:
     subtask: int
     parallelism: int
     max_parallelism: int
-    restored: tuple[OperatorSnapshot, ...]  # own snapshots, or all that may matter when rescaled; () = start empty
-    open_keyed: Callable[
-        [], "KeyedBackend"
-    ]  # opens (and restores) this subtask's keyed state; call at most once, in open()
-    executor: SequentialExecutor  # for what may take as long as it likes, as a commit
-    snapshot_executor: (
-        SequentialExecutor  # shared with the blocking parts of this operator's snapshots: what they would wait for
-    )
+    restored: tuple[OperatorSnapshot, ...]  # own snapshots, or after rescaling all that may matter; () = empty start
+    open_keyed: Callable[[], "KeyedBackend"]  # opens and restores the keyed state; at most once, in open()
+    executor: SequentialExecutor  # for blocking work of any duration, such as a commit
+    snapshot_executor: SequentialExecutor  # runs the blocking parts of snapshots, and work that these depend on
     metrics: MetricGroup
     local_dir: Path  # private to this incarnation of the subtask
     make_store: Callable[[str], ObjectStore]  # URL -> object store, for sinks and sources
-    job_store: ObjectStore  # where the job's checkpoints are
+    job_store: ObjectStore  # the store with the job's checkpoints
     call_later: Callable[[float, Callable[[], None]], None]  # seconds; on the loop, so not in open()
-    wake: Callable[[], None]  # the operator has room again, or something to give; the same
+    wake: Callable[[], None]  # call after the operator got room or has rows to emit; on the loop, so not in open()
     now_s: Callable[[], float] = time.monotonic  # any steady clock
     wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
-    new_id: Callable[[], str] = lambda: uuid.uuid4().hex  # never the same twice, also in other processes
-    lineage: str = ""  # the same for all generations whose state grew from one start
-    log_sha256: str = ""  # hash of the decision log's first record; empty: not known
-    exactly_once: bool = (
-        True  # a snapshot is of one moment of all streams: barriers are aligned, or rows in flight in it
-    )
-    settled: bool = False  # what `restored` lists as pending is known to be visible
-    reopened: bool = False  # `restored` is of a run that ended its sources early, and this one reads on
+    new_id: Callable[[], str] = lambda: uuid.uuid4().hex  # unique across processes
+    lineage: str = ""  # equal for all generations whose state grew from the same start
+    log_sha256: str = ""  # hash of the decision log's first record; empty: unknown
+    exactly_once: bool = True  # aligned barriers, or rows in flight in the snapshot: one moment of all streams
+    settled: bool = False  # the pending entries of `restored` are known to be visible
+    reopened: bool = False  # `restored` comes from a run that stopped its sources early; this run reads on
     report_commit: Callable[[CommitReport], None] = _not_a_sink  # on the loop
-    wake_from_thread: Callable[[], None] = _no_threads  # as `wake`, from any thread
-    new_executor: Callable[[], SequentialExecutor] = _no_threads  # one more as `executor`, beside it
-    replay: Callable[..., str] = _not_replayed  # the command that meets the row at hand (of a key) again
-    position: Callable[[], str] = _no_position  # where the source of its chain is; "" where it is in none
-    latency_target_s: float = 0.0  # most that rows wait for others; see the option
+    wake_from_thread: Callable[[], None] = _no_threads  # the same as `wake`, callable from any thread
+    new_executor: Callable[[], SequentialExecutor] = _no_threads  # makes a further executor, independent of `executor`
+    replay: Callable[..., str] = _not_replayed  # command that replays the current row (of a key)
+    position: Callable[[], str] = _no_position  # position of the chain's source; "" in a chain without a source
+    latency_target_s: float = 0.0  # longest wait of rows for other rows; see the option
 
     def opened(self) -> None:
-        """The operator is open: what it was restored from, which may be large, is not kept any longer."""
+        """Releases the restored snapshots, which may be large, once the operator is open."""
         object.__setattr__(self, "restored", ())
         object.__setattr__(self, "open_keyed", _open_already)
 
@@ -139,128 +131,134 @@ def _open_already() -> "KeyedBackend":
 
 @dataclass
 class Capture:
-    """The synchronous part of a snapshot, and what is still to be done off the loop.
+    """Synchronous part of a snapshot, and the work that remains to be done off the loop.
 
-    `values` and what `blocking` returns are named values: bytes that the operator finds again, under the same names, in
-    `OperatorContext.restored[…].values`. Small ones stand in the manifest. Each that is above `Thresholds.value_bytes`
-    is uploaded as an object of its own, which the operator never sees: it is read back and verified before `open`.
+    `values` and the result of `blocking` are named values: bytes that the operator finds again, under the same names,
+    in `OperatorContext.restored[…].values`. Small values are part of the manifest. A value above
+    `Thresholds.value_bytes` is uploaded as a separate object, which the operator never sees: the object is read back
+    and verified before `open`.
 
-    A large value that rarely changes need not be uploaded again for each checkpoint. It is reused as a database's
-    immutable files are:
+    A large value that rarely changes is uploaded once and reused by later checkpoints, as a database's immutable files
+    are:
 
-    - `on_stored(objects)` is called on the loop when this very checkpoint is decided (before `on_complete` or
-      `completed`), with the FileRef of each of its values that is an object: what was uploaded, and what was in
-      `stored`. It is called (with nothing, if there are none) for each checkpoint whose capture has it, except one
-      that ended undecided or was decided while the slot did not hear.
-    - A later capture may then put such a FileRef into `stored`, under its name or another one, in place of the bytes in
-      `values`. At a restore it is a value like any other.
-    - Only what the *latest* call said may be reused: each call replaces what the calls before it said, because files
-      of older checkpoints are deleted. What an undecided checkpoint uploaded is handed over as bytes again.
+    - `on_stored(objects)` is called on the loop when this checkpoint is decided (before `on_complete` or `completed`),
+      with the FileRef of each value that is an object, whether uploaded or listed in `stored`. The call comes (with an
+      empty mapping if there are no objects) for each checkpoint whose capture has the callback, except a checkpoint
+      that ended undecided, or that was decided while the slot was not listening.
+    - A later capture may put such a FileRef into `stored`, under the same or another name, in place of the bytes in
+      `values`. A restore treats both alike.
+    - Only the objects of the *latest* call may be reused: each call replaces the earlier ones, because files of older
+      checkpoints are deleted. Uploads of an undecided checkpoint are handed over as bytes again.
     - Nothing is reused across `open`: a restored operator hands over bytes until its first checkpoint is decided.
 
-    So for a set of sorted runs: `values` has the runs for which there is no FileRef yet and the tail that changes,
-    `stored` the runs that the latest call of `on_stored` named; a run that is merged away is simply not named any more.
+    Example, a set of sorted runs: `values` holds the runs without a FileRef and the changing tail, `stored` the runs
+    that the latest call of `on_stored` named. A run that was merged into another is no longer named.
     """
 
     values: dict[str, bytes] = field(default_factory=dict)
     keyed: "BackendSnapshots | None" = None  # already frozen
-    blocking: Callable[[], dict[str, bytes]] | None = None  # run off the loop; its result is merged into `values`
-    stored: Mapping[str, FileRef] = field(default_factory=dict)  # values that are objects already; none of `values`
+    blocking: Callable[[], dict[str, bytes]] | None = None  # runs off the loop; the result is merged into `values`
+    # values that are already objects; disjoint from `values`
+    stored: Mapping[str, FileRef] = field(default_factory=dict)
     on_stored: Callable[[Mapping[str, FileRef]], None] | None = None
 
 
 class Operator:
-    """Base of all operators: stateless, one input, forwards nothing by itself."""
+    """Base of all operators: stateless, one input, emits nothing of its own accord."""
 
     def open(self, context: OperatorContext) -> None:
-        """Take what is needed from `context`; restore. May block."""
+        """Keeps the needed parts of `context` and restores state. May block."""
 
-    forwards_watermarks: bool = True  # False: a watermark assigner; what comes from upstream ends here
-    holds_watermarks: bool = False  # True: `on_watermark` hears of them; what follows, of `own_watermark` alone
-    takes_rows_before_barriers: bool = False  # True: also without room, and has them in its snapshot; first of a chain
+    forwards_watermarks: bool = True  # False: a watermark assigner; upstream watermarks end here
+    holds_watermarks: bool = False  # True: `on_watermark` is called, later operators get only `own_watermark`
+    # True: takes rows without room, and keeps them in its snapshot; first of a chain
+    takes_rows_before_barriers: bool = False
 
-    is_followed: bool = True  # a step behind follows event time row by row: see `graph/event_time`
-    output_delay_ms: int = 0  # event times of its rows may be that much behind the watermark: so is what is forwarded
+    is_followed: bool = True  # a later step follows event time row by row: see `graph/event_time`
+    # bound of how far its rows' event times are behind the watermark; the forwarded watermark lags as much
+    output_delay_ms: int = 0
 
     @property
     def has_room(self) -> bool:
-        """False: hand over nothing more now; the operator wakes its slot when it has room. Barriers wait with the rows,
-        a source injects them all the same. Rows that stand before a barrier are handed over without room where the
-        operator `takes_rows_before_barriers`; no more than the channels' windows hold, until it has room again."""
+        """True if the operator takes rows now. An operator without room wakes its slot once it has room.
+        Barriers wait with the rows; a source injects barriers regardless. If the operator `takes_rows_before_barriers`,
+        it gets the rows before a barrier even without room, at most as many as the channels' windows hold."""
         return True
 
     @property
     def unfinished(self) -> bool:
-        """The first operator of a chain has rows that will go out without any more input. Until then neither the end
-        of the input nor that it is idle is told to what follows; `on_wall_clock` brings it on."""
+        """True while the first operator of a chain has rows that will be emitted without further input.
+        Until then the end or idleness of the input is not forwarded; `on_wall_clock` makes progress."""
         return False
 
     def own_watermark(self) -> int | None:
-        """Of operators that assign or hold watermarks: the watermark (ms) behind all that was emitted; asked after each
-        batch, watermark and turn of `on_wall_clock`. It never falls."""
+        """Returns the watermark (ms) after everything emitted; only of operators that assign or hold watermarks.
+        Called after each batch, watermark and turn of `on_wall_clock`. The watermark never falls."""
         return None
 
     def process(self, batch: Batch, emit: Emit, port: int = 0) -> None:
-        """Handle one batch from input `port`."""
+        """Handles a batch from input `port`."""
         raise NotImplementedError
 
     stops: bool = False  # set by a subtask for its first operator: `process` may stop within a batch
 
     def take_rest(self) -> Batch | None:
-        """The rows before which the last `process` stopped, because more was due there than fits into a slice of time.
-        They are to be given to it again when `toward` has brought event time to `going_to_ms`."""
+        """Returns the rows before which the last `process` stopped, because the work due there exceeds a turn.
+        The subtask passes these rows to `process` again after `toward` has advanced event time to `going_to_ms`."""
         return None
 
     @property
     def going_to_ms(self) -> int | None:
-        """Event time that the operator is on its way to, since before the last restore or since `process` stopped.
-        No row is to be given to it until `toward` has said True. None: it is where it should be."""
+        """Event time (ms) to which the operator is advancing, since before a restore or since `process` stopped.
+        The operator gets no row until `toward` has returned True. None: nothing to catch up with."""
         return None
 
     def toward(self, watermark_ms: int, emit: Emit) -> bool:
-        """Do a slice of what `on_watermark` does. False: call it again, and give no row nor a later watermark before;
-        `snapshot` may be called between two slices, and what is restored then knows where it was going to."""
+        """Does one turn of the work of `on_watermark`. False: not finished.
+        Until True the subtask repeats the call, and passes neither a row nor a later watermark. `snapshot` may be
+        called between two turns; a restored operator then continues to `watermark_ms`."""
         self.on_watermark(watermark_ms, emit)
         return True
 
     def on_watermark(self, watermark_ms: int, emit: Emit) -> None:
-        """Event time reached `watermark_ms`. Emit what that completes; the watermark itself is forwarded after."""
+        """Emits the results that are complete at `watermark_ms`; the subtask forwards the watermark afterwards."""
 
-    by_clock: bool = True  # False: nothing will ever be due by the wall clock
+    by_clock: bool = True  # False: nothing is ever due by the wall clock
 
     def on_wall_clock(self, emit: Emit, last: bool = False) -> bool:
-        """Do what is due by the wall clock, no more than a slice of it; True if there was something. The first operator
-        of a chain is asked in each turn, and wakes its slot for one when something will be due. `last`: the input has
-        ended: do all that is due now, before event time ends."""
+        """Does at most one turn of the work due by the wall clock; returns whether there was any.
+        The subtask calls the first operator of a chain in each turn; this operator wakes its slot when work will be
+        due. `last`: the input has ended, so everything due now is done before event time ends."""
         return False
 
     def before_barrier(self, emit: Emit) -> None:
-        """A barrier goes on now, and `snapshot` follows: emit what has to be in front of it."""
+        """Emits the rows that must go out before a barrier. `snapshot` follows."""
 
     def on_end(self, emit: Emit) -> None:
-        """No more input. Emit what is left (a watermark of WATERMARK_MAX came before)."""
+        """Emits the remaining rows at the end of the input (after a watermark of WATERMARK_MAX)."""
 
     def snapshot(self, checkpoint: int) -> Capture:
-        """The state at this very moment, in microseconds to few milliseconds; nothing that blocks."""
+        """Captures the state of this moment, within microseconds to a few milliseconds, without blocking."""
         return Capture()
 
     def on_complete(self, checkpoint: int) -> None:
-        """`checkpoint` is decided."""
+        """Notes that `checkpoint` is decided."""
 
     def on_commit_globally(self, checkpoint: int, read: Callable[[], Sequence[OperatorSnapshot]]) -> None:
-        """Subtask 0 of a sink with a global committer: all subtasks have committed their parts up to `checkpoint`.
-        `read` gives what its manifest holds of this operator; it may block and fail as the job's store may."""
+        """Commits globally, after all subtasks have committed their parts up to `checkpoint`.
+        Called on subtask 0 of a sink with a global committer. `read` returns this operator's part of the manifest; it
+        may block, and raise the errors of the job's store."""
 
     def on_visible(self, checkpoint: int) -> None:
-        """A sink with a global committer: everything up to `checkpoint` is visible."""
+        """Notes that everything up to `checkpoint` is visible; for sinks with a global committer."""
 
     def on_abort(self, checkpoint: int) -> None:
-        """`checkpoint` will never be decided."""
+        """Notes that `checkpoint` will never be decided."""
 
     def close(self) -> None:
-        """Release local resources. Must not touch anything remote."""
+        """Releases local resources. Must not touch anything remote."""
 
     def closing(self) -> Callable[[], None]:
-        """What is called instead of `close` once the last work on `executor` has ended, which may be never: it
-        should hold no more of the operator than it needs."""
+        """Returns the replacement of `close` that runs after the last work on `executor`, possibly never.
+        The returned function should keep no more of the operator alive than it needs."""
         return self.close

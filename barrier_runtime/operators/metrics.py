@@ -1,7 +1,6 @@
-"""What the operators of a slot count and time, for as long as its process lives. All on the slot's loop.
+"""Counts and latencies of a slot's operators, kept as long as the process lives; on the slot's loop.
 
-Each operator has a `MetricGroup`; a metric is a row of `coordinator/metric_table`. The slot sends what all groups have
-with its heartbeats.
+Each operator has a `MetricGroup`; each metric is a row of `coordinator/metric_table`. Heartbeats carry all groups.
 """
 
 import time
@@ -12,7 +11,7 @@ from barrier_runtime.data.latency import LatencyRecorder
 
 
 class MetricGroup:
-    """The metrics of one operator, by their names in the table."""
+    """Metrics of an operator, by their names in the metric table."""
 
     def __init__(self, wall_ns: Callable[[], int] = time.time_ns) -> None:
         self._wall_ns = wall_ns
@@ -27,7 +26,7 @@ class MetricGroup:
         self.counts[metric.name] = figure
 
     def latency(self, metric: Histogram, emit_ns: int, rows: int) -> None:
-        """`rows` rows that were due at `emit_ns` have come so far now."""
+        """Records that `rows` rows due at `emit_ns` (wall clock) have got this far now."""
         recorder = self.latencies.get(metric.name)
         if recorder is None:
             recorder = self.latencies[metric.name] = LatencyRecorder()
@@ -35,19 +34,19 @@ class MetricGroup:
 
 
 class MetricRegistry:
-    """The groups of one slot. They outlive a generation. Workers that open operators ask for groups, too."""
+    """Metric groups of a slot, across generations. Worker threads that open operators request groups, too."""
 
     def __init__(self, wall_ns: Callable[[], int]) -> None:
         self._wall_ns = wall_ns
         self._groups: dict[str, MetricGroup] = {}
 
     def group(self, operator: str) -> MetricGroup:
-        """Always the same one for the same operator."""
+        """Returns the group of `operator`, always the same object."""
         return self._groups.setdefault(operator, MetricGroup(self._wall_ns))
 
     def counts(self) -> dict[str, float]:
-        """As a heartbeat has them; so are the latencies."""
-        groups = list(self._groups.items())  # at once: a worker may add one
+        """Figures in the format of a heartbeat, which `latencies` shares."""
+        groups = list(self._groups.items())  # copied, since a worker thread may add a group
         return {f"{operator}.{name}": value for operator, group in groups for name, value in group.counts.items()}
 
     def latencies(self) -> dict[str, str]:

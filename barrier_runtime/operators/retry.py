@@ -1,12 +1,12 @@
-"""`Retry`: how often a user's function is called again for what it failed at, and when."""
+"""`Retry`: how often and when a failed call of a user's function is repeated."""
 
 import datetime
 from dataclasses import dataclass
 
 from barrier_runtime.state.errors import InvalidJob
 
-_LONGEST_S = 60.0  # a pause
-LONGEST_S = 1.0  # of all pauses of one row for which its slot stands still
+_LONGEST_S = 60.0  # of one pause
+LONGEST_S = 1.0  # of all pauses of a row together, if its slot waits meanwhile
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,8 @@ class Retry:
 
     >>> Retry(3, backoff=timedelta(milliseconds=200), on=(ConnectionError, TimeoutError))
 
-    `backoff` is the pause before the first repetition; each further one is twice as long, up to a minute. Raises
-    `InvalidJob` for `times` below 1, a negative pause, and `on` that is not a tuple of exception types.
+    `backoff` is the pause before the first repetition; each further pause is twice as long, up to a minute. Raises
+    `InvalidJob` for `times` below 1, a negative pause, and an `on` that is not a tuple of exception types.
     """
 
     times: int
@@ -33,11 +33,11 @@ class Retry:
             raise InvalidJob(f"Retry on={types!r}: give a tuple of exception types, as in on=(ConnectionError,)")
 
     def wants(self, error: Exception, failed: int) -> bool:
-        """Whether a call that has failed `failed` times, with `error` the last time, is repeated."""
+        """Returns whether to repeat a call that failed `failed` times, the last time with `error`."""
         return failed <= self.times and isinstance(error, self.on)
 
     def pause_s(self, failed: int) -> float:
-        """Seconds before it is repeated after `failed` (1 or more) failures."""
+        """Returns the pause in seconds after `failed` (1 or more) failures."""
         return min(_LONGEST_S, self.backoff.total_seconds() * 2.0 ** min(failed - 1, 30))
 
 
@@ -46,7 +46,7 @@ def _is_exception(kind: object) -> bool:
 
 
 def check_pauses(retry: Retry, where: str) -> None:
-    """Raises `InvalidJob` where a row might hold up its slot for too long."""
+    """Raises `InvalidJob` if the pauses of a row can hold up its slot for more than `LONGEST_S`."""
     pauses_s = 0.0
     for failed in range(1, retry.times + 1):
         pauses_s += retry.pause_s(failed)

@@ -1,4 +1,4 @@
-"""Rows that a value of a snapshot has as an Arrow IPC stream: all of them, or an error that names the place."""
+"""Arrow IPC streams in values of snapshots: read whole, or refused with an error that names the place."""
 
 import pyarrow as pa
 
@@ -6,7 +6,7 @@ from barrier_runtime.state.versioned import Format
 
 
 def batches_of(stream: bytes, format: Format, where: str) -> list[pa.RecordBatch]:
-    """Raises `Corrupt` for what is no such stream, or a part of one."""
+    """Returns the rows of `stream`. Raises `Corrupt` for an invalid or truncated stream."""
     try:
         return pa.ipc.open_stream(stream).read_all().to_batches()  # type: ignore[no-any-return]
     except (pa.ArrowException, OSError) as error:

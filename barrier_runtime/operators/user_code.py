@@ -1,8 +1,7 @@
-"""An exception of a user's function, as the user should see it: own frames first, then operator, subtask, key and
-record.
+"""Exceptions of users' functions as shown to the user: own frames, then operator, subtask, key and record.
 
-Frames of this package are left out: the user did not write them. Errors that this project raises on purpose pass
-through.
+Frames of this package are left out, because the user did not write them. Errors that this project raises on purpose
+pass unchanged.
 """
 
 import copy
@@ -35,10 +34,10 @@ def user_error(
     batch: pa.RecordBatch | None = None,
     row: int | None = None,
 ) -> Exception:
-    """`error` as raised inside `function` of `operator`, with row `row` of `batch` (or the batch's size) shown.
+    """Returns `error`, raised in `function` of `operator`, as the error to raise to the user.
 
-    What it uses wrongly is said as it was, and where. Trouble that is not the function's fault (storage, fencing) comes
-    back as it is.
+    The message shows row `row` of `batch`, or the size of the batch. A wrong use of the API keeps its message and gains
+    the place. Errors that the function did not cause (storage, fencing) are returned unchanged.
     """
     if isinstance(error, UserCodeError) or (
         isinstance(error, BarrierRuntimeError) and not isinstance(error, InvalidJob)
@@ -46,7 +45,7 @@ def user_error(
         return error
     if not_awaited := _not_awaited(error):
         error = InvalidJob(not_awaited)
-    if wrong := isinstance(error, InvalidJob):  # what it says ends with the remedy
+    if wrong := isinstance(error, InvalidJob):  # the message already ends with the remedy
         message = f"{error}\n  in {function} of operator {operator!r}, subtask {subtask}"
     else:
         told = f"{type(error).__name__}: {said(error)}"
@@ -67,13 +66,13 @@ def user_error(
 
 
 def _not_awaited(error: Exception) -> str:
-    """What is wrong if `error` is ours, of what a function gave in place of rows; else empty."""
+    """Returns the message for a coroutine or async generator returned in place of rows; else ""."""
     if not isinstance(error, TypeError) or not str(error).startswith(
         ("'coroutine' object", "'async_generator' object")
     ):
         return ""
     frames = traceback.extract_tb(error.__traceback__)
-    if frames and not frames[-1].filename.startswith(_OURS):  # the user's own
+    if frames and not frames[-1].filename.startswith(_OURS):  # raised by the user's own code
         return ""
     return (
         f"it gave {'a coroutine' if 'coroutine' in str(error) else 'an async generator'}, and nobody awaits it here: "
@@ -82,13 +81,13 @@ def _not_awaited(error: Exception) -> str:
 
 
 def came_by_signal(error: BaseException) -> bool:
-    """Whether the program's own handler of a signal has raised it, in the middle of whatever ran."""
+    """Returns whether the program's own signal handler raised `error`, in the middle of other code."""
     handlers = {getattr(signal.getsignal(number), "__code__", None) for number in (signal.SIGTERM, signal.SIGINT)}
     return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def stray_error(error: BaseException) -> UserCodeError:
-    """Of what passes all `except Exception`, such as a CancelledError that a client has raised, or a sys.exit()."""
+    """Returns the error for an exception that passes `except Exception`: a client's CancelledError, sys.exit()."""
     return UserCodeError(
         f"a function raised {type(error).__name__}: {said(error)}, which is no Exception, so nobody knows at which "
         "record\n  Catch it in the function and raise an Exception; then start the job again.",
@@ -97,12 +96,12 @@ def stray_error(error: BaseException) -> UserCodeError:
 
 
 def add_position(error: UserCodeError, position: str) -> None:
-    """Say where the source was, above the remedy. Nothing is said of an empty `position`."""
+    """Adds the source's position to the message, before the remedy; nothing if `position` is empty."""
     _add(error, "position", position)
 
 
 def add_replay(error: UserCodeError, command: str) -> None:
-    """Say by which command the row is met again. Nothing is said of an empty `command`."""
+    """Adds the command that replays the row to the message; nothing if `command` is empty."""
     _add(error, "to see it again", command)
 
 
@@ -114,17 +113,17 @@ def _add(error: UserCodeError, what: str, told: str) -> None:
 
 
 class Hinting:
-    """Base of what functions get of us and use by names that they may get wrong."""
+    """Base of objects handed to users' functions, whose attribute names a user may get wrong."""
 
     __slots__ = ()
 
     def said_instead(self, name: str) -> str:
-        """Of a name that is not there: where to look."""
+        """Returns the hint for an attribute that does not exist."""
         raise NotImplementedError
 
 
 def said(error: BaseException) -> str:
-    """The message of a user's exception, also of one that cannot say it."""
+    """Returns the message of a user's exception, even if its `__str__` raises."""
     if isinstance(error, AttributeError) and issubclass(type(error.obj), Hinting):
         asked: Any = error.obj
         return str(asked.said_instead(error.name))
@@ -135,7 +134,7 @@ def said(error: BaseException) -> str:
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback of `error` without this package's frames."""
+    """Returns the traceback of `error` without this package's frames."""
     summary = traceback.TracebackException.from_exception(error)
     seen: traceback.TracebackException | None = summary
     for _ in range(100):  # causes may form a long chain
@@ -148,13 +147,13 @@ def user_traceback(error: BaseException) -> str:
 
 
 def _user_frames(error: BaseException) -> str:
-    """Where the user's code was, without what `error` says."""
+    """Returns the user's frames as a traceback, without the message of `error`."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
     return "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames)]) if frames else ""
 
 
 def from_users_frame(error: BaseException) -> BaseException:
-    """`error` with the traceback from the first frame on that is not ours."""
+    """Returns `error` with the traceback from the first frame outside this package on."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_OURS):
         frame = frame.tb_next
@@ -162,8 +161,8 @@ def from_users_frame(error: BaseException) -> BaseException:
 
 
 def own_function(function: Any, method: str, failed: Callable[[Exception, Any], Exception]) -> tuple[Any, Any]:
-    """One subtask's own object of a user's class, or copy of a user's object, and its `method`; a plain function twice.
-    `failed`: (the error, function) -> what to raise."""
+    """Returns a subtask's own object of a user's class or object, and its `method`; a plain function twice.
+    `failed`: (the error, function) -> the error to raise."""
     target = function
     if isinstance(function, type):
         try:
@@ -176,7 +175,7 @@ def own_function(function: Any, method: str, failed: Callable[[Exception, Any], 
 
 
 def open_function(target: Any, context: Any, failed: Callable[[Exception, Any], Exception]) -> None:
-    """Call `open(context)` of a user's object, if it has that. `failed`: (the error, function) -> what to raise."""
+    """Calls `open(context)` of a user's object, if any. `failed`: (the error, function) -> the error to raise."""
     function = getattr(target, "open", None)
     if callable(function):
         try:
@@ -186,7 +185,7 @@ def open_function(target: Any, context: Any, failed: Callable[[Exception, Any], 
 
 
 def close_function(target: Any, failed: Callable[[Exception, Any], Exception]) -> None:
-    """Call `close()` of a user's object, if it has that."""
+    """Calls `close()` of a user's object, if there is one."""
     function = getattr(target, "close", None)
     if callable(function):
         try:
@@ -196,7 +195,7 @@ def close_function(target: Any, failed: Callable[[Exception, Any], Exception]) -
 
 
 def function_name(function: Any) -> str:
-    """How to call a function in messages."""
+    """Returns the name of a function for messages."""
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     return f"{name}()"
 

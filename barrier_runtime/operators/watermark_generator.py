@@ -1,13 +1,9 @@
-"""`with_watermarks(column, generator=…)`: a user's class says, row by row, how far event time has come.
+"""Operators of `with_watermarks` in the middle of a stream: watermarks from a column or a user's class.
 
-Each subtask makes a generator of its own, which sees the event times of all rows that come to it, in their order, a
-batch at a time. It says the watermark at each row, so it does not matter where batches end. Like `with_watermarks` in
-the middle of a stream it keeps no state: after a recovery the watermark rises anew from the rows that come.
-
-`with_watermarks` in the middle of a stream: the watermark follows a column of the rows that pass.
-
-It keeps no state: after a recovery it rises anew from the rows that come, and operators that drop late rows remember
-how far event time was by themselves.
+Neither operator keeps state: after a recovery the watermark rises anew from the rows that arrive; operators that drop
+late rows remember by themselves how far event time was. With `generator=…` each subtask makes its own
+`WatermarkGenerator`, which sees the event times of all its rows in order, batch by batch, and returns a watermark per
+row, so the cuts of batches do not matter.
 """
 
 from abc import ABC, abstractmethod
@@ -28,17 +24,21 @@ Ints = npt.NDArray[np.int64]
 
 
 class WatermarkGenerator(ABC):
-    """Override `watermarks`. What it remembers of earlier rows are attributes of the object."""
+    """Base class of users' generators: override `watermarks`.
+    Attributes of the object may remember facts about earlier rows."""
 
     @abstractmethod
     def watermarks(self, times: Ints) -> Ints:
-        """The watermark at each of the next rows, that row included, of which `times` are the event times (both in ms
-        since the epoch, int64, one or more): no row with that time or an earlier one is expected behind it. Where it is
-        less than before it stays what it was. It must depend on the rows alone, not on how they come in batches."""
+        """Returns the watermark at each of the next rows, that row included.
+
+        `times` are the rows' event times, at least one (times and watermarks: ms since the epoch, int64). A watermark
+        states that no later row has that time or an earlier one. A watermark below an earlier one has no effect. The
+        result must depend on the rows alone, not on the cuts between batches.
+        """
 
 
 class GeneratedWatermarkOperator(Operator):
-    """Replaces the watermarks of its input. `make` makes the generator. Rows without an event time say nothing."""
+    """Replaces the watermarks of its input by those of `make()`. Rows without an event time change nothing."""
 
     forwards_watermarks = False
 
@@ -94,7 +94,8 @@ class GeneratedWatermarkOperator(Operator):
                 f"{self._where}: {function} gave {said} for {len(times)} rows: return a numpy array of int64 with the "
                 "watermark (ms) at each of them"
             )
-        told: Ints = np.minimum(given.astype(np.int64), WATERMARK_MAX - 1)  # the end of time is the end of the input
+        # the last watermark is reserved for the end of the input
+        told: Ints = np.minimum(given.astype(np.int64), WATERMARK_MAX - 1)
         return told
 
     def _failed(self, error: Exception, function: str, batch: Batch | None) -> Exception:
@@ -103,7 +104,7 @@ class GeneratedWatermarkOperator(Operator):
 
 
 class WatermarkOperator(Operator):
-    """Replaces the watermarks of its input."""
+    """Replaces the watermarks of its input by a column's greatest time less the bound of disorder."""
 
     forwards_watermarks = False
 

@@ -1,1 +1,1 @@
-"""What keyed operators share: life in snapshots, progress of event time by key group, timers, sweeps of expiry."""
+"""Shared parts of keyed operators: lifecycle, event-time progress by key group, timers, TTL clean-up."""

@@ -1,6 +1,5 @@
-"""The life of an operator with keyed state: its backend from `open` to `close`, and event time as its snapshot had it.
-
-What the operator keeps for its keys, and of which columns, is its own matter (`KeyedOperator`, `JoinOperator`)."""
+"""Lifecycle of an operator with keyed state: the backend from `open` to `close`, and restored event time.
+Subclasses (`KeyedOperator`, `JoinOperator`) decide about keys and their columns."""
 
 from collections.abc import Sequence
 
@@ -25,7 +24,7 @@ class KeyedLife(Operator):
         self._opened = False
 
     def _restore_progress(self, context: OperatorContext) -> Progress:
-        """Opens the backend, first thing in `open`. Event time goes on where the restored snapshots had it."""
+        """Opens the backend, as the first step of `open`, and restores event time from the snapshots."""
         self.context = context
         self.metrics = context.metrics
         self.backend = context.open_keyed()
@@ -52,8 +51,8 @@ class KeyedLife(Operator):
             self.backend.close()
 
     def _floors_by_key(self, rows: pa.RecordBatch, keys: Sequence[str]) -> npt.NDArray[np.int64] | None:
-        """Event time at each row, as its key group had it before rescaling or as the subtask has it; None where that is
-        the subtask's watermark for all of them."""
+        """Returns event time at each row: that of its key group before rescaling, or the subtask's watermark.
+        None: the subtask's watermark for all rows."""
         if self._floors is None:
             return None
         if not self._floors_to_store():
@@ -62,7 +61,8 @@ class KeyedLife(Operator):
         return self._floors.watermarks([rows.column(key) for key in keys], self._watermark_ms)
 
     def _watermarks_by_key(self, batch: Batch, keys: Sequence[str]) -> npt.NDArray[np.int64] | None:
-        """Event time at each row, wherever batches end; None where it is the subtask's watermark for all of them."""
+        """Returns event time at each row, independent of the cuts of batches. None: the subtask's watermark for all
+        rows."""
         reached, floors = batch.reached, None if self._floors is None else self._floors_by_key(batch.rows, keys)
         if reached is None or not len(reached) or reached[-1] <= self._watermark_ms:
             return floors

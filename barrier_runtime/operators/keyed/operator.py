@@ -1,4 +1,4 @@
-"""What all keyed operators of one input share: binding to the columns that their state depends on."""
+"""Base of keyed operators with one input: binding to the columns that their state depends on."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
@@ -35,8 +35,8 @@ class KeyedOperator(KeyedLife):
     """Base of the stateful operators after `key_by`."""
 
     kind = "keyed operator"
-    namespaces: ClassVar[Mapping[str, int]] = {}  # by state: parts of its keys behind the user's; none of others
-    made_of_tables = False  # its first state is not made of rows, but of entries as users write them
+    namespaces: ClassVar[Mapping[str, int]] = {}  # state -> number of key parts after the user's key; missing: none
+    made_of_tables = False  # True: the first state holds entries as users write them, not rows
     definition = ""  # see `OperatorSpec`
 
     def __init__(
@@ -47,8 +47,9 @@ class KeyedOperator(KeyedLife):
         schema: pa.Schema | None,
         more: Sequence[str] = (),
     ) -> None:
-        """`columns`: all columns that the state depends on, keys included, and `more` those that may be others in the
-        next version of the program. `schema`: of the input, when known."""
+        """`columns`: all columns that the state depends on, keys included; `more`: columns that may differ in the next
+        version
+        of the program. `schema`: of the input, if known."""
         super().__init__()
         self.name = name
         self.where = f"{self.kind} {name!r}"
@@ -56,12 +57,12 @@ class KeyedOperator(KeyedLife):
         self._columns = (*columns, *more)
         self._fixed = len(columns)
         self._declared = schema
-        self._seen: pa.Schema | None = None  # the input's schema, once a batch came
+        self._seen: pa.Schema | None = None  # the input's schema, once a batch has arrived
         self._bound: pa.Schema | None = None  # the columns the state depends on
         self._bound_bytes = b""
         self._state_columns: tuple[str, ...] = ()
-        self._state_types: dict[str, str] = {}  # of the columns, where it is known
-        self._going_to_ms: int | None = None  # event time is on its way there
+        self._state_types: dict[str, str] = {}  # of the columns, where known
+        self._going_to_ms: int | None = None  # event time to which the operator is still advancing
         self._timers_from_ms: Mapping[str, int] = {}  # see `Progress`
 
     def open(self, context: OperatorContext) -> None:
@@ -98,24 +99,25 @@ class KeyedOperator(KeyedLife):
 
     @property
     def state_keys(self) -> tuple[str, ...]:
-        """The key's columns, as snapshots name them."""
+        """Key columns under the names used in snapshots."""
         return self._key_columns
 
     @property
     def column_types(self) -> dict[str, str]:
-        """Types of the columns that the state depends on, by name, as far as the flow tells them before rows come."""
+        """Types of the columns that the state depends on, by name, as far as the flow knows them before rows arrive."""
         known = pa.schema([]) if self._declared is None else plain_schema(self._declared)
         return {column: str(known.field(column).type) for column in self._columns if column in known.names}
 
     @property
     def key_schema(self) -> pa.Schema:
-        """The same with their types, once they are known."""
+        """Key columns with their types. Must not be used before the types are known."""
         assert self._bound is not None, "no row came, and the flow does not tell the columns"
         return pa.schema([self._bound.field(name) for name in self.state_keys])
 
     def bind_without_rows(self, keys: pa.Schema) -> None:
-        """For who makes state before any row comes: opens the state tables, by the key's columns where the flow does
-        not tell those of the input. Raises `InvalidJob` where the state depends on more than that."""
+        """Opens the state tables before any row, for callers that make state without rows.
+        `keys`: key columns, used if the flow does not know the input's columns. Raises `InvalidJob` if the state
+        depends on further columns."""
         if self._bound is not None:
             return
         missing = [column for column in self._columns if column not in keys.names]
@@ -127,7 +129,7 @@ class KeyedOperator(KeyedLife):
         self._bind(columns_of(keys, self._columns, self.where))
 
     def _check(self, schema: pa.Schema) -> None:
-        """Called per batch: almost always the very same schema object."""
+        """Checks a batch's schema, which is nearly always the same object as before."""
         if schema is not self._seen:
             if self._seen is None or not schema.equals(self._seen):
                 self._accept(schema)
@@ -142,7 +144,7 @@ class KeyedOperator(KeyedLife):
         self.on_input_schema(schema)
 
     def _restored_columns(self, stored: pa.Schema) -> pa.Schema:
-        """What the state goes on with, where it was written for `stored`."""
+        """Returns the columns with which the state continues that was written for `stored`."""
         return columns_to_bind(self._columns, self._fixed, stored, self._declared, self.where)
 
     def _bind(self, columns: pa.Schema) -> None:
@@ -166,15 +168,17 @@ class KeyedOperator(KeyedLife):
         by_last: bool = False,
         in_slices: bool = False,
     ) -> ColumnTable:
-        """The one columnar table of an operator (see `KeyedBackend.column_table`). Where the restored state has other
-        columns, or in another order, its rows are made anew: what is new is at its initial value in all of them, what
-        is gone is dropped. (Whether it may be was asked before the run began.) Raises `InvalidJob` for state of a
-        release that did not say its columns' types."""
+        """Returns the operator's only columnar table (see `KeyedBackend.column_table`).
+
+        If the restored state has other columns, or another order, its rows are converted: new columns start at their
+        initial value, columns no longer used are dropped (a check before the run has permitted this). Raises
+        `InvalidJob` for state of a release that did not store the types of its columns.
+        """
         types = {column: np.dtype(kind).str for column, (kind, _) in columns.items()}
         before: dict[str, str] | None = None
         if self._state_types:
             before = self._state_types if list(self._state_types.items()) != list(types.items()) else None
-        elif self._state_columns:  # of a release that named its columns, but not their types
+        elif self._state_columns:  # of a release that stored names of columns, but not their types
             if not types.keys() - set(added) <= set(self._state_columns) <= types.keys():
                 raise other_columns(self.name, name, ", ".join(self._state_columns))
             stored = {column: types[column] for column in self._state_columns}
@@ -184,11 +188,11 @@ class KeyedOperator(KeyedLife):
         return self.backend.column_table(name, columns, width, evictable, added, before, by_last, in_slices)
 
     def _known_columns(self) -> frozenset[str]:
-        """Names of the columns that the restored state has; empty where there is none, or it does not say."""
+        """Returns the names of the restored state's columns; empty without restored state, or if it does not say."""
         return frozenset(self._state_types or self._state_columns)
 
     def bind(self, columns: pa.Schema) -> None:
-        """Open the state tables. Called once: at `open` when types are known, else at the first batch."""
+        """Opens the state tables. Called once: at `open` if types are known, else at the first batch."""
 
     def on_input_schema(self, schema: pa.Schema) -> None:
-        """The input has this schema from now on."""
+        """Notes the schema that the input has from now on."""

@@ -1,12 +1,12 @@
-"""What a keyed operator remembers besides its tables: how far event time was, and the types its state was written with.
+"""Progress of a keyed operator besides its tables: event time, and the types of the state's columns.
 
-The watermark must survive: without it, rows that were late before a failure would be accepted after it, into windows
-that have fired already. After rescaling, the key groups of a subtask may come from snapshots with different watermarks
-(those of an unaligned checkpoint, or of one that is at least once). The lowest of them is the subtask's, so that it
-fires what is not complete yet, and the others are *floors*: for its own key group event time is what it was.
+The watermark must survive a restore: otherwise rows that were late before a failure would be accepted afterwards, into
+windows that have already fired. After rescaling, the key groups of a subtask may come from snapshots with different
+watermarks (of an unaligned or at-least-once checkpoint). The subtask continues with the lowest watermark, so that it
+fires what is incomplete; the higher watermarks become *floors*, the event time of their key groups.
 
-What an operator does for its states with TTL besides judging what is read: reads the wall clock, sweeps, and has the
-store compacted after a sweep that deleted most of it.
+`Reclaiming` serves states with TTL: it reads the wall clock once per batch, deletes expired entries, and has the store
+compacted after a clean-up that deleted most entries.
 """
 
 import logging
@@ -35,7 +35,7 @@ COLUMNS = SHARED + "columns"  # name of the snapshot value with `StateColumns`
 
 
 class Floor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """For the key groups `first` to `last` event time had reached `watermark_ms`."""
+    """Event time `watermark_ms` of the key groups `first` to `last`."""
 
     first: int
     last: int
@@ -43,14 +43,17 @@ class Floor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 
 
 class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`schema`: Arrow IPC bytes of the columns that the state depends on; empty while no batch has come.
-    `state_columns`: names of the columns of the operator's columnar table, in the order in which its rows have them;
-    empty where there is none, and in what older releases wrote. `going_to_ms`: event time was on its way there, and
-    timers up to there still had to fire; None: it was where it was to be. `timers_from_ms`: by table of timers, a time
-    before which there is none; unknown where it is missing."""
+    """Stored progress of an operator.
+
+    `schema`: Arrow IPC bytes of the columns that the state depends on; empty before the first batch. `state_columns`:
+    names of the columnar table's columns, in the order of its rows; empty without such a table, and in snapshots of
+    older releases. `going_to_ms`: event time was advancing to there, and timers up to there still had to fire; None: no
+    timers were due. `timers_from_ms`: by table of timers, a time before which there are no timers; a missing table is
+    unknown.
+    """
 
     watermark_ms: int = WATERMARK_MIN
-    emit_ns: int = 0  # latest intended emission time seen: that of results made by a watermark
+    emit_ns: int = 0  # latest intended emission time seen: used for results that a watermark triggers
     schema: bytes = b""
     version: int = 1
     floors: tuple[Floor, ...] = ()  # above `watermark_ms`
@@ -63,8 +66,8 @@ class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StateColumns(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The columns of an operator's columnar table, in the order in which its rows have them: name and numpy dtype. All
-    subtasks are given it at a restore, those as well that had no row yet: so all make the same columns."""
+    """Columns of an operator's columnar table, in the order of its rows: name and numpy dtype.
+    A restore gives them to all subtasks, including those that had no row, so all create the same columns."""
 
     columns: tuple[tuple[str, str], ...]
     version: int = 1
@@ -79,7 +82,8 @@ _COLUMNS = VersionedDecoder(
 
 
 def restored_columns(snapshots: Iterable[OperatorSnapshot], operator: str) -> dict[str, str]:
-    """Name → numpy dtype, in the order of the rows; empty where there was no table, or an older release wrote it."""
+    """Returns name -> numpy dtype, in the order of the rows.
+    Empty if there was no table, or an older release wrote the snapshot."""
     for snapshot in snapshots:
         stored = snapshot.values.get(COLUMNS)
         if stored is not None:
@@ -91,19 +95,19 @@ _PROGRESS = VersionedDecoder(value_format("{}: its progress in its snapshot"), m
 
 
 def timers_unknown(progress: bytes) -> bytes:
-    """The same progress of an operator into whose tables timers were put past its own books: it looks for all."""
+    """Returns `progress` without the first times of timers, after timers were added behind the operator's back."""
     known = _PROGRESS.decode(progress, "its own snapshot")
     return msgspec.structs.replace(known, timers_from_ms={}).encode()
 
 
 def fires_still(snapshot: OperatorSnapshot) -> bool:
-    """Whether timers were due that had not fired when the snapshot was taken."""
+    """Returns whether due timers had not fired when the snapshot was taken."""
     stored = snapshot.values.get(VALUE)
     return stored is not None and _PROGRESS.decode(stored, f"operator {snapshot.operator!r}").going_to_ms is not None
 
 
 def reached_ms(snapshots: Iterable[OperatorSnapshot]) -> int:
-    """Event time of the subtask that was furthest."""
+    """Returns the event time of the subtask that was furthest."""
     stored = [(each.values[VALUE], f"operator {each.operator!r}") for each in snapshots if VALUE in each.values]
     return max([_PROGRESS.decode(data, where).watermark_ms for data, where in stored], default=WATERMARK_MIN)
 
@@ -111,13 +115,13 @@ def reached_ms(snapshots: Iterable[OperatorSnapshot]) -> int:
 def restored_progress(
     snapshots: Iterable[OperatorSnapshot], operator: str, first_group: int, last_group: int, *, reopened: bool = False
 ) -> Progress:
-    """One progress, for the key groups `first_group` to `last_group`, from one or (after rescaling) several snapshots:
-    the lowest watermark loses no row, and floors keep what was late from coming back. `reopened`: they are of a run
-    that ended its sources early, and this one reads on."""
+    """Returns the progress for the key groups `first_group` to `last_group`, from one or more snapshots.
+    The lowest watermark loses no row, and floors keep late rows late. `reopened`: the snapshots come from a run that
+    stopped its sources early; this run reads on."""
     found = []
     floors: list[Floor] = []
     for snapshot in snapshots:
-        if VALUE not in snapshot.values:  # of another subtask, which only shares something
+        if VALUE not in snapshot.values:  # of another subtask, which only contributes shared values
             continue
         progress = _PROGRESS.decode(snapshot.values[VALUE], f"operator {operator!r}")
         if reopened:
@@ -126,14 +130,14 @@ def restored_progress(
         whole = (first_group, last_group) if keyed is None else (keyed.key_group_first, keyed.key_group_last)
         if whole[0] <= last_group and first_group <= whole[1]:
             found.append(progress)
-            # What was on its way is as far as it was told: the rest of what is due there comes without it being late.
+            # The floor is the time to which event time was advancing, so the remaining due results are not late.
             told_ms = max(progress.watermark_ms, progress.going_to_ms or progress.watermark_ms)
             floors += [Floor(*whole, told_ms), *progress.floors]
     if not found:
         return Progress()
     lowest = min(progress.watermark_ms for progress in found)
     going_to_ms = _going_to_ms(found)
-    reached_ms = lowest if going_to_ms is None else going_to_ms  # before the first row comes
+    reached_ms = lowest if going_to_ms is None else going_to_ms  # before the first row arrives
     return Progress(
         watermark_ms=lowest,
         emit_ns=max(progress.emit_ns for progress in found),
@@ -150,7 +154,7 @@ def restored_progress(
 
 
 def _begun_again(progress: Progress) -> Progress:
-    """Event time that was at the end of what the sources had given tells nothing of the rows that they give now."""
+    """Returns `progress` without a watermark at the end of input, which says nothing about the rows that follow."""
     if progress.watermark_ms != WATERMARK_MAX:
         return progress
     floors = tuple(floor for floor in progress.floors if floor.watermark_ms != WATERMARK_MAX)
@@ -158,19 +162,19 @@ def _begun_again(progress: Progress) -> Progress:
 
 
 def _going_to_ms(found: Sequence[Progress]) -> int | None:
-    """Where event time was told to be in all of them, if any of them was still on its way."""
+    """Returns the lowest event time to be reached, if any of the snapshots was still advancing."""
     if all(progress.going_to_ms is None for progress in found):
         return None
     return min(progress.watermark_ms if progress.going_to_ms is None else progress.going_to_ms for progress in found)
 
 
 def _lowest(known: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Of what all of them know."""
+    """Returns the lowest time of each table that all know."""
     return {name: min(each[name] for each in known) for name in known[0] if all(name in each for each in known)}
 
 
 class Floors:
-    """Event time by key group, as long as some are ahead of the subtask's watermark."""
+    """Event time by key group, while some groups are ahead of the subtask's watermark."""
 
     def __init__(self, floors: Sequence[Floor], max_parallelism: int) -> None:
         self._floors = tuple(floors)
@@ -181,26 +185,26 @@ class Floors:
             np.maximum(part, floor.watermark_ms, out=part)
 
     def above(self, watermark_ms: int) -> tuple[Floor, ...]:
-        """Those that count, with the subtask's watermark here."""
+        """Returns the floors above the subtask's watermark."""
         return tuple(floor for floor in self._floors if floor.watermark_ms > watermark_ms)
 
     @property
     def told_ms(self) -> tuple[int, ...]:
-        """Event time of those that were ahead."""
+        """Event times of the key groups that were ahead."""
         return tuple(floor.watermark_ms for floor in self._floors)
 
     @property
     def by_group(self) -> npt.NDArray[np.int64]:
-        """Event time of each key group that was ahead, or `WATERMARK_MIN`."""
+        """Event time of each key group that was ahead; else `WATERMARK_MIN`."""
         return self._of_group
 
     def watermarks(self, keys: Sequence[pa.Array], watermark_ms: int) -> npt.NDArray[np.int64]:
-        """Event time of each row, given its key columns."""
+        """Returns the event time of each row, given its key columns."""
         return np.maximum(self._of_group[key_groups_of(keys, self._max_parallelism)], watermark_ms)
 
 
 def columns_of(schema: pa.Schema, columns: Sequence[str], where: str) -> pa.Schema:
-    """The part of `schema` that `columns` names, each once, without metadata."""
+    """Returns the columns of `schema` that `columns` names, each once, without metadata."""
     fields = []
     for column in dict.fromkeys(columns):
         if column not in schema.names:
@@ -210,7 +214,7 @@ def columns_of(schema: pa.Schema, columns: Sequence[str], where: str) -> pa.Sche
 
 
 def keys_said(schema: pa.Schema | None, keys: Sequence[str]) -> str:
-    """The key columns with their types, as snapshots and the coordinator have them; empty where they are not known."""
+    """Returns the key columns with their types, as snapshots and coordinator name them; "" if unknown."""
     if schema is None or any(key not in schema.names for key in keys):
         return ""
     known = plain_schema(schema)
@@ -226,7 +230,7 @@ def schema_of(data: bytes) -> pa.Schema:
 
 
 def check_same(now: pa.Schema, before: pa.Schema, where: str) -> None:
-    """State was written for `before`; rows come as `now`."""
+    """Raises `InvalidJob` if rows of the columns `now` do not fit the state written for `before`."""
     if not now.equals(before):
         raise InvalidJob(
             f"{where}: its state was made of ({described(before)}), but now its rows have ({described(now)}): "
@@ -235,7 +239,7 @@ def check_same(now: pa.Schema, before: pa.Schema, where: str) -> None:
 
 
 def check_none_added(columns: Sequence[str], before: pa.Schema, where: str) -> None:
-    """State was written for `before`; `columns` are what the operator uses now, and has to have used then."""
+    """Raises `InvalidJob` if `columns`, in use now, were not all part of the state written for `before`."""
     added = [column for column in dict.fromkeys(columns) if column not in before.names]
     if added:
         shown = ", ".join(map(repr, added))
@@ -249,9 +253,10 @@ def check_none_added(columns: Sequence[str], before: pa.Schema, where: str) -> N
 def columns_to_bind(
     columns: Sequence[str], fixed: int, before: pa.Schema, declared: pa.Schema | None, where: str
 ) -> pa.Schema:
-    """The types of `columns`, which an operator uses now, where its state was written for `before`. Those after the
-    first `fixed` may have come since: `declared`, the schema of the input, has their types. Raises `InvalidJob` where
-    others came, or a type is not known before there are rows: until then no window could fire."""
+    """Returns the types of `columns`, which an operator uses now, for state written for `before`.
+    Columns after the first `fixed` may be new: `declared`, the schema of the input, has their types. Raises
+    `InvalidJob` if other columns are new, or if a type is unknown before rows arrive: until then no window could fire.
+    """
     check_none_added(columns[:fixed], before, where)
     used = dict.fromkeys(columns)
     kept = pa.schema([before.field(column) for column in used if column in before.names])
@@ -273,7 +278,7 @@ log = logging.getLogger("barrier_runtime.state")
 
 
 class Reclaiming:
-    """On the loop. Made by an operator that has states with TTL."""
+    """Clean-up of expired entries, for an operator that has states with TTL. Runs on the loop."""
 
     def __init__(self, timing: Timing, backend: KeyedBackend, context: OperatorContext, where: str) -> None:
         self._timing = timing
@@ -281,16 +286,16 @@ class Reclaiming:
         self._context = context
         self._where = where
         self._compacts = False
-        self._compacts_after: int | None = None  # the checkpoint which brings the deletions to the store
+        self._compacts_after: int | None = None  # checkpoint that brings the deletions to the store
         swept = [each for each in timing.tables if each.expiry.ttl_ms is not None]
         self._sweep = ExpirySweep(swept, context.now_s, context.call_later, self._mostly_deleted)
 
     def begin(self) -> None:
-        """A batch, a watermark or a barrier is at hand."""
+        """Reads the wall clock, before a batch, a watermark or a barrier."""
         self._timing.wall.read()
 
     def snapshot(self, checkpoint: int) -> None:
-        """Before the state of `checkpoint` is frozen."""
+        """Runs before the state of `checkpoint` is frozen."""
         self.begin()
         if self._compacts:
             self._compacts, self._compacts_after = False, checkpoint

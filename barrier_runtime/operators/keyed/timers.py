@@ -1,35 +1,37 @@
-"""Timers of a keyed operator: set, deleted, and fired in the order of their times and keys. Those of event time are
-here; those of the wall clock (`wall_timers`) are the same ones with another clock.
+"""Timers of a keyed operator: set, deleted, and fired in the order of their times and keys.
 
-All timers are in state, by time (`state/values/timer_table`). Memory holds the next ones in a heap. Where there may be
-more, the heap has *marks*: from its time on, and from a position in the store, the timers of some key groups are not in
-the heap. A mark comes up when all before it has fired. Then the next timers of one of its groups are read, from that
-position, so that no scan begins with what has fired and been deleted.
+This file has timers by event time; wall-clock timers (`wall_timers`) add another clock. All timers are in state, by
+time (`state/values/timer_table`); memory holds the next ones in a heap. A *mark* in the heap says: from its time on,
+and from a position in the store, some timers of its key groups are not in the heap. A mark comes up when all timers
+before it have fired. Then the next timers of one of its groups are read from that position, so no scan starts with
+timers that have fired and been deleted.
 
-While marks cover all key groups, a timer that is set for a time behind all of them (*far*) is written and nothing else:
-most timers of a steady stream are, and never cost the heap anything before they are due. Nor is anything looked up
-then, unless the heap has dead ones: one that is held already is set twice.
+While marks cover all key groups, a timer set behind all of them (*far*) is only written, without a lookup. Most timers
+of a steady stream are far, and cost the heap nothing before they are due. If the heap has dead timers, the heap is
+looked up, since a held timer may be set twice. See docs/design/timers.md.
 
-What of a timer is where
+States and moves of a timer:
+
     held      in the heap and alive
-    dead      in the heap, but deleted: passed over when it comes up, or dropped with others
-    waiting   set or deleted and not in the store yet
+    dead      in the heap, but deleted: ignored when it comes up, or dropped with others
+    waiting   set or deleted, and not yet in the store
     stored    in the store
-    outside   set and not in the heap, waiting or stored: behind the mark of its key group, always
+    outside   set and not in the heap, waiting or stored: always behind the mark of its key group
     no mark   covers a key group: none of its timers is outside
 
     move        from                    to
     set, far    not in the heap         outside, waiting. `_outside_ms` is no later than any of these
-    set         else but held           held, waiting. Also in front of what the heap has
+    set         else but held           held, waiting. Possibly earlier than everything in the heap
     delete      held                    dead, waiting
-    delete      not in the heap         waiting: nobody looks whether it was there; nothing at all without marks
+    delete      not in the heap         waiting, without a lookup; without marks: nothing to do
     write       waiting                 stored; nothing else changes
-    read        behind a mark, stored   held, unless it is dead, or deleted and waiting; the mark goes behind it
-                and outside, waiting    held, also in other key groups, when due no later than what was read last, which
-                                        is for ever when the group has no more; then it has no mark either
+    read        behind a mark, stored   held, unless dead, or deleted and waiting; the mark moves behind the timer
+                and outside, waiting    held, also in other key groups, if due no later than the last timer read; if
+                                        the group has no more timers: all of them, and its mark goes
     trim        held, not waiting       stored: the heap had grown; all groups have marks then, none behind the cut
     fire        held                    waiting to be deleted
-Twice set is once, whoever finds it: a timer is once in the heap, and once in the store.
+
+Setting a timer twice is setting it once: a timer is in the heap once, and in the store once.
 """
 
 import bisect
@@ -45,22 +47,22 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.values.timer_table import TimerTable, position_of
 
 StateKey: TypeAlias = tuple[Any, ...]
-# A timer: its time, the sortable form of its key, 0, its key. A mark, right behind a timer (or, with (), before all of
-# its time): its time, that timer's sortable key, 1, first and last key group, position.
+# A timer: time, sortable form of its key, 0, key. A mark directly after a timer (or, with (), before all timers of its
+# time): time, that timer's sortable key, 1, first and last key group, position.
 Entry: TypeAlias = tuple[Any, ...]
 
-TABLE = "@timers"  # no attribute of a class can have this name
-_FEW_DEAD = 64  # not worth making the heap anew
-_HELD = 8_192  # timers from the store that memory holds at least; a trim leaves so many
+TABLE = "@timers"  # not a possible name of a class attribute
+_FEW_DEAD = 64  # too few to rebuild the heap
+_HELD = 8_192  # least number of stored timers in memory; a trim leaves as many
 _HELD_OF_GROUP = 4
-_OUTSIDE_SHARE = 8  # the first eighth of those outside that wait is held at once: finding them looks at all
+_OUTSIDE_SHARE = 8  # the first eighth of the waiting timers outside is held at once, since finding them visits all
 _NEVER = WATERMARK_MAX + 1
 SLICE_S = 0.002
-_SLICE_TIMERS = 1_000  # also where a clock stands still
+_SLICE_TIMERS = 1_000  # also ends a slice if the clock stands still
 
 
 class Slice:
-    """The time that timers may take without a pause."""
+    """Time that timers may take without a pause."""
 
     __slots__ = ("_left", "_now_s", "_until_s")
 
@@ -70,7 +72,7 @@ class Slice:
         self._left = _SLICE_TIMERS
 
     def is_over(self) -> bool:
-        """Asked before each timer."""
+        """Called before each timer."""
         self._left -= 1
         return self._left < 0 or self._now_s() >= self._until_s
 
@@ -90,8 +92,8 @@ class Timers:
         from_ms: int = WATERMARK_MIN,
         held: int | None = None,
     ) -> None:
-        """`without_handler`: the function that has none, so that a timer of it would never be heard. `from_ms`: no
-        timer of the table is before. `held`: about how many memory holds."""
+        """`without_handler`: name of a function without a timer handler, for which `register` raises.
+        `from_ms`: no timer of the table is earlier. `held`: approximate number of timers in memory."""
         self._deaf = without_handler
         self._table = table
         self._put, self._times, self._keys, self._listed = table.put, table.times, table.keys, table.spilled_at_once
@@ -99,21 +101,22 @@ class Timers:
         first, last = table.key_groups
         self._fewest = max(_HELD if held is None else held, _HELD_OF_GROUP * (last - first + 1))
         self._read_at_once = max(1, self._fewest // (last - first + 1))
-        # Behind a trim there is room for a read of each key group and a mark: else the same might be dropped for ever.
+        # After a trim there is room for a read of each key group and a mark: otherwise a trim could drop the same
+        # timers for ever.
         self._room = max(self._fewest, (self._read_at_once + 1) * (last - first + 1))
         self._most = self._fewest + self._room
         self.next_ms = _NEVER  # no timer is due before
         self._heap: list[Entry] = []
-        self._held: dict[tuple[int, StateKey], bool] = {}  # what is in the heap; False: dead
+        self._held: dict[tuple[int, StateKey], bool] = {}  # timers in the heap; False: dead
         self._dead = 0
         self._marks = 0
         self._covered = 0  # key groups that have a mark
         self._groups = last - first + 1
-        self._marked_ms = WATERMARK_MIN  # timers from then on are behind all marks
+        self._marked_ms = WATERMARK_MIN  # timers from this time on are behind all marks
         self._far_ms = _NEVER  # the same while each key group has a mark
-        self._outside_ms = _NEVER  # none that is outside and waits is before
-        self._fired_ms = WATERMARK_MIN  # the latest of those that fired
-        self._ending = False  # the last timers fire, and none is set any more
+        self._outside_ms = _NEVER  # no waiting timer outside is earlier
+        self._fired_ms = WATERMARK_MIN  # the latest that fired
+        self._ending = False  # the last timers fire, and `register` does nothing
         self._postponed: list[Entry] | None = None  # set meanwhile, and not to fire yet
         if table.stored:
             self._mark(from_ms, (), first, last, position_of(from_ms))
@@ -123,10 +126,11 @@ class Timers:
         self._look()
 
     def register(self, timestamp_ms: int) -> None:
-        """Call `on_timer(key, timestamp_ms, ctx)` once the watermark has reached `timestamp_ms`, before the next row
-        that comes then; right after this row if it has already. Twice is once.
+        """Calls `on_timer(key, timestamp_ms, ctx)` once the watermark has reached `timestamp_ms`.
 
-        When all input has ended every timer fires; those last calls can register none.
+        The call comes before the next row; if the watermark is already there, directly after the current row.
+        Registering twice has no further effect. At the end of all input every timer fires; those last calls cannot
+        register timers.
         """
         if self._deaf is not None:
             raise InvalidJob(
@@ -170,7 +174,7 @@ class Timers:
                 self._trim()
 
     def delete(self, timestamp_ms: int) -> None:
-        """Forget the current key's timer at `timestamp_ms`; it is not an error if there is none."""
+        """Deletes the current key's timer at `timestamp_ms`, if there is one."""
         timer = (whole_ms(timestamp_ms), self._current.key)
         held = self._held.get(timer)
         if held:
@@ -179,28 +183,29 @@ class Timers:
             self._table.delete(timer)
 
     def is_set(self, timestamp_ms: int) -> bool:
-        """Whether the current key has a timer then. May read the store."""
+        """Returns whether the current key has a timer at `timestamp_ms`. May read the store."""
         timer = (timestamp_ms, self._current.key)
         held = self._held.get(timer)
         return bool(self._marks and self._table.get(timer) is not None) if held is None else held
 
     def of_key(self) -> list[int]:
-        """When the current key's timers are due, the earliest first. Reads those of all keys of its key group."""
+        """Returns the times of the current key's timers, ascending. Reads all timers of the key's key group."""
         return self._table.of_key(self._current.key, self.lowest_ms)
 
     @property
     def lowest_ms(self) -> int:
-        """No timer is before."""
+        """Time before which there is no timer."""
         postponed: list[int] = [entry[0] for entry in self._postponed or ()]
         return min(self.next_ms, WATERMARK_MAX, *postponed)
 
     def __len__(self) -> int:
-        """Entries of the heap."""
+        """Number of entries in the heap."""
         return len(self._heap)
 
     def due(self, watermark_ms: int, time_slice: Slice | None = None) -> Iterator[tuple[StateKey, int]]:
-        """Take the timers up to `watermark_ms`, earliest first, with those that are registered meanwhile. With a slice,
-        only until that is over: whoever then finds `next_ms` not above `watermark_ms` calls again."""
+        """Takes the timers up to `watermark_ms`, earliest first, including those registered meanwhile.
+        With a slice the iteration stops when the slice is over; while `next_ms` is not above `watermark_ms`, the caller
+        calls again."""
         self._ending = watermark_ms == WATERMARK_MAX
         while self.next_ms <= watermark_ms:
             if time_slice is not None and time_slice.is_over():
@@ -235,7 +240,7 @@ class Timers:
             heapq.heappush(self._heap, (timestamp_ms, _sortable(key), 0, key))
 
     def _read(self, mark: Entry) -> None:
-        """The next timers of the first key group of a mark that was taken out of the heap."""
+        """Reads the next timers of the first key group of a mark that was taken out of the heap."""
         mark_ms, after, _, first, last, position = mark
         found, behind, following = self._table.behind(position, first, last, self._read_at_once)
         self._marks -= 1
@@ -244,7 +249,7 @@ class Timers:
             if not self._table.is_deleted(timer):
                 self._hold(*timer)
         if behind:
-            last_ms, last_key = found[-1]  # of the first key group: the others stay as they are
+            last_ms, last_key = found[-1]  # of the first key group; the others stay as they are
             self._mark(last_ms, _sortable(last_key), first, first, behind)
         if following <= last:
             self._mark(mark_ms, after, following, last, position)
@@ -257,7 +262,7 @@ class Timers:
             self._trim()
 
     def _hold_outside(self, until_ms: int) -> None:
-        """What is outside, waits and is due until then; and some more, so that soon nobody looks again."""
+        """Holds waiting timers outside up to `until_ms`, and some more, so that the next search is not soon."""
         held = self._held
         waiting = [timer for timer in self._table.waiting() if timer not in held]
         waiting.sort(key=_time_of)
@@ -272,10 +277,11 @@ class Timers:
         heapq.heappush(self._heap, (from_ms, after, 1, first, last, position))
         self._marks += 1
         self._covered += last - first + 1
-        self._marked_ms = max(self._marked_ms, from_ms + bool(after))  # others of its time may be in front of it
+        # other timers of its time may come before the mark
+        self._marked_ms = max(self._marked_ms, from_ms + bool(after))
 
     def _bury(self) -> None:
-        """Make the heap anew without the dead ones."""
+        """Rebuilds the heap without dead timers."""
         held = self._held
         self._heap = [entry for entry in self._heap if entry[2] or held[entry[0], entry[3]]]
         heapq.heapify(self._heap)
@@ -284,7 +290,7 @@ class Timers:
         self._look()
 
     def _trim(self) -> None:
-        """Drop what is in the store and far from due. What waits stays: a scan would not find it."""
+        """Drops stored timers that are far from due. Waiting timers stay: a scan would not find them."""
         if self._dead:
             self._bury()
         times = np.fromiter((entry[0] for entry in self._heap), np.int64, len(self._heap))
@@ -292,12 +298,12 @@ class Timers:
             cut_ms = int(np.partition(times, self._fewest)[self._fewest])
             if cut_ms > self._fired_ms:
                 self._drop_from(cut_ms)
-            elif cut_ms < WATERMARK_MAX:  # a scan would begin with those of this time that have fired
+            elif cut_ms < WATERMARK_MAX:  # a scan from this time would start with fired timers
                 self._drop_from(cut_ms + 1)
         self._most = len(self._heap) + max(self._room, len(self._heap))
 
     def _drop_from(self, cut_ms: int) -> None:
-        """All from `cut_ms` on that do not wait."""
+        """Drops all timers from `cut_ms` on that do not wait."""
         is_unwritten = self._table.is_unwritten
         kept, marks, dropped = [], [], []
         for entry in self._heap:
@@ -327,7 +333,7 @@ class Timers:
         self._look()
 
     def _look(self) -> None:
-        """The heap has changed."""
+        """Updates `next_ms` after a change of the heap."""
         self.next_ms = self._heap[0][0] if self._heap else _NEVER
 
 
@@ -346,7 +352,7 @@ def _time_of(timer: tuple[int, StateKey]) -> int:
 
 
 def _sortable(key: StateKey) -> StateKey:
-    """Keys of one operator compare field by field, once None is made smaller than everything."""
+    """Returns a form of a key that compares field by field, with None before everything."""
     if len(key) == 1:
         return (key[0] is not None, key[0])
     return tuple((field is not None, field) for field in key)

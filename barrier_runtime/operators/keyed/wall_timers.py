@@ -1,13 +1,11 @@
-"""Timers by the wall clock: due at a time of day, whether rows come or not.
+"""Timers by the wall clock: due at a time of day, whether rows arrive or not.
 
-They are stored and ordered as timers of event time are, in a table of their own. What makes them fire is the slot: an
-timer of its loop wakes it when the first one is due, and the subtask then gives the operator its turn. Many that are
-due fire in slices, so that barriers and rows have their turns in between.
+They are stored and ordered like event-time timers, in a table of their own. A timer of the slot's loop wakes the slot
+when the first is due; the subtask then gives the operator a turn. Many due timers fire in slices, so barriers and rows
+get their turns in between. An operator opens off the loop, so no wake-up is set before its first turn.
 
-An operator opens off the loop, so no wake-up is set before its first turn.
-
-Undoes what a failed call of a user's function did to timers, before the call is repeated (`state/values/undo` does
-the same for tables).
+`UndoableTimers` undo a failed call's changes to timers before the call is repeated (`state/values/undo` does the same
+for tables).
 """
 
 import heapq
@@ -25,12 +23,12 @@ from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.values.timer_table import TimerTable
 
 WALL_TABLE = "@wall_timers"
-_MOST_OVERDUE = 100_000  # that are known by key
+_MOST_OVERDUE = 100_000  # whose keys are remembered
 _MILLISECOND = timedelta(milliseconds=1)
 
 
 class WallTimers(Timers):
-    """`ctx.wall_timers`: register and delete timers of the current key that go by the wall clock."""
+    """`ctx.wall_timers`: register and delete wall-clock timers of the current key."""
 
     _said = "ctx.wall_timers"
     _what = "a wall-clock timer"
@@ -50,27 +48,25 @@ class WallTimers(Timers):
         self._may_wake = False  # from the first turn on
         super().__init__(table, current, without_handler, from_ms)
         self._opened_ms = self._clock.now_ms()
-        self.crowded = False  # with more that are overdue: rows wait for all of them
-        self.overdue = (
-            {} if without_handler else self._due_of_keys()
-        )  # since before the restore, by key; none has fired
+        self.crowded = False  # more are overdue: rows wait until all have fired
+        self.overdue = {} if without_handler else self._due_of_keys()  # due before the restore and not fired, by key
 
     @property
     def now_ms(self) -> int:
-        """The wall clock (ms since 1970) as these timers see it: it never goes back."""
+        """Wall clock (ms since 1970) as these timers see it: never goes back."""
         return self._clock.now_ms()
 
     def register(self, timestamp_ms: int) -> None:
-        """Call `on_wall_timer(key, timestamp_ms, ctx)` once the wall clock has reached `timestamp_ms` (ms since 1970),
-        whether rows come or not; as soon as may be if it has already. Twice is once.
+        """Calls `on_wall_timer(key, timestamp_ms, ctx)` once the wall clock has reached `timestamp_ms` (ms since 1970).
 
-        What was due while the job was down fires after the restore, before the next row of its key. When all input has
-        ended, timers that are not due stay in the last checkpoint and do not fire.
+        The call does not wait for rows, and comes as soon as possible if the time is past. Registering twice has no
+        further effect. Timers that became due while the job was down fire after the restore, before the next row of
+        their key. At the end of all input, timers that are not due stay in the last checkpoint and do not fire.
         """
         super().register(timestamp_ms)
 
     def after(self, delay: timedelta) -> int:
-        """Register a timer `delay` from now, at least 1 ms. Returns when it is due, for `delete`."""
+        """Registers a timer `delay` from now, at least 1 ms. Returns the time at which it is due, for `delete`."""
         if not isinstance(delay, timedelta):
             raise InvalidJob(f"wall-clock timer after {delay!r}: pass a timedelta, as in after(timedelta(seconds=5))")
         due_ms = self._clock.now_ms() + max(1, math.ceil(delay / _MILLISECOND))
@@ -80,7 +76,7 @@ class WallTimers(Timers):
     # ---- for the operator
 
     def any_due(self) -> bool:
-        """Asked in each turn. If there is none, the slot is woken when the next one is due."""
+        """Returns whether a timer is due, in each turn; else sets a wake-up for the next timer."""
         self._may_wake = True
         if not self._heap:
             return False
@@ -91,8 +87,8 @@ class WallTimers(Timers):
         return False
 
     def due_now(self) -> Iterator[tuple[StateKey, int]]:
-        """Take those that are due, earliest first: a slice of them."""
-        self._may_wake = False  # once, at its end
+        """Takes a slice of the due timers, earliest first."""
+        self._may_wake = False  # wake-ups are set once, at the end
         yield from self.due(self._clock.now_ms(), Slice(self._steady_s))
         self._may_wake = True
         self._look()
@@ -101,7 +97,7 @@ class WallTimers(Timers):
             self.crowded = False
 
     def last_due(self) -> Iterator[tuple[StateKey, int]]:
-        """Take all that are due, earliest first, without those that are registered meanwhile."""
+        """Takes all due timers, earliest first, without those registered meanwhile."""
         self._postponed = []
         yield from self.due(self._clock.now_ms())
         postponed, self._postponed = self._postponed, None
@@ -111,7 +107,7 @@ class WallTimers(Timers):
         self._look()
 
     def overdue_of(self, keys: Iterable[StateKey]) -> Iterator[tuple[StateKey, int]]:
-        """Take those of these keys that were due before the restore, each key's earliest first."""
+        """Takes the timers of these keys that were due before the restore, earliest first for each key."""
         for key in keys:
             for timestamp_ms in self.overdue.pop(key, ()):
                 timer = (timestamp_ms, key)
@@ -126,7 +122,7 @@ class WallTimers(Timers):
     # ---- inside
 
     def _due_of_keys(self) -> dict[StateKey, list[int]]:
-        """Reads what is due, and goes on holding it."""
+        """Returns the due timers by key, and keeps holding them."""
         found: dict[StateKey, list[int]] = {}
         taken = []
         while self.next_ms <= self._opened_ms:
@@ -154,7 +150,7 @@ class WallTimers(Timers):
 class UndoableTimers(Timers):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.found: dict[int, bool] = {}  # times of timers of the call's key that it has touched: whether they were set
+        self.found: dict[int, bool] = {}  # times of the call's key that it has touched -> whether a timer was set
 
     def begin(self) -> None:
         if self.found:

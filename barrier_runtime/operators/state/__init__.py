@@ -1,1 +1,1 @@
-"""State of keyed functions as their authors see it: one file per kind, over the tables of the keyed backend."""
+"""Kinds of keyed state as authors of functions see them, a file per kind, over the keyed backend's tables."""

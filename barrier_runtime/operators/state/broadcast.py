@@ -1,5 +1,5 @@
-"""`BroadcastState`: a map that every subtask of a connected step has whole, for rules that hold for all keys. Handlers
-of broadcast inputs write it, all others read. What is behind it is in `broadcast_copy`."""
+"""`BroadcastState`: a map that every subtask of a connected step holds whole, for rules that hold for all keys.
+Handlers of broadcast inputs write the map, all other handlers read. `broadcast_copy` holds the copies."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar, cast, overload
@@ -23,13 +23,13 @@ _ABSENT: Any = object()
 
 
 class ConnectedKey(CurrentKey):
-    """The current key of an operator that has broadcast state, too."""
+    """Current key of an operator that also has broadcast state."""
 
     __slots__ = ("copies",)
 
     def __init__(self) -> None:
         super().__init__()
-        self.copies: BroadcastCopies | None = None  # once the operator is open
+        self.copies: BroadcastCopies | None = None  # set once the operator is open
 
 
 class BroadcastState(KeyedState, Generic[K, V]):
@@ -43,13 +43,13 @@ class BroadcastState(KeyedState, Generic[K, V]):
     ...         if row["amount"] <= self.limits.get(row["shop"], 100.0):
     ...             yield row
 
-    Handlers of broadcast inputs change it, by `[]`, `del`, `pop`, `setdefault`, `update` and `clear`; all others only
-    read. Iteration, `keys()`, `values()` and `items()` go in the order in which the keys came.
+    Handlers of broadcast inputs change the map by `[]`, `del`, `pop`, `setdefault`, `update` and `clear`; all other
+    handlers only read. Iteration, `keys()`, `values()` and `items()` follow the order in which the keys were added.
 
-    `key` is int, str, bytes, bool, float, date or datetime; `kind` the type of the values, as of a `ValueState`, and
-    `renamed` and `migrate` as there; it takes no `ttl`. A value that is read is a copy (unless nobody can change it):
-    it is changed in the state by `state[key] = value` only. Dicts in values come back in the order of their keys. None
-    is no value. It is held in memory, and stored whole whenever it has changed since the last checkpoint.
+    `key` is int, str, bytes, bool, float, date or datetime; `kind` is the type of the values, as in `ValueState`, and
+    so are `renamed` and `migrate`; there is no `ttl`. Reading returns a copy of a mutable value, so only `state[key] =
+    value` changes a value in the state. Dicts in values come back in the order of their keys. None is not a value. The
+    map is held in memory, and stored whole if it has changed since the last checkpoint.
     """
 
     __slots__ = ("_access", "_as_key", "_copy", "_encode", "_key", "_type")
@@ -105,7 +105,7 @@ class BroadcastState(KeyedState, Generic[K, V]):
     @overload
     def get(self, key: K, default: D) -> V | D: ...
     def get(self, key: K, default: Any = None) -> Any:
-        """The value, or `default` where there is none."""
+        """Returns the value, or `default` if there is none."""
         found = self._copy.get(self._as_key(self._name, key))
         return found if found is not None else default
 
@@ -114,7 +114,7 @@ class BroadcastState(KeyedState, Generic[K, V]):
     @overload
     def pop(self, key: K, default: D) -> V | D: ...
     def pop(self, key: K, default: Any = _ABSENT) -> Any:
-        """Remove an entry and return its value; without it `default`, or KeyError."""
+        """Removes an entry and returns its value. If the entry is missing: returns `default`, or raises KeyError."""
         self._check_changeable()
         found = self.get(key, _ABSENT)
         if found is not _ABSENT:
@@ -126,38 +126,38 @@ class BroadcastState(KeyedState, Generic[K, V]):
         return found
 
     def setdefault(self, key: K, default: V) -> V:
-        """The value of `key`, after `default` was stored there if there was none."""
+        """Returns the value of `key`; stores `default` first if there is none."""
         self._check_changeable()
         if key not in self:
             self[key] = default
         return self[key]
 
     def update(self, entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> None:
-        """Store these entries beside the others."""
+        """Stores these entries; other entries stay."""
         self._check_changeable()
         pairs = entries.items() if isinstance(entries, Mapping) else entries
         for key, value in pairs:
             self[key] = value
 
     def clear(self) -> None:
-        """Remove all entries."""
+        """Removes all entries."""
         self._check_changeable()
         self._copy.clear()
 
     def keys(self) -> Iterator[K]:
-        """In the order in which they came."""
+        """Returns the keys in the order in which they were added."""
         return iter(self)
 
     def values(self) -> Iterator[V]:
-        """In the order of `keys()`."""
+        """Returns the values in the order of `keys()`."""
         return (value for _, value in self.items())
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """In the order of `keys()`."""
+        """Returns the entries in the order of `keys()`."""
         return ((key, cast(V, self._copy.get(key))) for key in self)
 
     def __iter__(self) -> Iterator[K]:
-        """While the state may change it is that of now which is gone through."""
+        """Iterates over the keys of this moment if the handler may change the state."""
         keys = self._copy.keys()
         return iter(list(keys)) if self._access is not None and self._access.changes else keys
 
@@ -186,7 +186,7 @@ class BroadcastState(KeyedState, Generic[K, V]):
     def _check_changeable(self) -> None:
         access = self._access
         if access is None:
-            self._copy.size()  # refused: it is used outside of a function
+            self._copy.size()  # raises: the state is used outside a function
         elif not access.changes:
             raise InvalidJob(
                 f"{self._said} is a BroadcastState, which only handlers of broadcast inputs may change, because every "
@@ -196,7 +196,7 @@ class BroadcastState(KeyedState, Generic[K, V]):
 
 
 def refuse_broadcast_state(states: Mapping[str, KeyedState], where: str) -> None:
-    """Of a step that has no broadcast input."""
+    """Raises `InvalidJob` for broadcast state in a step without broadcast inputs."""
     for name, state in states.items():
         if isinstance(state, BroadcastState):
             raise misplaced(name, where)

@@ -1,13 +1,13 @@
-"""The copies of broadcast state: one in each subtask of an operator, equal everywhere, and once in each snapshot.
+"""Copies of broadcast state: one per subtask of an operator, all equal, and one in each snapshot.
 
-Every subtask applies the same changes in the same order (`operators/functions/sequencing`), so the copies are equal
-whenever a barrier passes. Subtask 0 puts the content into its snapshot, and every subtask a hash of its own. A
-checkpoint whose hashes are not all the same is not decided (`coordinator/checkpoints/checkpoint`), and a restore
-refuses it, too; else it gives the content to every subtask, whatever their number. Checkpoints that are at least once
-are of no single moment: their copies may differ, and none of them has a hash.
+Every subtask applies the same changes in the same order (`operators/functions/sequencing`), so all copies are equal
+when a barrier passes. Subtask 0 puts the content into its snapshot, and every subtask a hash of its copy. A checkpoint
+with different hashes is not decided (`coordinator/checkpoints/checkpoint`) and not restored; otherwise a restore gives
+the content to every subtask, whatever their number. At-least-once checkpoints have no single moment: copies may differ,
+so these checkpoints carry no hash. See docs/design/broadcast-state.md.
 
-Entries are held as bytes. So a snapshot has nothing to encode on the loop, a value that is read is a new object, which
-nobody can change in the state of one subtask alone, and the hash is of what will be restored.
+Entries are held as bytes. So a snapshot encodes nothing on the loop, a value that is read is a new object, which no
+function can change in the state of a single subtask, and the hash covers the bytes that a restore will read.
 """
 
 import datetime
@@ -25,22 +25,22 @@ from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.snapshots.snapshot import SHARED, FileRef, OperatorSnapshot, value_format
 from barrier_runtime.state.versioned import VersionedDecoder
 
-SUMMARY = f"{SHARED}broadcast"  # name of the snapshot value of every subtask
-_CONTENT = f"{SHARED}broadcast-"  # of the values of subtask 0, with a number
-_CHUNK_ENTRIES = 1_024  # encoded at once, so that a worker does not keep the interpreter's lock for long
+SUMMARY = f"{SHARED}broadcast"  # name of a snapshot value, which every subtask has
+_CONTENT = f"{SHARED}broadcast-"  # values of subtask 0, with a number
+_CHUNK_ENTRIES = 1_024  # encoded at once, so that a worker thread keeps the interpreter's lock only briefly
 
 
 class StoredCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One broadcast state, as one subtask had it."""
+    """Summary of a broadcast state in a subtask."""
 
-    value: str  # name of the value of subtask 0 that is its content
-    # None of these in a checkpoint that is at least once, so that the summary is the same in every subtask.
+    value: str  # name of the value of subtask 0 with the content
+    # Left out of at-least-once checkpoints, so that the summary is the same in every subtask.
     entries: int = 0
     sha256: str = ""  # hex, of the content
 
 
 class StoredCopies(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All broadcast states of one subtask, by name."""
+    """Summaries of all broadcast states of a subtask, by name."""
 
     states: dict[str, StoredCopy]
     version: int = 1
@@ -61,18 +61,18 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class BroadcastCopy:
-    """One state in one subtask: a map of key to encoded value, in the order in which the keys came."""
+    """Copy of a broadcast state in a subtask: key -> encoded value, in the order of addition."""
 
     def __init__(self, decode: Callable[[bytes], Any]) -> None:
         self.version = 1  # rises with every change
         self._decode = decode
         self._entries: dict[Any, bytes] = {}
-        self._read: dict[Any, Any] = {}  # values that were decoded, of those that nobody can change
+        self._read: dict[Any, Any] = {}  # decoded values, immutable ones only
         self._captured = False  # a snapshot reads `_entries`
         self._hashed = (0, "")  # (version, hash)
 
     def get(self, key: Any) -> Any:
-        """The value of `key`, or None."""
+        """Returns the value of `key`, or None."""
         value = self._read.get(key)
         if value is None:
             data = self._entries.get(key)
@@ -90,7 +90,7 @@ class BroadcastCopy:
         return len(self._entries)
 
     def keys(self) -> Iterator[Any]:
-        """In the order in which they came."""
+        """Iterates over the keys in the order in which they were added."""
         return iter(self._entries)
 
     def put(self, key: Any, data: bytes) -> None:
@@ -105,7 +105,7 @@ class BroadcastCopy:
         self.load({})
 
     def load(self, entries: dict[Any, bytes]) -> None:
-        """These are all, from now on."""
+        """Replaces the content by `entries`."""
         self.version += 1
         self._entries, self._captured = entries, False
         self._read = {}
@@ -119,15 +119,15 @@ class BroadcastCopy:
         version, entries = self._before
         if version != self.version:
             self.load(entries)
-            self._captured = True  # a snapshot may read it still
+            self._captured = True  # a snapshot may still read these entries
 
     def capture(self) -> "CapturedCopy":
-        """As it is now; what changes from now on is changed elsewhere."""
+        """Returns the content of this moment; later changes go to a new dict."""
         self._captured = True
         return CapturedCopy(self, self.version, self._entries)
 
     def hash_of(self, captured: "CapturedCopy") -> str:
-        """Of its content. On a worker thread; a state that does not change is hashed once."""
+        """Returns the hash of the content. Runs on a worker thread; an unchanged state is hashed once."""
         version, digest = self._hashed
         if version != captured.version:
             sha256 = hashlib.sha256()
@@ -145,7 +145,7 @@ class BroadcastCopy:
 
 
 class CapturedCopy:
-    """A state at a barrier."""
+    """Content of a broadcast state at a barrier."""
 
     def __init__(self, copy: BroadcastCopy, version: int, entries: Mapping[Any, bytes]) -> None:
         self.version = version
@@ -156,7 +156,7 @@ class CapturedCopy:
         return len(self._entries)
 
     def chunks(self) -> Iterator[bytes]:
-        """The content: lists of (key, encoded value), each behind its length."""
+        """Returns the content: lists of (key, encoded value), each after its length (4 bytes)."""
         entries = iter(self._entries.items())
         while chunk := list(islice(entries, _CHUNK_ENTRIES)):
             data = _encode(chunk)
@@ -167,20 +167,20 @@ class CapturedCopy:
 
 
 class BroadcastCopies:
-    """Those of one subtask, by state. `changes`: what may write to them now, a handler of a broadcast input; empty
-    while nothing may."""
+    """Copies of a subtask, by state.
+    `changes`: the handler of a broadcast input that may write to them now; empty if none may."""
 
     def __init__(self, operator: str, subtask: int, exactly_once: bool, restored: Sequence[OperatorSnapshot]) -> None:
-        """Raises `Corrupt` if the copies of `restored` are not equal."""
+        """Raises `Corrupt` if the copies in `restored` differ."""
         self.changes = ""
         self._subtask = subtask
         self._exactly_once = exactly_once
         self._copies: dict[str, BroadcastCopy] = {}
         self._restored = contents_of(restored, f"operator {operator!r}")
-        self._stored: dict[str, tuple[int, FileRef]] = {}  # name of a value -> (version of the state, its object)
+        self._stored: dict[str, tuple[int, FileRef]] = {}  # name of a value -> (version of the state, FileRef)
 
     def open(self, name: str, key: Any, decode: Callable[[bytes], Any]) -> BroadcastCopy:
-        """The copy of the state `name`, whose keys are of type `key`."""
+        """Returns the copy of the state `name`, whose keys are of type `key`."""
         copy = self._copies[name] = BroadcastCopy(decode)
         content = self._restored.pop(name, None)
         if content is not None:
@@ -188,11 +188,11 @@ class BroadcastCopies:
         return copy
 
     def opened(self) -> None:
-        """All states are open: those of the checkpoint that are not used any more are forgotten."""
+        """Drops restored states that the program no longer uses, once all states are open."""
         self._restored = {}
 
     def begin(self) -> None:
-        """See `state/values/undo`. Only what may write now can have changed anything."""
+        """See `state/values/undo`. Without `changes` nothing can have been changed."""
         if self.changes:
             for copy in self._copies.values():
                 copy.begin()
@@ -203,7 +203,7 @@ class BroadcastCopies:
                 copy.put_back()
 
     def add_to(self, capture: Capture) -> None:
-        """What a snapshot has of them, at this moment."""
+        """Adds the content of this moment to a snapshot."""
         if not self._copies:
             return
         captured = {name: copy.capture() for name, copy in self._copies.items()}
@@ -224,7 +224,7 @@ class BroadcastCopies:
     def _written(
         self, captured: Mapping[str, CapturedCopy], values: Mapping[str, str], stored: frozenset[str]
     ) -> dict[str, bytes]:
-        """On a worker thread."""
+        """Runs on a worker thread."""
         written: dict[str, bytes] = {}
         states: dict[str, StoredCopy] = {}
         for name, each in captured.items():
@@ -237,7 +237,7 @@ class BroadcastCopies:
 
 
 def contents_of(restored: Sequence[OperatorSnapshot], where: str) -> dict[str, bytes]:
-    """State name -> its one content, of an operator's snapshots. Raises `Corrupt` if its copies are not equal."""
+    """Returns state name -> content, from an operator's snapshots. Raises `Corrupt` if the copies differ."""
     found = {each.subtask: each for each in restored if SUMMARY in each.values}
     summaries = {subtask: _SUMMARY.decode(each.values[SUMMARY], where) for subtask, each in sorted(found.items())}
     if not summaries:
@@ -265,7 +265,7 @@ def contents_of(restored: Sequence[OperatorSnapshot], where: str) -> dict[str, b
 
 
 def entries_of(content: bytes, key: Any, name: str) -> dict[Any, bytes]:
-    """Encoded values by key, in the order in which the keys came. `key`: their type."""
+    """Returns encoded values by key, in the order of addition. `key`: type of the keys."""
     entries: dict[Any, bytes] = {}
     decode, at = _CHUNKS[key].decode, 0
     while at < len(content):

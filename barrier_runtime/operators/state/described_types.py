@@ -1,8 +1,7 @@
-"""Users' types as msgspec knows them: decoders, and what snapshots say of them (`value_type`).
+"""Users' types as msgspec sees them: decoders, and their descriptions in snapshots (`value_type`).
 
-Named fields of a stored class, and their names in earlier versions of a program. Pure.
-
-What becomes of fields and types from a checkpoint to a program is decided in `state.snapshots.continued_state`.
+Also the named fields of a stored class, and their names in earlier versions of a program. Pure. The rules for fields
+and types that changed since a checkpoint are in `state.snapshots.continued_state`.
 """
 
 import dataclasses
@@ -24,7 +23,7 @@ _read, _write = msgspec.msgpack.Decoder().decode, msgspec.msgpack.Encoder().enco
 
 
 def fields_of(kind: Any) -> tuple[str, ...]:
-    """Names under which a class's fields are written; none for what is not written by name."""
+    """Returns the names under which a class's fields are written; empty for types not written by name."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return () if kind.__struct_config__.array_like else tuple(kind.__struct_encode_fields__)
     if models.is_model(kind):
@@ -35,7 +34,7 @@ def fields_of(kind: Any) -> tuple[str, ...]:
 
 
 def check_renamed(renamed: Any, fields: tuple[str, ...], says: str) -> dict[str, str | None]:
-    """`renamed=` of a state that `says` declares. Raises `InvalidJob` for one that does not suit its fields."""
+    """Returns `renamed=` of a state that `says` declares. Raises `InvalidJob` if it does not match the fields."""
     if renamed is None:
         return {}
     if not isinstance(renamed, Mapping) or not all(isinstance(name, str) for name in renamed):
@@ -61,14 +60,14 @@ def check_renamed(renamed: Any, fields: tuple[str, ...], says: str) -> dict[str,
 
 
 def _is_inner(name: Any, fields: tuple[str, ...]) -> bool:
-    """Whether it says a field of what a field holds, such as "lines[].price". A name under which a `msgspec.Struct` is
-    written may have a dot, too."""
+    """Returns whether `name` is a path to a field inside a field, such as "lines[].price".
+    The stored name of a field of a `msgspec.Struct` may have a dot, too."""
     return isinstance(name, str) and name not in fields and re.split(r"[.\[]", name, maxsplit=1)[0] in fields
 
 
 def by_new_names(decode: Callable[[bytes], Any], renamed: Renamed) -> Callable[[bytes], Any]:
-    """`decode` for entries that may have earlier names."""
-    if not any(renamed.values()):  # what is dropped is passed over anyway
+    """Returns `decode` for entries that may have earlier names."""
+    if not any(renamed.values()):  # dropped fields are ignored anyway
         return decode
     changed = {old: new for old, new in renamed.items() if new is not None}
 
@@ -99,7 +98,8 @@ _PLAIN: dict[type[inspect.Type], str] = {
 }
 
 
-BUILDING = threading.Lock()  # msgspec describes a type at its first use; another thread must not see half of it
+# msgspec describes a type at its first use; another thread must not see a half-built description
+BUILDING = threading.Lock()
 
 
 def decoder_of(kind: Any) -> msgspec.msgpack.Decoder[Any]:
@@ -108,13 +108,13 @@ def decoder_of(kind: Any) -> msgspec.msgpack.Decoder[Any]:
 
 
 def value_type(kind: Any) -> ValueType:
-    """Of a type that msgspec knows."""
+    """Returns the description of a type that msgspec knows."""
     with BUILDING:
         return _described(inspect.type_info(kind), ())
 
 
 def _described(info: inspect.Type, outer: tuple[Any, ...]) -> ValueType:
-    """`outer`: the classes around, from the outermost one."""
+    """`outer`: the enclosing classes, from the outermost."""
     plain = _PLAIN.get(type(info))
     if plain is not None:
         return ValueType(plain)

@@ -1,5 +1,5 @@
-"""`ReducingState` and `AggregatingState`: what was added to a key, folded into one value as it comes. Stored as the one
-value of a `ValueState` is."""
+"""`ReducingState` and `AggregatingState`: added values are folded into a single value per key.
+Stored in the same format as `ValueState`."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -34,7 +34,7 @@ Folded = TypeVar("Folded", bound="_FoldedState")
 
 
 class AggregateFunction(Protocol[In, Acc, Out]):
-    """What an `AggregatingState` folds with. An accumulator may be changed in place, and is returned all the same."""
+    """Functions of an `AggregatingState`. An accumulator may be changed in place, and is returned all the same."""
 
     def zero(self) -> Acc: ...
     def add(self, accumulator: Acc, value: In, /) -> Acc: ...
@@ -42,7 +42,7 @@ class AggregateFunction(Protocol[In, Acc, Out]):
 
 
 class _FoldedState(KeyedState):
-    """One stored value per key."""
+    """Base of states that fold into one stored value per key."""
 
     __slots__ = ("_get", "_put", "_remove", "_type")
     remedy = "write {0}.clear() to begin anew, and {0}.add(…) for what comes"
@@ -65,7 +65,7 @@ class _FoldedState(KeyedState):
         self._remove: Callable[[StateKey], None] = unbound
 
     def clear(self) -> None:
-        """Forget what was added to the current key."""
+        """Forgets the values added to the current key."""
         self._remove(self._current.key)
 
     def declared(self) -> StateDescription:
@@ -95,15 +95,15 @@ class _FoldedState(KeyedState):
 
 
 class ReducingState(_FoldedState, Generic[T]):
-    """One value per key, made of all that were added by a function of two of them.
+    """One value per key, made from all added values by a function of two values.
 
     >>> class Peaks:
     ...     peak = ReducingState(float, max)
     ...     def process(self, key, row, ctx):
     ...         yield {"key": key, "peak": self.peak.add(row["v"])}
 
-    `kind` is the type of the values, as of a `ValueState`; `reduce(so far, added)` gives the new value. `value` is None
-    where nothing was added. With a `ttl` the value is forgotten when nothing was added for so long.
+    `kind` is the type of the values, as in `ValueState`; `reduce(so far, added)` returns the new value. `value` is None
+    before the first addition. With a `ttl` the value is forgotten when nothing was added for that time.
     """
 
     __slots__ = ("_reduce",)
@@ -127,7 +127,7 @@ class ReducingState(_FoldedState, Generic[T]):
         self._reduce = reduce
 
     def add(self, value: T) -> T:
-        """Add `value`; the new value of the current key."""
+        """Adds `value` and returns the new value of the current key."""
         if value is None:
             raise InvalidJob(f"None cannot be added to {self._said}: leave it out")
         found = self._get(self._current.key)
@@ -138,12 +138,12 @@ class ReducingState(_FoldedState, Generic[T]):
 
     @property
     def value(self) -> T | None:
-        """What was added to the current key, reduced."""
+        """Reduction of the values added to the current key; None before the first addition."""
         return cast("T | None", self._get(self._current.key))
 
 
 class AggregatingState(_FoldedState, Generic[In, Acc, Out]):
-    """An accumulator per key: what is added, what is kept and what comes out may be of three types.
+    """An accumulator per key; added values, accumulator and result may have three different types.
 
     >>> class Mean:
     ...     def zero(self): return (0.0, 0)
@@ -156,8 +156,8 @@ class AggregatingState(_FoldedState, Generic[In, Acc, Out]):
     ...         yield {"key": key, "mean": self.mean.value}
 
     `aggregate` has `zero()`, `add(accumulator, value)`, which returns the new accumulator, and `result(accumulator)`.
-    `kind` is the type of the accumulator, as of a `ValueState`. `value` is None where nothing was added. With a `ttl`
-    the accumulator is forgotten when nothing was added for so long.
+    `kind` is the type of the accumulator, as in `ValueState`. `value` is None before the first addition. With a `ttl`
+    the accumulator is forgotten when nothing was added for that time.
     """
 
     __slots__ = ("_aggregate",)
@@ -183,14 +183,14 @@ class AggregatingState(_FoldedState, Generic[In, Acc, Out]):
         self._aggregate = aggregate
 
     def add(self, value: In) -> None:
-        """Add `value` to the current key's accumulator."""
+        """Adds `value` to the current key's accumulator."""
         found = self._get(self._current.key)
         new = self._aggregate.add(self._aggregate.zero() if found is None else found, value)
         self._store(new, f"{type(self._aggregate).__name__}.add()")
 
     @property
     def value(self) -> Out | None:
-        """The result of what was added to the current key."""
+        """Result for the values added to the current key; None before the first addition."""
         found = self._get(self._current.key)
         return None if found is None else self._aggregate.result(found)
 

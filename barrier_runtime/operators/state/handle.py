@@ -1,6 +1,5 @@
-"""What the kinds of state have in common: a handle, declared once as a class attribute and bound to the key of the row
-at hand. Handles do not know keys; those of one operator share one `CurrentKey`.
-"""
+"""Base of all kinds of state: a handle, declared as a class attribute and bound to the current key.
+Handles do not know keys; all handles of an operator share a `CurrentKey`."""
 
 import sys
 from collections.abc import Callable
@@ -27,21 +26,21 @@ StateKey = tuple[Any, ...]
 
 
 class CurrentKey:
-    """The state key of the row (or timer) being processed. One per operator, set before every call."""
+    """State key of the current row or timer, set before every call. One object per operator."""
 
     __slots__ = ("key", "timing", "undo")
 
     def __init__(self) -> None:
         self.key: StateKey = ()
         self.timing: Timing | None = None  # of an operator whose states may have a TTL
-        self.undo: Undo | None = None  # of one that repeats calls which fail
+        self.undo: Undo | None = None  # of an operator that repeats failed calls
 
 
 class NoKey:
-    """In place of a key where there is none: whatever asks the state or the timers of a key is refused."""
+    """Replacement of the key where there is none: refuses every use of keyed state or timers."""
 
     def __init__(self, refusal: str) -> None:
-        """`refusal`: with "{}" for what was asked."""
+        """`refusal`: message, with "{}" for the state or timers used."""
         self._refusal = refusal
 
     def _refused(self, *_: object) -> NoReturn:
@@ -55,8 +54,8 @@ class NoKey:
 
 
 def _asked(frame: FrameType | None) -> str:
-    """The state (or timers) whose method runs in `frame` or in one that has called it: handles do not tell keys who
-    asks."""
+    """Returns the name of the state (or timers) whose method runs in `frame` or in a calling frame.
+    Handles do not tell the key their name."""
     while frame is not None:
         said = getattr(frame.f_locals.get("self"), "_said", None)
         if said:
@@ -66,7 +65,7 @@ def _asked(frame: FrameType | None) -> str:
 
 
 class KeyedState:
-    """Base of the handles. `remedy`: what to write in place of an assignment, with "{}" for the state."""
+    """Base of the handles. `remedy`: the correct form in place of an assignment, with "{}" for the state."""
 
     __slots__ = ("_current", "_name", "_said", "_ttl")
     remedy: ClassVar[str]
@@ -74,12 +73,12 @@ class KeyedState:
     def __init__(self, ttl: TTL | None = None) -> None:
         self._ttl = check_ttl(ttl, type(self).__name__)
         self._name = ""
-        self._said = ""  # as the user's program calls it
+        self._said = ""  # name in the user's program
         self._current = CurrentKey()
 
     @property
     def ttl(self) -> TTL | None:
-        """How long its entries live; None: for ever."""
+        """Time to live of the entries; None: unlimited."""
         return self._ttl
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -87,13 +86,13 @@ class KeyedState:
         self._said = f"self.{name}"
 
     def __set__(self, instance: Any, value: "KeyedState") -> None:
-        """`self.n = 5` would replace the handle: all keys would share the 5, and no checkpoint would have it."""
+        """Refuses `self.n = 5`, which would replace the handle: all keys would share the 5, without a checkpoint."""
         if not isinstance(value, KeyedState):
             raise self.assigned(value)
         vars(instance)[self._name] = value
 
     def assigned(self, value: object) -> InvalidJob:
-        """The error of `self.state = value`, with what to write instead."""
+        """Returns the error of `self.state = value`, with the remedy."""
         kind = next(each.__name__ for each in type(self).__mro__ if not each.__name__.startswith("_"))
         return InvalidJob(
             f"{short(value)} is assigned to {self._said}, which is {with_article(kind)}: "
@@ -101,18 +100,18 @@ class KeyedState:
         )
 
     def declared(self) -> StateDescription:
-        """What the program says of the state, for snapshots and for the check before a restore; but for its TTL."""
+        """Returns the program's description of the state, without its TTL, for snapshots and checks of a restore."""
         raise NotImplementedError
 
     def open(
         self: Self, backend: KeyedBackend, name: str, where: str, key_width: int, current: CurrentKey, holder: str
     ) -> Self:
-        """A handle that works on the state `name` of `backend` at the key of `current`. `where`: for messages;
-        `holder`: whose attribute it is."""
+        """Returns a handle that works on the state `name` of `backend` at the key of `current`.
+        `where`: for messages; `holder`: the object with the attribute."""
         raise NotImplementedError
 
     def _bound(self: Self, name: str, current: CurrentKey, holder: str, kind: type[Self] | None = None) -> Self:
-        """A copy of this handle for one operator. `kind`: its class, which has no attributes of its own."""
+        """Returns a copy of this handle for an operator. `kind`: class of the copy, without attributes of its own."""
         kind = type(self) if kind is None else kind
         bound = kind.__new__(kind)
         for each in type(self).__mro__:
@@ -131,20 +130,20 @@ class States:
     def __setattr__(self, name: str, value: object) -> None:
         handle = vars(self).get(name)
         if isinstance(handle, KeyedState):
-            if handle is value:  # what is left of `ctx.state.seen += …`
+            if handle is value:  # the assignment at the end of `ctx.state.seen += …`
                 return
             raise handle.assigned(value)
         raise InvalidJob(f"ctx.state.{name} is not a declared state: add {name!r} to state= of process()")
 
 
 class Unbound:
-    """The table of a handle that no operator has opened, and each method of it."""
+    """Stand-in for the table of a handle that no operator has opened, and for the table's methods."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what copies and pickles look for
+        if name.startswith("__"):  # looked up by copy and pickle
             raise AttributeError(name)
         raise self._outside()
 
@@ -163,7 +162,7 @@ def with_article(kind: str) -> str:
 
 
 def put_watched(table: WatchedTable | TimedTable, key: StateKey, value: Any) -> None:
-    """Into a table that notices objects which several keys share."""
+    """Stores a value in a table that detects objects shared by several keys."""
     if not is_unchangeable(value):
         table.own(key, value)
     table.put(key, value)
@@ -180,14 +179,14 @@ def own_entry(table: WatchedEntryTable | TimedEntries, key: StateKey, entry: Any
 
 
 def entry_putter(table: EntryTable | TimedEntries) -> Callable[[StateKey, Any, Any], None]:
-    """What stores an entry in `table`."""
+    """Returns the function that stores an entry in `table`."""
     if isinstance(table, WatchedEntryTable) or (isinstance(table, TimedEntries) and table.watched):
         return partial(put_entry_watched, table)
     return table.put_entry
 
 
 def counted_putter(table: EntryTable | TimedEntries) -> Callable[[StateKey, Any, Any], None]:
-    """The same, and keeps the number of entries right."""
+    """Returns the function that stores an entry in `table` and keeps the number of entries right."""
     if isinstance(table, WatchedEntryTable):
         return partial(_put_counted_watched, table)
     return table.put_counted if isinstance(table, EntryTable) else entry_putter(table)
@@ -207,7 +206,7 @@ def value_table(
     key_width: int,
     current: CurrentKey,
 ) -> StateTable | TimedTable:
-    """The table of a state of one value per key."""
+    """Returns the table of a state with one value per key."""
     made_new = MadeNew()
     expiry, what, encode, decode = _continued(handle, of, backend, name, where, current, made_new)
     table = backend.table(name, encode, decode, key_width, of.immutable, of.comparable, what, undo=current.undo)
@@ -224,7 +223,7 @@ def entries_table(
     key_width: int,
     current: CurrentKey,
 ) -> EntryTable | TimedEntries:
-    """The table of a state of many entries per key."""
+    """Returns the table of a state with many entries per key."""
     made_new = MadeNew()
     expiry, what, encode, decode = _continued(handle, of, backend, name, where, current, made_new)
     table = backend.entry_table(name, encode, decode, key_width, what, of.immutable, of.comparable, undo=current.undo)
@@ -241,7 +240,7 @@ def _continued(
     current: CurrentKey,
     made_new: MadeNew,
 ) -> tuple[Expiry | None, StateDescription, Callable[[Any], bytes], Callable[[bytes], Any]]:
-    """How entries expire (None: not at all), what snapshots say of the state, and how an entry is written and read."""
+    """Returns expiry (None: entries never expire), description for snapshots, encoder and decoder of a state."""
     what = continued(handle.declared(), backend.restored(name), where)
     expiry, what = opened_expiry(handle.ttl, backend, name, what, current.timing)
     encode, decode = of.encoder(where), of.decoder(where, what, made_new)
@@ -256,7 +255,7 @@ def _registered(table: AnyTimed, current: CurrentKey) -> AnyTimed:
     return table
 
 
-REFUSED = (  # what would work on a handle of one value without a word, or end in a message that tells no way out
+REFUSED = (  # operations that would silently work on a handle of one value, or fail with a message without a remedy
     *("__bool__", "__len__", "__iter__", "__contains__", "__getitem__", "__setitem__", "__delitem__"),
     *("append", "extend", "add", "pop", "get", "items", "keys", "values"),
     *("__lt__", "__le__", "__gt__", "__ge__", "__int__", "__float__", "__neg__"),
@@ -269,7 +268,7 @@ REFUSED = (  # what would work on a handle of one value without a word, or end i
 
 
 def refuse(kind: type[KeyedState], operations: tuple[str, ...], why: str) -> None:
-    """Make `operations` of the class raise. `why`: with "{state}" and "{operation}"."""
+    """Makes `operations` of the class raise. `why`: message, with "{state}" and "{operation}"."""
     for operation in operations:
         if operation not in vars(kind):
             setattr(kind, operation, _refusal(operation, why))

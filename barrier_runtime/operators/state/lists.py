@@ -1,5 +1,5 @@
-"""`ListState`: a list per key, of which each element is an entry of its own, so that an append writes one element
-however long the list is. Stored as `state/values/entry_table` has it, with the index as the entry key."""
+"""`ListState`: a list per key. Each element is an entry, so an append writes a single element.
+Stored by `state/values/entry_table`, with the index as the entry key."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar, cast
@@ -30,7 +30,7 @@ _LIST = StateDescription(LIST.name)
 
 
 class ListState(KeyedState, Generic[T]):
-    """A list per key, as long as it likes: an append writes one element, and nothing reads the list as a whole.
+    """A list per key of any length: an append writes one element, and nothing reads the list as a whole.
 
     >>> class Alarm:
     ...     recent = ListState(float)
@@ -40,12 +40,12 @@ class ListState(KeyedState, Generic[T]):
     ...             yield {"key": key, "mean": sum(self.recent) / 100}
     ...             self.recent.clear()
 
-    `kind` is the type of the elements, as of a `ValueState`. `append`, `extend`, `[index]`, `len` and truth cost the
-    same for every length; `clear` and `update` write every element, and iteration reads them. There is no way to remove
-    or change one element: `update(list)` stores a whole new list. While a list changes, iteration goes on as that of a
-    Python list does: by index, so that elements appended meanwhile are given, too. An element changed in place is kept
-    only after `update`. None is no element. With a `ttl` each element has a time of its own; `[index]` and `len` look
-    at all elements then.
+    `kind` is the type of the elements, as in `ValueState`. The cost of `append`, `extend`, `[index]`, `len` and truth
+    does not depend on the length; `clear` and `update` write every element, and iteration reads every element. Single
+    elements cannot be removed or changed: `update(list)` stores a new list. Iteration over a changing list goes by
+    index, as in Python, so elements appended meanwhile are included. An element changed in place is kept only after
+    `update`. None is not an element. With a `ttl` each element has its own time; `[index]` and `len` then visit all
+    elements.
     """
 
     __slots__ = ("_put", "_table", "_type")
@@ -68,16 +68,16 @@ class ListState(KeyedState, Generic[T]):
     # ------------------------------------------------------------ for the user's function
 
     def append(self, value: T) -> None:
-        """Adds an element at the end, without reading what is stored."""
+        """Adds an element at the end, without reading stored elements."""
         accepted = self._accepted(value)
         key, table = self._current.key, self._table
-        at = int(table.number(key))  # a plain one: it is part of a key, and these are encoded by their class
+        at = int(table.number(key))  # a plain int: the index is part of a key, and keys are encoded by their class
         table.set_number(key, at + 1)
         self._put(key, at, accepted)
 
     def extend(self, values: Iterable[T]) -> None:
-        """Adds elements at the end, all or none, without reading what is stored."""
-        accepted = [self._accepted(value) for value in values]  # all of them, or none when one is refused
+        """Adds elements at the end, all or none, without reading stored elements."""
+        accepted = [self._accepted(value) for value in values]  # checked before the first is stored
         key, table = self._current.key, self._table
         before = int(table.number(key))
         if accepted:
@@ -86,7 +86,7 @@ class ListState(KeyedState, Generic[T]):
             self._put(key, at, value)
 
     def update(self, values: Iterable[T]) -> None:
-        """Store `values` in place of all elements."""
+        """Stores `values` in place of all elements."""
         accepted = [self._accepted(value) for value in values]
         key, table = self._current.key, self._table
         before = table.number(key)
@@ -100,19 +100,19 @@ class ListState(KeyedState, Generic[T]):
             table.set_number(key, len(accepted))
 
     def clear(self) -> None:
-        """Forget the current key's list."""
+        """Forgets the current key's list."""
         self.update(())
 
     def __iter__(self) -> Iterator[T]:
         table, key = self._table, self._current.key
-        table.number(key)  # refused here, and not at the first step
+        table.number(key)  # raises now rather than at the first step, if the state may not be used
         return (value for _, value in table.walk(key))
 
     def __len__(self) -> int:
         return self._table.number(self._current.key)
 
     def __getitem__(self, index: int) -> T:
-        """The element at `index`, from the end if it is negative. Raises IndexError."""
+        """Returns the element at `index`; a negative index counts from the end. Raises IndexError."""
         if type(index) is not int:
             raise InvalidJob(
                 f"{self._said}[{short(index)}]: one element has a whole number; for parts of it take list({self._said})"
@@ -148,7 +148,7 @@ class ListState(KeyedState, Generic[T]):
 
 
 class _TimedList(ListState[T]):
-    """What a bound handle becomes whose elements have times, so that some may be gone before the last."""
+    """Bound handle for elements with times, where earlier elements may already be gone."""
 
     __slots__ = ()
 
@@ -185,7 +185,7 @@ class _TimedList(ListState[T]):
 
     def __getitem__(self, index: int) -> T:
         if type(index) is not int:
-            return super().__getitem__(index)  # refused
+            return super().__getitem__(index)  # raises
         key, entries = self._current.key, self._entries
         at = [each for each, _ in entries.walk(key, reads=False)]
         if not -len(at) <= index < len(at):

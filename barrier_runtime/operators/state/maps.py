@@ -1,5 +1,5 @@
-"""`MapState`: a map per key, of which each entry is one of the store's, so that a change writes one entry however many
-there are. Stored as `state/values/entry_table` has it."""
+"""`MapState`: a map per key. Each entry is stored by itself, so a change writes a single entry.
+Stored by `state/values/entry_table`."""
 
 import datetime
 import math
@@ -34,7 +34,7 @@ _ABSENT: Any = object()
 
 
 class MapState(KeyedState, Generic[K, V]):
-    """A map per key, as large as it likes: each entry is read and written by itself.
+    """A map per key of any size: each entry is read and written by itself.
 
     >>> class Visits:
     ...     seen = MapState(str, int)
@@ -42,14 +42,14 @@ class MapState(KeyedState, Generic[K, V]):
     ...         self.seen[row["page"]] = self.seen.get(row["page"], 0) + 1
     ...         yield {"key": key, "pages": len(self.seen), "first": next(iter(self.seen))}
 
-    `key` is int, str, bytes, bool, float, date or datetime; `kind` the type of the values, as of a `ValueState`. `[]`,
-    `in`, `get`, `del`, `len` and truth cost the same for every size; `clear` writes every entry.
+    `key` is int, str, bytes, bool, float, date or datetime; `kind` is the type of the values, as in `ValueState`. The
+    cost of `[]`, `in`, `get`, `del`, `len` and truth does not depend on the size; `clear` writes every entry.
 
-    `keys()`, `values()`, `items()` and iteration go in the order of the keys (texts by code point, and times with a
-    zone by what they are in UTC, as which they come back). Each step goes to the next greater key that the map has at
-    that moment. So a map may change while it is gone through: what is put or removed ahead is seen, what is put behind
-    is not. A value changed in place is kept only after `state[key] = value`. None is no value. With a `ttl` each entry
-    has a time of its own; `len` looks at all entries then.
+    `keys()`, `values()`, `items()` and iteration follow the order of the keys (texts by code point; times with a zone
+    by their UTC value, in which they come back). Each step goes to the next greater key present at that moment. So a
+    map may change during an iteration: the iteration sees changes ahead of its position, and no others. A value changed
+    in place is kept only after `state[key] = value`. None is not a value. With a `ttl` each entry has its own time;
+    `len` then visits all entries.
     """
 
     __slots__ = ("_as_key", "_key", "_put", "_table", "_type")
@@ -98,7 +98,7 @@ class MapState(KeyedState, Generic[K, V]):
     @overload
     def get(self, key: K, default: D) -> V | D: ...
     def get(self, key: K, default: Any = None) -> Any:
-        """The value, or `default` where there is none."""
+        """Returns the value, or `default` if there is none."""
         found = self._table.get_entry(self._current.key, self._as_key(self._name, key))
         return found if found is not None else default
 
@@ -107,7 +107,7 @@ class MapState(KeyedState, Generic[K, V]):
     @overload
     def pop(self, key: K, default: D) -> V | D: ...
     def pop(self, key: K, default: Any = _ABSENT) -> Any:
-        """Remove an entry and return its value; without it `default`, or KeyError."""
+        """Removes an entry and returns its value. If the entry is missing: returns `default`, or raises KeyError."""
         found = self.get(key, _ABSENT)
         if found is not _ABSENT:
             self._removed(key)
@@ -118,35 +118,35 @@ class MapState(KeyedState, Generic[K, V]):
         return found
 
     def setdefault(self, key: K, default: V) -> V:
-        """The value of `key`, after `default` was stored there if there was none."""
+        """Returns the value of `key`; stores `default` first if there is none."""
         found = self.get(key)
         if found is None:
             self[key] = found = default
         return found
 
     def update(self, entries: Mapping[K, V] | Iterable[tuple[K, V]]) -> None:
-        """Store these entries beside the others."""
+        """Stores these entries; other entries stay."""
         pairs = entries.items() if isinstance(entries, Mapping) else entries
         for key, value in pairs:
             self[key] = value
 
     def clear(self) -> None:
-        """Forget the current key's map."""
+        """Forgets the current key's map."""
         key, table = self._current.key, self._table
         for entry, _ in table.walk(key, values=False):
             table.put_entry(key, entry, None)
         table.set_number(key, 0)
 
     def keys(self) -> Iterator[K]:
-        """In their order."""
+        """Returns the keys in ascending order."""
         return (entry for entry, _ in self._walk(values=False))
 
     def values(self) -> Iterator[V]:
-        """In the order of their keys."""
+        """Returns the values in the order of their keys."""
         return (value for _, value in self._walk())
 
     def items(self) -> Iterator[tuple[K, V]]:
-        """In the order of the keys."""
+        """Returns the entries in the order of their keys."""
         return self._walk()
 
     def __iter__(self) -> Iterator[K]:
@@ -171,7 +171,7 @@ class MapState(KeyedState, Generic[K, V]):
 
     def _walk(self, values: bool = True) -> Iterator[tuple[Any, Any]]:
         key, table = self._current.key, self._table
-        table.number(key)  # refused here, and not at the first step
+        table.number(key)  # raises now rather than at the first step, if the state may not be used
         return table.walk(key, values)
 
     def _removed(self, key: K) -> bool:
@@ -184,7 +184,7 @@ class MapState(KeyedState, Generic[K, V]):
 
 
 class _TimedMap(MapState[K, V]):
-    """What a bound handle becomes whose entries have times, so that some that are stored are not there any more."""
+    """Bound handle for entries with times, where stored entries may have expired."""
 
     __slots__ = ()
 
@@ -194,7 +194,7 @@ class _TimedMap(MapState[K, V]):
 
     def __setitem__(self, key: K, value: V) -> None:
         if value is None:
-            super().__setitem__(key, value)  # refused
+            super().__setitem__(key, value)  # raises
         entry, accepted = self._as_key(self._name, key), self._type.accepted(self._name, value)
         self._put(self._current.key, entry, accepted)
 
@@ -217,7 +217,7 @@ class _TimedMap(MapState[K, V]):
 
 
 def key_conversion(key: Any, says: str) -> Callable[[str, Any], Any]:
-    """(state name, given key) -> the key as a map of the class `says` has it, whose keys are of type `key`."""
+    """Returns (state name, user's key) -> key in the form in which the class `says` stores keys of type `key`."""
     as_key = _AS_KEY.get(key) if isinstance(key, type) else None
     if isinstance(key, str):
         raise InvalidJob(f"{says}({key!r}, …): pass the type itself and not its name, as in {says}({key}, …)")
@@ -260,7 +260,7 @@ def _float_key(name: str, key: Any) -> float:
         key = _converted(float, name, key)
     if math.isnan(key):
         raise InvalidJob(f"state {name!r}: NaN cannot be a key, as it is not equal to itself: filter it before")
-    return cast(float, key + 0.0)  # one zero
+    return cast(float, key + 0.0)  # 0.0 and -0.0 are the same key
 
 
 def _date_key(name: str, key: Any) -> datetime.date:
@@ -277,7 +277,7 @@ def _datetime_key(name: str, key: Any) -> datetime.datetime:
 
 def _converted(kind: Any, name: str, key: Any) -> Any:
     declared = f"state {name!r} has keys of type {kind.__name__}"
-    if kind in (datetime.date, datetime.datetime):  # one is a subclass of the other, and no form of it
+    if kind in (datetime.date, datetime.datetime):  # datetime is a subclass of date, but not a form of it
         raise InvalidJob(
             f"{declared}, but {short(key)} ({type(key).__name__}) is given: convert it, or correct the declaration"
         )

@@ -1,12 +1,12 @@
-"""Values of an earlier version of a program, made into those of this one by the user's functions.
+"""Values of an earlier version of a program, converted to this version by the user's functions.
 
     migrate=[first, second]     a value of version 0 goes through both, one of version 1 through the second
     C1 · 56 ('V') · version · value     as it is stored; of version 0 the value alone
 
-An entry is made new when it is read first, and written as what it became (`StateTable.made_new`); so a restore takes no
-longer, and no entry is made new twice, unless a crash comes first. Broadcast state is not written by reading: there an
-entry is made new at each read. So the functions must do nothing but make a value. `state.snapshots.continued_state`
-decides which version a program's values are.
+An entry is converted when it is first read, and written in its new form (`StateTable.made_new`). So a restore takes no
+longer, and unless a crash intervenes no entry is converted twice. Reading does not write broadcast state, so its
+entries are converted at each read. Therefore the functions must have no effect besides their result.
+`state.snapshots.continued_state` decides the version of a program's values.
 """
 
 import inspect
@@ -33,7 +33,7 @@ _encode = msgspec.msgpack.Encoder(enc_hook=as_fields).encode
 
 
 def check_migrate(migrate: Any, says: str) -> tuple[Callable[[Any], Any], ...]:
-    """`migrate=` of a state that `says` declares, as functions in their order. Raises `InvalidJob`."""
+    """Returns `migrate=` of a state that `says` declares, as functions in order. Raises `InvalidJob`."""
     if migrate is None:
         return ()
     functions = tuple(migrate) if isinstance(migrate, list | tuple) else (migrate,)
@@ -60,7 +60,7 @@ def version_encoder(encode: Callable[[Any], bytes], version: int) -> Callable[[A
 
 
 def without_version(data: bytes) -> bytes:
-    """A stored value without the mark of its version."""
+    """Returns a stored value without the mark of its version."""
     return data[_HEAD:] if data[:2] == _MARK else data
 
 
@@ -71,8 +71,8 @@ def migrating_decoder(
     where: str,
     made_new: MadeNew,
 ) -> Callable[[bytes], Any]:
-    """`decode` reads values of this version under the names they have now. `renamed`: of each version, this one's
-    last. Raises `InvalidJob` for a value that a function does not take."""
+    """Returns a decoder for values of all versions; `decode` reads values of this version, by present field names.
+    `renamed`: by version, this version last. The decoder raises `InvalidJob` for a value that a function refuses."""
     now = by_new_names(decode, renamed[-1])
     if not functions:
         return now
@@ -92,7 +92,7 @@ def migrating_decoder(
 
 
 class _Step:
-    """From one version to the next, both as they are written."""
+    """Conversion from a version to the next, in the stored form of both."""
 
     def __init__(self, function: Callable[[Any], Any], names: Mapping[str, str | None], where: str) -> None:
         self._function = function
@@ -134,7 +134,7 @@ class _Step:
 
 
 def _parameter_type(function: Callable[[Any], Any]) -> Any:
-    """What the function's first parameter is annotated with; None: nothing."""
+    """Returns the annotation of the function's first parameter; None if there is none."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
         hints = typing.get_type_hints(function)

@@ -1,13 +1,13 @@
-"""pydantic's models as values of state. They are written as a dataclass is, a map of their fields, and read by the
-model itself, so its defaults and validators hold. pydantic is not imported: a model is told by what it has.
-"""
+"""pydantic models as values of state.
+A model is written as a map of its fields, like a dataclass, and read by the model itself, so defaults and validators
+apply. pydantic is not imported: models are recognized by their attributes."""
 
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 
 def is_model(kind: Any) -> TypeGuard[type[Any]]:
-    """Whether `kind` is a class of pydantic 2."""
+    """Returns whether `kind` is a model class of pydantic 2."""
     return (
         isinstance(kind, type)
         and isinstance(getattr(kind, "model_fields", None), Mapping)
@@ -16,8 +16,8 @@ def is_model(kind: Any) -> TypeGuard[type[Any]]:
 
 
 def stored_names(model: type[Any]) -> dict[str, str]:
-    """Field → name under which it is written, which is the one that the model reads. Raises `TypeError` where that is
-    more than a name."""
+    """Returns field -> stored name, which is the name that the model reads.
+    Raises `TypeError` for a validation alias that is more than a name."""
     names = {}
     for name, field in model.model_fields.items():
         alias = name if field.validation_alias is None else field.validation_alias
@@ -28,7 +28,7 @@ def stored_names(model: type[Any]) -> dict[str, str]:
 
 
 def annotations(model: type[Any]) -> list[tuple[str, Any, bool]]:
-    """Of each field the name under which it is written, its type, and whether it must be there."""
+    """Returns stored name, type and whether it is required, of each field."""
     fields = model.model_fields
     return [
         (stored, fields[name].annotation, fields[name].is_required()) for name, stored in stored_names(model).items()
@@ -36,7 +36,7 @@ def annotations(model: type[Any]) -> list[tuple[str, Any, bool]]:
 
 
 def as_fields(value: Any) -> dict[str, Any]:
-    """A model as what is written of it, for msgspec's encoders (`enc_hook`)."""
+    """Returns the stored fields of a model, for msgspec's encoders (`enc_hook`)."""
     if not is_model(type(value)):
         raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
     fields = {stored: getattr(value, name) for name, stored in stored_names(type(value)).items()}
@@ -44,7 +44,7 @@ def as_fields(value: Any) -> dict[str, Any]:
 
 
 def from_fields(kind: Any, fields: Any) -> Any:
-    """The inverse, for decoders (`dec_hook`). Raises `ValueError` for what the model does not take."""
+    """Returns the model of stored fields, for decoders (`dec_hook`). Raises `ValueError` if the model refuses them."""
     if not is_model(kind):
         raise TypeError(f"Decoding objects of type {kind.__name__} is unsupported")
     return kind.model_validate(fields, strict=False)

@@ -1,14 +1,11 @@
-"""The declared type of what a state holds: which values it takes, and how they become bytes and values again.
+"""Declared type of a state's values: which values are accepted, and their conversion to bytes and back.
 
-Values are written as MessagePack by msgspec (pydantic's models by way of `models`), typed: added fields with defaults,
-removed fields and widened types are read back after a change of the program. Nothing is pickled unless
-`codec="pickle"` says so.
+msgspec writes values as MessagePack, typed (pydantic models by way of `models`): after a change of the program, added
+fields with defaults, removed fields and widened types can still be read. Only `codec="pickle"` pickles.
 
-Whether a value of state is the same once it was written and read again.
-
-A reader takes more than its type keeps: it makes a float of a large whole number, leaves out keys and fields that the
-type lacks, and reads a set from a list with an element twice. A running job would keep the value in memory, and a
-restored one would go on with another.
+`is_kept` detects values that change when written and read again. A reader accepts more than the type keeps: a large
+whole number becomes a float, keys and fields that the type lacks are dropped, a list with a repeated element becomes a
+set. Without the check, a running job would keep the value in memory and a restored job would continue with another.
 """
 
 import dataclasses
@@ -44,18 +41,19 @@ _GROUPS = (list, tuple, set, frozenset)
 
 
 def is_kept(value: Any, read: Any) -> bool:
-    """Whether `read` is `value`. A list may be read for a tuple or a set of the same elements, and a
-    class for a dict of its fields; NaN is kept."""
+    """Returns whether `read` equals `value` for the user.
+    A list may stand for a tuple or set of the same elements, and a class for a dict of its fields; NaN equals NaN."""
     if type(value) is type(read) and not isinstance(value, decimal.Decimal) and value == read:
         return True
     if isinstance(value, datetime.datetime) and isinstance(read, datetime.datetime):
-        return _moment(value) == _moment(read)  # times of different zones are unequal in an hour that comes twice
+        # times of different zones compare unequal in the hour that a clock change repeats
+        return _moment(value) == _moment(read)
     if isinstance(value, decimal.Decimal):
         return isinstance(read, decimal.Decimal) and value.as_tuple() == read.as_tuple()
     if isinstance(value, dict):
         if isinstance(read, dict):
             return _is_kept_dict(value, read)
-        given = _fields(read)  # a row of a table for a class: fields that it lacks have their defaults
+        given = _fields(read)  # a class read for a row of a table: fields missing in the row have their defaults
         if given is None:
             return False
         given = {**_tag(read), **given}
@@ -87,13 +85,13 @@ def _moment(value: datetime.datetime) -> datetime.datetime:
 
 
 def _tag(value: Any) -> dict[str, Any]:
-    """The field that tells classes of a union apart, with its value; empty for a class without a tag."""
+    """Returns the field that distinguishes the classes of a union, with its value; empty for a class without a tag."""
     config = value.__struct_config__ if isinstance(value, msgspec.Struct) else None
     return {} if config is None or config.tag_field is None else {config.tag_field: config.tag}
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
-    """Of a dataclass, a Struct or a model, which need not compare their fields."""
+    """Returns the fields of a dataclass, Struct or model, since such a class need not compare its fields."""
     if isinstance(value, msgspec.Struct):
         names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
         return {stored: getattr(value, name) for stored, name in names}
@@ -111,7 +109,7 @@ _TIMELESS = frozenset({type(None), *_SCALARS})
 INT_MIN, INT_MAX = -(2**63), 2**64 - 1  # of MessagePack
 _UNCHANGEABLE = (
     type(None),
-    numbers.Number,  # of numpy, too
+    numbers.Number,  # numpy's numbers, too
     str,
     bytes,
     datetime.date,
@@ -123,8 +121,8 @@ _UNCHANGEABLE = (
 
 
 class StoredType:
-    """Any type msgspec knows: int, float, str, bytes, bool, datetime, list[...], dict[...], a dataclass, a
-    `msgspec.Struct`, a pydantic model; any at all with codec "pickle"."""
+    """Any type that msgspec knows: int, float, str, bytes, bool, datetime, list[...], dict[...], a dataclass, a
+    `msgspec.Struct`, a pydantic model; with codec "pickle" any type at all."""
 
     __slots__ = (
         *("_as_read", "_codec", "_fields", "_kind", "_migrate", "_renamed", "_says", "_type"),
@@ -139,8 +137,9 @@ class StoredType:
         renamed: Renamed | None = None,
         migrate: Migrate | None = None,
     ) -> None:
-        """`says`: the class that declares it, for messages. `renamed`: earlier names of fields (`evolution`);
-        `migrate`: what makes new values of old ones (`migration`). Raises `InvalidJob` for what cannot be stored."""
+        """`says`: the declaring class, for messages. `renamed`: earlier names of fields; `migrate`: functions that
+        convert
+        old values (`migration`). Raises `InvalidJob` for a type that cannot be stored."""
         if kind is None or kind is type(None):
             raise InvalidJob(f"{says}({kind!r}) could hold nothing: declare the type of its values, as in {says}(int)")
         if isinstance(kind, str):
@@ -148,7 +147,7 @@ class StoredType:
         if codec not in ("msgpack", "pickle"):
             raise InvalidJob(f"{says} codec {codec!r} is unknown: use 'msgpack' or 'pickle'")
         if codec == "msgpack":
-            with BUILDING:  # here at the latest it describes the type
+            with BUILDING:  # msgspec describes the type here at the latest
                 unknown = _unknown_part(kind)
             if unknown is not None:
                 raise InvalidJob(
@@ -166,23 +165,27 @@ class StoredType:
         self._type = PICKLED if codec == "pickle" else value_type(kind)
         self.is_time = kind is datetime.datetime and codec == "msgpack"
         self.holds_times = not self.is_time and _may_hold_times(self._type)
-        self._as_read: Callable[[bytes], Any] | None = None  # once a value had to be read again
-        self.scalar: Any = kind if kind in _SCALARS and codec == "msgpack" else None  # its one class, if it is plain
+        self._as_read: Callable[[bytes], Any] | None = None  # set at the first value that is read again
+        # the class of a plain scalar; else None
+        self.scalar: Any = kind if kind in _SCALARS and codec == "msgpack" else None
 
     @property
     def immutable(self) -> bool:
-        """A value that cannot be changed in place needs no defensive encoding when it is read during a snapshot."""
+        """True if values cannot change in place, so that reads during a snapshot need no defensive encoding."""
         return self.scalar is not None
 
     @property
     def comparable(self) -> bool:
-        """A value that was not changed is written as the same bytes again."""
+        """True if an unchanged value is always written as the same bytes."""
         return self._codec == "msgpack"
 
     def accepted(self, name: str, value: Any) -> Any:
-        """`value` as state `name` stores it: a number of numpy as a plain one, a whole one as a float, times with a
-        zone in UTC (in a copy, if they are inside). Raises `InvalidJob` for a scalar of another type; what other values
-        hold is checked when they are written."""
+        """Returns `value` in the form in which state `name` stores it.
+
+        Numbers of numpy become plain, whole numbers of a float state become floats, times with a zone become UTC (in a
+        copy, if they are inside a value). Raises `InvalidJob` for a scalar of another type; other values are checked
+        when written.
+        """
         scalar = self.scalar
         if scalar is None:
             if self.holds_times and _has_other_zones(value):
@@ -197,7 +200,7 @@ class StoredType:
         return value
 
     def _read_again(self, value: Any) -> Any:
-        """As it is behind a restore. One that cannot be written is refused when it is."""
+        """Returns `value` as after a restore; unchanged if it cannot be written, since writing refuses it."""
         if self._as_read is None:
             self._as_read = decoder_of(self._kind).decode
         try:
@@ -210,10 +213,11 @@ class StoredType:
         return as_scalar(self.scalar, value, lambda: f"state {name!r} is declared {self.scalar.__name__}", "is stored")
 
     def encoder(self, where: str, ordered: bool = False) -> Callable[[Any], bytes]:
-        """Value to bytes. What could not be read back is refused now, not at the next restore. `ordered`: equal values
-        are equal bytes in every process: sets and dicts are written in the order of their elements."""
+        """Returns value -> bytes. The function refuses values that could not be read back.
+        `ordered`: equal values give equal bytes in every process, with sets and dicts in the order of their elements.
+        """
         if self._codec == "pickle":
-            import pickle  # asked for by name
+            import pickle  # only with codec="pickle"
 
             return pickle.dumps
         encode = msgspec.msgpack.Encoder(enc_hook=models.as_fields, order="deterministic" if ordered else None).encode
@@ -226,7 +230,8 @@ class StoredType:
             try:
                 data = encode(value)
                 read = decode(data)
-                if not is_kept(value, read) and encode(read) != data:  # the same text of a number or an id is kept
+                # another spelling of the same number or id is accepted
+                if not is_kept(value, read) and encode(read) != data:
                     raise ValueError(f"a restored job would read {short(read)}")
             except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
                 raise InvalidJob(
@@ -238,16 +243,16 @@ class StoredType:
         return version_encoder(checked, version)
 
     def declared(self, what: StateDescription) -> StateDescription:
-        """`what` with what the program says of the type."""
+        """Returns `what` with the program's description of the type."""
         return msgspec.structs.replace(
             what, fields=self._fields, renamed=self._renamed, type=self._type, versions=tuple({} for _ in self._migrate)
         )
 
     def decoder(self, where: str, what: StateDescription, made_new: MadeNew | None = None) -> Callable[[bytes], Any]:
-        """Bytes to value. `what`: the state as snapshots describe it from here on. `made_new` counts values that
-        `migrate=` has made of older ones."""
+        """Returns bytes -> value. `what`: description of the state in snapshots from now on.
+        `made_new` counts values that `migrate=` converted."""
         if self._codec == "pickle":
-            import pickle  # asked for by name
+            import pickle  # only with codec="pickle"
 
             return pickle.loads
         renamed = (*what.versions, what.renamed)
@@ -266,7 +271,7 @@ class StoredType:
 
 
 def in_utc(value: Any) -> Any:
-    """A datetime with a zone as it is read again: MessagePack knows the moment, and not the zone."""
+    """Returns a datetime with a zone as it will be read: MessagePack keeps the moment, not the zone."""
     if isinstance(value, datetime.datetime) and value.tzinfo not in (None, datetime.timezone.utc):
         return value.astimezone(datetime.timezone.utc)
     return value
@@ -278,7 +283,7 @@ def _may_hold_times(kind: ValueType) -> bool:
 
 
 def _has_other_zones(value: Any) -> bool:
-    """Whether a time with a zone that is not UTC is anywhere inside."""
+    """Returns whether a time in a zone other than UTC is anywhere inside."""
     if isinstance(value, datetime.datetime):
         return in_utc(value) is not value
     if isinstance(value, dict):
@@ -297,12 +302,13 @@ def _has_other_zones(value: Any) -> bool:
 
 
 def as_scalar(kind: Any, value: Any, declared: Callable[[], str], given: str) -> Any:
-    """`value` as the plain type `kind` it stands for. Raises `InvalidJob` where it stands for none."""
+    """Returns `value` as the plain type `kind`. Raises `InvalidJob` if `value` is not of that kind."""
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return _as_float(value, declared)
     if isinstance(value, kind) and not isinstance(value, bool):
         return kind(value)  # a subclass, such as an IntEnum
-    if isinstance(value, np.generic) and type(value.item()) is kind and value.dtype.kind not in "mM":  # times
+    # numpy's times are excluded
+    if isinstance(value, np.generic) and type(value.item()) is kind and value.dtype.kind not in "mM":
         return value.item()
     raise InvalidJob(
         f"{declared()}, but {short(value)} ({type(value).__name__}) {given}: convert it, or correct the declaration"
@@ -357,10 +363,10 @@ def short(value: Any) -> str:
 
 
 def _unknown_part(kind: Any) -> str | None:
-    """What in `kind` cannot be written; None when there is nothing."""
+    """Returns the name of the part of `kind` that cannot be written; None if all can."""
     try:
         return _unknown_of([msgspec.inspect.type_info(kind)])
-    except TypeError as error:  # of msgspec's or a model's
+    except TypeError as error:  # raised by msgspec or a model
         return str(error)
 
 

@@ -1,10 +1,12 @@
-"""`TTL`: how long an entry of keyed state lives; and the clocks by which it is judged.
+"""`TTL`: how long an entry of keyed state lives; and the clocks that decide expiry.
 
-clock="event"       time is that of the row or timer at hand, or the watermark where that is later. The watermark plays
-                    no part for rows that are not late, so neither does the interleaving of inputs. What it has passed
-                    may have been deleted, and so late rows do not see it, whether it was or not.
-clock="processing"  time is the wall clock, read once for each batch, so that it stands still while a row is processed;
-                    it never goes back. A replay sees another time: the step is marked as not deterministic.
+- clock="event": time is that of the current row or timer; for late rows the watermark. For rows in time the watermark
+  plays no part, so neither does the interleaving of inputs. Entries that the watermark has passed may have been
+  deleted, so late rows never see them, deleted or not.
+- clock="processing": time is the wall clock, read once per batch, so time stands still while a row is processed, and
+  never goes back. A replay sees other times: the step is marked as not deterministic.
+
+See docs/design/time-to-live.md.
 """
 
 import datetime
@@ -26,16 +28,16 @@ _CENTURIES_MS = 1 << 46  # two thousand years
 
 @dataclass(frozen=True)
 class TTL:
-    """How long an entry of keyed state lives after it was written; then it is as if it had never been stored.
+    """Time to live of an entry of keyed state after a write; an expired entry is as if never stored.
 
     >>> ValueState(Reading, ttl=TTL(timedelta(days=7)))
 
-    An entry that was written at time t is not given any more at t + `time`. In a `ListState` and a `MapState` each
-    element and each entry has a time of its own. `refresh`: "on_write" counts from the last write, "on_read" from the
-    last write or read. `clock`: "event" (milliseconds of event time; the step needs `event_time=` and its input
-    watermarks) or "processing" (wall clock: a replay may see other state, so no sink that relies on a deterministic
-    replay may follow). Expired entries are deleted without access, a little at a time, once the watermark (or the wall
-    clock) is past them. Raises `InvalidJob` for a time that is no `timedelta` of a millisecond or more.
+    An entry written at time t is no longer returned from t + `time` on. Each element of a `ListState` and each entry of
+    a `MapState` has its own time. `refresh`: "on_write" counts from the last write, "on_read" from the last write or
+    read. `clock`: "event" (milliseconds of event time; the step needs `event_time=` and its input watermarks) or
+    "processing" (wall clock: a replay may see other state, so no sink that relies on a deterministic replay may
+    follow). Once the watermark (or the wall clock) has passed them, expired entries are deleted in small steps, even if
+    never accessed. Raises `InvalidJob` for a `time` that is not a `timedelta` of a millisecond or more.
     """
 
     time: datetime.timedelta
@@ -58,12 +60,12 @@ class TTL:
         return self.time // _MS
 
     def stored(self) -> StoredTtl:
-        """As snapshots describe it."""
+        """Returns the description for snapshots."""
         return StoredTtl(self.ms, self.refresh, self.clock)
 
 
 def check_ttl(ttl: Any, says: str) -> TTL | None:
-    """`ttl=` of the state class `says`."""
+    """Returns `ttl=` of the state class `says`. Raises `InvalidJob` if it is not a TTL."""
     if ttl is not None and not isinstance(ttl, TTL):
         raise InvalidJob(f"{says} ttl={ttl!r}: pass a TTL, such as ttl=TTL(timedelta(hours=1))")
     return ttl
@@ -72,8 +74,8 @@ def check_ttl(ttl: Any, says: str) -> TTL | None:
 class _EventTime:
     def __init__(self, watermark_ms: Callable[[], int]) -> None:
         self._watermark_ms = watermark_ms
-        self.context: Any = None  # the `ProcessContext` of the operator
-        self.instead_ms: int | None = None  # while a wall-clock timer fires, which has no event time
+        self.context: Any = None  # the operator's `ProcessContext`
+        self.instead_ms: int | None = None  # set while a wall-clock timer fires, which has no event time
 
     def now_ms(self) -> int:
         context = self.context
@@ -113,10 +115,10 @@ class _WallTime:
 
 
 class Timing:
-    """The clocks of one operator's state, and the tables that live by them."""
+    """Clocks of an operator's states, and the tables whose entries expire."""
 
     def __init__(self, wall_ms: Callable[[], int], watermark_ms: Callable[[], int]) -> None:
-        """`wall_ms`: of the wall clock; `watermark_ms`: of the subtask."""
+        """`wall_ms`: returns the wall clock; `watermark_ms`: returns the subtask's watermark."""
         self.event = _EventTime(watermark_ms)
         self.wall = _WallTime(wall_ms)
         self.tables: list[Any] = []
@@ -130,7 +132,7 @@ def _unjudged() -> NoReturn:
 
 
 class _NoTime:
-    """Of state without TTL whose entries have times of an earlier one: nothing asks."""
+    """Clock of states without TTL whose entries have times from an earlier TTL: never read."""
 
     def now_ms(self) -> int:
         _unjudged()
@@ -141,8 +143,8 @@ class _NoTime:
 def opened_expiry(
     ttl: TTL | None, backend: KeyedBackend, name: str, what: StateDescription, timing: Timing | None
 ) -> tuple[Expiry | None, StateDescription]:
-    """How entries of the state `name` expire, given its program (`ttl`) and its snapshot; None: they have no times. And
-    what the snapshots to come say of it."""
+    """Returns how entries of the state `name` expire, and its description in later snapshots.
+    The program's `ttl` and the restored snapshot decide. None: entries have no times."""
     described = backend.restored(name)
     restored, before = described is not None, described.ttl if described is not None else None
     if ttl is None and before is None:
@@ -159,5 +161,5 @@ def opened_expiry(
 
 
 def _going_on(watermark_ms: int) -> int:
-    """At the end of all input nothing expires: the job may go on with more."""
+    """Returns the watermark for expiry: at the end of input nothing expires, since the job may continue with more."""
     return watermark_ms if watermark_ms < WATERMARK_MAX else WATERMARK_MIN

@@ -1,4 +1,4 @@
-"""`ValueState`: one value per key. Its `value` is on every row's way, so it is written for speed."""
+"""`ValueState`: one value per key. `value` is used for every row, so the code is written for speed."""
 
 import datetime
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class KeyTable(Protocol):
-    """What of a state table is used here."""
+    """Methods of a state table that `ValueState` uses."""
 
     def get(self, key: tuple[Any, ...]) -> Any: ...
     def put(self, key: tuple[Any, ...], value: Any) -> None: ...
@@ -54,12 +54,12 @@ class ValueState(KeyedState, Generic[T]):
     ...         yield {"key": key, "total": self.total.value}
 
     `kind` is any type msgspec knows: int, float, str, bytes, bool, datetime, list[...], dict[...], a dataclass, a
-    `msgspec.Struct`. A value changed in place is kept only after `update(value)` (`check_state` looks for
-    such changes). `value` is `default` (None unless given) where nothing was stored; use `default_factory=` for lists,
-    dicts and other objects that can be changed. With a `ttl` a value that was written so long ago is gone. `renamed`:
-    what fields of a class were called in earlier versions of the program, old name to new, or to None for one that is
-    dropped. `migrate`: a function of an old value that returns the new one, or a list of them, one for each time that
-    the type became another; keep them as long as there is state (docs/state.md).
+    `msgspec.Struct`. A value changed in place is kept only after `update(value)` (`check_state` detects such changes).
+    `value` is `default` (None unless given) if nothing is stored; use `default_factory=` for lists, dicts and other
+    mutable objects. With a `ttl` a value expires that long after it was written. `renamed`: names of a class's fields
+    in earlier versions of the program, old name to new, or to None for a dropped field. `migrate`: a function of an old
+    value that returns the new value, or a list of functions, one for each change of the type; keep them as long as
+    there is state (docs/state.md).
     """
 
     __slots__ = ("_default", "_factory", "_get", "_put", "_remove", "_scalar", "_type")
@@ -95,7 +95,7 @@ class ValueState(KeyedState, Generic[T]):
 
     @property
     def value(self) -> T:
-        """The value of the current key."""
+        """Value of the current key."""
         found: T | None = self._get(self._current.key)
         return found if found is not None else self._of_nothing()
 
@@ -107,7 +107,7 @@ class ValueState(KeyedState, Generic[T]):
             self.update(value)
 
     def update(self, value: T) -> None:
-        """Store `value` for the current key. None clears it."""
+        """Stores `value` for the current key. None clears the state."""
         if value is None:
             self.clear()
             return
@@ -117,7 +117,7 @@ class ValueState(KeyedState, Generic[T]):
         self._put(self._current.key, value)
 
     def clear(self) -> None:
-        """Forget the current key's value."""
+        """Forgets the current key's value."""
         self._remove(self._current.key)
 
     def _of_nothing(self) -> T:
@@ -135,7 +135,7 @@ class ValueState(KeyedState, Generic[T]):
         return self.bind(name, table, current, holder)
 
     def bind(self, name: str, table: KeyTable, current: CurrentKey, holder: str = "self") -> "ValueState[T]":
-        """A handle that works on `table` at the key of `current`. `holder`: whose attribute it is."""
+        """Returns a handle that works on `table` at the key of `current`. `holder`: the object with the attribute."""
         holds_times = self._type.is_time or self._type.holds_times
         kind = _CHECKED.get(datetime.datetime if holds_times else self._scalar)
         bound = self._bound(name, current, holder, kind)
@@ -150,16 +150,16 @@ class ValueState(KeyedState, Generic[T]):
         return bound
 
     def decoder(self, where: str) -> Callable[[bytes], T]:
-        """Bytes to value, as its table does it."""
+        """Returns bytes -> value, the decoder of the state's table."""
         return self._type.decoder(where, self.declared())
 
     def _check_scalar(self, value: Any) -> None:
-        """Raise `InvalidJob` for a value of the right type that cannot be written."""
+        """Raises `InvalidJob` for a value of the right type that cannot be written."""
 
 
 class _IntState(ValueState[int]):
-    """What a bound handle becomes for whole numbers: one that is too large is refused here, not by the next checkpoint.
-    `value` is written again, since it is on every row's way."""
+    """Bound handle for whole numbers: refuses a number that is too large here, not at the next checkpoint.
+    `value` is written out once more because every row uses it."""
 
     __slots__ = ()
 
@@ -170,7 +170,8 @@ class _IntState(ValueState[int]):
 
     @value.setter
     def value(self, value: int) -> None:
-        if type(value) is int and value <= INT_MAX:  # one too low is told of by the next checkpoint: a comparison less
+        # a number that is too low is refused by the next checkpoint: this saves a comparison
+        if type(value) is int and value <= INT_MAX:
             self._put(self._current.key, value)
         else:
             self.update(value)
@@ -186,7 +187,7 @@ class _IntState(ValueState[int]):
 
 
 class _TextState(ValueState[str]):
-    """The same for text that has no UTF-8."""
+    """Bound handle for text: refuses text without a UTF-8 form at once."""
 
     __slots__ = ()
 
@@ -213,7 +214,7 @@ class _TextState(ValueState[str]):
 
 
 class _TimeState(ValueState[Any]):
-    """The same for what may be or hold times: with a zone they are in UTC from the start, as after a restore."""
+    """Bound handle for values that are or hold times: times with a zone become UTC at once, as after a restore."""
 
     __slots__ = ()
 
