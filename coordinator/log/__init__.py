@@ -1,1 +1,1 @@
-"""The decision log of a job: its records, its one writer, its readers, and the manifests it names."""
+"""Decision log of a job: the records, their single writer, their readers, and the manifests that records name."""

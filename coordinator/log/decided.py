@@ -1,10 +1,10 @@
-"""Where the manifest of a decided checkpoint is, and until when the checkpoint may be restored. Pure.
+"""Place of a decided checkpoint's manifest, and how long the checkpoint may be restored. Pure.
 
-A manifest that is small enough is inside its COMPLETE record: the decision and its manifest are one put, so neither is
-there without the other (I2). A larger manifest is an object, stored before the record that names its hash. Records stay
-for ever, so a manifest inside one proves nothing about the snapshot files that it names. The log itself says which
-decisions are kept: each FENCE and COMPLETE lists their positions (`kept`). What the newest of these records does not
-list is dropped, for every reader, whether or not a manifest can still be read.
+A small manifest is inside its COMPLETE record: one put stores both the decision and the manifest, so neither exists
+without the other (I2). A larger manifest is an object, stored before the record that names its hash. Records are never
+deleted, so a manifest inside a record proves nothing about the snapshot files that the manifest names. The log itself
+says which decisions are kept: each FENCE and COMPLETE lists their positions (`kept`). A decision that the newest of
+these records does not list is dropped for every reader, whether or not its manifest can still be read.
 
 | state of checkpoint n | what says so                             | restored by | its files                           |
 |-----------------------|------------------------------------------|-------------|-------------------------------------|
@@ -23,15 +23,15 @@ list is dropped, for every reader, whether or not a manifest can still be read.
 |                  | that put, with a permit that is | sweep finds them           |                                    |
 |                  | checked again                   |                            |                                    |
 
-A list only ever loses positions and gains the record's own, so a checkpoint that was dropped never comes back, also
-not when a later run keeps more. A record whose put has an unknown outcome drops nothing yet (I9): deletions wait for
-the answer. A coordinator that was replaced drops nothing: its record is not in the log.
+A list only loses positions and gains the record's own, so a dropped checkpoint never comes back, even if a later run
+retains more. A put with an unknown outcome drops nothing yet (I9): deletions wait for the answer. A replaced
+coordinator drops nothing, because its record is not in the log.
 
-A reader of state as tables that pinned a checkpoint (`pins`) while it was kept may go on reading it; no job starts from
-it any more.
+A reader of state tables that pinned a checkpoint (`pins`) while the checkpoint was kept may continue to read the
+checkpoint; no job starts from that checkpoint any more.
 
-Records of earlier releases list nothing: there a checkpoint is kept as long as its manifest is in the store. An earlier
-release refuses a log with newer records (`Format`), so no such record follows one that lists.
+Records of earlier releases list nothing: their checkpoints are kept as long as the manifests are in the store. An
+earlier release refuses a log with newer records (`Format`), so no record without a list follows a record with a list.
 """
 
 import zlib
@@ -41,12 +41,14 @@ from barrier_runtime.coordinator.log.manifest import Manifest, verified_manifest
 from barrier_runtime.coordinator.log.records import NO_RECORD, Complete, Fence, Finish, Record
 from barrier_runtime.state.errors import Corrupt
 
-INLINE_BYTES = 16 << 10  # of a compressed manifest inside its record, which stays for ever
-_UNPACKED_BYTES = 256 << 10  # of the same manifest: less than a message carries, so no slot has to read it itself
+INLINE_BYTES = 16 << 10  # Limit for a compressed manifest inside its record, because records are never deleted.
+_UNPACKED_BYTES = (
+    256 << 10
+)  # Limit for the same manifest decompressed: less than a message carries, so slots need not read it.
 
 
 def packed(data: bytes) -> bytes:
-    """The bytes of a manifest as its record holds them; empty if the manifest is too large for that."""
+    """Returns a manifest's bytes as its record holds them; empty if the manifest is too large for a record."""
     if len(data) > _UNPACKED_BYTES:
         return b""
     compressed = zlib.compress(data)
@@ -54,7 +56,7 @@ def packed(data: bytes) -> bytes:
 
 
 def inline_data(record: Complete) -> bytes | None:
-    """The bytes of the manifest that is inside the record; None if the manifest is an object. Raises `Corrupt`."""
+    """Returns the manifest's bytes inside the record; None if the manifest is an object. Raises `Corrupt`."""
     if not record.inline:
         return None
     unpacking = zlib.decompressobj()
@@ -75,20 +77,22 @@ def _damaged(record: Complete, why: str) -> Corrupt:
 
 
 def manifest_data(record: Complete, read: Callable[[str], bytes | None]) -> bytes | None:
-    """The bytes of the manifest that `record` decided, unverified; None if `read`, by key, finds none. Says nothing
-    about whether the checkpoint is kept: see `is_kept`."""
+    """Returns the unverified bytes of the manifest that `record` decided; None if `read` finds no object under the key.
+
+    The checkpoint may have been dropped all the same: see `is_kept`.
+    """
     inside = inline_data(record)
     return read(record.manifest) if inside is None else inside
 
 
 def load_manifest(record: Complete, read: Callable[[str], bytes | None]) -> Manifest | None:
-    """The manifest that `record` decided, verified; None if it is an object that is gone."""
+    """Returns the verified manifest that `record` decided; None if the manifest is an object that is gone."""
     data = manifest_data(record, read)
     return None if data is None else verified_manifest(record.manifest, data, record.sha256)
 
 
 def decided_data(record: Complete, read: Callable[[str], bytes | None]) -> tuple[str, bytes | None]:
-    """The key and the bytes of the manifest for a reader that verifies them itself: damage is no error here."""
+    """Returns the manifest's key and bytes for a reader that verifies them; damaged bytes raise no error here."""
     try:
         return record.manifest, manifest_data(record, read)
     except Corrupt:
@@ -96,8 +100,10 @@ def decided_data(record: Complete, read: Callable[[str], bytes | None]) -> tuple
 
 
 def kept_after(position: int, record: Record) -> tuple[int, ...] | None:
-    """Positions of the decisions that are kept behind `record`, the last FENCE or COMPLETE of a log; None: an earlier
-    release wrote it, and the store says which manifests are there."""
+    """Returns the positions of the decisions kept after `record`, the last FENCE or COMPLETE of a log.
+
+    None: an earlier release wrote the record, and the store shows which manifests still exist.
+    """
     if not record.lists_kept:
         return None
     if isinstance(record, Complete):
@@ -106,13 +112,15 @@ def kept_after(position: int, record: Record) -> tuple[int, ...] | None:
 
 
 def is_kept(position: int, kept: Container[int] | None) -> bool:
-    """Whether the decision at `position` may be restored. `kept`: of the log's newest record that lists."""
+    """Whether the decision at `position` may be restored. `kept`: list of the log's newest record with a list."""
     return kept is None or position in kept
 
 
 def kept_by_fence(known: Sequence[int], restored: int, retained: int) -> tuple[int, ...]:
-    """What a new generation keeps of `known`, what was kept before: the last of them, and `restored` behind them. The
-    newest decision is always kept: until there is a newer one, it is what a later start goes on from."""
+    """Returns the positions that a new generation keeps of `known`: the last of them, then `restored`.
+
+    The newest decision is always kept: a later start continues from it until there is a newer decision.
+    """
     others = [position for position in known if position != restored]
     room = retained if restored == NO_RECORD else retained - 1
     kept = others[len(others) - min(len(others), room) :]
@@ -122,7 +130,7 @@ def kept_by_fence(known: Sequence[int], restored: int, retained: int) -> tuple[i
 
 
 def kept_by_complete(known: Sequence[int], retained: int) -> tuple[int, ...]:
-    """What the next decision keeps of `known` besides itself."""
+    """Returns the positions of `known` that the next decision keeps besides its own."""
     return tuple(known)[len(known) - min(len(known), retained - 1) :]
 
 

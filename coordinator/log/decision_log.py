@@ -1,4 +1,4 @@
-"""The job's decision log as one writer sees it: derived facts, and one append at a time. Sans-io.
+"""Decision log of a job for its single writer: derived facts, and one append at a time. Sans-io.
 
 An append is a small state machine, because a put has three outcomes:
 
@@ -6,11 +6,11 @@ An append is a small state machine, because a put has three outcomes:
                   → UNKNOWN             → Repeat the same bytes at the same position (nothing else may happen meanwhile)
                   → EXISTS → read it: own put_id → Appended · other put_id → Foreign · gone → Repeat
 
-A leader that has nothing to append for a while looks at the next position (`ReadBack` without a proposal), so that it
-learns of its successor all the same. `Foreign` means that another writer owns the position. Whoever holds a generation
-is fenced by it and stops; whoever is about to start one reads the log again and tries one further. No clock is read,
-and nothing is believed that is not in the log. Invariants: I1 positions are contiguous, I3 tokens never decrease, I9 an
-unknown outcome blocks deciding.
+An idle leader reads the next position from time to time (`ReadBack` without a proposal), and so learns of a successor.
+`Foreign` means that another writer owns the position: a process that leads a generation is fenced and stops; a process
+that is about to start a generation reads the log again and tries the next position. This module reads no clock and
+trusts only the log. Invariants: I1 positions are contiguous, I3 tokens never decrease, I9 an unknown outcome blocks
+deciding.
 """
 
 from dataclasses import dataclass
@@ -37,25 +37,27 @@ from barrier_runtime.state.store.object_store import PutOutcome
 class LogEntry:
     position: int
     record: Record
-    sha256: str  # of its bytes
+    sha256: str  # of the record's bytes
 
 
 @dataclass(frozen=True)
 class LogView:
-    """What one reading of the log found. All None/empty: there is no log, and only then is there no state."""
+    """Facts of one reading of the log. All None or empty: there is no log, and only then is there no state."""
 
     head: LogEntry | None = None
-    fence: LogEntry | None = None  # the FENCE of the head's generation
-    completes: tuple[LogEntry, ...] = ()  # newest first, as many as were asked for
-    restored: LogEntry | None = None  # the COMPLETE that the generation started from
-    earlier_runs: tuple[LogEntry, ...] = ()  # last FENCE of each earlier run, newest first, as far as was asked for
-    other_kept: tuple[LogEntry, ...] = ()  # decisions that are kept and not among `completes`, if they were asked for
-    first_sha256: str = ""  # of the bytes of the first record; empty: not read
+    fence: LogEntry | None = None  # FENCE of the head's generation
+    completes: tuple[LogEntry, ...] = ()  # newest first, as many as requested
+    restored: LogEntry | None = None  # COMPLETE that the generation started from
+    earlier_runs: tuple[LogEntry, ...] = ()  # last FENCE of each earlier run, newest first, as many as requested
+    other_kept: tuple[LogEntry, ...] = ()  # kept decisions that are not among `completes`, if requested
+    first_sha256: str = ""  # hash of the first record's bytes; empty: not read
 
     @property
     def kept(self) -> tuple[int, ...] | None:
-        """Positions of the decisions that may be restored, the first one to be dropped first. None: an earlier release
-        wrote the log, and the store says which manifests are there."""
+        """Positions of the decisions that may be restored, the first to be dropped first.
+
+        None: an earlier release wrote the log, and the store shows which manifests exist.
+        """
         if self.head is None or is_discarded(self.head.record):
             return ()
         listing = [entry for entry in (self.fence, *self.completes[:1]) if entry is not None]
@@ -64,7 +66,7 @@ class LogView:
 
     @property
     def kept_entries(self) -> tuple[LogEntry, ...]:
-        """The decisions that may be restored, the first one to be dropped first, as far as they were read."""
+        """Decisions that may be restored, the first to be dropped first, as far as they were read."""
         read = {entry.position: entry for entry in (*self.completes, *self.other_kept)}
         kept = sorted(read) if self.kept is None else self.kept
         return tuple(read[position] for position in kept if position in read)
@@ -72,10 +74,10 @@ class LogView:
 
 @dataclass(frozen=True)
 class Permit:
-    """Proof that a record of generation `token` is appended at `position`: needed to tell slots what is complete and to
-    delete. `completed`: the checkpoint that the generation's state is, or grew into; 0 for none.
+    """Proof that a record of generation `token` is appended at `position`; required for announcing and deleting.
 
-    Only `DecisionLog` makes one.
+    `completed`: the checkpoint that the generation's state is, or grew from; 0 for none. Only `DecisionLog` makes
+    permits.
     """
 
     token: int
@@ -98,7 +100,7 @@ class Foreign:
 
 @dataclass(frozen=True)
 class Repeat:
-    """Put exactly these bytes there again."""
+    """Put exactly these bytes at the position again."""
 
     position: int
     data: bytes
@@ -106,7 +108,7 @@ class Repeat:
 
 @dataclass(frozen=True)
 class ReadBack:
-    """Something is at the position: read it."""
+    """Read the record at the position: something is there."""
 
     position: int
 
@@ -129,7 +131,7 @@ class DecisionLog:
         self._kept = tuple(entry.position for entry in self._kept_at_start) if view.kept is None else view.kept
         self._first_sha256 = view.first_sha256
         self._in_flight: _InFlight | None = None
-        self._asked_back = False  # what is at its position is being read
+        self._asked_back = False  # the record at the in-flight position is being read
 
     # ------------------------------------------------------------ facts
 
@@ -148,7 +150,7 @@ class DecisionLog:
 
     @property
     def token(self) -> int | None:
-        """Of the highest FENCE."""
+        """Token of the newest FENCE."""
         return None if self._fence is None else self._fence.position
 
     @property
@@ -157,12 +159,12 @@ class DecisionLog:
 
     @property
     def last_complete(self) -> LogEntry | None:
-        """The newest decision in the log, whether or not the present generation grew from it."""
+        """Newest decision in the log, whether or not the present generation grew from it."""
         return self._last_complete
 
     @property
     def restore_point(self) -> LogEntry | None:
-        """The decision that the state of the present generation is, or grew into."""
+        """Decision that the present generation's state is, or grew from."""
         last, fence = self._last_complete, self._fence
         if last is not None and fence is not None and last.position > fence.position:
             return last
@@ -170,7 +172,7 @@ class DecisionLog:
 
     @property
     def completed(self) -> int:
-        """The checkpoint whose transactions every sink may commit; 0 for none."""
+        """Checkpoint whose transactions every sink may commit; 0 for none."""
         return 0 if self.restore_point is None else _checkpoint_of(self.restore_point)
 
     @property
@@ -180,7 +182,7 @@ class DecisionLog:
 
     @property
     def stop(self) -> StopWish | None:
-        """What the job is to end with."""
+        """Requested end of the job."""
         return None if self._head is None else self._head.record.stops_with
 
     @property
@@ -189,31 +191,31 @@ class DecisionLog:
 
     @property
     def prior_complete(self) -> int:
-        """The back link of the next record. Discarded checkpoints are out of reach for good."""
+        """Back link of the next record. Discarded checkpoints stay out of reach."""
         if self._last_complete is None or (self._head is not None and is_discarded(self._head.record)):
             return NO_RECORD
         return self._last_complete.position
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """Positions of the decisions that are kept, the first one to be dropped first."""
+        """Positions of the kept decisions, the first to be dropped first."""
         return self._kept
 
     def kept_at_start(self, retained: int) -> tuple[LogEntry, ...]:
-        """The decisions that were kept when the log was read, the first one to be dropped first."""
+        """Returns the decisions that were kept when the log was read, the first to be dropped first."""
         return self._kept_at_start[-retained:]
 
     def kept_by_fence(self, restored: int, retained: int) -> tuple[int, ...]:
-        """Positions of the decisions that are kept behind a FENCE that restores the one at `restored`."""
+        """Returns the positions kept after a FENCE that restores the decision at `restored`."""
         return kept_by_fence(self._kept, restored, retained)
 
     def kept_by_complete(self, retained: int) -> tuple[int, ...]:
-        """Positions of the decisions that the next one keeps besides itself."""
+        """Returns the positions that the next decision keeps besides its own."""
         return kept_by_complete(self._kept, retained)
 
     @property
     def checkpoint_floor(self) -> int:
-        """The highest checkpoint id that may ever have been used, as far as the log knows."""
+        """Highest checkpoint id that may ever have been used, as far as the log shows."""
         floors = [0]
         if self._last_complete is not None:
             floors.append(_checkpoint_of(self._last_complete))
@@ -225,7 +227,7 @@ class DecisionLog:
     # ------------------------------------------------------------ one append
 
     def propose(self, record: Record) -> Repeat:
-        """Begin to append `record` at the next position: put these bytes, then say what came of it."""
+        """Begins to append `record` at the next position: put these bytes, then report the outcome."""
         if self._in_flight is not None:
             raise ProtocolViolation(
                 f"job {self._job}: append of {type(record).__name__} while position {self._in_flight.position} is "
@@ -243,7 +245,7 @@ class DecisionLog:
         return Repeat(position, data)
 
     def on_put(self, position: int, outcome: PutOutcome) -> Appended | Repeat | ReadBack | None:
-        """What follows from a put's outcome. None: the answer is to a put that was settled before."""
+        """Returns the next action after a put's outcome. None: that put was resolved before."""
         flight = self._in_flight
         if flight is None or flight.position != position:
             return None
@@ -255,8 +257,12 @@ class DecisionLog:
         return Repeat(flight.position, flight.data)
 
     def on_read_back(self, position: int, name: str, data: bytes | None) -> Appended | Foreign | Repeat | None:
-        """What the record found at our position means. Also the answer to a look at the next position while nothing is
-        under way: a record there is somebody else's."""
+        """Interprets the record found at the in-flight position.
+
+        Also takes the answer to a leader's read of the next position while no put is in flight: a record there is
+        another
+        writer's.
+        """
         flight = self._in_flight
         if flight is None:
             if data is None or position != self.next_position:
@@ -266,7 +272,7 @@ class DecisionLog:
             return Foreign(LogEntry(position, record, sha256_hex(data)))
         if flight.position != position:
             return None
-        if data is None:  # the answer to an earlier look says nothing about a put that is still under way
+        if data is None:  # An answer to an earlier read of the next position says nothing about a put in flight.
             repeat = Repeat(flight.position, flight.data) if self._asked_back else None
             self._asked_back = False
             return repeat
@@ -284,7 +290,7 @@ class DecisionLog:
         return Foreign(LogEntry(position, record, sha256_hex(data)))
 
     def accept(self, foreign: Foreign) -> None:
-        """The record of our predecessor that was faster is the head now: go on behind it. Not for the leader."""
+        """Makes the record of a faster predecessor the head; the next append follows it. Not for the leader."""
         if foreign.entry.position != self.next_position or self._in_flight is not None:
             raise ProtocolViolation(
                 f"job {self._job}: log record {foreign.entry.position} is not the next one: file a bug"
@@ -298,7 +304,7 @@ class DecisionLog:
         if entry.position == FIRST_POSITION:
             self._first_sha256 = entry.sha256
         if isinstance(flight.record, Fence):
-            # The new generation grows from what it restored, or from nothing.
+            # The new generation grows from the checkpoint that it restored, or from nothing.
             wanted = flight.record.restored_position
             self._restored = self._known(wanted) if wanted != NO_RECORD else None
             self._fence = entry
@@ -313,7 +319,7 @@ class DecisionLog:
         return Appended(entry, Permit(token, entry.position, self.completed))
 
     def choose_restore(self, entry: LogEntry | None) -> None:
-        """Make known an older decision that the next FENCE will name (a replay the user asked for)."""
+        """Makes known an older decision that the next FENCE will name (a replay that the user requested)."""
         self._chosen = entry
 
     _chosen: LogEntry | None = None
@@ -346,7 +352,7 @@ class DecisionLog:
         return next((_checkpoint_of(each) for each in known if each is not None and each.position == position), None)
 
     def _check(self, position: int, record: Record) -> None:
-        """Generations. A broken law is a bug of ours or of the store, never something to work around."""
+        """Checks the token and the parent. A broken law is a bug of this code or of the store; there is no workaround."""
         token = self.token
         if isinstance(record, Fence):
             legal = record.token == position
@@ -360,8 +366,12 @@ class DecisionLog:
         self._check_parent(position, record)
 
     def _check_foreign(self, position: int, record: Record) -> None:
-        """The same for a record of somebody else. First its predecessor: where a record was taken away, ours fills the
-        hole, and the one behind it, which follows another, is no bug of its writer."""
+        """Checks another writer's record, its parent first.
+
+        If a record was removed, this writer's record fills the hole; the record after the hole follows another parent,
+        which is
+        no bug of its writer.
+        """
         self._check_parent(position, record)
         self._check(position, record)
 
@@ -387,7 +397,7 @@ def _checkpoint_of(entry: LogEntry) -> int:
 
 
 def complete_of(entry: LogEntry) -> Complete:
-    """The COMPLETE record of `entry`."""
+    """Returns the COMPLETE record of `entry`."""
     if not isinstance(entry.record, Complete):
         raise ProtocolViolation(f"log position {entry.position} is taken for a COMPLETE and is none: file a bug")
     return entry.record

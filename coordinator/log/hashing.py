@@ -1,4 +1,4 @@
-"""sha256 of stored bytes, and the one error for bytes that are not what was written."""
+"""sha256 of stored bytes, and the one error for damaged bytes."""
 
 import hashlib
 
@@ -10,13 +10,15 @@ def sha256_hex(data: bytes) -> str:
 
 
 def stamp_of(data: bytes, stamp: str) -> str:
-    """sha256 of a record's bytes without its `stamp`, the value of its field `check`. Of the bytes as they were stored:
-    a release with fewer fields may have written them."""
+    """Returns the sha256 of a record's bytes without its `stamp`, the value of the field `check`.
+
+    Takes the bytes as stored: a release with fewer fields may have written them.
+    """
     return sha256_hex(data.replace(f'"check":"{stamp}"'.encode(), b'"check":""', 1))
 
 
 def check_sha256(name: str, data: bytes, expected: str) -> None:
-    """Raise `Corrupt` naming the object and both hashes unless `data` hashes to `expected`."""
+    """Raises `Corrupt` with the object's name and both hashes unless `data` hashes to `expected`."""
     found = sha256_hex(data)
     if found != expected:
         raise Corrupt(

@@ -1,7 +1,7 @@
-"""Whether the step that a job has under a name can go on with the state that a snapshot has under that name. Pure.
+"""Whether a job's step can continue with the state that a snapshot has under the step's name. Pure.
 
-Every snapshot of a manifest says which kind of step wrote it (`KIND`), and of a sink also what it wrote to (`TARGET`).
-Whoever makes a manifest writes both (`with_kinds`), so no operator can forget to.
+Every snapshot of a manifest names the kind of step that wrote it (`KIND`), and a sink's snapshot also names the target
+(`TARGET`). The code that makes a manifest adds both (`with_kinds`), so no operator can forget them.
 
 | the snapshot's kind                    | the job's step of that name          | what is done                        |
 |----------------------------------------|--------------------------------------|-------------------------------------|
@@ -35,8 +35,8 @@ from barrier_runtime.state.snapshots.snapshot import (
 
 SOURCE, SINK = "source", "sink"
 _JOINS = frozenset(("join", "window_join", "asof_join", "table_join"))
-# What tells the kind in snapshots of earlier releases: a value, or a table of keyed state. Functions of users have
-# tables of any name, and always one of timers.
+# Values and tables of keyed state that identify the kind in snapshots of earlier releases. Users' functions have
+# tables of any name, and always a table of timers.
 _BY_VALUE = {
     "splits": frozenset((SOURCE,)),
     "lookup-rows": frozenset(("lookup",)),
@@ -52,8 +52,10 @@ _SINK_VALUES = ("sink", PENDING)
 
 
 def with_kinds(chains: Sequence[ChainSpec], snapshots: Iterable[OperatorSnapshot]) -> Iterator[OperatorSnapshot]:
-    """The snapshots of a job of these chains with the kinds and targets of their steps, and the types of columns that
-    state depends on. Snapshots without state, and those of rows in flight alone, stay as they are."""
+    """Yields the snapshots with the kinds and targets of their steps, and the types of columns that state depends on.
+
+    Snapshots without state, and snapshots that hold only rows in flight, stay as they are.
+    """
     said = {name: {KIND: kind.encode()} for chain in chains for name, kind in chain.kinds.items()}
     for chain in chains:
         for name, target in chain.targets.items():
@@ -71,14 +73,14 @@ def _has_state(snapshot: OperatorSnapshot) -> bool:
 
 @dataclass(frozen=True)
 class ChangedKind:
-    """`before`, `now`: kinds, for people. `pending`: it is refused for transactions that may have to be committed."""
+    """Kinds `before` and `now`, for people. `pending`: refused because transactions may still have to be committed."""
 
     before: str
     now: str
     pending: bool = False
 
     def refusal(self, what: str, operator: str) -> str:
-        """Why `what`, a checkpoint or savepoint, cannot be restored, and the remedy."""
+        """Returns why `what`, a checkpoint or savepoint, cannot be restored, and the remedy."""
         if self.pending:
             return (
                 f"{what} has transactions of {operator!r} as {self.before}, which are decided and may not be visible "
@@ -95,10 +97,12 @@ class ChangedKind:
 def changed_kind(
     chains: Sequence[ChainSpec], snapshot: OperatorSnapshot, *, settled: bool = False
 ) -> ChangedKind | None:
-    """Kinds of the state and of the step that a job of these chains has under its name, where the step cannot go on
-    with the state; else None. `settled`: all transactions of the checkpoint are visible."""
+    """Returns the kinds of the state and of the job's step if the step cannot continue with the state; else None.
+
+    `settled`: all transactions of the checkpoint are visible.
+    """
     if not _has_state(snapshot):
-        return None  # rows in flight, if anything
+        return None  # at most rows in flight
     name = snapshot.operator
     now = next((chain.kinds[name] for chain in chains if name in chain.kinds), "")
     before = _told(snapshot)
@@ -112,7 +116,7 @@ def changed_kind(
             return changed if _holds_rows(snapshot, settled) else None
         return ChangedKind(_said(before), _said((now,)))
     if not now and not before:
-        return None  # nothing is known of either
+        return None  # both kinds are unknown
     return ChangedKind(_said(before) or "a step with state", f"{_said((now,)) if now else 'a step'} without state")
 
 
@@ -126,8 +130,10 @@ def _changed_target(chains: Sequence[ChainSpec], snapshot: OperatorSnapshot, set
 
 
 def changed_column(chains: Sequence[ChainSpec], snapshot: OperatorSnapshot) -> tuple[str, str, str] | None:
-    """A column that the state depends on, with its type before and now, where both are known and differ. State that is
-    still without rows, and so without keys, depends on none."""
+    """Returns a column that the state depends on, with its types before and now, if both are known and differ.
+
+    State without rows, and so without keys, depends on no column.
+    """
     before = snapshot.values.get(COLUMN_TYPES)
     if before is None or KEYS not in snapshot.values:
         return None
@@ -137,7 +143,7 @@ def changed_column(chains: Sequence[ChainSpec], snapshot: OperatorSnapshot) -> t
 
 
 def _told(snapshot: OperatorSnapshot) -> frozenset[str]:
-    """Kinds of step that may have written it; none where nothing tells."""
+    """Returns the kinds of step that may have written the snapshot; empty if nothing identifies the kind."""
     kind = snapshot.values.get(KIND)
     if kind is not None:
         return frozenset((kind.decode(errors="replace"),))
@@ -182,14 +188,14 @@ def _kind_of_sink(value: bytes) -> str:
 
 
 def _holds_rows(snapshot: OperatorSnapshot, settled: bool) -> bool:
-    """Whether the snapshot of a sink lists transactions that may not be visible yet, or rows that the sink keeps."""
+    """Whether a sink's snapshot lists transactions that may not be visible yet, or rows that the sink keeps."""
     if any(name.startswith(OWN) for name in (*snapshot.values, *snapshot.objects)):
         return True
     if settled:
         return False
     data = snapshot.values.get(PENDING)
     if data is None:
-        return PENDING in snapshot.objects  # many
+        return PENDING in snapshot.objects  # many transactions are an object
     try:
         return bool(_PENDING.decode(data).entries)
     except msgspec.MsgspecError:
@@ -201,7 +207,7 @@ def _family(kind: str) -> str:
 
 
 def _said(kinds: Iterable[str]) -> str:
-    """For people: "a source of Kafka", "a kafka sink", "a process step"."""
+    """Returns text for people: "a source of Kafka", "a kafka sink", "a process step"."""
     said: Sequence[str] = [_said_of_one(kind) for kind in sorted(kinds)]
     return " or ".join(said)
 

@@ -1,8 +1,8 @@
-"""The laws of the decision log: what a record must say, given the records before it. Pure.
+"""Laws of the decision log: required content of a record, given the records before it. Pure.
 
 The writer (`DecisionLog`) refuses a record that breaks a law, and `fsck` reports each broken law of a stored log. Both
-know the log before the record only as far as they have read it, so a fact may be unknown, and its law is not judged.
-The hash chain is apart: `parent_sha256` is compared by whoever has the bytes.
+know the log only as far as they have read it; a law is not judged if its facts are unknown. The hash chain is separate:
+code that has the bytes compares `parent_sha256`.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,18 +20,18 @@ class BrokenLaw:
 
 @dataclass(frozen=True)
 class Before:
-    """The log before the record at `position`. None, or a False `*_known`: not known."""
+    """The log before the record at `position`. None, or a False `*_known`: unknown."""
 
     job: str
     position: int
-    token: int | None  # of the record before
-    prior_complete: int | None  # the back link that the record must have
+    token: int | None  # of the previous record
+    prior_complete: int | None  # required back link of the record
     fence: Fence | None  # the newest FENCE
     fence_known: bool  # no newer FENCE can have been missed
-    finish: Finish | None  # the record before, if it is a FINISH
+    finish: Finish | None  # the previous record, if it is a FINISH
     checkpoint_floor: int
     kept: frozenset[int] | None  # positions that the newest FENCE or COMPLETE lists as kept
-    checkpoint_at: Callable[[int], int | None]  # the checkpoint that an earlier record decides, 0: none
+    checkpoint_at: Callable[[int], int | None]  # checkpoint that an earlier record decides; 0: none
 
 
 def broken_laws(before: Before, record: Record) -> Iterator[BrokenLaw]:
@@ -54,7 +54,7 @@ def broken_laws(before: Before, record: Record) -> Iterator[BrokenLaw]:
 
 
 def next_prior_complete(position: int, record: Record) -> int:
-    """The back link of the record behind `record`. Discarded checkpoints are out of reach for good."""
+    """Returns the back link of the record after `record`. Discarded checkpoints stay out of reach."""
     if isinstance(record, Complete):
         return position
     return NO_RECORD if isinstance(record, Finish) and record.discarded else record.prior_complete
@@ -91,7 +91,7 @@ def _complete_laws(before: Before, record: Complete) -> Iterator[BrokenLaw]:
 
 
 def _kept_laws(before: Before, record: Fence | Complete) -> Iterator[BrokenLaw]:
-    """A list only loses positions: what was dropped never comes back."""
+    """Checks that a list only loses positions: a dropped checkpoint never comes back."""
     for each in record.kept:
         if not FIRST_POSITION <= each < before.position or before.checkpoint_at(each) == 0:
             yield BrokenLaw("positions of decisions as kept", str(each))

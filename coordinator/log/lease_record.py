@@ -1,6 +1,6 @@
-"""The lease of a job as it is stored: one object beside the log, which names the daemon that is expected to lead.
+"""Lease of a job as stored: one object beside the log, which names the daemon that is expected to lead.
 
-`server/lease` judges it; checks of a store read it.
+`server/lease` judges the lease; checks of a store read it.
 """
 
 from typing import Annotated
@@ -18,13 +18,13 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     version: int = LEASE_VERSION
     job: str
     run_id: str
-    leader: str  # daemon id: the same for a daemon that is started again at its address
+    leader: str  # daemon id: the same after a restart of the daemon at its address
     control: str  # "host:port" for slots
-    http: str  # url of its REST interface
+    http: str  # URL of the REST interface
     position: int
     sequence: int  # rises with every write, so that the content changes
     lease_ms: Annotated[int, msgspec.Meta(ge=1, le=MAX_LEASE_MS)]
-    released: bool = False  # given back in order: anyone may lead at once
+    released: bool = False  # given up in an orderly shutdown: any daemon may lead at once
 
 
 _ENCODER = msgspec.json.Encoder(order="deterministic")
@@ -42,6 +42,8 @@ def encode_lease(lease: Lease) -> bytes:
 
 
 def decode_lease(name: str, data: bytes) -> Lease:
-    """The lease stored under `name`. Raises `InvalidJob` for one of another version, `Corrupt` for anything else; none
-    is a reason to stop leading: see `server/lease`."""
+    """Returns the lease stored under `name`. Raises `InvalidJob` for another version, `Corrupt` for invalid bytes.
+
+    Neither error is a reason to stop leading: see `server/lease`.
+    """
     return _DECODER.decode(data, name)

@@ -1,6 +1,6 @@
-"""The manifest of one checkpoint: every operator's snapshot, and where it stands in the log. Canonical JSON.
+"""Manifest of one checkpoint: every operator's snapshot, and the manifest's place in the log. Canonical JSON.
 
-A manifest is only meaningful through a COMPLETE record that names its key and sha256; a manifest alone is an orphan.
+A manifest only counts if a COMPLETE record names its key and sha256; a manifest alone is an orphan.
 """
 
 from collections.abc import Iterator
@@ -32,20 +32,20 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_parallelism: int
     operators: tuple[OperatorSnapshot, ...]
     ended: tuple[SubtaskId, ...] = ()  # subtasks that had reached the end of their input
-    parent_position: int  # the log's head when this was written
+    parent_position: int  # head of the log when the manifest was written
     parent_sha256: str
     options: CheckpointOptions = CheckpointOptions()
-    drained: str | msgspec.UnsetType = msgspec.UNSET  # the run that had ended its sources early; see `drained_by`
+    drained: str | msgspec.UnsetType = msgspec.UNSET  # run that had ended its sources early; see `drained_by`
 
     @property
     def drained_by(self) -> str:
-        """The run that ended the input early, so that windows and timers have fired before their time; "": none."""
+        """Run that ended the input early, so that windows and timers fired before their time; "": none."""
         return self.drained if isinstance(self.drained, str) else ""
 
 
 @dataclass(frozen=True)
 class DecidedManifest:
-    """A manifest whose bytes hashed to what its COMPLETE record says."""
+    """A manifest whose bytes hash to the value in its COMPLETE record."""
 
     key: str
     sha256: str
@@ -54,7 +54,7 @@ class DecidedManifest:
 
     @property
     def ref(self) -> ManifestRef:
-        """The object that a slot reads the manifest from."""
+        """Object that slots read the manifest from."""
         return ManifestRef(self.inside or self.key, self.sha256)
 
 
@@ -69,19 +69,21 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(key: str, data: bytes) -> Manifest:
-    """The manifest stored under `key`. Raises `InvalidJob` for one of another version, `Corrupt` for anything else."""
+    """Returns the manifest stored under `key`. Raises `InvalidJob` for another version, `Corrupt` for invalid bytes."""
     return _DECODER.decode(data, key)
 
 
 def verified_manifest(key: str, data: bytes, sha256: str) -> Manifest:
-    """Decode after checking the hash the log gives for it. Raises `Corrupt` naming the object and both hashes."""
+    """Decodes a manifest after checking the log's hash. Raises `Corrupt` with the object's name and both hashes."""
     check_sha256(key, data, sha256)
     return decode_manifest(key, data)
 
 
 def check_files(key: str, manifest: Manifest, paths: Paths) -> None:
-    """Raises `Corrupt` unless every file of the manifest stored under `key` has a name that snapshots use, and is
-    either inside the manifest or an object of this job: nothing else is ever read, linked or opened for a restore."""
+    """Raises `Corrupt` if a file of the manifest under `key` has an invalid name or belongs to another job.
+
+    Each file is inside the manifest or an object of this job. A restore reads, links and opens no other object.
+    """
     for snapshot in manifest.operators:
         for ref, named in _with_names_checked(snapshot):
             own = ref.key is not None and _is_own(paths, ref.key) and ref.inline is None
@@ -96,7 +98,7 @@ def check_files(key: str, manifest: Manifest, paths: Paths) -> None:
 
 
 def _with_names_checked(snapshot: OperatorSnapshot) -> Iterator[tuple[FileRef, bool]]:
-    """Each file of the snapshot, and whether its name is one for what it holds."""
+    """Yields each file of the snapshot, and whether its name is valid for its content."""
     for ref in () if snapshot.keyed is None else snapshot.keyed.files:
         yield ref, is_snapshot_file(ref.name)
     for each in snapshot.in_flight:
@@ -110,7 +112,7 @@ def _is_own(paths: Paths, key: str) -> bool:
 
 
 def own_files(manifest: Manifest, data_prefix: str) -> frozenset[str]:
-    """Keys of snapshot files under this job's own `data_prefix`; a foreign savepoint's files are not ours."""
+    """Returns the keys of snapshot files under the job's `data_prefix`; a foreign savepoint's files do not count."""
     return frozenset(
         ref.key
         for snapshot in manifest.operators

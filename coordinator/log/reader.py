@@ -1,12 +1,13 @@
-"""Reading a job's log: find the head, then only the records that the facts are derived from.
+"""Reading a job's log: find the head, then read only the records that the facts derive from.
 
-Positions are contiguous and immutable, so the head is found by galloping and bisecting over `get`: from a position
-that is known, from the hint beside the log (`hint`), or from the beginning (about 2·log2(n) reads). LIST is never
-asked. Back links lead to everything else. FENCE and COMPLETE also list where the links of several records lead, so that
-these are read side by side. Blocking; no clock, no retry: trouble is raised.
+Positions are contiguous and immutable, so galloping and bisecting over `get` finds the head: from a known position,
+from the hint beside the log (`hint`), or from the beginning (about 2·log2(n) reads). LIST is never called. Back links
+lead to all other records. FENCE and COMPLETE also list the positions that several links lead to, so that these records
+are read in parallel. Blocking; no clock, no retry: errors of the store are raised.
 
-Who lost a race for the head reads again at once, while the winner goes on appending: a `LogReader` then asks only for
-what is new. If it began anew each time, a leader with short checkpoint intervals could never be taken over.
+A process that lost a race for the head reads the log again at once, while the winner continues to append. Therefore a
+`LogReader` only requests new records; rereading from the beginning could never catch up with a leader whose checkpoint
+intervals are short.
 """
 
 import dataclasses
@@ -22,16 +23,17 @@ from barrier_runtime.state.snapshots.transfer import in_parallel
 from barrier_runtime.state.store.object_store import ObjectStore, get_or_none, side_by_side
 from barrier_runtime.state.store.paths import Paths
 
-MAX_RUNS_BACK = 64  # a run that was taken over longer ago than this counts as unknown
+MAX_RUNS_BACK = 64  # a run that was taken over longer ago counts as unknown
 
 
 def find_head(
     exists: Callable[[int], bool], known: int = NO_RECORD, hint: int = NO_RECORD, at_once: int = READ_AHEAD
 ) -> int:
-    """The highest existing position of a contiguous log, or `NO_RECORD`.
+    """Returns the highest existing position of a contiguous log, or `NO_RECORD`.
 
-    `known`: a position that exists for sure. `hint`: a position that may exist; from there on positions are asked for
-    side by side, `at_once` of them at a time, so that a fresh hint costs one wait."""
+    `known`: a position that certainly exists. `hint`: a position that may exist; from there on, positions are read in
+    parallel, `at_once` at a time, so that a fresh hint costs one wait.
+    """
     if hint > known:
         found = in_parallel(exists, range(hint, hint + READ_AHEAD), at_once)
         if found[0]:
@@ -62,30 +64,33 @@ def read_log(
     run_id: str = "",
     kept: bool = False,
 ) -> LogView:
-    """One reading of the log; see `LogReader.read`."""
+    """Reads the log once; see `LogReader.read`."""
     return LogReader(store, paths).read(completes=completes, restore=restore, run_id=run_id, kept=kept)
 
 
 class LogReader:
-    """Reads one job's log, again and again if need be. Not for several threads at a time."""
+    """Reads one job's log, repeatedly if needed. Not thread-safe."""
 
     def __init__(self, store: ObjectStore, paths: Paths) -> None:
         self._store = store
         self._paths = paths
         self._hint = HeadHint(store, paths.log_hint)
-        self._known: dict[int, LogEntry] = {}  # what the last reading was made of
+        self._known: dict[int, LogEntry] = {}  # records that the last reading used
         self._first_sha256 = ""
 
     def read(self, *, completes: int = 1, restore: int | None = None, run_id: str = "", kept: bool = False) -> LogView:
-        """The facts of the log: `completes` newest decisions (and back to checkpoint `restore` if it is asked for), and
-        the earlier runs' fences back to `run_id`; with `kept` every decision that is kept and the hash of the first
-        record, too. Raises `Corrupt` for an unreadable or inconsistent log."""
+        """Returns the facts of the log. Raises `Corrupt` for an unreadable or inconsistent log.
+
+        Reads the `completes` newest decisions (and back to checkpoint `restore` if given), and the earlier runs' fences
+        back to
+        `run_id`; with `kept` also every kept decision and the hash of the first record.
+        """
         reading = _Reading(self._store, self._paths.log_record, self._known)
         known = max(self._known, default=NO_RECORD)
-        self._known = {}  # a reading that fails is no ground for the next one
+        self._known = {}  # a failed reading is no basis for the next reading
         hint = self._hint.found() if known == NO_RECORD else NO_HINT
         if hint.position > known:
-            first = hint.position - 1  # the head's predecessor is looked at, too
+            first = hint.position - 1  # the head's predecessor is read, too
             beginning = (FIRST_POSITION,) if kept else ()
             reading.fetch((*beginning, hint.token, *range(first, hint.position + READ_AHEAD)), READ_AHEAD + 3)
         head_position = find_head(reading.exists, known, hint.position, side_by_side(self._store, READ_AHEAD))
@@ -132,13 +137,13 @@ def _kept(entry: LogEntry, wanted: bool) -> tuple[int, ...]:
 
 
 def _earlier(fence: LogEntry, run_id: str) -> tuple[int, ...]:
-    """Positions of the earlier runs' FENCEs that are read to find the run `run_id`."""
+    """Returns the positions of earlier runs' FENCEs that are read to find the run `run_id`."""
     record = fence.record
     return record.earlier if isinstance(record, Fence) and record.spec.run_id != run_id else ()
 
 
 class _Reading:
-    """Reads each position at most once, and none that is `known`. `used`: the records the facts rest on."""
+    """Reads each position at most once, and no position in `known`. `used`: the records behind the facts."""
 
     def __init__(self, store: ObjectStore, key_of: Callable[[int], str], known: dict[int, LogEntry]) -> None:
         self._store = store
@@ -146,10 +151,10 @@ class _Reading:
         self.known = known
         self.used: dict[int, LogEntry] = {}
         self._found: dict[int, bytes] = {}
-        self._absent: set[int] = set()  # when they were looked for
+        self._absent: set[int] = set()  # positions without a record at the time of the read
 
     def fetch(self, positions: Iterable[int], at_once: int = READ_AHEAD) -> None:
-        """Read the records at `positions` side by side, those that are not read yet."""
+        """Reads the missing records at `positions` in parallel."""
         wanted = {each for each in positions if each >= FIRST_POSITION}
         due = sorted(wanted - self._found.keys() - self.known.keys())
         if due:
@@ -170,7 +175,7 @@ class _Reading:
         return self._found[position]
 
     def first_sha256(self) -> str:
-        """Hash of the log's first record; empty if the record was not read, or is damaged: no fact rests on it."""
+        """Hash of the log's first record; empty if the record was not read or is damaged: no fact depends on it."""
         data = self._found.get(FIRST_POSITION)
         if data is None:
             return ""

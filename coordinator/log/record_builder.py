@@ -1,4 +1,4 @@
-"""Builds the log records of one process: who writes, behind what, and under an id that is used once."""
+"""Builder of one process's log records, with writer, back links and unique put ids."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,8 +26,10 @@ from barrier_runtime.state.errors import ProtocolViolation
 
 @dataclass(frozen=True)
 class Predecessor:
-    """The process that this one was started for. `ended`: who it was and how it ended, as "process 71 died of SIGKILL";
-    `ended_ms`: when, by the wall clock."""
+    """The process that this process replaces. `ended`: its name and end, as "process 71 died of SIGKILL".
+
+    `ended_ms`: time of the end by the wall clock.
+    """
 
     ended: str
     ended_ms: int
@@ -35,7 +37,7 @@ class Predecessor:
 
 @dataclass(frozen=True)
 class Identity:
-    """Who this coordinator is. `leader` is unique to this process start. `predecessor`: None where nobody knows."""
+    """Identity of this coordinator. `leader` is unique to this process start. `predecessor`: None if unknown."""
 
     leader: str
     host: str
@@ -43,7 +45,7 @@ class Identity:
 
 
 class _Head(TypedDict):
-    """What every record begins with."""
+    """Common first fields of every record."""
 
     version: int
     put_id: str
@@ -56,7 +58,7 @@ class _Head(TypedDict):
 
 
 class RecordBuilder:
-    """Each record is for the next position of `log`. `stop`: what the job is to end with."""
+    """Builds records for the next position of `log`. `stop`: the requested end of the job."""
 
     def __init__(self, spec: JobSpec, identity: Identity, stop: Callable[[], StopWish | None] = lambda: None) -> None:
         self._spec = spec
@@ -65,13 +67,13 @@ class RecordBuilder:
         self._put_ids = 0
 
     def rescaled(self, spec: JobSpec) -> None:
-        """The job goes on as `spec` from now on."""
+        """Uses `spec` for the following records."""
         self._spec = spec
 
     def fence(
         self, log: DecisionLog, choice: RestoreFrom, reason: str, floor: int, now_ms: int, spec: JobSpec | None = None
     ) -> Fence:
-        """`floor`: the highest checkpoint id that anyone has seen. `spec`: of the new generation; None: as before."""
+        """`floor`: the highest checkpoint id ever seen. `spec`: that of the new generation; None: unchanged."""
         head = self._head(log, log.next_position, now_ms, RECORD_VERSION)
         previous = log.fence
         if choice.lineage is Lineage.SAME and previous is not None:
@@ -116,7 +118,7 @@ class RecordBuilder:
         now_ms: int,
         inline: bytes = b"",
     ) -> Complete:
-        """`inline`: the packed manifest; empty: it is stored under the key that `manifest` names."""
+        """`inline`: the packed manifest; empty: the manifest is stored under the key that `manifest` names."""
         return Complete(
             **self._head(log, self._token(log), now_ms, RECORD_VERSION),
             checkpoint=checkpoint,
@@ -139,7 +141,7 @@ class RecordBuilder:
         return Finish(**self._head(log, self._token(log), now_ms), outcome=outcome, reason=reason, discarded=discarded)
 
     def _head(self, log: DecisionLog, token: int, now_ms: int, version: int = 1) -> _Head:
-        """`version`: the lowest that has the fields of the record."""
+        """`version`: the lowest version that has the record's fields."""
         self._put_ids += 1
         stop = self._stop()
         return _Head(

@@ -1,9 +1,9 @@
-"""What a generation starts from: which decision, whether the user may have that, and whether the job fits it.
+"""Choice of the decision that a generation starts from, and checks that the user permits it and the job fits.
 
-Pure checks. "No state" is believed only for an empty log or when the user asks for it by name; anything older than the
-last decision would show rows twice, so it needs `allow_replay`.
+Pure checks. "No state" requires an empty log or the user's explicit request; any start older than the last decision
+would show rows twice, so it needs `allow_replay`.
 
-What `restore=<savepoint>` means for a job, by what its log says. Pure.
+Meaning of `restore=<savepoint>` for a job, by the job's log:
 
 | the job's log                                                    | what is done                                     |
 |------------------------------------------------------------------|--------------------------------------------------|
@@ -17,8 +17,8 @@ What `restore=<savepoint>` means for a job, by what its log says. Pure.
 | anything else, also a job that began with this savepoint and was | refused, unless the user allows a replay: rows   |
 | put on another state since                                       | since would be written again                     |
 
-The lineage of the newest checkpoint says which savepoint it grew from: each import begins a lineage, whose id carries a
-mark of the savepoint. So the number of runs since does not matter, nor does any earlier import.
+The lineage of the newest checkpoint identifies the savepoint that the checkpoint grew from: each import begins a
+lineage, whose id carries a mark of the savepoint. So neither the number of later runs nor an earlier import matters.
 """
 
 import enum
@@ -68,12 +68,12 @@ class RestoreFrom:
 
 
 def continue_run(log: DecisionLog) -> RestoreFrom:
-    """The next generation of the same run goes on from what the run has reached."""
+    """Returns the start of the run's next generation: the run's newest restore point."""
     return RestoreFrom(log.restore_point, Lineage.SAME)
 
 
 def start_run(spec: JobSpec, view: LogView) -> RestoreFrom:
-    """The first generation of a run: what the user asked for. Raises `InvalidJob` when that is not to be had."""
+    """Returns the start of a run's first generation as the user requested it. Raises `InvalidJob` if it is unavailable."""
     newest = view.completes[0] if view.completes else None
     if newest is None:
         if spec.restore not in ("latest", "none"):
@@ -110,7 +110,7 @@ def start_run(spec: JobSpec, view: LogView) -> RestoreFrom:
 
 
 def not_kept(job: str, checkpoint: int) -> str:
-    """What to say of an older checkpoint of the log, by number, that was dropped."""
+    """Returns the message for an older checkpoint of the log, by number, that was dropped."""
     return (
         f"checkpoint {checkpoint} of job {job} is not kept any more: restore the latest one or a savepoint, and keep "
         "more checkpoints with retained="
@@ -118,7 +118,7 @@ def not_kept(job: str, checkpoint: int) -> str:
 
 
 def _check_program(spec: JobSpec, view: LogView) -> None:
-    """A program that was replaced while the job ran is not to come back by accident, as with a restart of a machine."""
+    """Refuses a program that was replaced while the job ran, so that a restart of a machine does not bring it back."""
     fence = None if view.fence is None else view.fence.record
     if isinstance(fence, Fence) and spec.fingerprint in outdated_after(fence.spec, spec):
         raise InvalidJob(
@@ -128,23 +128,26 @@ def _check_program(spec: JobSpec, view: LogView) -> None:
 
 
 def outdated_after(before: JobSpec, spec: JobSpec) -> tuple[str, ...]:
-    """Fingerprints of the programs that were replaced, for a run that begins with `spec` behind one of `before`."""
+    """Returns the fingerprints of replaced programs for a run that begins with `spec` after a run of `before`."""
     if spec.allow_outdated:
         return tuple(each for each in before.outdated if each != spec.fingerprint)
     return before.outdated
 
 
 def _is_settled(view: LogView) -> bool:
-    """A job is said to be finished only when every sink has made all of its last checkpoint visible. A job that was
-    stopped, failed or killed may have left something to be committed."""
+    """A finished job has made all rows of its last checkpoint visible in every sink. A job that was stopped, failed or
+    killed may have left transactions to commit.
+    """
     return view.head is not None and isinstance(view.head.record, Finish) and view.head.record.outcome == "finished"
 
 
 def check_manifest(
     spec: JobSpec, record: Complete, manifest: Manifest, *, settled: bool = False
 ) -> tuple[OperatorSnapshot, ...]:
-    """The snapshots the job restores. Raises `Corrupt` or `InvalidJob` when manifest and job do not fit. `settled`: all
-    transactions of the checkpoint are visible."""
+    """Returns the snapshots that the job restores. Raises `Corrupt` or `InvalidJob` if manifest and job do not fit.
+
+    `settled`: all transactions of the checkpoint are visible.
+    """
     if (manifest.job, manifest.checkpoint, manifest.token) != (spec.job, record.checkpoint, record.token):
         raise Corrupt(
             f"manifest {record.manifest} is of job {manifest.job} checkpoint {manifest.checkpoint} generation "
@@ -155,8 +158,11 @@ def check_manifest(
 
 
 def check_fits(spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = False) -> tuple[OperatorSnapshot, ...]:
-    """The snapshots that a job restores of `manifest`, which messages call `what`. Raises `InvalidJob` where the job
-    cannot go on with it."""
+    """Returns the snapshots of `manifest` that the job restores. Raises `InvalidJob` if the job cannot continue with
+    them.
+
+    `what`: name of the checkpoint or savepoint in messages.
+    """
     if manifest.max_parallelism != spec.max_parallelism:
         raise InvalidJob(
             f"{what} was taken with max_parallelism "
@@ -190,7 +196,7 @@ def check_fits(spec: JobSpec, manifest: Manifest, what: str, *, settled: bool = 
 
 
 def _check_definitions(spec: JobSpec, what: str, restored: tuple[OperatorSnapshot, ...]) -> None:
-    """Snapshots of older releases say nothing of what their state is a state of; they are taken as they are."""
+    """Checks that definitions of state are unchanged. Snapshots of older releases record none and are accepted."""
     for snapshot in restored:
         changed = changed_definition(spec, snapshot)
         if changed is not None:
@@ -204,7 +210,7 @@ def _check_definitions(spec: JobSpec, what: str, restored: tuple[OperatorSnapsho
 
 
 def _check_states(spec: JobSpec, what: str, restored: tuple[OperatorSnapshot, ...]) -> None:
-    """Keys and declared states are what they were, or can be read as what they are now."""
+    """Checks that keys and declared states are unchanged, or readable as the present ones."""
     states = {name: declared for chain in spec.chains for name, declared in chain.states.items()}
     for snapshot in restored:
         where = f"{what}, operator {snapshot.operator!r}"
@@ -236,7 +242,7 @@ def _check_states(spec: JobSpec, what: str, restored: tuple[OperatorSnapshot, ..
 
 
 def changed_definition(spec: JobSpec, snapshot: OperatorSnapshot) -> tuple[str, str] | None:
-    """What its state is a state of, before and now, where that differs. Older state does not say it."""
+    """Returns the definition of the operator's state before and now, if they differ. Older state records none."""
     operator, stored = snapshot.operator, snapshot.values.get(DEFINITION)
     now = next(
         (chain.definitions[operator] for chain in spec.chains if operator in chain.definitions), "something else"
@@ -245,7 +251,7 @@ def changed_definition(spec: JobSpec, snapshot: OperatorSnapshot) -> tuple[str, 
 
 
 def changed_key(spec: JobSpec, snapshot: OperatorSnapshot) -> tuple[str, str] | None:
-    """The key columns of its state, before and now, where both are known and differ."""
+    """Returns the key columns of the operator's state before and now, if both are known and differ."""
     operator, values = snapshot.operator, snapshot.values
     before = (values.get(KEYS) or values.get(JOIN_KEYS, b"")).decode(errors="replace")
     now = next((chain.keys[operator] for chain in spec.chains if operator in chain.keys), "")
@@ -253,7 +259,7 @@ def changed_key(spec: JobSpec, snapshot: OperatorSnapshot) -> tuple[str, str] | 
 
 
 def begin_at_zero(spec: JobSpec, manifest: Manifest) -> str:
-    """For people: the aggregates that the job has and the checkpoint does not; empty where there are none."""
+    """Returns text for people: the aggregates that the job has and the checkpoint lacks; empty if there are none."""
     states = {name: declared for chain in spec.chains for name, declared in chain.states.items()}
     found: dict[str, list[str]] = {}
     for snapshot in manifest.operators:
@@ -268,9 +274,14 @@ def begin_at_zero(spec: JobSpec, manifest: Manifest) -> str:
 def snapshots_for_slot(
     snapshots: tuple[OperatorSnapshot, ...], slot: int, parallelism: int
 ) -> tuple[OperatorSnapshot, ...]:
-    """Its own snapshots when the parallelism is what it was, all of them when it changed; and of small state
-    (positions of sources, committables) always all, because a changed list of splits moves splits. Of other subtasks
-    with keyed state what they have to share (`SHARED`), and what one alone goes on with (`OWN`) of no others."""
+    """Returns the snapshots that a slot restores.
+
+    With unchanged parallelism these are the slot's own snapshots, otherwise all. Small state (positions of sources,
+    committables) always includes all subtasks, because a changed list of splits moves splits. Of other subtasks with
+    keyed
+    state the slot gets their shared values (`SHARED`), and never the values that one subtask alone continues with
+    (`OWN`).
+    """
     wanted: list[OperatorSnapshot] = []
     for each in snapshots:
         snapshot = each if each.subtask % parallelism == slot else without_own(each)
@@ -297,8 +308,8 @@ def _names(names: set[str]) -> str:
     return ", ".join(sorted(names)) or "none"
 
 
-_IMPORT = "savepoint-"  # run ids of imports begin so
-_MARK = 16  # characters of a lineage's id
+_IMPORT = "savepoint-"  # prefix of the run ids of imports
+_MARK = 16  # characters of the mark in a lineage's id
 
 
 @dataclass(frozen=True)
@@ -310,25 +321,29 @@ class Import:
 
 @dataclass(frozen=True)
 class GoOn:
-    """The job goes on from its newest checkpoint."""
+    """The job continues from its newest checkpoint."""
 
     why: str
 
 
 def import_run_id(savepoint_id: str) -> str:
-    """Id of the run that brings the savepoint into a job's log, and does nothing else."""
+    """Returns the id of the run that imports the savepoint into a job's log and does nothing else."""
     return f"{_IMPORT}{savepoint_id}"
 
 
 def import_leader(savepoint_id: str, random: str) -> str:
-    """Id of the process that imports the savepoint, which the lineage that it begins is named after. `random`: hex,
-    never the same twice."""
+    """Returns the id of the process that imports the savepoint; the new lineage is named after it.
+
+    `random`: hex, never the same twice.
+    """
     return _mark_of(savepoint_id) + random[:_MARK]
 
 
 def grew_from(view: LogView, savepoint_id: str) -> bool:
-    """Whether the newest checkpoint of the job grew from an import of the savepoint. `view`: of older releases' logs
-    read back to the run `import_run_id`."""
+    """Whether the job's newest checkpoint grew from an import of the savepoint.
+
+    `view`: for logs of older releases, read back to the run `import_run_id`.
+    """
     newest = _newest(view)
     if newest is None:
         return False
@@ -338,7 +353,7 @@ def grew_from(view: LogView, savepoint_id: str) -> bool:
 
 
 def grew_from_any(view: LogView) -> bool:
-    """The same of any savepoint, for claims that do not name theirs."""
+    """Whether the job's newest checkpoint grew from any savepoint, for claims that name no savepoint."""
     newest = _newest(view)
     return newest is not None and any(
         fence.spec.run_id.startswith(_IMPORT) and fence.lineage == newest.lineage for fence in _fences(view)
@@ -346,7 +361,10 @@ def grew_from_any(view: LogView) -> bool:
 
 
 def savepoint_choice(spec: JobSpec, savepoint: Savepoint, view: LogView) -> Import | GoOn:
-    """`view`: read back to the run `import_run_id`. Raises `InvalidJob` for what would write rows again."""
+    """Returns the decision of the table above. Raises `InvalidJob` if rows would be written again.
+
+    `view`: read back to the run `import_run_id`.
+    """
     taken = savepoint.taken
     newest = _newest(view)
     as_next = Import(max(taken.checkpoint, DecisionLog(spec.job, view).checkpoint_floor + 1))
@@ -373,13 +391,12 @@ def _newest(view: LogView) -> Complete | None:
 
 
 def _moved_on(newest: Complete) -> bool:
-    """Whether it is another checkpoint than the one that the import itself wrote, as the process which began its
-    lineage."""
+    """Whether another process than the import, which began the lineage, wrote the newest checkpoint."""
     return newest.put_id.rpartition("-")[0] != newest.lineage.rpartition("-")[0]
 
 
 def _fences(view: LogView) -> Iterator[Fence]:
-    """The last one of each run, newest first."""
+    """Returns the last FENCE of each run, newest first."""
     entries = (entry for entry in (view.fence, *view.earlier_runs) if entry is not None)
     return (entry.record for entry in entries if isinstance(entry.record, Fence))
 

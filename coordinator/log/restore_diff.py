@@ -1,4 +1,4 @@
-"""What a restore would do with a job's state, by the names of operators and states, for people who decide. Pure."""
+"""Effect of a restore on a job's state, by names of operators and states, for people who decide. Pure."""
 
 from collections.abc import Iterable
 
@@ -53,7 +53,7 @@ def _lines(spec: JobSpec, manifest: Manifest, settled: bool) -> Iterable[str]:
 
 
 def _changed(spec: JobSpec, stored: list[OperatorSnapshot], settled: bool) -> str:
-    """What `check_fits` refuses of an operator's state; else empty."""
+    """Returns the reason why `check_fits` refuses an operator's state; else empty."""
     another = next(filter(None, (changed_kind(spec.chains, snapshot, settled=settled) for snapshot in stored)), None)
     if another is not None:
         return f"kind changed: {another.before} -> {another.now}"
@@ -90,7 +90,7 @@ def _states(declared: dict[str, StateDescription], stored: list[OperatorSnapshot
 
 
 def _aggregates(declared: dict[str, StateDescription], described: dict[str, StateDescription]) -> Iterable[str]:
-    """Aggregates and columns of state, which come and go by themselves. A checkpoint of an older release names none."""
+    """Yields lines for aggregates and columns of state, which come and go. Older releases' checkpoints name none."""
     if any(what.kind in COME_AND_GO for what in described.values()):
         for name in sorted({*declared, *described}):
             now, before = declared.get(name), described.get(name)

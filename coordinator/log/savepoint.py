@@ -1,18 +1,17 @@
-"""A savepoint: a completed checkpoint of a job, copied to a folder of its own that needs nothing else. Pure.
+"""Savepoint: a completed checkpoint of a job, copied to a self-contained folder. Pure.
 
     <savepoint>/data/<checkpoint>-<token>-<id>/<number>     snapshot files, as the checkpoint had them
     <savepoint>/savepoint.json                              written last: without it there is no savepoint
 
-Files are named relative to that folder, so whoever copies it has copied the savepoint. Nothing in it is shared with the
-job, so neither can harm the other. It is no restore point of the job's own recovery, and it commits nothing.
+File names are relative to that folder, so a copy of the folder is a copy of the savepoint. The savepoint shares nothing
+with the job, so neither can harm the other. The job's own recovery never restores it, and it commits nothing.
 
-It is taken of a checkpoint whose rows are all visible, so it has no transactions: there is nothing in it that the job,
-a successor or a fork would have to agree about. (Flink's savepoints may have transactions that are prepared and not
-committed, and whoever restores one must know whether their job has committed them.)
+A savepoint is taken of a checkpoint whose rows are all visible, so it holds no transactions on which the job, a
+successor or a fork would have to agree.
 
-A job that starts from a savepoint gets it as a checkpoint of its own, copied into its own folder (`imported`), before
-its first generation: from then on it is a job with a checkpoint, and its recovery, retention and rescaling know of
-nothing else. The savepoint may be deleted.
+A job that starts from a savepoint imports it as a checkpoint of its own, copied into its own folder (`imported`),
+before the first generation. After that, recovery, retention and rescaling treat it like any other checkpoint, and the
+savepoint may be deleted.
 """
 
 import re
@@ -35,18 +34,22 @@ _OBJECT = re.compile(r"data/[0-9]+-[0-9]+-[A-Za-z0-9][A-Za-z0-9_.-]{0,127}/[0-9]
 
 
 class Savepoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`taken`: the checkpoint, with its files named relative to the savepoint's folder."""
+    """`taken`: the checkpoint, with file names relative to the savepoint's folder."""
 
     version: int = SAVEPOINT_VERSION
-    id: str  # of the request that it answers; never used twice
+    id: str  # of the request that the savepoint answers; never used twice
     taken: Manifest
-    final: bool = False  # the job stopped with it: nothing was read behind it
-    drained: bool | msgspec.UnsetType = msgspec.UNSET  # of the first releases; now the manifest says it
+    final: bool = False  # the job stopped with this savepoint: it read nothing afterwards
+    drained: bool | msgspec.UnsetType = msgspec.UNSET  # written by the first releases; now the manifest has it
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """Who owns a savepoint: the job `job` whose checkpoints are in `store`. `savepoint`: id of the savepoint, by which
-    the log of that job tells whether it has begun with it. Earlier releases stored the job's name alone."""
+    """Owner of a savepoint: the job `job` whose checkpoints are in `store`.
+
+    `savepoint`: id of the savepoint, by which the job's log shows whether the job began with it. Earlier releases
+    stored the
+    job's name alone.
+    """
 
     version: int = 1
     job: str
@@ -55,7 +58,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> str:
-        """Where the checkpoints of the job are, as the end of a message says it."""
+        """Location of the job's checkpoints, as the end of a message."""
         return f" (its checkpoints are in {shown(self.store)})" if self.store else ""
 
     def __str__(self) -> str:
@@ -64,8 +67,10 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class SavepointCopy:
-    """What makes a savepoint of a checkpoint: objects to copy, from a key of the job's store to one of the savepoint's
-    folder, and the savepoint that is true when all of them are there."""
+    """Work of taking a savepoint: objects to copy, from keys of the job's store to keys of the savepoint's folder.
+
+    `savepoint` is valid once all objects are there.
+    """
 
     objects: Mapping[str, str]
     savepoint: Savepoint
@@ -85,7 +90,7 @@ def encode_claim(claim: Claim) -> bytes:
 
 
 def decode_claim(data: bytes) -> Claim:
-    """The claim stored in `CLAIM_FILE`. What is not one is the name of a job, which has no braces."""
+    """Returns the claim stored in `CLAIM_FILE`. Bytes that are no claim are a job's name, which has no braces."""
     try:
         return _CLAIM.decode(data)
     except msgspec.MsgspecError:
@@ -97,7 +102,7 @@ def encode_savepoint(savepoint: Savepoint) -> bytes:
 
 
 def decode_savepoint(where: str, data: bytes) -> Savepoint:
-    """Raises `InvalidJob` for one that a newer release wrote, `Corrupt` for anything else that is none."""
+    """Decodes a savepoint. Raises `InvalidJob` for a newer release's savepoint, `Corrupt` for invalid bytes."""
     savepoint = _DECODER.decode(data, where)
     MANIFEST_FORMAT.check(savepoint.taken.version, where)
     if savepoint.drained is True and not savepoint.taken.drained_by:
@@ -128,8 +133,10 @@ def savepoint_copy(manifest: Manifest, sinks: Collection[str], id: str, *, final
 def imported(
     savepoint: Savepoint, objects: Mapping[str, str], job: str, checkpoint: int, token: int, lineage: str, wall_ms: int
 ) -> Manifest:
-    """The savepoint as checkpoint `checkpoint` of `job`, written by its generation `token`. `objects`: where the
-    savepoint's files are now, as keys of the job's store."""
+    """Returns the savepoint as checkpoint `checkpoint` of `job`, written by the job's generation `token`.
+
+    `objects`: present places of the savepoint's files, as keys of the job's store.
+    """
     return msgspec.structs.replace(
         savepoint.taken,
         job=job,
@@ -142,7 +149,7 @@ def imported(
 
 
 def with_keys(snapshot: OperatorSnapshot, objects: Mapping[str, str]) -> OperatorSnapshot:
-    """The same with its files at other keys."""
+    """Returns the snapshot with its files at other keys."""
 
     def moved(ref: FileRef) -> FileRef:
         return ref if ref.key is None else msgspec.structs.replace(ref, key=objects[ref.key])
@@ -156,12 +163,12 @@ def with_keys(snapshot: OperatorSnapshot, objects: Mapping[str, str]) -> Operato
 
 
 def in_savepoint(key: str) -> bool:
-    """Whether a savepoint has an object of this name in its folder."""
+    """Whether a savepoint can have an object of this name in its folder."""
     return key in (SAVEPOINT_FILE, CLAIM_FILE) or _OBJECT.fullmatch(key) is not None
 
 
 def files_by_object(manifest: Manifest) -> dict[str, set[FileRef]]:
-    """What each object of the manifest holds."""
+    """Returns the files that each object of the manifest holds."""
     found: dict[str, set[FileRef]] = {}
     for snapshot in manifest.operators:
         for ref in snapshot.files:
@@ -171,7 +178,7 @@ def files_by_object(manifest: Manifest) -> dict[str, set[FileRef]]:
 
 
 def object_sizes(manifest: Manifest) -> dict[str, int]:
-    """At least so many bytes each object of the manifest has."""
+    """Returns the minimum size of each object of the manifest, in bytes."""
     sizes: dict[str, int] = {}
     for snapshot in manifest.operators:
         for ref in snapshot.files:
