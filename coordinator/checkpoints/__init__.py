@@ -1,1 +1,1 @@
-"""Checkpoints under way, committed and retained. Pure."""
+"""Pending, committed and retained checkpoints. Pure."""

@@ -1,16 +1,16 @@
-"""One checkpoint's life, as a table of legal moves. Anything else is a `ProtocolViolation` with the recent history.
+"""One checkpoint: a table of legal moves, and the agreement of subtasks. Pure.
 
-TRIGGERED ─all acks─► PERSISTING ─manifest written─► DECIDING ─record appended─► COMPLETE
-    │                     │
-    └──────┬──────────────┘   before DECIDING it may still end otherwise; from DECIDING only the log says.
-           ▼
-DECLINED (a subtask refused) · EXPIRED (timed out) · ABORTED (the generation ended, or its manifest could not be
-written) · SUBSUMED (a newer one completed first)
+An illegal move raises `ProtocolViolation` with the recent history.
 
-What the subtasks of an operator must agree on before a checkpoint is decided. Pure.
+    TRIGGERED ─all acks─► PERSISTING ─manifest written─► DECIDING ─record appended─► COMPLETE
+        │                     │
+        └──────┬──────────────┘   before DECIDING other ends are possible; from DECIDING on the log decides.
+               ▼
+    DECLINED (a subtask refused) · EXPIRED (timed out) · ABORTED (the generation ended, or the manifest could not be
+    written) · SUBSUMED (a newer one completed first)
 
-A value whose name begins with `SHARED` is what every subtask will be given at a restore. So those that several subtasks
-have must be the same bytes; a checkpoint in which they are not is never decided.
+Every subtask receives values whose names begin with `SHARED` at a restore. If several subtasks have such a value with
+different bytes, the checkpoint is never decided.
 """
 
 import enum
@@ -50,12 +50,12 @@ MOVES: dict[CheckpointPhase, frozenset[CheckpointPhase]] = {
 
 
 class AckEffect(enum.Enum):
-    """What an ack was. Only NEW and LAST change anything."""
+    """Effect of an ack. Only NEW and LAST change anything."""
 
     NEW = "new"
     LAST = "last"
     DUPLICATE = "duplicate"
-    LATE = "late"  # the checkpoint is past collecting acks
+    LATE = "late"  # the checkpoint does not collect acks any more
     UNKNOWN_SUBTASK = "unknown subtask"
 
 
@@ -70,8 +70,8 @@ class Checkpoint:
     overtakes_timers: bool = False  # as in `Trigger`
     phase: CheckpointPhase = CheckpointPhase.TRIGGERED
     acks: dict[SubtaskId, Ack] = field(default_factory=dict)
-    acked_ms: dict[SubtaskId, int] = field(default_factory=dict)  # when each came
-    history: list[tuple[int, CheckpointPhase]] = field(default_factory=list)  # (when, phase entered)
+    acked_ms: dict[SubtaskId, int] = field(default_factory=dict)  # arrival of each ack
+    history: list[tuple[int, CheckpointPhase]] = field(default_factory=list)  # (time, phase entered)
 
     def move(self, to: CheckpointPhase, now_ms: int) -> None:
         if to not in MOVES[self.phase]:
@@ -84,7 +84,7 @@ class Checkpoint:
         self.history.append((now_ms, to))
 
     def ack(self, ack: Ack, now_ms: int) -> AckEffect:
-        """Take one subtask's snapshot."""
+        """Takes one subtask's snapshot."""
         if self.phase is not CheckpointPhase.TRIGGERED:
             return AckEffect.DUPLICATE if ack.subtask in self.acks else AckEffect.LATE
         if ack.subtask not in self.expected:
@@ -105,7 +105,7 @@ class Checkpoint:
 
     @property
     def all_ended(self) -> bool:
-        """Every snapshot was taken after the end of input: this is the final checkpoint."""
+        """Whether every snapshot was taken after the end of input: this is the final checkpoint."""
         return self.all_acked and all(ack.ended for ack in self.acks.values())
 
     @property
@@ -117,7 +117,7 @@ class Checkpoint:
 
 
 def disagreement(snapshots: Iterable[OperatorSnapshot]) -> str:
-    """Why a checkpoint of these is not decided; "" if it may be."""
+    """Returns why a checkpoint of these snapshots is not decided; "" if it may be decided."""
     first: dict[tuple[str, str], tuple[int, object]] = {}
     for snapshot in snapshots:
         content: dict[str, object] = {**snapshot.values, **{name: ref.sha256 for name, ref in snapshot.objects.items()}}

@@ -1,50 +1,47 @@
-"""How far every sink has made its transactions visible, and what its global committer is to be told next.
+"""Progress of every sink's commits, and due global commits. Pure: facts and `now` in.
 
-A sink subtask commits its own part when a checkpoint is complete. A sink with a *global committer* shows nothing by
-that: once all of its subtasks have committed up to checkpoint n, slot 0 is told to make all of it visible at once, with
-the committables of n's manifest; once that is done everybody is told, and only then do the subtasks forget them.
+A sink subtask commits its part when a checkpoint is complete. With a *global committer* those parts stay invisible:
+once all subtasks have committed up to checkpoint n, the coordinator sends slot 0 the committables of n's manifest, and
+slot 0 makes all of them visible at once. The coordinator then announces this to every slot, and only then do subtasks
+forget the transactions.
 
     checkpoint n complete → every subtask Committed(n) → CommitGlobally(n) to slot 0 → Committed(n, global) → Visible(n)
 
-A job is finished only when all are through (I10). All of it follows from the log, the manifest and what slots say, so a
-successor finds its place again by itself.
+A job is finished only when all commits are done (I10). The state follows from the log, the manifest and messages of
+slots, so a successor reconstructs it.
 
-A commit that fails is a *trouble* of its sink's subtask, for people. A successor hears of it with the next attempt,
-half a minute later at worst, so troubles are in the job's history, too:
+**Failing commits.** A failed commit of a sink's subtask is reported to people. A successor hears of the failure with
+the next attempt, up to half a minute later; therefore the job's history stores failures, too:
 
-| what is said of a checkpoint of a sink's subtask | no trouble is known | a trouble is known |
+| report about a checkpoint of a sink's subtask | no failure known | a failure known |
 |---|---|---|
-| an attempt failed, and it is not visible yet | known, since now | known since then, with the newest reason |
-| a predecessor stored that, and it is not visible yet | known, since then | as it is |
-| it is visible (also if a slot says so when it comes back) | none | gone |
-| one before it is visible | none | as it is |
-| another number of slots, another program | none | gone: all was visible before that |
+| an attempt failed, and the checkpoint is invisible | known, since now | known since then, with the newest reason |
+| a predecessor stored a failure, and the checkpoint is invisible | known, since then | unchanged |
+| the checkpoint is visible (also if a returning slot reports that) | none | removed |
+| an earlier checkpoint is visible | none | unchanged |
+| another number of slots, another program | none | removed: everything before was visible |
 
-A sink with `commit_every` has its global commit held back, see `held_commits`: until it is due, what waits for it does
-not count as behind.
+`noted` changes when the history has to be written: a failure began, ended, or has another reason, at most once in
+`NOTE_AGAIN_MS` (reasons may contain times and numbers of requests). Further attempts alone are not stored.
 
-`noted` says when the history is worth writing: a trouble began or ended, or has another reason, but not twice in
-`NOTE_AGAIN_MS` (reasons may contain times and numbers of requests). Attempts alone are not worth it.
+**Held commits.** A sink with `commit_every` holds back global commits, so that a table of a lakehouse gets one commit
+for all checkpoints of that time. Only the coordinator holds back: subtasks commit their parts with each checkpoint, and
+manifests list everything invisible.
 
-Sinks whose global commits are held back for `commit_every`: what is due, and since when. Pure: facts and `now` in.
-
-A table of a lakehouse gets one commit for all checkpoints of that time. The coordinator alone holds back; subtasks
-commit their parts with each checkpoint, and manifests list everything that is not visible.
-
-| a sink with `commit_every`                            | its global committer                           |
+| a sink with `commit_every` | its global committer |
 |---|---|
-| a checkpoint completes, `commit_every` is not over    | waits; the checkpoint does not count as behind |
-| `commit_every` has passed since a commit was last due | is due, up to the newest completed checkpoint  |
-| no commit was due in this process yet                 | is due with the first checkpoint               |
-| a stop, drain, savepoint, rescale, replace or the end of input is under way, or too many bytes are pending | is due |
-| a new generation of the same process                  | keeps its rhythm                               |
-| a commit is due, and is not done                      | counts as one checkpoint behind                |
-| … and the next one becomes due, too                   | each checkpoint of that one counts as well     |
-| the clock was set back                                | waits for `commit_every` from then on          |
+| a checkpoint completes before `commit_every` is over | waits; the checkpoint does not count as behind |
+| `commit_every` has passed since a commit was last due | is due, up to the newest completed checkpoint |
+| no commit was due in this process yet | is due with the first checkpoint |
+| a stop, drain, savepoint, rescale, replace, end of input or too many bytes are pending | is due |
+| a new generation of the same process | keeps the rhythm |
+| a commit is due and not done | counts as one checkpoint behind |
+| … and the next commit becomes due, too | each checkpoint of that commit counts as well |
+| the clock was set back | waits for `commit_every` from then on |
 
-Another process (a start, a takeover) does not know when a commit was last due and begins with a commit of what was
-decided. So a job that crashes again and again shows what each run decided when the next one begins, at most one commit
-for each start, whose rate the restart's back-off bounds.
+Another process (a start, a takeover) does not know when a commit was last due, and begins with a commit of the decided
+checkpoints. A job in a crash loop therefore makes at most one commit per start, and the restart's back-off bounds
+the rate of starts.
 """
 
 from collections import deque
@@ -63,7 +60,7 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, without_own
 
-HOLD_BYTES = 1 << 20  # of what sinks list as pending, which is stored with every checkpoint: more is committed at once
+HOLD_BYTES = 1 << 20  # pending bytes of held sinks, which every checkpoint stores: more are committed at once
 
 
 @dataclass(frozen=True)
@@ -80,12 +77,12 @@ class _Held:
     every_ms: int
     last_ms: int | None = None  # when a commit was last due
     newest: int = 0  # the newest checkpoint that was due
-    count: int = 0  # completed since
+    count: int = 0  # checkpoints completed since
     open: deque[DueCommit] = field(default_factory=deque)  # due and not done, oldest first
 
 
 class HeldCommits:
-    """`every_ms`: by sink; those that commit with each checkpoint are left out."""
+    """Due commits of sinks with `commit_every`. `every_ms`: by sink; 0: commits with each checkpoint."""
 
     def __init__(self, every_ms: Mapping[str, int]) -> None:
         self._sinks = {sink: _Held(each) for sink, each in every_ms.items() if each > 0}
@@ -94,13 +91,12 @@ class HeldCommits:
         return sink in self._sinks
 
     def completed(self) -> None:
-        """One more checkpoint is complete."""
+        """Counts one more complete checkpoint."""
         for held in self._sinks.values():
             held.count += 1
 
     def look(self, sink: str, completed: int, through: int, now_ms: int, *, at_once: bool) -> None:
-        """Decide whether `sink`, which has committed `through`, is due. `completed`: the newest completed
-        checkpoint."""
+        """Decides whether `sink`, committed up to `through`, is due. `completed`: the newest completed checkpoint."""
         held = self._sinks[sink]
         if held.last_ms is not None and held.last_ms > now_ms:
             held.last_ms = now_ms
@@ -111,7 +107,7 @@ class HeldCommits:
             held.newest, held.last_ms, held.count = completed, now_ms, 0
 
     def next_ms(self, completed: int, through: Mapping[str, int]) -> int | None:
-        """When time alone makes a commit due."""
+        """Returns when time alone makes a commit due."""
         moments = [
             (held.last_ms or 0) + held.every_ms
             for sink, held in self._sinks.items()
@@ -125,20 +121,20 @@ class HeldCommits:
             due.popleft()
 
     def oldest_due(self, sink: str) -> DueCommit | None:
-        """The commit that has been due for longest and is not done."""
+        """Returns the commit that has been due for longest and is not done."""
         due = self._sinks[sink].open
         return due[0] if due else None
 
     @property
     def behind(self) -> int:
-        """How many checkpoints count as not visible in time, of the sink that has most."""
+        """Number of checkpoints that are not visible in time, of the sink with the most."""
         counts = (1 + sum(each.count for each in list(held.open)[1:]) for held in self._sinks.values() if held.open)
         return max(counts, default=0)
 
 
-_DECIDED_KEPT = 16  # decided manifests' lists of committables
+_DECIDED_KEPT = 16  # lists of committables, of so many decided manifests
 NOTE_AGAIN_MS = 10_000
-MAX_PENDING_BYTES = 32 << 20  # of what sinks list as pending, because that is stored with every checkpoint
+MAX_PENDING_BYTES = 32 << 20  # pending bytes of all sinks, because every checkpoint stores them
 
 
 @dataclass(frozen=True)
@@ -147,14 +143,17 @@ class FailingCommit:
     checkpoint: int
     attempts: int
     error: str
-    since_ms: int = 0  # its first attempt failed; 0: not known
-    noted_ms: int = 0  # it began, or its reason became another one that the history is to have
+    since_ms: int = 0  # time of the first failed attempt; 0: unknown
+    noted_ms: int = 0  # time of the first attempt, or of the last reason that the history stores
 
 
 @dataclass(frozen=True)
 class GlobalCommit:
-    """Due: sink `sink` up to `checkpoint`. `part`: what its manifest says of the sink, or where the manifest is when
-    that is too large for a message. None: it has to be read first."""
+    """A due commit of sink `sink` up to `checkpoint`.
+
+    `part`: the sink's part of the manifest, or the manifest's place if the part is too large for a message. None: the
+    manifest must be read first.
+    """
 
     sink: str
     checkpoint: int
@@ -164,7 +163,7 @@ class GlobalCommit:
 @dataclass(frozen=True)
 class _Decided:
     parts: dict[str, tuple[OperatorSnapshot, ...] | ManifestRef]  # by sink with a global committer
-    in_store: bool  # some of it can only be read from the store
+    in_store: bool  # some of the parts can only be read from the store
 
 
 class CommitTracker:
@@ -184,27 +183,28 @@ class CommitTracker:
         }
         self.last_through = ""  # the sink that committed last
         self._failing: dict[str, FailingCommit] = {}
-        self._open: deque[tuple[int, int]] = deque()  # completed checkpoints that some sink is not through with, oldest
-        # first, and when each was decided; held back commits do not count
-        self._decided: dict[int, _Decided] = {}  # checkpoint -> what its manifest says of global sinks
-        self._due: dict[str, int] = {}  # sink -> the checkpoint that was due last: its global committer may be at it
+        # Completed checkpoints that some sink has not committed, oldest first, each with the time of the decision; held
+        # commits do not count.
+        self._open: deque[tuple[int, int]] = deque()
+        self._decided: dict[int, _Decided] = {}  # checkpoint -> parts of the global sinks in the manifest
+        self._due: dict[str, int] = {}  # sink -> the checkpoint that was due last; its commit may be in progress
         self._sinks = frozenset(sink for chain in spec.chains for sink in chain.sinks)
-        self._held_bytes = 0  # of `_pending_bytes`, those of sinks that are held back
-        self._newest = 0  # the newest checkpoint whose manifest was seen, and what its sinks list as pending
+        self._held_bytes = 0  # part of `_pending_bytes` that belongs to held sinks
+        self._newest = 0  # the newest checkpoint whose manifest was seen; `_pending_bytes`: pending there
         self._pending_bytes = 0
 
     def committed(self, message: Committed) -> None:
         self._advance(sink_key(message.operator, message.subtask), message.checkpoint)
 
     def reconcile(self, slot: int, committed: dict[str, int]) -> None:
-        """What a slot says of its own sinks on (re)connection."""
+        """Takes a slot's report about its own sinks after a (re)connection."""
         own = (slot, GLOBAL_COMMITTER) if slot == 0 else (slot,)
         for sink, checkpoint in committed.items():
             if sink.endswith(tuple(sink_key("", subtask) for subtask in own)):
                 self._advance(sink, checkpoint)
 
     def settled(self, checkpoint: int) -> None:
-        """All up to `checkpoint` was made visible by an earlier run."""
+        """Records that an earlier run made everything up to `checkpoint` visible."""
         for sink in self._through:
             self._advance(sink, checkpoint)
 
@@ -220,7 +220,7 @@ class CommitTracker:
         self._failing[sink] = new
 
     def remember(self, troubles: Iterable[FailingCommit]) -> None:
-        """What a predecessor stored of this run."""
+        """Takes the failures that a predecessor stored for this run."""
         for trouble in troubles:
             if trouble.checkpoint > self._through.get(trouble.sink, trouble.checkpoint):
                 self._failing.setdefault(trouble.sink, trouble)
@@ -229,26 +229,28 @@ class CommitTracker:
         return all(through >= checkpoint for through in self._through.values())
 
     def completed(self, checkpoint: int, now_ms: int) -> None:
-        """`checkpoint` is complete. Remembered until every sink is through."""
+        """Records that `checkpoint` is complete, until every sink has committed it."""
         self._open.append((checkpoint, now_ms))
         self._held.completed()
         self._close()
 
     def look(self, completed: int, now_ms: int, *, at_once: bool) -> None:
-        """Decide which of the global commits that are held back are due now. `at_once`: all of them."""
+        """Decides which held global commits are due now. `at_once`: all of them."""
         for member, sink in self._held_members.items():
             now = at_once or self._held_bytes > HOLD_BYTES
             self._held.look(sink, completed, self._through[member], now_ms, at_once=now)
 
     def next_due_ms(self, completed: int) -> int | None:
-        """When time alone makes a global commit due; None: nothing is held back."""
+        """Returns when time alone makes a global commit due; None: nothing is held."""
         through = {sink: self._through[member] for member, sink in self._held_members.items()}
         return self._held.next_ms(completed, through)
 
     @property
     def too_far_behind(self) -> str:
-        """Why no more checkpoints are taken; "" if they are. A snapshot lists what is not visible yet: while sinks do
-        not come along, more checkpoints only add to it."""
+        """Reason why no more checkpoints are taken; "" if they are.
+
+        A snapshot lists all invisible transactions, so further checkpoints would only lengthen the list.
+        """
         waiting = max(len(self._open), self._held.behind)
         if waiting >= self._max_behind:
             return (
@@ -263,8 +265,10 @@ class CommitTracker:
         return ""
 
     def uncommitted(self) -> tuple[Uncommitted, ...]:
-        """By sink, the oldest completed checkpoint that it is not through with. Not of sinks whose commit fails: that
-        is a trouble of its own."""
+        """Returns the oldest uncommitted checkpoint of each sink.
+
+        Sinks whose commits fail are left out: `troubles` reports them.
+        """
         through: dict[str, int] = {}
         for key, checkpoint in self._through.items() if self._open else ():
             if key not in self._held_members:
@@ -282,8 +286,7 @@ class CommitTracker:
         return tuple(each for sink, each in oldest.items() if each is not None and sink not in failing)
 
     def behind(self, checkpoint: int) -> tuple[str, ...]:
-        """Sink subtasks (and global committers) that have not yet made `checkpoint` visible, but for what is held
-        back."""
+        """Returns members (sink subtasks, global committers) whose `checkpoint` is invisible, except for held ones."""
         late = (key for key, through in self._through.items() if through < checkpoint and not self._is_held(key))
         return tuple(sorted(late))
 
@@ -301,15 +304,15 @@ class CommitTracker:
 
     @property
     def noted(self) -> frozenset[tuple[str, int, int]]:
-        """Another value whenever a trouble is worth writing down."""
+        """Opaque version of the failures; changes whenever the history should store them."""
         return frozenset((each.sink, each.since_ms, each.noted_ms) for each in self._failing.values())
 
     # ------------------------------------------------------------ global committers
 
     def decided(self, checkpoint: int, operators: tuple[OperatorSnapshot, ...], manifest: ManifestRef) -> None:
-        """`checkpoint` is complete with this manifest: keep what global committers will need of it."""
+        """Keeps what global committers will need of the complete checkpoint's manifest."""
         self._newest = checkpoint
-        operators = tuple(without_own(each) for each in operators)  # rows that are not to be committed yet
+        operators = tuple(without_own(each) for each in operators)  # a subtask's own rows are not committed yet
         self._pending_bytes = sum(_value_bytes(each) for each in operators if each.operator in self._sinks)
         self._held_bytes = sum(_value_bytes(each) for each in operators if each.operator in self._held)
         if self._global_sinks:
@@ -335,9 +338,11 @@ class CommitTracker:
         return frozenset(number for number, each in self._decided.items() if each.in_store and number > done)
 
     def _forget(self) -> None:
-        """What every global committer is through, and more than enough of the rest: the oldest stays, because a sink
-        that lags comes to it first, and the one that a global committer is at; of the others any will do, because a
-        manifest lists all that is not visible."""
+        """Forgets decisions that every global committer has committed, and superfluous ones.
+
+        The oldest stays, because a lagging sink needs that one first, and so does the one that a global committer is
+        committing. Any of the others may go, because a manifest lists everything invisible.
+        """
         done = min(self._through[sink_key(sink, GLOBAL_COMMITTER)] for sink in self._global_sinks)
         for old in [number for number in self._decided if number <= done and number != max(self._decided)]:
             del self._decided[old]
@@ -346,8 +351,10 @@ class CommitTracker:
             del self._decided[kept[len(kept) // 2]]
 
     def due_globally(self) -> tuple[GlobalCommit, ...]:
-        """What every subtask has committed and the global committer has not, per sink, but for what `look` holds back.
-        Held until more is due."""
+        """Returns, per sink, the commits of all subtasks that the global committer lacks, until more is due.
+
+        `look` holds back some of them.
+        """
         due = []
         for sink in self._global_sinks:
             reached = min(self._through[sink_key(sink, subtask)] for subtask in range(self._parallelism))
@@ -365,12 +372,12 @@ class CommitTracker:
         return tuple(due)
 
     def visible(self) -> tuple[tuple[str, int], ...]:
-        """(sink, checkpoint): all up to this checkpoint is visible, of sinks with a global committer."""
+        """Returns (sink, checkpoint) of sinks with a global committer: all up to the checkpoint is visible."""
         through = ((sink, self._through[sink_key(sink, GLOBAL_COMMITTER)]) for sink in self._global_sinks)
         return tuple((sink, checkpoint) for sink, checkpoint in through if checkpoint)
 
     def _close(self) -> None:
-        """Forget the checkpoints which every sink is through."""
+        """Forgets the checkpoints that every sink has committed."""
         through = min((each for key, each in self._through.items() if key not in self._held_members), default=None)
         while self._open and (through is None or self._open[0][0] <= through):
             self._open.popleft()

@@ -1,13 +1,14 @@
-"""When failures end a generation, and how long to wait before the next one.
+"""Limits of failures within a generation, and the pause before the next generation.
 
-`FailureCounter` counts as Flink does (CheckpointFailureManager): only consecutive failures that a checkpoint itself is
-to blame for, each id once; a success forgets them, and failures of checkpoints older than it never count.
-`RestartPolicy` is Flink's restart strategies: none, fixed delay, exponential delay, failure rate. The exponential delay
-differs in two points: the first restart of a row comes at once, and a row ends only when the job ran for
-`reset_after_ms` *and* completed a checkpoint. What is counted is counted by one coordinator process.
+`FailureCounter` counts like Flink's CheckpointFailureManager: only consecutive failures that the checkpoint itself
+causes, each id once. A success resets the count, and failures of older checkpoints never count.
 
-A server that does not answer is not a failure of the job: `exponential_delay` waits for it without end, with pauses,
-unless it allows no restart at all (`max_attempts` 0); the other strategies as long as their restarts would last.
+`RestartPolicy` implements Flink's restart strategies: none, fixed delay, exponential delay, failure rate. Exponential
+delay differs in two points: the first restart of a series is immediate, and a series ends only when the job has run for
+`reset_after_ms` *and* completed a checkpoint. Each coordinator process counts for itself.
+
+An unavailable server is not a failure of the job: `exponential_delay` waits without limit, with pauses, unless the job
+allows no restart at all (`max_attempts` 0); other strategies wait as long as their restarts would last.
 """
 
 import enum
@@ -53,13 +54,13 @@ class FailureCounter:
 
 
 class RestartPolicy:
-    """`seed` (job and run) makes the jitter of one job differ from that of others, and is all that does."""
+    """Delays of restarts. `seed` (job and run) is the only source of jitter, so that jobs differ from each other."""
 
     def __init__(self, options: RestartOptions, seed: str = "") -> None:
         self._options = options
         self._seed = seed
-        self._restarts = 0  # of the present row; of the whole run for fixed_delay
-        self._outages = 0  # restarts of the present row for a server that did not answer
+        self._restarts = 0  # of the present series; for fixed_delay of the whole run
+        self._outages = 0  # restarts of the present series because of an unavailable server
         self._failed_ms: deque[int] = deque(maxlen=options.max_failures + 1)
         self._running_since_ms: int | None = None
         self._progressed = False
@@ -72,8 +73,10 @@ class RestartPolicy:
         self._progressed = True
 
     def delay_ms(self, now_ms: int, unavailable: bool = False) -> int | None:
-        """A failure: how long to wait before the restart that is needed now; None when none is allowed any more.
-        `unavailable`: of a server that does not answer."""
+        """Counts a failure; returns the wait before the restart, or None if no restart is allowed any more.
+
+        `unavailable`: a server does not answer.
+        """
         options, lasting = self._options, self._lasting_progress(now_ms)
         self._running_since_ms = None
         self._progressed = False
@@ -95,7 +98,7 @@ class RestartPolicy:
 
     @property
     def wait_limit_ms(self) -> int | None:
-        """How long a generation that restores waits for a server that does not answer. None: without end."""
+        """Time that a restoring generation waits for an unavailable server. None: no limit."""
         options = self._options
         if options.strategy == "none" or options.max_attempts == 0:
             return 0
@@ -106,7 +109,7 @@ class RestartPolicy:
         return options.max_attempts * options.initial_ms
 
     def impatient(self) -> str:
-        """Why a server that does not answer is not waited for any longer, and what to do."""
+        """Returns why the job stops waiting for an unavailable server, and the remedy."""
         waits = f"{(self.wait_limit_ms or 0) / 1000:g} s" if self.wait_limit_ms else "at no time"
         return (
             f"restart strategy {self._options.strategy} waits {waits} for a server that does not answer: start the "
@@ -114,7 +117,7 @@ class RestartPolicy:
         )
 
     def exhausted(self) -> str:
-        """Why `delay_ms` said None, and what to do."""
+        """Returns why `delay_ms` returned None, and the remedy."""
         options, remedy = self._options, "remove the cause, then start the job again"
         if options.strategy == "none":
             return (
@@ -143,7 +146,7 @@ class RestartPolicy:
         return None if len(self._failed_ms) > self._options.max_failures else self._options.initial_ms
 
     def _backoff(self, restart: int) -> int:
-        """Before the first restart of a row nothing, then rising from `initial_ms` to `max_ms`."""
+        """Returns 0 for the first restart of a series, then a pause rising from `initial_ms` to `max_ms`."""
         if restart == 1:
             return 0
         options, steps = self._options, min(restart - 2, 64)  # the bound keeps the power finite
@@ -153,5 +156,5 @@ class RestartPolicy:
 
 
 def _spread(text: str) -> float:
-    """A number from -1 to 1 that looks random and is the same for the same text."""
+    """Returns a number from -1 to 1 that looks random and depends on the text alone."""
     return int(sha256_hex(text.encode())[:13], 16) / 2**51 - 1

@@ -1,7 +1,7 @@
-"""The checkpoints of one generation that are under way: when to trigger, who acknowledged, what expired.
+"""Pending checkpoints of one generation: triggers, acks, and timeouts.
 
-One instance per generation, so that an ack of an older token can never meet a checkpoint of this one. Late, duplicate
-and unknown acks are ordinary: counted, without effect on anything else.
+Each generation has an instance, so an ack of an older token never meets a checkpoint of this generation. Late,
+duplicate and unknown acks are ordinary: they are counted, and have no other effect.
 """
 
 import enum
@@ -16,8 +16,8 @@ _ABORTED_KNOWN = 256
 
 class Triggering(enum.Enum):
     PERIODIC = "periodic"
-    ON_REQUEST = "on request"  # only what is asked for: a final or a stopping checkpoint
-    HELD = "held"  # none: the input is being ended early, and half of that is nothing to restore
+    ON_REQUEST = "on request"  # only requested checkpoints: a final or a stopping one
+    HELD = "held"  # none: the sources are ending early, and a half-ended input is no restore point
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class PendingCheckpoints:
         self._token = token
         self._next_id = first_id
         self._open: dict[int, Checkpoint] = {}
-        self._last_triggered_ms = now_ms  # the first one comes an interval after the start
+        self._last_triggered_ms = now_ms  # the first trigger is one interval after the start
         self._last_ended_ms: int | None = None
         self._requested = False
         self.triggering = Triggering.PERIODIC
-        self.ignored: Counter[str] = Counter()  # why acks and declines had no effect
-        self._aborted: deque[int] = deque(maxlen=_ABORTED_KNOWN)  # ended undecided, for acks that come late
+        self.ignored: Counter[str] = Counter()  # by reason, acks and declines without effect
+        self._aborted: deque[int] = deque(maxlen=_ABORTED_KNOWN)  # ended undecided, for late acks
 
     # ------------------------------------------------------------ triggering
 
@@ -53,7 +53,9 @@ class PendingCheckpoints:
         return tuple(self._open.values())
 
     def request(self) -> int:
-        """Take a checkpoint as soon as there is room, whatever the interval says; returns the id it will have."""
+        """Requests a checkpoint as soon as the limit permits, whatever the interval; returns the checkpoint's future
+        id.
+        """
         self._requested = True
         return self._next_id
 
@@ -62,7 +64,7 @@ class PendingCheckpoints:
         return self._requested
 
     def trigger_at(self) -> int | None:
-        """The moment the next trigger is due; None while there is no room or no wish for one."""
+        """Returns the time of the next trigger; None if the limit is reached or no checkpoint is requested."""
         if len(self._open) >= self._options.max_concurrent or self.triggering is Triggering.HELD:
             return None
         if self._requested:
@@ -87,15 +89,16 @@ class PendingCheckpoints:
         return checkpoint
 
     def next_deadline(self, *, with_trigger: bool = True, held: bool = False) -> int | None:
-        """`with_trigger`: periodic checkpoints are wanted at present. `held`: none is triggered, also none that is
-        requested."""
+        """`with_trigger`: periodic checkpoints are enabled. `held`: no checkpoint is triggered, not even a requested
+        one.
+        """
         deadlines = [checkpoint.triggered_ms + self._options.timeout_ms for checkpoint in self._expirable()]
         trigger = self.trigger_at()
         if trigger is not None and not held and (with_trigger or self._requested):
             deadlines.append(trigger)
         return min(deadlines, default=None)
 
-    # ------------------------------------------------------------ what slots say
+    # ------------------------------------------------------------ messages of slots
 
     def get(self, checkpoint: int) -> Checkpoint | None:
         return self._open.get(checkpoint)
@@ -111,11 +114,11 @@ class PendingCheckpoints:
         return Acked(effect, checkpoint)
 
     def is_aborted(self, checkpoint: int) -> bool:
-        """Whether it ended undecided, in this generation and process; not for ever known."""
+        """Whether the checkpoint ended undecided in this generation and process. Only the last 256 are remembered."""
         return checkpoint in self._aborted
 
     def decline(self, checkpoint_id: int, subtask: SubtaskId, now_ms: int) -> Checkpoint | None:
-        """The checkpoint that this refusal ended, if it did."""
+        """Takes a refusal; returns the checkpoint that ends because of the refusal, if any."""
         checkpoint = self._open.get(checkpoint_id)
         if checkpoint is None or checkpoint.phase is not CheckpointPhase.TRIGGERED or subtask not in self._expected:
             self.ignored["late or unknown decline"] += 1
@@ -123,16 +126,16 @@ class PendingCheckpoints:
         self._end(checkpoint, CheckpointPhase.DECLINED, now_ms)
         return checkpoint
 
-    # ------------------------------------------------------------ moving on
+    # ------------------------------------------------------------ progress
 
     @property
     def deciding(self) -> bool:
-        """The next record of the log is to be its COMPLETE."""
+        """Whether the next record of the log is the COMPLETE of a pending checkpoint."""
         phases = (CheckpointPhase.PERSISTING, CheckpointPhase.DECIDING)
         return any(checkpoint.phase in phases for checkpoint in self._open.values())
 
     def ready(self) -> Checkpoint | None:
-        """The newest fully acknowledged checkpoint, when no other is being decided."""
+        """Returns the newest fully acknowledged checkpoint, unless another checkpoint is being decided."""
         if self.deciding:
             return None
         acked = [checkpoint for checkpoint in self._open.values() if checkpoint.all_acked]
@@ -152,14 +155,14 @@ class PendingCheckpoints:
         self._end(checkpoint, CheckpointPhase.ABORTED, now_ms)
 
     def abort_all(self, now_ms: int) -> list[Checkpoint]:
-        """End of the generation: everything that is not being decided ends; what is being decided the log decides."""
+        """Ends all checkpoints of a generation except those in DECIDING, which the log decides."""
         ended = list(self._expirable())
         for checkpoint in ended:
             self._end(checkpoint, CheckpointPhase.ABORTED, now_ms)
         return ended
 
     def complete(self, checkpoint: Checkpoint, now_ms: int) -> list[Checkpoint]:
-        """The decision is appended. Returns the older ones it subsumes."""
+        """Completes a checkpoint whose decision is appended. Returns the older ones that it subsumes."""
         self._end(checkpoint, CheckpointPhase.COMPLETE, now_ms)
         older = [other for other in self._expirable() if other.id < checkpoint.id]
         for other in older:

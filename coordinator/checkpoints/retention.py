@@ -1,29 +1,28 @@
-"""Which checkpoints are kept, and which stored objects nobody can need any more. Pure mark and sweep.
+"""Retained checkpoints, and stored objects that nobody can need any more. Pure mark and sweep.
 
-Who may delete: only the coordinator of the current generation, with a `Permit`. No reference counts are stored; marks
-are taken from manifests that the log decided. Leaks are allowed, corruption is not: in doubt nothing is deleted.
+Only the coordinator of the current generation deletes, with a `Permit`. No reference counts are stored; marks come from
+manifests that the log decided. Leaks are allowed, corruption is not: in doubt nothing is deleted.
 
-Which checkpoints are kept is said by the log alone (`log/decided`): its records drop the oldest of what they list. Here
-the same steps are taken after a record is appended, so what is deleted is never of a checkpoint that the log keeps.
+The log alone says which checkpoints are kept (`log/decided`): each record drops the oldest that the log lists. This
+module repeats the same step after the append, so no deleted object belongs to a checkpoint that the log keeps.
 
-Why a dropped checkpoint's files are not deleted at once: a slot builds snapshot n on the files of the newest checkpoint
-that it *knows* to be complete. While a slot may not yet have heard of the one that pushed checkpoint d out, its next
-snapshot may still refer to files of d. A slot that acknowledged a checkpoint triggered after that decision was told has
-heard of it (its control connection is first in, first out, and every slot acknowledges through it). So files of d go
-only when a checkpoint triggered after d was dropped has completed, and all others triggered until then are resolved.
-As a second fence, a checkpoint that refers to anything already deleted is never decided (`condemned`).
+**Files of dropped checkpoints** are not deleted at once: a slot builds snapshot n on the files of the newest checkpoint
+that the slot *knows* to be complete. Until a slot has heard of the checkpoint that pushed checkpoint d out, the slot's
+next snapshot may refer to files of d. A slot that acknowledged a checkpoint triggered after that decision was announced
+has heard of the decision (the control connection is first in, first out, and carries all acks). So files of d are
+deleted only when a checkpoint triggered after d was dropped has completed, and all others triggered until then are
+resolved. As a second fence, a checkpoint that refers to a deleted object is never decided (`condemned`).
 
-What an undecided checkpoint uploaded is of no use to anybody once that checkpoint has ended: a slot builds on files of
-decided checkpoints alone, and uploads anything else again. So it goes, also in the generation that lives:
-
-- What its acks name goes at once (`abandoned`), with acks that come after its end. What a kept checkpoint, one that
-  waits to be dropped, or an ack of an open checkpoint names as well, stays.
-- What no ack ever named is found by the sweep: an upload happens after its checkpoint's trigger. So what is older than
-  a manifest, or a file of a decided checkpoint, that was written before the first open checkpoint was triggered,
-  belongs to none of them. Both times are the store's, and the minimum age lies between them. Should that not be
-  enough, an open checkpoint loses a file; the file is condemned, so that checkpoint is refused. A coordinator that
-  takes the generation over knows neither condemned files nor open checkpoints: it aborts those, and sweeps again when
-  it has decided one of its own.
+**Files of undecided checkpoints** are useless once the checkpoint has ended: a slot builds on files of decided
+checkpoints alone, and uploads everything else again. So they are deleted while their generation lives:
+- Files named in acks, also in acks after the end, are deleted at once (`abandoned`), unless a kept checkpoint, a
+  dropped one that waits, or an ack of an open checkpoint names them.
+- The sweep finds files that no ack named. Uploads happen after the checkpoint's trigger, so an object older than a
+  manifest or a file of a decided checkpoint written before the first open checkpoint was triggered belongs to no open
+  checkpoint. Both times are the store's, and the minimum age lies between them. If that is not enough, an open
+  checkpoint loses a file; the file is condemned, so the checkpoint is refused. A coordinator that takes the generation
+  over knows neither condemned files nor open checkpoints: the new coordinator aborts those, and sweeps again after its
+  own first decision.
 """
 
 import enum
@@ -33,15 +32,17 @@ from dataclasses import dataclass, field
 from barrier_runtime.state.store.object_store import ObjectInfo
 from barrier_runtime.state.store.paths import Paths
 
-MIN_AGE_MS = 10 * 60 * 1000  # younger objects are never swept: an upload may be under way
+MIN_AGE_MS = 10 * 60 * 1000  # younger objects are never swept: an upload may be in progress
 _CONDEMNED_BOUND = 200_000
 _UNSORTED_BOUND = 1_000
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A decided checkpoint and the job's own files that it needs. `inline`: no object is stored under `manifest_key`,
-    the manifest is inside the log's record."""
+    """A decided checkpoint and the job's own files that it needs.
+
+    `inline`: the manifest is inside the log's record, and no object is stored under `manifest_key`.
+    """
 
     checkpoint: int
     manifest_key: str
@@ -51,8 +52,10 @@ class Kept:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """What to delete, in this order: manifests, oldest first, then the files that only they needed. `newest`: of the
-    decided checkpoints that are dropped; 0: the plan drops none, or which ones is not known."""
+    """Objects to delete, in this order: manifests, oldest first, then the files that only they needed.
+
+    `newest`: the newest decided checkpoint that the plan drops; 0: none, or unknown.
+    """
 
     manifests: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
@@ -63,25 +66,27 @@ class SweepPlan:
         return self.manifests + self.files
 
     def and_then(self, other: "SweepPlan") -> "SweepPlan":
-        """Both as one."""
+        """Returns a plan for both."""
         return SweepPlan(self.manifests + other.manifests, self.files + other.files, max(self.newest, other.newest))
 
 
 @dataclass
 class Unsorted:
-    """The kept checkpoints are not known yet, or the log names an unreadable manifest: nothing is deleted. `decided`:
-    decisions of this process until then, oldest first."""
+    """Retention while kept checkpoints are unknown, or a manifest is unreadable: nothing is deleted.
+
+    `decided`: decisions of this process until then, oldest first.
+    """
 
     decided: list[Kept] = field(default_factory=list)
 
     def add(self, kept: Kept, retained: int) -> None:
-        """Forgotten decisions are left to the sweep of a later generation."""
+        """Adds a decision. The sweep of a later generation handles forgotten decisions."""
         self.decided.append(kept)
         del self.decided[: -max(_UNSORTED_BOUND, retained)]
 
 
 class RetentionVerdict(enum.Enum):
-    """What the sweep makes of a stored object. Only ORPHAN is ever deleted."""
+    """Verdict of the sweep on a stored object. Only ORPHAN objects are deleted."""
 
     NEEDED = "a kept checkpoint needs it"
     NEWEST_GENERATION = "it is of the newest generation or a later one: a checkpoint under way may need it"
@@ -92,10 +97,10 @@ class RetentionVerdict(enum.Enum):
 
 @dataclass(frozen=True)
 class UnderWay:
-    """Of the generation that lives: what its open checkpoints may still need."""
+    """Needs of the current generation's open checkpoints."""
 
-    named: frozenset[str]  # manifests that are being written and decided, and what acks name
-    behind: frozenset[str] = frozenset()  # what decisions before the first of them was triggered had stored anew
+    named: frozenset[str]  # manifests that are written or decided at present, and files that acks name
+    behind: frozenset[str] = frozenset()  # new objects of decisions before the first open trigger
 
 
 @dataclass
@@ -107,7 +112,7 @@ class _Dropped:
 
 @dataclass
 class Retention:
-    """`kept`: oldest first. `retained`: how many to keep."""
+    """Kept and dropped checkpoints. `kept`: oldest first. `retained`: number of checkpoints to keep."""
 
     retained: int
     kept: list[Kept] = field(default_factory=list)
@@ -117,8 +122,10 @@ class Retention:
         self._condemned: dict[str, None] = {}
 
     def after_restore(self, restored: Kept | None, held: Collection[int]) -> "Retention":
-        """Of the next generation, which restores `restored`: its slots build on files of that alone. What was dropped
-        and is `held` waits for nobody but who holds it."""
+        """Returns the retention of the next generation, whose slots build only on files of `restored`.
+
+        A dropped checkpoint in `held` waits only for its holder.
+        """
         kept = kept_after_restore(tuple(reversed(self.kept)), restored, self.retained)
         following = Retention(self.retained, kept)
         following._dropped = [
@@ -129,7 +136,9 @@ class Retention:
     def completed(
         self, kept: Kept, open_ids: Collection[int], highest_triggered: int, held: Collection[int] = ()
     ) -> SweepPlan:
-        """`kept` was decided while `open_ids` were still under way: what may go now. `held`: see `resolved`."""
+        """Records that `kept` was decided while `open_ids` were pending; returns objects to delete. `held`: see
+        `resolved`.
+        """
         for dropped in self._dropped:
             if dropped.waits_for is None and kept.checkpoint > dropped.horizon:
                 dropped.waits_for = frozenset(open_ids)
@@ -139,8 +148,10 @@ class Retention:
         return self.resolved(open_ids, held)
 
     def resolved(self, open_ids: Collection[int], held: Collection[int] = ()) -> SweepPlan:
-        """Only `open_ids` are under way now: what may go now. `held`: decided checkpoints that a global committer may
-        still have to read."""
+        """Returns objects to delete now that only `open_ids` are pending.
+
+        `held`: decided checkpoints that a global committer may still have to read.
+        """
         still_open = frozenset(open_ids)
         for dropped in self._dropped:
             if dropped.waits_for is not None:
@@ -163,7 +174,7 @@ class Retention:
         return plan
 
     def abandoned(self, files: Iterable[str], under_way: UnderWay) -> SweepPlan:
-        """`files`: what acks name of a checkpoint that ended undecided. Those that nothing else needs may go."""
+        """Returns those `files`, named in acks of an undecided checkpoint, that nothing else needs."""
         in_reach = _files_of([*self.kept, *(dropped.kept for dropped in self._dropped)])
         gone = set(files) - in_reach - under_way.named - self._condemned.keys()
         plan = SweepPlan(files=tuple(sorted(gone)))
@@ -171,7 +182,7 @@ class Retention:
         return plan
 
     def condemned(self, files: Iterable[str]) -> tuple[str, ...]:
-        """Those of `files` that this generation has already deleted."""
+        """Returns those of `files` that this generation has already deleted."""
         return tuple(sorted(key for key in files if key in self._condemned))
 
     def classify(
@@ -183,8 +194,10 @@ class Retention:
         under_way: UnderWay | None = None,
         min_age_ms: int = MIN_AGE_MS,
     ) -> Iterator[tuple[ObjectInfo, RetentionVerdict]]:
-        """What a coordinator of generation `token` makes of each object. The only place where that is decided.
-        `under_way`: of that generation; None, if this process does not lead it: everything may be."""
+        """Yields each object with the verdict of a coordinator of generation `token`; the only place of this decision.
+
+        `under_way`: needs of that generation; None if another process leads it: everything may be needed.
+        """
         in_reach = [*self.kept, *(dropped.kept for dropped in self._dropped)]
         needed = _files_of(in_reach) | {kept.manifest_key for kept in in_reach}
         objects = list(objects)
@@ -211,10 +224,9 @@ class Retention:
         under_way: UnderWay | None = None,
         min_age_ms: int = MIN_AGE_MS,
     ) -> SweepPlan:
-        """What older generations, and ended checkpoints of this one, left behind and nobody can reach: undecided
-        uploads, orphaned manifests.
+        """Returns unreachable objects of older generations and of this generation's ended checkpoints.
 
-        Everything is classified before anything is deleted.
+        These are undecided uploads and orphaned manifests. All objects are classified before any deletion.
         """
         verdicts = self.classify(paths, objects, token, wall_ms, under_way, min_age_ms)
         plan = _in_order(paths, (found.key for found, verdict in verdicts if verdict is RetentionVerdict.ORPHAN))
@@ -228,7 +240,7 @@ class Retention:
 
 
 def _older_than(objects: Iterable[ObjectInfo], under_way: UnderWay | None) -> int:
-    """The store's time before which no open checkpoint uploaded anything; 0 if nothing tells."""
+    """Returns the store's time before which no open checkpoint uploaded anything; 0 if unknown."""
     behind = frozenset() if under_way is None else under_way.behind
     return max((found.modified_ms for found in objects if found.key in behind), default=0)
 
@@ -238,8 +250,10 @@ def _may_be_under_way(found: ObjectInfo, under_way: UnderWay | None, older_ms: i
 
 
 def kept_after_restore(completes: Sequence[Kept], restored: Kept | None, retained: int) -> list[Kept]:
-    """What a new generation keeps: the newest decisions (`completes`, newest first), the one it grows from last. The
-    newest of all is always kept, as in the log's `kept_by_fence`."""
+    """Returns the checkpoints that a new generation keeps: the newest of `completes` (newest first), then `restored`.
+
+    The newest of all is always kept, as in the log's `kept_by_fence`.
+    """
     others = [kept for kept in completes if restored is None or kept.manifest_key != restored.manifest_key]
     room = retained if restored is None else retained - 1
     kept = list(reversed(others[:room] if room > 0 else []))
@@ -250,28 +264,32 @@ def kept_after_restore(completes: Sequence[Kept], restored: Kept | None, retaine
 
 
 def discarded(paths: Paths, objects: Iterable[ObjectInfo], token: int) -> SweepPlan:
-    """All checkpoints, snapshot files and rows of write-ahead sinks up to generation `token`, whose user dropped them.
-    A later run's stay: it may have begun before the deleting did."""
+    """Plans the deletion of a discarded job: checkpoints, snapshot files and rows up to generation `token`.
+
+    Objects of a later run stay: that run may have begun before the deletion. The rows are those of write-ahead sinks.
+    """
     keys = [found.key for found in objects]
     owned = [(key, _owner(paths, key)) for key in keys] + [(key, _owner_of_rows(paths, key)) for key in keys]
     return _in_order(paths, (key for key, owner in owned if owner is not None and owner <= token))
 
 
 def _owner(paths: Paths, key: str) -> int | None:
-    """The generation that wrote this manifest or snapshot file; None: it is neither."""
+    """Returns the generation that wrote this manifest or snapshot file; None: the key is neither."""
     checkpoint = paths.checkpoint_of(key)
     return checkpoint[1] if checkpoint is not None else paths.data_token(key)
 
 
 def _owner_of_rows(paths: Paths, key: str) -> int | None:
-    """The generation that wrote this object of a write-ahead sink; None: it is none, or its name does not tell. Only
-    the sink sweeps them."""
+    """Returns the generation that wrote this object of a write-ahead sink; None: another object, or unknown.
+
+    Objects of unknown generations are left to the sink's own sweep.
+    """
     staged, note = paths.staged_rows_origin(key), paths.delivery_of(key) or paths.asked_of(key)
     return staged[0] if staged is not None else (note[1] or None) if note is not None else None
 
 
 def _in_order(paths: Paths, keys: Iterable[str]) -> SweepPlan:
-    """Manifests, oldest first, before files: what is left of an interrupted sweep never names what is gone."""
+    """Orders manifests, oldest first, before files: after an interrupted sweep no manifest names a missing file."""
     manifests: list[tuple[int, int, str]] = []
     files: list[str] = []
     for key in keys:

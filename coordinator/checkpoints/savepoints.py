@@ -1,4 +1,4 @@
-"""The savepoints that a job was asked for, and how far each of them is. Pure.
+"""Requested savepoints of a job, and the progress of each. Pure.
 
     WAITING ─ a checkpoint that was triggered after the request completes ─► COVERED ─ all its rows are visible ─►
     COPYING ─ copied ─► DONE
@@ -9,19 +9,19 @@
 | a checkpoint completes       | COVERED by it          | - (***)               | -            |
 | a generation ends            | waits for the next one | WAITING again         | goes on (*)  |
 | the coordinator dies         | lost (+) (**)          | lost (+) (**)         | lost (+) (**)|
-| the same id is asked for     | -                      | -                     | -            |
+| the same id is requested     | -                      | -                     | -            |
 | the job ends                 | FAILED                 | FAILED                | FAILED       |
 
-(+) Who asked asks again under the same id; what was copied before has no savepoint.json.
-(*) But one that the job stops with is WAITING again, even when it was DONE: the next generation reads on from that
-checkpoint until it is stopped, and the savepoint has to be what it was stopped with.
-(**) But one that the job stops with is in the log: its successor has it, WAITING (`job/phases/stopping`).
-(***) Where sinks take longer than a checkpoint's interval to make rows visible, the newest checkpoint is never visible
-when the next one completes. One that the job stops with is covered by the newer one.
+(+) The client requests the savepoint again under the same id; the earlier copy has no savepoint.json.
+(*) A savepoint that the job stops with is WAITING again, even when DONE: the next generation reads on from that
+checkpoint until it is stopped, and the savepoint must be the state at that stop.
+(**) A savepoint that the job stops with is in the log: the successor has it, WAITING (`job/phases/stopping`).
+(***) If sinks take longer than a checkpoint's interval to make rows visible, the newest checkpoint is never visible
+when the next one completes. A savepoint that the job stops with is then covered by the newer checkpoint.
 
-Of a savepoint in COVERED or COPYING the checkpoint is held: retention lets it go later (`held`). A copy that is still
-made by a process that does not lead any more may lose its files to the successor's retention; then it fails, and there
-is no savepoint.json.
+The checkpoint of a savepoint in COVERED or COPYING is held: retention drops it later (`held`). If a process that does
+not lead any more still copies, the successor's retention may delete the files; then the copy fails, and no
+savepoint.json exists.
 """
 
 import enum
@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from barrier_runtime.coordinator.log.manifest import Manifest
 from barrier_runtime.coordinator.log.savepoint import SavepointCopy, savepoint_copy
 
-_KEPT = 50  # requests that are over
+_KEPT = 50  # number of kept requests that are over
 _MAX_OPEN = 8
 
 
@@ -50,18 +50,18 @@ class SavepointState(enum.Enum):
 
 @dataclass(frozen=True)
 class SavepointRequest:
-    id: str  # the same for the same wish, however often it is asked for
-    url: str  # of its folder
-    stops: bool = False  # the job stops with it
+    id: str  # the same for the same request, however often a client repeats it
+    url: str  # of the savepoint's folder
+    stops: bool = False  # the job stops with this savepoint
 
 
 @dataclass
 class SavepointEntry:
-    """One request and how far it is. Times are wall-clock milliseconds."""
+    """One request and its progress. Times are wall-clock milliseconds."""
 
     request: SavepointRequest
     asked_ms: int
-    first_checkpoint: int  # the lowest id that counts
+    first_checkpoint: int  # the lowest checkpoint id that can cover the request
     state: SavepointState = SavepointState.WAITING
     manifest: Manifest | None = None
     ended_ms: int | None = None
@@ -80,18 +80,18 @@ class DueCopy:
 
 
 class Savepoints:
-    """`sinks`: the operators of the job that commit."""
+    """Savepoint requests of a job. `sinks`: the operators that commit."""
 
     def __init__(self, sinks: frozenset[str]) -> None:
         self._sinks = sinks
         self._entries: OrderedDict[str, SavepointEntry] = OrderedDict()
 
     def of_sinks(self, sinks: frozenset[str]) -> None:
-        """The job has another program from now on. What is copied already was of the one before."""
+        """Sets the sinks of a replaced program. Copies made so far belong to the old program."""
         self._sinks = sinks
 
     def refusal(self, request: SavepointRequest) -> str:
-        """Why it cannot be had; "" if it can, or is under way already."""
+        """Returns why the request is refused; "" if it is possible, or already known."""
         known = self._entries.get(request.id)
         if known is not None and known.request.url != request.url:
             return (
@@ -103,7 +103,7 @@ class Savepoints:
         return ""
 
     def ask(self, request: SavepointRequest, first_checkpoint: int, now_ms: int) -> bool:
-        """Whether it is a new wish, and not refused."""
+        """Adds a request. Returns whether it is new and not refused."""
         if request.id in self._entries or self.refusal(request):
             return False
         self._entries[request.id] = SavepointEntry(request, now_ms, first_checkpoint)
@@ -128,11 +128,11 @@ class Savepoints:
 
     @property
     def waiting(self) -> bool:
-        """For a checkpoint. One that is taken for it is aligned, so that whoever restores it may change anything."""
+        """Whether a request waits for a checkpoint, which is then aligned, so that any restore is possible."""
         return bool(self._in(SavepointState.WAITING))
 
     def wants_checkpoint(self, open_ids: Collection[int]) -> bool:
-        """One waits, and none of the checkpoints that are under way would do."""
+        """Whether a request waits that none of the pending checkpoints can cover."""
         newest = max(open_ids, default=0)
         return any(each.first_checkpoint > newest for each in self._in(SavepointState.WAITING))
 
@@ -149,14 +149,14 @@ class Savepoints:
                 entry.state, entry.manifest = SavepointState.COVERED, manifest
 
     def generation_ended(self, next_id: int) -> None:
-        """What is not copied yet waits for a checkpoint of the next generation."""
+        """Lets uncopied savepoints wait for a checkpoint of the next generation."""
         for entry in self._entries.values():
             again = entry.request.stops and entry.state is not SavepointState.FAILED
             if again or entry.state in (SavepointState.WAITING, SavepointState.COVERED):
                 entry.state, entry.manifest, entry.first_checkpoint = SavepointState.WAITING, None, next_id
 
     def due(self, all_through: Callable[[int], bool]) -> tuple[DueCopy, ...]:
-        """What is to be copied now: all rows of its checkpoint are visible. Each is given once."""
+        """Returns copies that can begin now, each once: all rows of their checkpoint are visible."""
         copies = []
         for entry in self._in(SavepointState.COVERED):
             assert entry.manifest is not None
@@ -187,7 +187,7 @@ class Savepoints:
 
     @property
     def entries(self) -> tuple[SavepointEntry, ...]:
-        """Oldest first; to look at."""
+        """Requests, oldest first, for reading only."""
         return tuple(self._entries.values())
 
     def _in(self, state: SavepointState) -> tuple[SavepointEntry, ...]:

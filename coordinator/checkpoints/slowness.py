@@ -1,22 +1,23 @@
-"""Sinks that commit more slowly than checkpoints complete: which, and since when. Pure: facts and `now` in.
+"""Slow commits and slow uploads: which sinks and operators, and since when. Pure: facts and `now` in.
 
-| a sink                                                      | is remembered | is shown |
+**Commits** are slow if they take longer than checkpoints take to complete:
+
+| a sink                                                       | is remembered | is shown |
 |---|---|---|
-| has committed every completed checkpoint in time            | no            | no       |
-| has a completed checkpoint that has been waiting too long   | from now on   | yes      |
-| has committed that, and others wait                         | yes           | yes      |
-| has committed everything, but its last commit came too late | yes           | no       |
-| has made a commit in time, and nothing waits too long       | no            | no       |
-| has had nothing to commit for as long as is too long        | no            | no       |
+| has committed every completed checkpoint in time             | no            | no       |
+| has a completed checkpoint that has been waiting too long    | from now on   | yes      |
+| has committed that checkpoint, and others wait               | yes           | yes      |
+| has committed everything, but the last commit came too late  | yes           | no       |
+| has made a commit in time, and nothing waits too long        | no            | no       |
+| has had nothing to commit for as long as the limit           | no            | no       |
 
-So a sink that is late with each second commit is one trouble, and one line in the log, not as many as it has commits.
-A checkpoint waits too long when it was decided more than `INTERVALS` checkpoint intervals ago, and more than
-`REPORT_AFTER_MS`. What was decided before the job ran again counts from then: a restore commits it.
+So a sink whose every second commit is late is one report and one line in the log. A checkpoint waits too long when it
+was decided more than `INTERVALS` checkpoint intervals and more than `REPORT_AFTER_MS` ago. For decisions before a
+restart the wait begins when the job runs again: a restore commits them.
 
-Uploads that take longer than the interval between checkpoints: whose, and since when. Pure: facts and `now` in.
-
-An upload is what a subtask does for a checkpoint off its loop: it writes state, and a sink stages its rows. Checkpoints
-then follow each other more slowly than they should, and rows become visible later.
+**Uploads** are a subtask's work for a checkpoint off its loop: writing state, and staging rows of a sink. An upload is
+slow if it takes longer than the interval between checkpoints; checkpoints then follow each other more slowly, and rows
+become visible later:
 
 | the uploads of a chain for the newest complete checkpoint | are remembered          | are shown |
 |---|---|---|
@@ -25,7 +26,7 @@ then follow each other more slowly than they should, and rows become visible lat
 | all in time, but not for the checkpoint before            | yes                     | no        |
 | none is known: the job does not run                       | as before               | no        |
 
-So an upload that is slow for each second checkpoint is one trouble, and one line in the log.
+So a chain whose every second upload is slow is one report and one line in the log.
 """
 
 from collections.abc import Iterable
@@ -35,15 +36,15 @@ from datetime import datetime, timezone
 import msgspec
 
 INTERVALS = 2
-REPORT_AFTER_MS = 1_000  # what heals within this time is not worth a word
+REPORT_AFTER_MS = 1_000  # shorter delays are not reported
 
 
 class SlowCommit(msgspec.Struct, frozen=True):
     """A sink that commits more slowly than checkpoints complete."""
 
     sink: str  # name of the operator
-    checkpoint: int  # the first whose commit was late …
-    since_ms: int  # … and when it was decided
+    checkpoint: int  # the first checkpoint whose commit was late …
+    since_ms: int  # … and the time of its decision
 
 
 @dataclass(frozen=True)
@@ -56,19 +57,19 @@ class Uncommitted:
 
 
 class SlowCommits:
-    """Give it the facts whenever a checkpoint completes, whenever a slow sink commits, and at `next_ms`."""
+    """Slow commits. Call `look` whenever a checkpoint completes, a slow sink commits, and at `next_ms`."""
 
     def __init__(self) -> None:
         self._known: dict[str, SlowCommit] = {}
-        self._oldest: dict[str, Uncommitted] = {}  # as of the last look
-        self._caught_up_ms: dict[str, int] = {}  # those that are known and have nothing to commit: since when
+        self._oldest: dict[str, Uncommitted] = {}  # as of the last `look`
+        self._caught_up_ms: dict[str, int] = {}  # known sinks with nothing to commit, and since when
         self._ran_ms: int | None = None  # since when the job runs
         self.shown: tuple[SlowCommit, ...] = ()
         self.next_ms: int | None = None  # when time alone may make a sink late
 
     @property
     def known(self) -> tuple[SlowCommit, ...]:
-        """Troubles that have not ended, shown or not."""
+        """Reports that have not ended, shown or not."""
         return tuple(self._known[sink] for sink in sorted(self._known))
 
     def look(self, uncommitted: Iterable[Uncommitted], interval_ms: int, now_ms: int, *, running: bool) -> None:
@@ -101,7 +102,7 @@ class SlowCommits:
 
 
 def slow_sink(slow: SlowCommit) -> str:
-    """For people; the same for as long as the trouble lasts."""
+    """Returns text for people, which stays the same while the sink is slow."""
     since = datetime.fromtimestamp(slow.since_ms / 1000, timezone.utc)
     return (
         f"sink {slow.sink} commits more slowly than checkpoints complete, since checkpoint {slow.checkpoint} at "
@@ -113,14 +114,14 @@ class SlowUpload(msgspec.Struct, frozen=True):
     """An operator whose uploads take longer than the interval between checkpoints."""
 
     operator: str
-    slot: int  # whose upload took longest
-    checkpoint: int  # the first whose upload was slow …
-    since_ms: int  # … and when it was triggered
+    slot: int  # slot of the longest upload
+    checkpoint: int  # the first checkpoint whose upload was slow …
+    since_ms: int  # … and the time of its trigger
 
 
 @dataclass(frozen=True)
 class SubtaskUpload:
-    """What one subtask uploaded for the newest complete checkpoint. `operator`: whose part took longest."""
+    """Upload of one subtask for the newest complete checkpoint. `operator`: the one whose part took longest."""
 
     chain: int
     slot: int
@@ -138,17 +139,17 @@ class CheckpointUploads:
 
 
 class SlowUploads:
-    """Give it the facts whenever a checkpoint completes."""
+    """Slow uploads. Call `look` whenever a checkpoint completes."""
 
     def __init__(self) -> None:
         self._known: dict[int, SlowUpload] = {}  # by chain
-        self._in_time: set[int] = set()  # those that are known, but were in time for the newest checkpoint
-        self._judged = 0  # checkpoint
+        self._in_time: set[int] = set()  # known chains that were in time for the newest checkpoint
+        self._judged = 0  # the last judged checkpoint
         self.shown: tuple[SlowUpload, ...] = ()
 
     @property
     def known(self) -> tuple[SlowUpload, ...]:
-        """Troubles that have not ended, shown or not."""
+        """Reports that have not ended, shown or not."""
         return tuple(self._known[chain] for chain in sorted(self._known))
 
     def look(self, newest: CheckpointUploads | None, interval_ms: int, *, running: bool) -> None:
@@ -170,7 +171,7 @@ class SlowUploads:
 
 
 def _longest(uploads: Iterable[SubtaskUpload]) -> dict[int, SubtaskUpload]:
-    """Of each chain."""
+    """Returns the longest upload of each chain."""
     found: dict[int, SubtaskUpload] = {}
     for each in uploads:
         if each.chain not in found or each.took_ms > found[each.chain].took_ms:
@@ -179,7 +180,7 @@ def _longest(uploads: Iterable[SubtaskUpload]) -> dict[int, SubtaskUpload]:
 
 
 def slow_upload(slow: SlowUpload) -> str:
-    """For people; the same for as long as the trouble lasts."""
+    """Returns text for people, which stays the same while uploads are slow."""
     since = datetime.fromtimestamp(slow.since_ms / 1000, timezone.utc)
     return (
         f"uploads of {slow.operator or 'a subtask'} in slot {slow.slot} take longer than the interval between "

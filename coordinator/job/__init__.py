@@ -1,1 +1,1 @@
-"""The checkpoint protocol of one job: events and the time in, effects out. Pure."""
+"""Checkpoint protocol of one job: events and the time in, effects out. Pure."""

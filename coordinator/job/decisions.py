@@ -1,5 +1,6 @@
-"""What a phase wants to come after it, as values. `transitions` says which of them each phase may want, and makes the
-next phase; so no phase knows another one.
+"""Decisions of phases about the next phase, as values.
+
+`transitions` lists the legal decisions of each phase and makes the next phase, so no phase knows another one.
 """
 
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from barrier_runtime.coordinator.wire.messages import JobSpec
 
 @dataclass(frozen=True)
 class Attempts:
-    """How the start went so far. `lost_races`: how often another writer was faster. `missed`: the manifest that was not
-    there, although the log read before named it."""
+    """Progress of the start. `lost_races`: number of lost races for the log's head.
+
+    `missed`: key of a manifest that was missing although the log named it.
+    """
 
     lost_races: int = 0
     missed: str = ""
@@ -25,22 +28,25 @@ class Attempts:
 
 @dataclass(frozen=True)
 class LoadLog:
-    """Somebody else has written: read the log again."""
+    """Read the log again, because another process has written."""
 
     attempts: Attempts
 
 
 @dataclass(frozen=True)
 class TakeOver:
-    """The newest generation is of this run: its slots may be alive."""
+    """Take over the newest generation, which is of this run: the slots may be alive."""
 
     attempts: Attempts
 
 
 @dataclass(frozen=True)
 class BeginGeneration:
-    """`choice`: what it restores; None: what the run has reached when all that is under way is settled. `wait_ms`:
-    back-off before slots are deployed. `spec`: the job from now on; None: as before. `keep`: see `Job.go_on_as`."""
+    """Begin a generation. `choice`: the restore point; None: the run's newest, once appends in flight are resolved.
+
+    `wait_ms`: back-off before slots are deployed. `spec`: the job from now on; None: unchanged. `keep`: see
+    `Job.go_on_as`.
+    """
 
     choice: RestoreFrom | None
     reason: str
@@ -53,8 +59,10 @@ class BeginGeneration:
 
 @dataclass(frozen=True)
 class Restart:
-    """The generation can't go on: the next one, after the restart policy's delay. `unavailable`: a server does not
-    answer. Not `counted`: nothing failed, so the policy is not asked."""
+    """End the generation; the next one begins after the restart policy's delay.
+
+    `unavailable`: a server does not answer. Not `counted`: nothing failed, so the policy is not involved.
+    """
 
     reason: str
     unavailable: bool = False
@@ -63,8 +71,10 @@ class Restart:
 
 @dataclass(frozen=True)
 class HandOver:
-    """Sources have stopped, and all they have read is visible: the next generation is of the job as `spec` has it, with
-    other slots. `keep`: the slots so far stand by until it runs."""
+    """Begin the next generation as `spec`, with other slots: sources have stopped, and all their rows are visible.
+
+    `keep`: the present slots stand by until that generation runs.
+    """
 
     spec: JobSpec
     reason: str
@@ -73,7 +83,7 @@ class HandOver:
 
 @dataclass(frozen=True)
 class Gather:
-    """FENCE is appended: wait for all slots, and deploy to them from `deploy_from_ms` on."""
+    """Wait for all slots after FENCE, and deploy from `deploy_from_ms` on."""
 
     reason: str
     deploy_from_ms: int
@@ -81,38 +91,38 @@ class Gather:
 
 @dataclass(frozen=True)
 class Run:
-    """Every slot runs this generation."""
+    """Run: every slot runs this generation."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class FinishJob:
-    """All input has been read, and all of it is visible."""
+    """Finish: all input has been read, and all rows are visible."""
 
 
 @dataclass(frozen=True)
 class Cancel:
-    """The user wants the job to end. Only the leader drops checkpoints, and only when asked to."""
+    """End the job by the user's request. Only the leader drops checkpoints, and only on request."""
 
 
 @dataclass(frozen=True)
 class Fail:
-    """What happened can't be cured, if this process still leads."""
+    """Fail with a permanent error, if this process still leads."""
 
     error: str
 
 
 @dataclass(frozen=True)
 class FencedBy:
-    """`record` stands where ours should: another coordinator owns the job."""
+    """Stop: `record` is at this process's log position, so another coordinator owns the job."""
 
     record: Record
 
 
 @dataclass(frozen=True)
 class EndJob:
-    """At once. "failed": the job can't go on, and only a person can change that."""
+    """End at once. "failed": the job cannot continue, and only a person can change that."""
 
     outcome: Outcome
     reason: str

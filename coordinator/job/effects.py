@@ -1,9 +1,9 @@
-"""What a job wants done: the values `JobProtocol.handle` returns. The edge carries them out in order and reports back.
+"""Effects of a job: values that `JobProtocol.handle` returns. The edge carries them out in order and answers.
 
 Answers: `ReadLog` → `LogRead` · `Append` → `AppendResult` · `ReadRecord` → `RecordRead` · `ReadManifest` →
 `ManifestRead` · `WriteManifest` → `ManifestWritten`/`ManifestFailed` · `ListForSweep` → `Listed` · `Delete` →
-`Deleted` · `DeleteAll` → `DeletedAll` · `CopySavepoint` → `SavepointCopied`/`SavepointNotCopied`. Any of them may be
-answered with `StoreRefused` instead.
+`Deleted` · `DeleteAll` → `DeletedAll` · `CopySavepoint` → `SavepointCopied`/`SavepointNotCopied`. Instead of each of
+these, the answer may be `StoreRefused`.
 """
 
 from dataclasses import dataclass
@@ -16,21 +16,21 @@ from barrier_runtime.coordinator.log.savepoint import SavepointCopy
 from barrier_runtime.coordinator.wire.messages import ToSlot
 
 Outcome: TypeAlias = Literal["finished", "failed", "cancelled", "fenced", "replaced"]
-"""How a job ended for this coordinator. "replaced": another coordinator leads the same run now."""
+"""End of a job in this coordinator. "replaced": another coordinator leads the same run now."""
 
 
 @dataclass(frozen=True)
 class ReadLog:
-    """Read the log's facts, with every decision that is kept."""
+    """Read the log's facts, with every kept decision."""
 
-    completes: int  # so many of the newest decisions
+    completes: int  # number of newest decisions
     restore: int | None  # and back to this checkpoint
     run_id: str
 
 
 @dataclass(frozen=True)
 class Append:
-    """Put these bytes at this log position if nothing is there. `attempt` > 1: wait a little first."""
+    """Put these bytes at this log position if the position is empty. `attempt` > 1: wait a little first."""
 
     position: int
     data: bytes
@@ -44,7 +44,7 @@ class ReadRecord:
 
 @dataclass(frozen=True)
 class ReadManifest:
-    """Read the manifest that `record` decided: from the record itself if it is inside."""
+    """Read the manifest that `record` decided, from the record itself if the manifest is inside."""
 
     record: Complete
 
@@ -70,12 +70,12 @@ class ListForSweep:
 class Delete:
     permit: Permit
     keys: tuple[str, ...]  # in this order
-    newest: int = 0  # of the decided checkpoints that are dropped with them; 0: not known
+    newest: int = 0  # the newest decided checkpoint that is dropped with them; 0: unknown
 
 
 @dataclass(frozen=True)
 class DeleteAll:
-    """Every checkpoint and snapshot file of the job, by the user's wish. Never the log, never a savepoint."""
+    """Delete every checkpoint and snapshot file of the job on the user's request; never the log or a savepoint."""
 
     permit: Permit
 
@@ -101,7 +101,7 @@ class CloseLink:
 
 @dataclass(frozen=True)
 class KillSlotTask:
-    """Ask the driver to end this Spark task: the slot is silent or out of reach, and holds a place."""
+    """Make the driver end this Spark task: the slot is silent or out of reach, and occupies a core."""
 
     slot: int
     task_attempt: int

@@ -1,4 +1,4 @@
-"""What can happen to a job: the facts that go into `JobProtocol.handle`. Plain values; a link is a number."""
+"""Events of a job: the facts that go into `JobProtocol.handle`. Plain values; a link is a number."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -11,7 +11,7 @@ from barrier_runtime.state.store.object_store import ObjectInfo, PutOutcome
 from barrier_runtime.state.store.use import StoreCounts
 
 Link: TypeAlias = int
-"""One connection of one slot. Never used twice by an edge."""
+"""One connection of one slot. An edge never uses a number twice."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class Begin:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time passed; `now_ms` says what it is."""
+    """Time has passed, to `now_ms`."""
 
 
 @dataclass(frozen=True)
 class LogRead:
-    """`history`: the bytes of the job's history, None when there is none or `history_trouble` says why it is unread."""
+    """Answer to `ReadLog`. `history`: bytes of the job's history; None if missing, or unread (`history_trouble`)."""
 
     view: LogView
     history: bytes | None = None
@@ -35,7 +35,7 @@ class LogRead:
 
 @dataclass(frozen=True)
 class AppendResult:
-    """`use`: requests that the coordinator has made to the job's store so far."""
+    """Answer to `Append`. `use`: requests of the coordinator to the job's store so far."""
 
     position: int
     outcome: PutOutcome
@@ -44,7 +44,7 @@ class AppendResult:
 
 @dataclass(frozen=True)
 class RecordRead:
-    """Answer to `ReadRecord`. None: nothing is there."""
+    """Answer to `ReadRecord`. None: the position is empty."""
 
     position: int
     name: str
@@ -64,7 +64,7 @@ class ManifestWritten:
 
 @dataclass(frozen=True)
 class ManifestFailed:
-    """The store refused the manifest for good (trouble that a retry may cure is retried by the edge)."""
+    """The store refused the manifest for good (the edge retries retryable errors)."""
 
     key: str
     error: str
@@ -72,14 +72,14 @@ class ManifestFailed:
 
 @dataclass(frozen=True)
 class StoreRefused:
-    """Reading or appending is not possible at all (permissions, damage): the job cannot go on."""
+    """The store refuses reads or appends (permissions, damage): the job cannot continue."""
 
     error: str
 
 
 @dataclass(frozen=True)
 class StoreRetried:
-    """A store call failed and will be made again. `what` names the operation and the object; for status only."""
+    """A store call failed and will be retried. `what` names the operation and the object; for status only."""
 
     what: str
     error: str
@@ -88,7 +88,7 @@ class StoreRetried:
 
 @dataclass(frozen=True)
 class StoreAnswered:
-    """What was retried has been answered."""
+    """A retried call has been answered."""
 
     what: str
 
@@ -107,14 +107,14 @@ class SlotMessage:
 
 @dataclass(frozen=True)
 class SlotLost:
-    """The connection is gone; the process may or may not be."""
+    """The connection is lost; the process may live."""
 
     link: Link
 
 
 @dataclass(frozen=True)
 class Listed:
-    """Answer to `ListForSweep`. `manifests`: key -> bytes, None where an object is missing."""
+    """Answer to `ListForSweep`. `manifests`: key -> bytes; None: the object is missing."""
 
     objects: tuple[ObjectInfo, ...]
     manifests: tuple[tuple[str, bytes | None], ...]
@@ -122,21 +122,21 @@ class Listed:
 
 @dataclass(frozen=True)
 class Deleted:
-    """A deletion is done, as far as it could be; `error` is for status only (leaks are allowed)."""
+    """A deletion is done as far as possible; `error` is for status only (leaks are allowed)."""
 
     error: str = ""
 
 
 @dataclass(frozen=True)
 class DeletedAll:
-    """`DeleteAll` is done, as far as it could be."""
+    """`DeleteAll` is done as far as possible."""
 
     error: str = ""
 
 
 @dataclass(frozen=True)
 class SavepointCopied:
-    """Answer to `CopySavepoint`. `checkpoint`: which one was copied."""
+    """Answer to `CopySavepoint`. `checkpoint`: the copied one."""
 
     id: str
     checkpoint: int
@@ -145,7 +145,7 @@ class SavepointCopied:
 
 @dataclass(frozen=True)
 class SavepointNotCopied:
-    """There is no savepoint; what was copied of it may be left in its folder."""
+    """The savepoint does not exist; some of the objects may be left in the folder."""
 
     id: str
     checkpoint: int
@@ -166,14 +166,14 @@ class UserTrigger:
 
 @dataclass(frozen=True)
 class UserSavepoint:
-    """Copy a checkpoint to a folder of its own."""
+    """Copy a checkpoint to a folder."""
 
     request: SavepointRequest
 
 
 @dataclass(frozen=True)
 class ProgramLoaded:
-    """What the driver says of a program that it was to load: its description, or why there is none."""
+    """The driver's answer about a program to load: its description, or the error."""
 
     id: str  # of the request
     spec: JobSpec | None
@@ -182,14 +182,14 @@ class ProgramLoaded:
 
 @dataclass(frozen=True)
 class UserRescale:
-    """Go on with another number of slots."""
+    """Continue with another number of slots."""
 
     request: RescaleRequest
 
 
 @dataclass(frozen=True)
 class SlotsStarting:
-    """What the program that runs the job's slots says: so many of them have their cores, registered or not."""
+    """Report of the program that runs the job's slots: so many have cores, registered or not."""
 
     slots: int
 
@@ -197,7 +197,7 @@ class SlotsStarting:
 @dataclass(frozen=True)
 class UserStop:
     mode: Literal["checkpoint", "drain", "now"]
-    savepoint: SavepointRequest | None = None  # to stop with; if it cannot be had, the job goes on
+    savepoint: SavepointRequest | None = None  # to stop with; if it is impossible, the job continues
 
 
 Event: TypeAlias = (

@@ -1,6 +1,6 @@
-"""All facts of one running job in one place, and the few steps that every phase needs. Decides nothing by itself.
+"""Facts of one running job, and the few steps that every phase needs. Makes no decisions.
 
-The phases (`phases/`) hold the decisions; `JobProtocol` brings events to the present phase.
+The phases (`phases/`) decide; `JobProtocol` brings events to the present phase.
 """
 
 import enum
@@ -55,8 +55,8 @@ from barrier_runtime.state.store.paths import Paths
 
 
 class Origin(enum.Enum):
-    SUBMITTED = "submitted"  # the driver asks for this run
-    ADOPTED = "adopted"  # found in the log when one of its slots connected
+    SUBMITTED = "submitted"  # the driver submitted this run
+    ADOPTED = "adopted"  # found in the log when one of the run's slots connected
 
 
 class NotLeading(enum.Enum):
@@ -109,38 +109,38 @@ class Job:
 
     @property
     def led(self) -> Leadership:
-        """The leadership, in phases that only a leader has."""
+        """Leadership, for phases of a leader."""
         if not isinstance(self.leadership, Leadership):
             raise ProtocolViolation(f"job {self.spec.job}: done without leading: file a bug")
         return self.leadership
 
     def lead(self, appended: Appended) -> None:
-        """A record of ours is appended: this process leads generation `appended.permit.token`."""
+        """Records an own append: this process leads generation `appended.permit.token`."""
         fence = self.log.fence
         assert fence is not None
         before, self.leadership = self.leadership, Leadership(appended.permit, fence.lineage)
-        if before is NotLeading.YET:  # a predecessor might have rescaled the job after we read the log
+        if before is NotLeading.YET:  # a predecessor might have rescaled the job after this process read the log
             self.rescales.know_description(self.spec)
             self.admit(f"job {self.spec.job} has no such slot")
 
     def lead_no_more(self) -> None:
-        """Nothing may be decided or deleted from now on."""
+        """Ends this process's leadership: no decisions and deletions any more."""
         if self.leads:
             self.leadership = NotLeading.ANY_MORE
 
     def begin_generation(self, appended: Appended, restored: DecidedManifest | None) -> None:
-        """A FENCE of ours is appended."""
+        """Begins the generation of an appended FENCE."""
         self.lead(appended)
         self.decided = restored
         self.generation = Generation(FailureCounter(self.spec.checkpoints.tolerable_failures), restored)
 
     @property
     def held(self) -> frozenset[int]:
-        """Completed checkpoints whose files somebody has still to read."""
+        """Completed checkpoints whose files must still be read by global committers or copies."""
         return self.commits.held | self.savepoints.held
 
     def delete(self, plan: SweepPlan) -> None:
-        """Only the leader may delete, and only while nothing is undecided (I9): until then it is put off."""
+        """Deletes `plan` as leader. While an append is undecided (I9), the deletion waits."""
         self._deletable = self._deletable.and_then(plan)
         if not self._deletable.keys or self.log.in_flight:
             return
@@ -150,18 +150,18 @@ class Job:
     # ------------------------------------------------------------ the number of slots, and their program
 
     def know_description(self, view: LogView) -> None:
-        """The log says how many slots of which program this run has by now."""
+        """Takes number and program of this run's slots from the log."""
         fence = None if view.fence is None else view.fence.record
         if not isinstance(fence, Fence) or fence.spec.run_id != self.spec.run_id:
             return
         if (fence.spec.program, fence.spec.parallelism) != (self.spec.program, self.spec.parallelism):
             self.go_on_as(fence.spec)
             self.slots.admit_any(self.spec.max_parallelism)
-            for slot in self.slots:  # it came before the log was read
+            for slot in self.slots:  # these registered before the log was read
                 self.commits.reconcile(slot.index, slot.register.committed)
 
     def remember(self, read: LogRead, now_ms: int) -> None:
-        """What was before: figures, and the slots of this run. Damage is reported and costs only them."""
+        """Takes figures and slots of this run from the history. Damage is reported and costs only them."""
         known, trouble = None, read.history_trouble
         if read.history is not None:
             try:
@@ -173,7 +173,7 @@ class Job:
         self.record.remember(known, read.view.completes)
         same_run = known is not None and known.run_id == self.spec.run_id
         self.rescales.remember(() if known is None else known.rescales, same_run=same_run)
-        # One that this run was to stop with is taken anew, unless it has ended with it.
+        # A savepoint that this run was to stop with is taken anew, unless the run has ended with that savepoint.
         others = tuple(each for each in self.record.savepoints if not (each.stops and same_run))
         head = read.view.head
         if head is not None and isinstance(head.record, Finish):
@@ -185,9 +185,12 @@ class Job:
                 self.slots.expect(slot, now_ms + self.spec.slot_timeout_ms)
 
     def go_on_as(self, spec: JobSpec, *, keep: bool = False) -> None:
-        """The newest FENCE says so: slots that the job has no more leave, standbys become its slots. What sinks have
-        committed is not known of the new ones. `keep`: slots of the program before stand by, should this one not
-        start."""
+        """Continues as `spec`, which the newest FENCE has: superfluous slots leave, standbys become slots.
+
+        Commits of the new slots' sinks are unknown so far. `keep`: slots of the previous program stand by, in case the
+        new
+        program does not start.
+        """
         before, self.spec = self.spec, spec
         self.rescales.fallback_spec = before if keep else None
         self._subtasks = _subtasks(spec)
@@ -198,29 +201,28 @@ class Job:
         self.dismiss(left, f"job {spec.job} {_goes_on(before, spec)}")
 
     def know_outdated(self, fingerprints: tuple[str, ...]) -> None:
-        """Programs that earlier runs have replaced."""
+        """Takes the fingerprints of programs that earlier runs have replaced."""
         self.spec = msgspec.structs.replace(self.spec, outdated=fingerprints)
         self.records.rescaled(self.spec)
 
     def admit(self, reason: str) -> None:
-        """Slots of the job may come, and those of a rescale that is under way, in whatever phase it was asked for. All
-        others have no place: `reason`."""
+        """Admits slots of the job and of an open rescale, in any phase; others are dismissed with `reason`."""
         rescale = self.rescales.before_moving
         spec = self.spec if rescale is None else rescale.after
         self.dismiss(self.slots.admit(spec.parallelism, spec.program), reason)
 
     def dismiss(self, slots: Iterable[RegisteredSlot], reason: str) -> None:
-        """The job has no place for these; their tasks end well."""
+        """Dismisses slots that the job does not need; their tasks end with success."""
         for slot in slots:
             self.outbox.send(slot, Shutdown("left", reason))
             self.outbox.close(slot)
 
     def fail_rescale(self, error: str, now_ms: int) -> None:
-        """The job goes on with the slots that it has."""
+        """Fails the rescale; the job continues with the present slots."""
         if self.rescales.before_moving is not None:
             self.rescales.fail(error, now_ms)
             self.record.revision += 1
-            if self.leads:  # before, the log may say that those of other programs are the job's
+            if self.leads:  # without leadership, slots of other programs may be the job's
                 self.admit(f"job {self.spec.job} was not rescaled: {error}")
 
     # ------------------------------------------------------------ the log
@@ -247,7 +249,7 @@ class Job:
             self.savepoints.ask(savepoint, self.highest_checkpoint() + 1, now_ms)
 
     def resume_logged_stop(self, now_ms: int) -> None:
-        """A predecessor was to stop this run with a savepoint."""
+        """Resumes a stop with a savepoint that the predecessor was executing."""
         logged, stop = self.log.stop, self.stop
         if logged is None or isinstance(stop, StopNow):
             return
@@ -257,22 +259,22 @@ class Job:
 
     @property
     def stop_checkpoint(self) -> int | None:
-        """The first checkpoint id that counts for the stop; None: no checkpoint is requested for a stop."""
+        """First checkpoint id that counts for the stop; None: no checkpoint is requested for a stop."""
         return self.stop.checkpoint if isinstance(self.stop, StopWithCheckpoint) else None
 
     @property
     def stop_reached(self) -> bool:
-        """The checkpoint to stop with, or a later one, is decided."""
+        """Whether the checkpoint to stop with, or a later one, is decided."""
         return self.stop_checkpoint is not None and self.last_completed >= self.stop_checkpoint
 
     @property
     def stop_record(self) -> StopWish | None:
-        """The entry about the stop in log records."""
+        """Entry about the stop in log records."""
         return record_of(self.stop, self.savepoints)
 
     @property
     def stop_is_logged(self) -> bool:
-        """Whether a successor would know of the stop, as far as it has to."""
+        """Whether the log contains all that a successor needs of the stop."""
         wanted, logged = self.stop_record, self.log.stop
         return wanted is None or (logged is not None and logged.savepoint == wanted.savepoint)
 
@@ -280,7 +282,7 @@ class Job:
 
     @property
     def last_completed(self) -> int:
-        """The checkpoint whose transactions every sink may commit."""
+        """Checkpoint whose transactions every sink may commit."""
         return self.log.completed
 
     @property
@@ -307,19 +309,19 @@ class Job:
         return len(self.generation.ended) == len(self._subtasks)
 
     def begin_checkpoints(self, now_ms: int) -> PendingCheckpoints:
-        """The slots of the generation run: checkpoints may be triggered."""
+        """Starts checkpoints, because the slots of the generation run."""
         highest = self.highest_checkpoint()
         return self.generation.run(
             PendingCheckpoints(self.spec.checkpoints, self._subtasks, self.led.token, highest + 1, now_ms)
         )
 
     def mark_ended(self, slot: RegisteredSlot, subtasks: Iterable[SubtaskId]) -> None:
-        """A slot speaks for its own subtasks only."""
+        """Marks ended subtasks; a slot reports only its own."""
         own = (subtask for subtask in subtasks if subtask in self._subtasks and subtask.index == slot.index)
         self.generation.ended.update(own)
 
     def mark_committed(self, slot: RegisteredSlot, message: Committed) -> None:
-        """A slot speaks for its own sinks only; slot 0 for the global committers, too."""
+        """Marks commits; a slot reports only its own sinks, slot 0 also the global committers."""
         by_global = message.subtask == GLOBAL_COMMITTER and slot.index == 0
         if message.subtask != slot.index and not by_global:
             self.record.ignored["commit of another slot's sink"] += 1
@@ -329,7 +331,7 @@ class Job:
             self.outbox.broadcast(Visible(self.led.token, message.checkpoint, message.operator))
 
     def highest_checkpoint(self) -> int:
-        """The highest checkpoint id anyone has seen."""
+        """Returns the highest checkpoint id ever seen."""
         seen = [slot.register.highest_checkpoint for slot in self.slots]
         pending = self.generation.pending
         triggered = 0 if pending is None else pending.next_id - 1
@@ -340,7 +342,7 @@ class Job:
         return Kept(decided.manifest.checkpoint, decided.key, files, bool(decided.inside))
 
     def decided_as(self, entry: LogEntry, manifest: Manifest) -> DecidedManifest:
-        """The manifest of the decision in `entry`."""
+        """Returns the manifest of the decision in `entry`."""
         record = complete_of(entry)
         inside = self.paths.log_record(entry.position) if record.inline else ""
         return DecidedManifest(record.manifest, record.sha256, manifest, inside)

@@ -1,4 +1,4 @@
-"""What `progress` judges a job by, gathered from the job's facts. Reads only."""
+"""Collects the facts by which `progress` judges a job. Reads only."""
 
 from barrier_runtime.coordinator.checkpoints.checkpoint import CheckpointPhase
 from barrier_runtime.coordinator.checkpoints.slowness import REPORT_AFTER_MS, CheckpointUploads, SubtaskUpload
@@ -73,7 +73,7 @@ def _activity(job: Job, phase: str, reason: str) -> str:
 
 
 def what_opens(slot: RegisteredSlot) -> list[str]:
-    """Others of the slots that restore wait for these to connect."""
+    """Returns operators that are still opening; other restoring slots wait for these to connect."""
     return [
         f"slot {slot.index} has been opening {name} for {in_seconds(round(seconds * 1000))}"
         for name, seconds in sorted(slot.opening.items())
@@ -82,8 +82,10 @@ def what_opens(slot: RegisteredSlot) -> list[str]:
 
 
 def _expects_checkpoint(job: Job) -> bool:
-    """False once the last one has completed: all input has ended, or the user's stop only waits for the sinks; and
-    while the job is being drained."""
+    """Whether a further checkpoint is due.
+
+    False after the last one (all input has ended, or a stop only waits for the sinks), and while the job drains.
+    """
     draining = isinstance(job.stop, Drain) and not job.all_ended
     return job.generation.final is None and not job.stop_reached and not draining
 
@@ -120,7 +122,7 @@ def _appending(job: Job, phase: str) -> str:
 
 
 def _behind(job: Job) -> tuple[tuple[str, int], ...]:
-    """Sinks that have not committed what was completed in this generation (what was restored, they did in opening)."""
+    """Returns sinks without a commit of this generation's last checkpoint; restored ones were committed at opening."""
     restored, completed = job.generation.restored, job.last_completed
     if completed <= (0 if restored is None else restored.manifest.checkpoint):
         return ()
@@ -129,7 +131,7 @@ def _behind(job: Job) -> tuple[tuple[str, int], ...]:
 
 
 def _uploaded(job: Job) -> CheckpointUploads | None:
-    """Of this generation: after a restart the store may be quick again."""
+    """Returns uploads of this generation only: after a restart the store may be fast again."""
     last = job.record.last_completed
     if last is None or last.token != job.log.token or not last.subtasks:
         return None
@@ -150,6 +152,6 @@ def _last_failure(job: Job) -> str:
 
 
 def _one_line(text: str) -> str:
-    """The end of a long text says what and where; a traceback stands at its beginning."""
+    """Shortens to the end of the text: the end has the error, and a traceback is at the beginning."""
     line = " ".join(text.split())
     return line if len(line) <= _LONGEST_REASON else f"… {line[-_LONGEST_REASON:]}"

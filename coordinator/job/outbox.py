@@ -1,4 +1,4 @@
-"""What a job wants done, in the order in which it must happen, until the edge takes it."""
+"""Effects of a job in the order of execution, until the edge takes them."""
 
 from barrier_runtime.coordinator.checkpoints.retention import SweepPlan
 from barrier_runtime.coordinator.job.effects import CloseLink, Delete, DeleteAll, Effect, SendTo
@@ -16,7 +16,7 @@ class Outbox:
         self._effects.append(effect)
 
     def take(self) -> list[Effect]:
-        """All that was put since the last time."""
+        """Returns all effects since the last call."""
         effects, self._effects = self._effects, []
         return effects
 
@@ -33,10 +33,10 @@ class Outbox:
         if link is not None:
             self.put(CloseLink(link))
 
-    # ------------------------------------------------------------ what needs a permit
+    # ------------------------------------------------------------ effects that need a permit
 
     def complete(self, permit: Permit) -> None:
-        """Tell every slot what is complete. A slot that connects hears it with its `Registered`, from the same log."""
+        """Announces the completed checkpoint to every slot. New connections get the same in `Registered`."""
         if permit.completed:
             self.broadcast(CheckpointComplete(permit.token, permit.completed))
 

@@ -1,12 +1,11 @@
-"""The checkpoint protocol of one job: events and the time in, effects out. No socket, clock, thread or store in here.
+"""Checkpoint protocol of one job: events and the time in, effects out. No sockets, clocks, threads or stores.
 
     protocol = JobProtocol(spec, identity, Origin.SUBMITTED)
     effects = protocol.handle(Begin(), now_ms)         # carry them out in order, report each answer as an event
     protocol.next_deadline()                           # and send Tick when this moment has come
 
-The facts live in `Job`, the decisions in the phases (`phases/`), the legal moves in `transitions`. This file only
-brings events to the present phase, and keeps out what must not reach it: messages of another generation, of a process
-that lost its place, of an old link.
+`Job` holds the facts, the phases (`phases/`) decide, `transitions` lists the legal moves. This module brings events to
+the present phase, and drops messages of another generation, of a replaced process, and of an old link.
 """
 
 import msgspec
@@ -81,22 +80,22 @@ from barrier_runtime.coordinator.wire.messages import (
 from barrier_runtime.state.errors import Corrupt, InvalidJob
 
 STALL_MS = 1_000
-POLL_MS = 5_000  # a leader that appends nothing for this long looks whether somebody else did
+POLL_MS = 5_000  # a leader without an append for this long reads the log's next position
 _MAY_CHANGE_PROGRESS = (Begin, Tick, AppendResult, RecordRead, ManifestFailed, StoreRetried, StoreAnswered)
 
 
 class JobProtocol:
     def __init__(self, spec: JobSpec, identity: Identity, origin: Origin = Origin.SUBMITTED) -> None:
-        """Raises `InvalidJob` when the spec is not sound."""
+        """Raises `InvalidJob` if the spec is invalid."""
         self._job = Job(validated_spec(spec), identity, origin)
         self._phase: Phase = Loading(Attempts())
-        self._stood_still = False  # the last tick only forgave
+        self._stood_still = False  # the last tick only reset waiting times
         self._forgave = False  # an event since the last tick did
         self._watch = ProgressWatch()
-        self._poll_ms = 0  # when to look at the log's next position, while leading
+        self._poll_ms = 0  # when to read the log's next position, while leading
         self._polling = False  # the store has not answered yet
 
-    # ------------------------------------------------------------ what the edge asks
+    # ------------------------------------------------------------ queries of the edge
 
     @property
     def spec(self) -> JobSpec:
@@ -108,7 +107,7 @@ class JobProtocol:
 
     @property
     def outcome(self) -> Outcome | None:
-        """How the job ended; None while it lives."""
+        """Outcome of the job; None while it lives."""
         return self._phase.outcome if isinstance(self._phase, Ended) else None
 
     @property
@@ -117,17 +116,17 @@ class JobProtocol:
 
     @property
     def condition(self) -> Condition:
-        """As of the last event or `status`."""
+        """Condition as of the last event or `status`."""
         return self._watch.condition
 
     @property
     def slow_commits(self) -> tuple[SlowCommit, ...]:
-        """Sinks whose commits have been too slow, until they keep up again; as of the last event."""
+        """Sinks whose commits have been too slow, until they catch up; as of the last event."""
         return self._watch.slow.known
 
     @property
     def slow_uploads(self) -> tuple[SlowUpload, ...]:
-        """The same of uploads."""
+        """Operators whose uploads have been too slow, until they catch up; as of the last event."""
         return self._watch.slow_uploads.known
 
     def status(self, now_ms: int) -> JobStatus:
@@ -136,7 +135,7 @@ class JobProtocol:
 
     @property
     def news(self) -> tuple[object, ...]:
-        """What drivers act on: another value whenever it may be worth their while to look at the status."""
+        """Opaque version; changes whenever a driver should read the status again."""
         condition, job = self._watch.condition, self._job
         kills = job.slots.kills if job.leads else ()
         wanted = (standbys_wanted(job), program_wanted(job))
@@ -144,7 +143,7 @@ class JobProtocol:
 
     @property
     def lead_position(self) -> int | None:
-        """Of the newest log record by which this process leads; None when it does not lead."""
+        """Position of the record that made this process leader; None if this process does not lead."""
         return self._job.led.permit.position if self._job.leads else None
 
     @property
@@ -153,17 +152,17 @@ class JobProtocol:
 
     @property
     def token(self) -> int | None:
-        """Of the generation that the log has; None: not known yet."""
+        """Token of the log's generation; None: unknown yet."""
         return self._job.log.token
 
     def refuses(self, request: SavepointRequest) -> str:
-        """Why this savepoint cannot be had; "" if it can, or is under way already."""
+        """Returns why this savepoint is refused; "" if it is possible, or already known."""
         if self.outcome is not None:
             return self._has_ended("restore from its last checkpoint instead")
         return self._job.savepoints.refusal(request)
 
     def refuses_rescale(self, request: RescaleRequest) -> str:
-        """Why the job's parallelism cannot be this; "" if it can, or is going to be."""
+        """Returns why this change of parallelism or program is refused; "" if it is possible, or already known."""
         if self.outcome is not None:
             return self._has_ended("start it with another parallelism instead")
         if self._job.stop is not None:
@@ -171,7 +170,7 @@ class JobProtocol:
         return unlike(request.replacement, self.spec) or self._job.rescales.refusal(request, self.spec.max_parallelism)
 
     def _has_ended(self, instead: str) -> str:
-        """Where it was not its user's wish, why: that names the remedy."""
+        """Returns the reason of a failed job, which names the remedy, else `instead`."""
         done = self.outcome in ("finished", "cancelled")
         return f"job {self.spec.job} has ended ({self.outcome}): {instead if done else self.reason}"
 
@@ -181,12 +180,12 @@ class JobProtocol:
 
     @property
     def undecided(self) -> bool:
-        """An append of ours is under way."""
+        """Whether an append is in flight."""
         return self._job.log.in_flight
 
     @property
     def next_position(self) -> int:
-        """Of the log, as far as this process knows it."""
+        """Next position of the log, as far as this process knows."""
         return self._job.log.next_position
 
     @property
@@ -195,12 +194,12 @@ class JobProtocol:
 
     @property
     def history_revision(self) -> object:
-        """Another value whenever something happened that a successor should know of."""
+        """Opaque version; changes with every event that a successor should know."""
         return self._job.record.revision, self._job.commits.noted
 
     @property
     def known_slots(self) -> tuple[KnownSlot, ...]:
-        """Of which a successor should know, with their tasks."""
+        """Slots and their tasks, for a successor."""
         return self._job.slots.known()
 
     def history(self, outcome: RunOutcome | None = None) -> History:
@@ -211,7 +210,7 @@ class JobProtocol:
         return msgspec.structs.replace(history, rescales=rescales, savepoints=savepoints, commits=commits_status(job))
 
     def next_deadline(self) -> int | None:
-        """When the next `Tick` is due, on the clock of `now_ms`; None: not before another event."""
+        """Returns when the next `Tick` is due, on the clock of `now_ms`; None: not before another event."""
         if self.outcome is not None:
             return None
         judged = self._job.slots.connected if self._phase.judges_silence else ()
@@ -266,7 +265,7 @@ class JobProtocol:
             return self._on_registered(event.link, event.register, now_ms)
         if isinstance(event, SlotLost):
             slot = job.slots.lost(event.link, now_ms)
-            if slot is None or job.slots.stands_by(slot):  # no generation has that one
+            if slot is None or job.slots.stands_by(slot):  # a standby belongs to no generation
                 return None
             return phase.on_slot_lost(job, slot, now_ms)
         if isinstance(event, AppendResult):
@@ -311,14 +310,14 @@ class JobProtocol:
         return self._on_rescale(now_ms)
 
     def _on_rescale(self, now_ms: int) -> Decision | None:
-        """The driver is told to start slots as soon as this process leads, and they may come in any phase."""
+        """Admits slots as soon as this process leads, so that the driver starts them; they may arrive in any phase."""
         if self._job.leads:
             self._job.rescales.end_fulfilled(now_ms)
             self._job.admit(f"job {self.spec.job} has no such slot")
         return self._phase.on_rescale(self._job, now_ms)
 
     def _on_tick(self, now_ms: int) -> Decision | None:
-        """The tick after the first one that is late does all that is overdue."""
+        """Handles a tick. The first late tick only resets waiting times; the next one does everything overdue."""
         self._forgave = False
         if self._is_late(now_ms) and not self._stood_still:
             self._stood_still = True
@@ -331,14 +330,13 @@ class JobProtocol:
         return self._phase.on_tick(self._job, now_ms)
 
     def _is_late(self, now_ms: int) -> bool:
-        """This process stood still: what slots sent in between is not read yet, or only what came from some of them, so
-        nobody is judged by its silence before that."""
+        """Whether this process stalled. Messages sent meanwhile are unread, so nobody's silence counts before that."""
         deadline = self.next_deadline()
         return deadline is not None and now_ms - deadline > STALL_MS
 
     @property
     def _may_poll(self) -> bool:
-        """A coordinator that stood still, and waits for slots that its successor has, would never find out."""
+        """Whether to poll the log; without polls a leader that stalled could wait forever for a successor's slots."""
         return self._job.leads and not self._job.log.in_flight and not self._polling
 
     def _on_answer(self, event: Event, now_ms: int) -> Decision | None:
@@ -438,7 +436,7 @@ class JobProtocol:
             if job.leads:
                 job.rescales.end_fulfilled(now_ms)
             if job.leads and after is None:
-                job.delete(SweepPlan())  # what had to wait for this answer
+                job.delete(SweepPlan())  # deletions that had to wait for this answer
             return after
         if isinstance(step, Foreign):
             return self._phase.on_foreign(job, step, now_ms)

@@ -1,4 +1,4 @@
-"""Changes of a running job's parallelism (a rescale) or program (a replace), and how far each of them is. Pure.
+"""Changes of a running job's parallelism (a rescale) or program (a replace), and their progress. Pure.
 
     LOADING ─ the driver has described the new program ─► STARTING
     STARTING ─ every new slot is there, and has fetched its key groups, as have those that get more ─► STOPPING
@@ -6,13 +6,13 @@
     MOVING ─ FENCE with the new description is appended, its slots run ─► DONE
         └────────────────────┴──────────────────────────┴─ the job goes on as it was ─► FAILED
 
-m is the checkpoint behind which sources read nothing more (`Trigger.pause`). So the generation that restores it reads
-on at the very next row, and no row is read twice. The FENCE record alone says which slots of which program the job has:
-before it is in the log the old ones, after it the new ones.
+Sources read nothing after the barrier of checkpoint m (`Trigger.pause`). So the generation that restores m continues
+with the very next row, and no row is read twice. The FENCE record alone says which slots of which program the job has:
+before the append the old ones, afterwards the new ones. See docs/design/rescaling.md.
 
 | what happens             | STARTING           | STOPPING             | COMMITTING             | MOVING           |
 |--------------------------|--------------------|----------------------|------------------------|------------------|
-| a new slot goes away     | waits for another  | -                    | FAILED, restart at m   | waits for it (*) |
+| a new slot is lost       | waits for another  | -                    | FAILED, restart at m   | waits for it (*) |
 | it cannot run the program (replace) | FAILED  | -                    | -                      | -                |
 | state does not fit (replace) | FAILED         | -                    | FAILED, restart at m   | -                |
 | m ends undecided         | -                  | FAILED, sources go on | -                      | -                |
@@ -20,49 +20,41 @@ before it is in the log the old ones, after it the new ones.
 | the generation ends      | FAILED             | FAILED               | FAILED                 | goes on (&)      |
 | the job is to stop       | FAILED             | FAILED               | FAILED                 | goes on          |
 | the coordinator dies     | lost (#)           | lost (#)             | lost (#)               | the log decides  |
-| the same id is asked for | -                  | -                    | -                      | -                |
+| the same id is requested | -                  | -                    | -                      | -                |
 
 (*) As for any generation: `resource_wait_timeout`.
-(+) Unless its COMPLETE is on its way: then only the log says. A manifest that comes to be stored later is named by no
-    record, as that of any checkpoint that ended undecided.
-(#) The successor begins a generation as before; who asked asks again under the same id.
-(&) Of a replace: a program whose first generation ends before it ran, or does not run within `timeout_ms` of its
-    deployment, is taken back. Another FENCE record has the old description, and its slots, which stood by until then,
-    restore m: FAILED. A successor of the coordinator that did the move knows the new program alone.
+(+) Unless COMPLETE of m is being appended: then the log decides. No record names a manifest that is stored later, as
+    for any undecided checkpoint.
+(#) The successor begins a generation as before; the client requests the change again under the same id.
+(&) Replace only: if the new program's first generation ends before it runs, or does not run within `timeout_ms` of the
+    deployment, the job falls back. Another FENCE record has the old description, and the old slots, which stood by,
+    restore m: FAILED. A successor of the coordinator that made the move knows only the new program.
 
-Slots that get key groups fetch them in STARTING, beside their work, in rounds (`fetching_ahead`), and all slots of now
-stop merging and compacting databases; what came since the last round is fetched while sinks commit m, and in the
-restore.
+A replace of a file begins in LOADING: like STARTING without slots, and ended by the driver's error about the file. All
+slots move, so each new slot stands by beside an old one. Each decided checkpoint from the request on, and finally m, is
+checked against the new program.
 
-A replace that names a file begins in LOADING: as STARTING, but without slots, and ended by what the driver says is
-wrong with the file. It moves all slots, so the new ones stand by beside the old ones, one for each. Whether the program
-fits the state is asked of each decided checkpoint from the request on, and last of m.
+A client may request a change in any phase of the job. New slots are admitted as soon as this process leads, because the
+driver starts them once per request; the rest waits for a running generation, and `timeout_ms` counts from then, so a
+long restore costs nothing of it. Until this process leads, the job may have other slots or another program than
+submitted; the log's description then decides (`know_description`).
 
-Either may be asked for in any phase of the job. New slots have their places from then on, as soon as this process
-leads, because the driver starts them once for each request; the rest waits for a generation that runs, and `timeout_ms`
-counts from then: a restore that lasts takes nothing from the time to move. Until then the job may have other slots, or
-another program, than was submitted: what was asked for before is judged by the description that the log has when this
-process leads (`know_description`).
-
-What slots fetch of a running job's checkpoints before it moves to others, in rounds. Pure.
-
-A round names a checkpoint, and ends when every slot has answered: one that gets key groups has fetched those of it, and
-no slot of now merges or compacts databases any more. The job works on meanwhile, so the first round takes as long as it
-likes; each later one fetches only what came since, and is shorter. As a virtual machine is copied before it moves: what
-is left for the pause is what came since the last round.
+**Fetching ahead** (`FetchingAhead`). Slots that get key groups fetch them in STARTING, in rounds, while the job works.
+A round names a checkpoint, and ends when every receiving slot has fetched its files of that checkpoint, and no present
+slot merges or compacts databases. The first round has no time limit; each later one fetches only newer files, and is
+shorter. The pause is left with files newer than the last round, fetched while sinks commit m and during the restore.
 
 | the slots have answered for …    | then                                                                     |
 |----------------------------------|--------------------------------------------------------------------------|
 | less than the round's checkpoint | wait                                                                     |
-| less than the newest             | a round more, to the newest                                              |
-| the newest, or that of the fifth | a last round, to a checkpoint that begins now: databases that were       |
-|                                  | compacted until now are written whole in it, and not in that of the move |
-| the checkpoint of the last round | the sources may stop: little came since                                  |
+| less than the newest             | another round, to the newest                                             |
+| the newest, or that of the fifth | a last round, to a checkpoint that begins now, which writes databases    |
+|                                  | compacted until now in full, so that the one to move with does not       |
+| the checkpoint of the last round | the sources may stop: little is new                                      |
 
-From when the checkpoint of the last round is decided no other is taken (`holds_others`): the next one is the one to
-move with, and what is new in it came since the last round, not since the one before.
-
-Time that is over ends whatever round there is: in the first the change fails, in any later one the sources stop.
+Once the checkpoint of the last round is decided, only the one to move with follows (`holds_others`), so that its new
+files date from after the last round. A timeout ends any round: in the first the change fails, in any later one the
+sources stop.
 """
 
 import dataclasses
@@ -88,10 +80,10 @@ class Next(enum.Enum):
 class FetchingAhead:
     rounds: int = 0  # begun
     checkpoint: int = 0  # of the round
-    is_last: bool = False  # the round
+    is_last: bool = False  # whether the round is the last one
 
     def next(self, fetched: int, newest: int, late: bool = False) -> Next:
-        """`fetched`: the checkpoint for which each slot has answered. `newest`: decided."""
+        """`fetched`: the checkpoint that every slot has answered for. `newest`: decided."""
         if self.rounds == 0:
             self.rounds, self.checkpoint = 1, newest
         if fetched < self.checkpoint:
@@ -111,16 +103,16 @@ class FetchingAhead:
         self.rounds, self.checkpoint, self.is_last = self.rounds + 1, checkpoint, True
 
 
-_KEPT = 50  # requests that are over
-_OUTDATED = 20  # fingerprints of replaced programs that a description has
+_KEPT = 50  # number of kept requests that are over
+_OUTDATED = 20  # number of fingerprints of replaced programs in a description
 
 
 class RescaleState(enum.Enum):
     LOADING = "loading"  # waits for the description of the new program
-    STARTING = "starting"  # waits for the new slots, and until all that get key groups have fetched them
-    STOPPING = "stopping"  # the last checkpoint of the old slots is under way
-    COMMITTING = "committing"  # it is decided, and not visible yet
-    MOVING = "moving"  # the new slots restore it
+    STARTING = "starting"  # waits for the new slots, and for all slots to fetch their key groups
+    STOPPING = "stopping"  # the last checkpoint of the old slots is pending
+    COMMITTING = "committing"  # that checkpoint is decided, and not visible yet
+    MOVING = "moving"  # the new slots restore that checkpoint
     DONE = "done"
     FAILED = "failed"
 
@@ -130,18 +122,18 @@ class RescaleState(enum.Enum):
 
     @property
     def pausing(self) -> bool:
-        """Sources have stopped, or are about to, in the old slots."""
+        """Whether sources of the old slots have stopped or are about to stop."""
         return self in (RescaleState.STOPPING, RescaleState.COMMITTING)
 
 
 @dataclass(frozen=True)
 class RescaleRequest:
-    id: str  # the same for the same wish, however often it is asked for
+    id: str  # the same for the same request, however often a client repeats it
     parallelism: int  # of a rescale; a replace keeps the job's
-    timeout_ms: int = 60_000  # for the new slots to come, the last checkpoint, its commits, a new program to run: each
-    replacement: JobSpec | None = None  # the program to go on with; None: the same, or it is still to be loaded
-    flow: str = ""  # "app.py:flow", which the driver is to load
-    allow_non_restored: bool = False  # of a replace: state that the new program does not have may be dropped
+    timeout_ms: int = 60_000  # for new slots, the last checkpoint, its commits, a new program to run: each
+    replacement: JobSpec | None = None  # the next program; None: unchanged, or still to be loaded
+    flow: str = ""  # "app.py:flow", which the driver loads
+    allow_non_restored: bool = False  # of a replace: state that the new program lacks may be dropped
 
     @property
     def replaces(self) -> bool:
@@ -149,11 +141,11 @@ class RescaleRequest:
 
     def same_wish(self, other: "RescaleRequest") -> bool:
         if self.replaces and other.replaces:
-            return not other.flow or self.flow == other.flow  # the driver's answer does not repeat it
+            return not other.flow or self.flow == other.flow  # the driver's answer does not repeat the flow
         return (self.parallelism, self.replaces) == (other.parallelism, other.replaces)
 
     def described(self, spec: JobSpec) -> JobSpec:
-        """The job that runs as `spec`, afterwards."""
+        """Returns the description of the job `spec` after the change."""
         new = self.replacement
         if not self.replaces:
             return msgspec.structs.replace(spec, parallelism=self.parallelism)
@@ -173,20 +165,20 @@ class RescaleRequest:
 
 @dataclass
 class Rescale:
-    """One request and how far it is. Times are wall-clock milliseconds."""
+    """One request and its progress. Times are wall-clock milliseconds."""
 
     request: RescaleRequest
     before: JobSpec
     asked_ms: int
     state: RescaleState = RescaleState.STARTING
-    waits_since_ms: int | None = None  # the generation runs that was restored when it was asked for
+    waits_since_ms: int | None = None  # since when a generation runs, if one was restoring at the request
     barrier: int | None = None  # the lowest checkpoint with which sources stop
-    paused_ms: int | None = None  # the barrier was triggered
+    paused_ms: int | None = None  # trigger of that checkpoint
     decided_ms: int | None = None
-    moved_ms: int | None = None  # everything was visible, and FENCE was asked for
+    moved_ms: int | None = None  # when everything was visible, and FENCE was requested
     ended_ms: int | None = None
     error: str = ""
-    checked: str = ""  # the manifest that the new program can restore
+    checked: str = ""  # key of the manifest that the new program can restore
     ahead: FetchingAhead = field(default_factory=FetchingAhead)
 
     @property
@@ -195,7 +187,7 @@ class Rescale:
 
     @property
     def is_fulfilled(self) -> bool:
-        """The job was so before: there is nothing to do."""
+        """Whether the job already is as requested."""
         if self.request.replaces:
             return self.before.program == self.request.id
         return self.before.parallelism == self.request.parallelism
@@ -206,7 +198,7 @@ class Rescale:
 
     @property
     def what(self) -> str:
-        """For people."""
+        """Description for people."""
         if self.request.replaces:
             return "its program was replaced"
         return f"rescaled from {self.before.parallelism} to {self.parallelism} slots"
@@ -223,14 +215,16 @@ class Rescale:
         return None
 
     def holds_checkpoints(self, decided: int) -> bool:
-        """The checkpoint to move with is the next one and comes soon, is under way, or is decided: then what comes
-        after it is another generation's. `decided`: the newest that is."""
+        """Whether no checkpoint may follow the one to move with, which is imminent, pending or decided.
+
+        `decided`: the newest decided checkpoint.
+        """
         if self.state is RescaleState.STARTING:
             return self.ahead.holds_others(decided)
         return self.paused_ms is not None and self.state.pausing
 
     def pauses(self, checkpoint: int) -> bool:
-        """Sources read nothing after this checkpoint."""
+        """Whether sources read nothing after this checkpoint."""
         return self.state.pausing and self.barrier is not None and checkpoint >= self.barrier
 
     @property
@@ -257,11 +251,10 @@ class Rescales:
     def __init__(self) -> None:
         self._entries: OrderedDict[str, Rescale] = OrderedDict()
         self._earlier: tuple[RescaleStatus, ...] = ()
-        self.fallback_spec: JobSpec | None = None  # the program before the present one, which has not run yet
+        self.fallback_spec: JobSpec | None = None  # the previous program, until the present one has run
 
     def remember(self, earlier: tuple[RescaleStatus, ...], *, same_run: bool) -> None:
-        """What predecessors did. A wish of this run that is over, and was asked for again before that was known, is not
-        carried out again."""
+        """Takes predecessors' rescales. A request of this run that ended under a predecessor is not repeated."""
         self._earlier = earlier
         found = self.open
         if same_run and found is not None and any(each.id == found.request.id for each in earlier):
@@ -269,12 +262,12 @@ class Rescales:
 
     @property
     def open(self) -> Rescale | None:
-        """The one that is under way."""
+        """The open rescale."""
         return next((each for each in self._entries.values() if not each.state.over), None)
 
     @property
     def before_moving(self) -> Rescale | None:
-        """The one that is under way and that the job may still do without."""
+        """The open rescale, if the job may still continue without it."""
         found = self.open
         return None if found is None or found.state is RescaleState.MOVING else found
 
@@ -285,7 +278,7 @@ class Rescales:
 
     @property
     def replaces(self) -> bool:
-        """A program is being replaced, and the job may still do without that."""
+        """Whether an open replace exists that the job may still continue without."""
         found = self.before_moving
         return found is not None and found.request.replaces
 
@@ -295,13 +288,13 @@ class Rescales:
 
     @property
     def statuses(self) -> tuple[RescaleStatus, ...]:
-        """Oldest first; those of predecessors, too."""
+        """Rescales, oldest first, with those of predecessors."""
         own = tuple(each.status for each in self._entries.values())
         ids = {each.id for each in own}
         return (*(each for each in self._earlier if each.id not in ids), *own)[-_KEPT:]
 
     def refusal(self, request: RescaleRequest, max_parallelism: int) -> str:
-        """Why it cannot be had; "" if it can, or is under way already."""
+        """Returns why the request is refused; "" if it is possible, or already known."""
         known = self._entries.get(request.id)
         if known is not None:
             if known.request.same_wish(request):
@@ -327,7 +320,7 @@ class Rescales:
         return ""
 
     def ask(self, request: RescaleRequest, spec: JobSpec, now_ms: int) -> bool:
-        """Whether it is a new wish, and not refused. `spec`: of the job so far, as far as this process knows."""
+        """Adds a request. Returns whether it is new and not refused. `spec`: the job so far, as known here."""
         if request.id in self._entries or self.refusal(request, spec.max_parallelism):
             return False
         entry = self._entries[request.id] = Rescale(request, spec, now_ms)
@@ -339,13 +332,13 @@ class Rescales:
         return True
 
     def know_description(self, spec: JobSpec) -> None:
-        """This process begins to lead the job, which is as `spec`: until now another one might have changed it."""
+        """Takes the job's description when this process begins to lead: another process may have changed it."""
         found = self.open
         if found is not None:
             found.before = spec
 
     def end_fulfilled(self, now_ms: int) -> None:
-        """Only while this process leads."""
+        """Ends a fulfilled rescale. Only while this process leads."""
         found = self.open
         if found is not None and found.is_fulfilled:
             found.state, found.ended_ms = RescaleState.DONE, now_ms
@@ -353,7 +346,7 @@ class Rescales:
     # ------------------------------------------------------------ moves
 
     def loaded(self, id: str, replacement: JobSpec) -> bool:
-        """The driver has loaded the program. Whether it was waited for."""
+        """Takes the loaded program. Returns whether a request waited for the program."""
         entry = self._in(RescaleState.LOADING)
         if entry is None or entry.request.id != id:
             return False
@@ -382,7 +375,7 @@ class Rescales:
             entry.state, entry.moved_ms = RescaleState.MOVING, now_ms
 
     def running(self, now_ms: int) -> bool:
-        """A generation runs. Whether that ends a rescale. One that has waited for it begins now."""
+        """Records that a generation runs. Returns whether that ends a rescale. A waiting rescale begins."""
         entry = self.open
         if entry is not None and entry.state in (RescaleState.LOADING, RescaleState.STARTING):
             entry.waits_since_ms = now_ms
@@ -403,7 +396,7 @@ class Rescales:
 
 
 def unlike(program: JobSpec | None, spec: JobSpec) -> str:
-    """Why `program` cannot take the place of the one that runs, whatever its state is; "" if it can."""
+    """Returns why `program` cannot replace the running one, regardless of state; "" if it can."""
     if program is None:
         return ""
     if program.job != spec.job:

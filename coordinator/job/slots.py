@@ -1,8 +1,9 @@
-"""The job's slots as the coordinator knows them: one per index, who holds it, and how far it is.
+"""Slots of a job in the coordinator: one per index, with process, connection and state.
 
-A link is a connection, a uuid is a process, a task attempt is Spark's number for the task it runs in. A higher attempt
-of an index replaces a lower one; the same uuid on a new link is a survivor. A process that was given up because it was
-silent is never taken back: it is told to leave, so that a stalled process that wakes up ends itself.
+A link is a connection, a uuid is a process, a task attempt is Spark's number for the process's task. A higher attempt
+of
+an index replaces a lower one; the same uuid on a new link is a survivor. A process that was fenced for silence is never
+accepted again: the coordinator orders it to leave, so that a stalled process ends itself when it wakes up.
 """
 
 import enum
@@ -26,7 +27,7 @@ class SlotState(enum.Enum):
     RESTORING = "restoring"
     READY = "ready"  # restored, waits for the others
     RUNNING = "running"
-    OUT_OF_REACH = "out of reach"  # its connection broke; it may come back
+    OUT_OF_REACH = "out of reach"  # the connection broke; the process may come back
 
 
 @dataclass
@@ -37,17 +38,17 @@ class RegisteredSlot:
     last_seen_ms: int
     contact: Contact
     state: SlotState = SlotState.REGISTERED
-    deployed_token: int = 0  # the last generation this process heard of
+    deployed_token: int = 0  # the last generation that this process heard of
     lost_ms: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     latency: ToldHistograms = field(default_factory=lambda: ToldHistograms(began_empty=False))
     opening: dict[str, float] = field(default_factory=dict)  # as in the last `Heartbeat` of this generation
     figures: ToldFigures = field(default_factory=ToldFigures)
     sources: dict[str, HeldBack] = field(default_factory=dict)  # as in the last `Heartbeat`
-    blocked: str = ""  # as in the last `Heartbeat` that said so
+    blocked: str = ""  # as in the last `Heartbeat` with that field
     blocked_told_ms: int = 0
-    asked_to_prefetch: tuple[str, int] = "", 0  # for which move, and the checkpoint; on this connection
-    prefetched: int = 0  # as in the last `Heartbeat` since it was asked first
+    asked_to_prefetch: tuple[str, int] = "", 0  # move and checkpoint of the last Prefetch on this connection
+    prefetched: int = 0  # as in the last `Heartbeat` since the first Prefetch
 
     @property
     def uuid(self) -> str:
@@ -58,7 +59,7 @@ class RegisteredSlot:
         return self.link is not None
 
     def is_to_prefetch(self, move: str, checkpoint: int) -> bool:
-        """Whether it is to be told. What it has fetched for another move does not count."""
+        """Whether to send a Prefetch. Files fetched for another move do not count."""
         before, self.asked_to_prefetch = self.asked_to_prefetch, (move, checkpoint)
         if before[0] != move:
             self.prefetched = 0
@@ -67,14 +68,14 @@ class RegisteredSlot:
 
 @dataclass(frozen=True)
 class Joined:
-    """A process that was not there before."""
+    """A new process."""
 
     slot: RegisteredSlot
     replaced: RegisteredSlot | None
 
     @property
     def death(self) -> str:
-        """What the new process knows of the end of the one before it; "" for nothing."""
+        """Cause of the previous process's death, if the new process knows it; else ""."""
         if self.replaced is None or self.replaced.register.host != self.slot.register.host:
             return ""
         pid = self.replaced.register.pid
@@ -92,7 +93,7 @@ class Reconnected:
 
 @dataclass(frozen=True)
 class Refused:
-    """It must leave; `reason` is for its log. `unneeded`: the job has fewer slots; no other process is to come."""
+    """The slot must leave; `reason` is for its log. `unneeded`: the job has fewer slots, so no other process comes."""
 
     reason: str
     unneeded: bool = False
@@ -111,20 +112,20 @@ def _place(register: Register) -> _Place:
 
 class SlotTable:
     def __init__(self, job: str, parallelism: int, heartbeat_ms: int, program: str = "") -> None:
-        """`heartbeat_ms`: how often a slot is to be heard."""
+        """`heartbeat_ms`: interval of a slot's heartbeats."""
         self._job = job
         self._program = program
         self._heartbeat_ms = heartbeat_ms
         self._parallelism = parallelism
         self._slots: dict[int, RegisteredSlot] = {}
-        self._standbys: dict[_Place, RegisteredSlot] = {}  # wait for a generation that has them
-        self._awaited: str | None = program  # whose slots may stand by; None: of any program
-        self._admitted = parallelism  # of that program, slots below this
+        self._standbys: dict[_Place, RegisteredSlot] = {}  # wait for a generation that includes them
+        self._awaited: str | None = program  # program of admitted standbys; None: any
+        self._admitted = parallelism  # admitted slots of that program are below this
         self._by_link: dict[Link, RegisteredSlot] = {}
-        self._given_up: dict[str, str] = {}  # uuid -> why
+        self._given_up: dict[str, str] = {}  # uuid -> reason
         self._kills: dict[int, KillSlotTask] = {}
         self._answered: dict[_Place, str] = {}  # uuid and link whose Register was answered
-        self.starting = 0  # slots that have their cores, as the driver reported last
+        self.starting = 0  # slots with cores, as the driver reported last
         self.departed: list[RegisteredSlot] = []  # replaced processes, kept for their latency histograms
 
     def __iter__(self) -> Iterator[RegisteredSlot]:
@@ -139,12 +140,14 @@ class SlotTable:
     # ------------------------------------------------------------ standbys
 
     def admit_any(self, parallelism: int) -> None:
-        """Slots below `parallelism` may come, whatever program they run: the log is not known yet."""
+        """Admits slots below `parallelism` of any program, while the log is unknown."""
         self._awaited, self._admitted = None, max(parallelism, self._parallelism)
 
     def admit(self, parallelism: int, program: str | None = None) -> tuple[RegisteredSlot, ...]:
-        """Slots below `parallelism` of `program` (None: the job's own) may come; those that the job does not have yet
-        stand by. Returns the standbys that are not wanted any more."""
+        """Admits slots below `parallelism` of `program` (None: the job's own); new ones stand by.
+
+        Returns the standbys that are not needed any more.
+        """
         self._awaited = self._program if program is None else program
         self._admitted = max(parallelism, self._parallelism) if self._awaited == self._program else parallelism
         return self._unwanted_standbys()
@@ -157,7 +160,7 @@ class SlotTable:
         return tuple(self._standbys[place] for place in sorted(self._standbys))
 
     def missing_standbys(self, now_ms: int) -> tuple[int, ...]:
-        """Those that are not there, or were silent for long."""
+        """Returns indices of standbys that are missing or silent for long."""
         longest_ms = 3 * self._heartbeat_ms
         there = {
             slot.index
@@ -168,8 +171,10 @@ class SlotTable:
         return tuple(index for index in range(first, self._admitted) if index not in there)
 
     def resize(self, parallelism: int, program: str = "", *, keep: bool = False) -> tuple[RegisteredSlot, ...]:
-        """The job has this many slots of `program` from now on. Returns those that it has no more; with `keep`, those
-        of the program so far stand by instead."""
+        """Sets the job's slots and `program`. Returns the slots that leave.
+
+        With `keep`, slots of the previous program stand by instead.
+        """
         leaving: tuple[RegisteredSlot, ...] = ()
         awaited, admitted = program, parallelism
         if program != self._program:
@@ -224,7 +229,7 @@ class SlotTable:
 
     @property
     def kills(self) -> tuple[KillSlotTask, ...]:
-        """Level-triggered: listed until a replacement has registered."""
+        """Requested kills, each listed until a replacement has registered."""
         return tuple(self._kills[index] for index in sorted(self._kills))
 
     def all_in(self, *states: SlotState) -> bool:
@@ -257,7 +262,7 @@ class SlotTable:
         slot = RegisteredSlot(index, register, link, now_ms, contact, deployed_token=register.token, latency=latency)
         if self._is_member(place):
             self._slots[index] = slot
-            self._slots = dict(sorted(self._slots.items()))  # so that iterating, which is frequent, need not sort
+            self._slots = dict(sorted(self._slots.items()))  # sorted here, because iterating is frequent
         else:
             self._standbys[place] = slot
         self._by_link[link] = slot
@@ -266,8 +271,10 @@ class SlotTable:
         return Joined(slot, existing)
 
     def expect(self, known: KnownSlot, until_ms: int) -> None:
-        """A process that a predecessor knew: if it does not come by `until_ms` it counts as lost, and who leads by then
-        may ask for the end of its task."""
+        """Adds a process that a predecessor knew. Without a registration by `until_ms` the process counts as lost.
+
+        The leader may then request the end of its task.
+        """
         if known.program != self._program or not 0 <= known.slot < self._parallelism or known.slot in self._slots:
             return
         register = Register(
@@ -288,7 +295,7 @@ class SlotTable:
         self._slots = dict(sorted(self._slots.items()))
 
     def known(self) -> tuple[KnownSlot, ...]:
-        """For a successor."""
+        """Returns the slots, for a successor."""
         return tuple(
             KnownSlot(
                 slot.index,
@@ -306,12 +313,12 @@ class SlotTable:
         slot.contact.heard(now_ms)
 
     def during(self, since_ms: int, now_ms: int) -> tuple[SlotDuring, ...]:
-        """The slots that were silent or stood still since `since_ms`."""
+        """Returns the slots that were silent or stalled since `since_ms`."""
         seen = (slot.contact.during(slot.index, since_ms, now_ms) for slot in self)
         return tuple(each for each in seen if each is not None)
 
     def metrics(self) -> Iterator[tuple[str, Mapping[str, float]]]:
-        """What each slot's process told with its last heartbeat, by its uuid."""
+        """Returns the metrics of each process's last heartbeat, by uuid."""
         return ((slot.uuid, slot.metrics) for slot in self)
 
     def heartbeat(self, slot: RegisteredSlot, message: Heartbeat, now_ms: int) -> None:
@@ -327,7 +334,7 @@ class SlotTable:
             slot.latency.tell(message.latency, now_ms)
 
     def lost(self, link: Link, now_ms: int) -> RegisteredSlot | None:
-        """The connection is gone. None: it was not the present one of any slot."""
+        """Records a lost connection. Returns None if it was not a slot's present connection."""
         slot = self._by_link.pop(link, None)
         if slot is not None:
             slot.link, slot.lost_ms, slot.state = None, now_ms, SlotState.OUT_OF_REACH
@@ -337,7 +344,7 @@ class SlotTable:
         return tuple(slot for slot in self.connected if now_ms - slot.last_seen_ms >= timeout_ms)
 
     def forgive(self, now_ms: int) -> None:
-        """Start all waiting anew: it was this coordinator that stood still."""
+        """Restarts all waiting times, because this coordinator stalled."""
         for slot in (*self, *self._standbys.values()):
             slot.last_seen_ms = now_ms
             slot.contact.forgive(now_ms)
@@ -345,13 +352,13 @@ class SlotTable:
                 slot.lost_ms = max(now_ms, slot.lost_ms)
 
     def give_up(self, slot: RegisteredSlot, reason: str) -> None:
-        """Silent: whatever this process says from now on does not count, and it must not come back."""
+        """Fences a silent process: its messages are ignored and its return is refused."""
         self._given_up[slot.uuid] = reason
 
     def to_be_killed(self) -> tuple[tuple[RegisteredSlot, int], ...]:
-        """Those out of reach (and since when) whose tasks nobody has been asked to end yet.
+        """Returns unreachable slots (and since when) without a requested kill.
 
-        Ask only while leading: a coordinator that stood still sees every slot gone, to its successor.
+        Kill only while leading: a coordinator that stalled sees every slot gone, to its successor.
         """
         return tuple(
             (slot, 0 if slot.uuid in self._given_up else slot.lost_ms or 0)
@@ -365,7 +372,7 @@ class SlotTable:
         return kill
 
     def disconnect(self, slot: RegisteredSlot) -> Link | None:
-        """Forget the connection from our side; returns it for closing."""
+        """Forgets the connection; returns it for closing."""
         link, slot.link, slot.state = slot.link, None, SlotState.OUT_OF_REACH
         if link is not None:
             self._by_link.pop(link, None)

@@ -23,7 +23,7 @@ from barrier_runtime.coordinator.status.status import (
 )
 
 _WATERMARK_NONE = -(2**63)
-_ENDED = "ended"  # a slot that left when its job was over: nobody waits for it
+_ENDED = "ended"  # state of a slot that left at the job's end: nobody waits for it
 
 
 def job_status(
@@ -107,7 +107,7 @@ def commits_status(job: Job, slow: tuple[SlowCommit, ...] = ()) -> CommitsStatus
 
 
 def savepoint_statuses(job: Job) -> tuple[SavepointStatus, ...]:
-    """Oldest first; those that predecessors were asked for, too."""
+    """Returns savepoints, oldest first, with those of predecessors."""
     own = [
         SavepointStatus(
             id=entry.request.id,
@@ -127,8 +127,12 @@ def savepoint_statuses(job: Job) -> tuple[SavepointStatus, ...]:
 
 
 def standbys_wanted(job: Job) -> StandbysWanted | None:
-    """Slots that the driver is to start. A restarted coordinator may have dismissed its predecessor's, so it asks anew;
-    those that are there the driver leaves alone."""
+    """Returns the slots that the driver has to start.
+
+    A restarted coordinator may have dismissed its predecessor's standbys, so the request is new; the driver leaves
+    running
+    slots alone.
+    """
     rescale = job.rescales.open
     if rescale is None or not job.leads or rescale.state is RescaleState.LOADING:
         return None
@@ -140,7 +144,7 @@ def standbys_wanted(job: Job) -> StandbysWanted | None:
 
 
 def program_wanted(job: Job) -> ProgramWanted | None:
-    """A program that the driver is to load."""
+    """Returns the program that the driver has to load."""
     rescale = job.rescales.open
     if rescale is None or not job.leads or rescale.state is not RescaleState.LOADING:
         return None

@@ -1,4 +1,4 @@
-"""How a user wants a job to end: at once, with a last checkpoint, or drained. `None`: the job goes on."""
+"""Requested end of a job: at once, with a last checkpoint, or drained. `None`: the job continues."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -16,7 +16,7 @@ class StopNow:
 
 @dataclass(frozen=True)
 class StopWithCheckpoint:
-    """`checkpoint`: the first id that counts for the stop; None: the present generation has requested none yet."""
+    """`checkpoint`: the first id that counts for the stop; None: not requested in the present generation yet."""
 
     savepoint: SavepointRequest | None = None
     checkpoint: int | None = None
@@ -34,7 +34,7 @@ Stop: TypeAlias = StopNow | GentleStop
 
 
 def requested(before: Stop | None, mode: StopMode, savepoint: SavepointRequest | None) -> Stop:
-    """The stop after another request: of draining and stopping, the one that has begun goes on."""
+    """Returns the stop after another request. A later request does not switch between draining and stopping."""
     if mode == "now" or isinstance(before, StopNow):
         return StopNow()
     if before is None:
@@ -43,7 +43,7 @@ def requested(before: Stop | None, mode: StopMode, savepoint: SavepointRequest |
 
 
 def record_of(stop: Stop | None, savepoints: Savepoints) -> StopWish | None:
-    """The entry about the stop in log records; None without a savepoint that can still be had."""
+    """Returns the entry about the stop in log records; None without a savepoint, or if it has failed."""
     if stop is None or isinstance(stop, StopNow) or stop.savepoint is None:
         return None
     entry = savepoints.entry(stop.savepoint.id)

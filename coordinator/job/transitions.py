@@ -1,4 +1,4 @@
-"""Every legal move of a job: what a phase may want, and which phase follows. Anything else is a `ProtocolViolation`.
+"""Legal moves of a job: decisions of each phase, and the phases that follow. Others raise `ProtocolViolation`.
 
     wanted in →      Loading   Resuming  Fencing          WaitingForSlots  Running          Finishing  Failing  Ended
     LoadLog          -         Loading   Loading          -                -                -          -        -
@@ -14,9 +14,10 @@
     FencedBy         Ended     Ended     Ended            Ended            Ended            Ended      Ended    -
     EndJob           Ended     Ended     Ended            Ended            Ended            Ended      Ended    Ended
 
-Two possibilities: of `Restart` the restart policy chooses, of `Cancel` what the user wants done with the checkpoints.
-A job begins in Loading. `EndJob` in Ended: what was found damaged after the end. While a program that replaced another
-one has not run yet, WaitingForSlots moves back to that one (`HandOver`) where it would restart or fail otherwise.
+Of two phases, the restart policy chooses for `Restart`, and the user's wish about checkpoints for `Cancel`. A job
+begins
+in Loading. `EndJob` in Ended reports damage found after the end. Until a program that replaced another one has run,
+WaitingForSlots falls back to the old program (`HandOver`) instead of restarting or failing.
 """
 
 from collections.abc import Mapping
@@ -72,7 +73,7 @@ MOVES: dict[type[Phase], _Moves] = {
 
 
 def next_phase(job: Job, phase: Phase, wanted: Decision, now_ms: int) -> Phase:
-    """What follows `phase`, which wants `wanted`."""
+    """Returns the phase that follows `phase` after the decision `wanted`."""
     if isinstance(wanted, Restart | Fail) and isinstance(phase, WaitingForSlots):
         wanted = _taken_back(job, wanted)
     following = _made(job, wanted, now_ms)
@@ -115,7 +116,7 @@ def _made(job: Job, wanted: Decision, now_ms: int) -> Phase:
 
 
 def _taken_back(job: Job, wanted: Restart | Fail) -> Restart | Fail | HandOver:
-    """A program that replaced another one, and has never run, is not tried again as long as that one is at hand."""
+    """Falls back to the previous program, if the new one has never run and the previous one is available."""
     if job.rescales.fallback_spec is None:
         return wanted
     why = wanted.reason if isinstance(wanted, Restart) else wanted.error
@@ -155,5 +156,5 @@ def _fenced(job: Job, record: Record) -> Phase:
 
 
 def _never(value: NoReturn) -> AssertionError:
-    """For type checkers: what is left of a match. `typing.assert_never` is of Python 3.11."""
+    """Marks an unreachable case for type checkers. `typing.assert_never` needs Python 3.11."""
     return AssertionError(f"unexpected: {value!r}")

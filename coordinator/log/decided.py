@@ -41,10 +41,8 @@ from barrier_runtime.coordinator.log.manifest import Manifest, verified_manifest
 from barrier_runtime.coordinator.log.records import NO_RECORD, Complete, Fence, Finish, Record
 from barrier_runtime.state.errors import Corrupt
 
-INLINE_BYTES = 16 << 10  # Limit for a compressed manifest inside its record, because records are never deleted.
-_UNPACKED_BYTES = (
-    256 << 10
-)  # Limit for the same manifest decompressed: less than a message carries, so slots need not read it.
+INLINE_BYTES = 16 << 10  # of a compressed manifest inside a record, because records are never deleted
+_UNPACKED_BYTES = 256 << 10  # of that manifest decompressed: less than a message carries, so slots need not read it
 
 
 def packed(data: bytes) -> bytes:

@@ -352,7 +352,7 @@ class DecisionLog:
         return next((_checkpoint_of(each) for each in known if each is not None and each.position == position), None)
 
     def _check(self, position: int, record: Record) -> None:
-        """Checks the token and the parent. A broken law is a bug of this code or of the store; there is no workaround."""
+        """Checks the token and the parent. A broken law is a bug of this code or of the store: no workaround."""
         token = self.token
         if isinstance(record, Fence):
             legal = record.token == position

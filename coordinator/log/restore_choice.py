@@ -73,7 +73,7 @@ def continue_run(log: DecisionLog) -> RestoreFrom:
 
 
 def start_run(spec: JobSpec, view: LogView) -> RestoreFrom:
-    """Returns the start of a run's first generation as the user requested it. Raises `InvalidJob` if it is unavailable."""
+    """Returns the requested start of a run's first generation. Raises `InvalidJob` if the start is impossible."""
     newest = view.completes[0] if view.completes else None
     if newest is None:
         if spec.restore not in ("latest", "none"):

@@ -1,1 +1,1 @@
-"""What slots and the coordinator say to each other, as bytes, and how each proves who it is."""
+"""Messages between slots and the coordinator, their bytes, and mutual authentication."""

@@ -1,15 +1,14 @@
-"""Message <-> bytes: one version byte, then MessagePack of the tagged struct.
+"""Bytes of messages, and size limits: one version byte, then MessagePack of the tagged struct.
 
-Decoding is strict (types, unknown tags and unknown fields are refused) and bounded. Whatever arrives that is not a
-message of ours, a pickle included, becomes a `ProtocolViolation` that names what was wrong; nothing is ever executed.
+Decoding is strict (types, unknown tags and unknown fields are refused) and bounded. Any other bytes, a pickle included,
+raise a `ProtocolViolation` that names the error; nothing is ever executed.
 
-How much of a manifest travels in a message, how large a manifest may get, and who is to blame when it is too large.
-
-A snapshot is small by design: what is large is an object that it names. But a checkpoint has many snapshots, and each
-names many files, so what a message may carry must be bounded whatever the job is. Up to `MAX_CARRIED_BYTES` a message
-has the snapshots themselves; above that it names the manifest and its hash, and the slot reads it from the store. So
-whatever is decided can be deployed, at any parallelism, as long as a slot can hold the manifest: `MAX_MANIFEST_BYTES`.
-A checkpoint beyond that is never decided; an ack beyond `MAX_ACK_BYTES` is a decline.
+Single snapshots are small, because large values are objects that the snapshot names. But a checkpoint has many
+snapshots with many files, so messages are bounded: up to `MAX_CARRIED_BYTES` a message carries the snapshots
+themselves;
+above that it names the manifest and hash, and the slot reads the manifest from the store. So every decided checkpoint
+can be deployed at any parallelism, if a slot can hold the manifest: a checkpoint beyond `MAX_MANIFEST_BYTES` is never
+decided, and an ack beyond `MAX_ACK_BYTES` becomes a decline.
 """
 
 from collections.abc import Iterable
@@ -39,7 +38,7 @@ _TO_SLOT: msgspec.msgpack.Decoder[ToSlot] = msgspec.msgpack.Decoder(ToSlot)
 
 
 def encode(message: ToCoordinator | ToSlot) -> bytes:
-    """Bytes of one message. Raises `ProtocolViolation` when it is over the cap."""
+    """Returns the bytes of one message. Raises `ProtocolViolation` above the limit."""
     data = _VERSION + _ENCODER.encode(message)
     if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolViolation(
@@ -50,7 +49,7 @@ def encode(message: ToCoordinator | ToSlot) -> bytes:
 
 
 def decode_to_coordinator(payload: bytes) -> ToCoordinator:
-    """The message a slot sent. Raises `ProtocolViolation` for anything else."""
+    """Returns the message that a slot sent. Raises `ProtocolViolation` for anything else."""
     body = _checked(payload)
     try:
         return _TO_COORDINATOR.decode(body)
@@ -59,7 +58,7 @@ def decode_to_coordinator(payload: bytes) -> ToCoordinator:
 
 
 def decode_to_slot(payload: bytes) -> ToSlot:
-    """The message a coordinator sent. Raises `ProtocolViolation` for anything else."""
+    """Returns the message that a coordinator sent. Raises `ProtocolViolation` for anything else."""
     body = _checked(payload)
     try:
         return _TO_SLOT.decode(body)
@@ -83,19 +82,19 @@ def _refused(error: Exception) -> ProtocolViolation:
 
 
 MAX_CARRIED_BYTES = 1 << 20  # per message to a slot
-MAX_ACK_BYTES = MAX_MESSAGE_BYTES - (1 << 20)  # the snapshots of an ack; the rest is room for what is around them
+MAX_ACK_BYTES = MAX_MESSAGE_BYTES - (1 << 20)  # of an ack's snapshots; the rest is for the other fields
 MAX_MANIFEST_BYTES = 64 << 20
 
 _REMEDY = "remember less per subtask (fewer splits, states or pending commits), or raise the parallelism"
 
 
 def encoded_size(snapshots: Iterable[OperatorSnapshot]) -> int:
-    """Bytes that they take in a message; in a manifest about the same, and a third more of what is binary."""
+    """Returns the size of snapshots in a message; a manifest has about the same size, binary values a third more."""
     return sum(len(_ENCODER.encode(each)) for each in snapshots)
 
 
 def too_large_ack(snapshots: tuple[OperatorSnapshot, ...]) -> str:
-    """Why no ack can carry these; "" if one can."""
+    """Returns why no ack can carry these snapshots; "" if one can."""
     size = encoded_size(snapshots)
     if size <= MAX_ACK_BYTES:
         return ""
@@ -103,7 +102,7 @@ def too_large_ack(snapshots: tuple[OperatorSnapshot, ...]) -> str:
 
 
 def too_large_manifest(size: int, snapshots: tuple[OperatorSnapshot, ...]) -> str:
-    """Why a manifest of `size` bytes with these is not decided; "" if it may be."""
+    """Returns why a manifest of `size` bytes with these snapshots is not decided; "" if it may be."""
     if size <= MAX_MANIFEST_BYTES:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""Who is at the other end: a mutual HMAC-SHA256 challenge, then frames that prove their origin and order. Sans-io.
+"""Mutual HMAC-SHA256 authentication of two peers, then frames with proof of origin and order. Sans-io.
 
     initiator                                   acceptor
       Hello {version, job, run_id, purpose, claims, nonce}  →
@@ -6,11 +6,12 @@
       Proof {HMAC(secret, "initiator" + transcript)}  →
       ← frames →          keys = HMAC(secret, direction + transcript)
 
-Both ends know the job's secret; it is never sent. Both nonces, all fields and the free `claims` are bound into every
-MAC, so nothing can be replayed, and a peer can't claim another slot's identity. Nothing is allocated for a peer that
-has not proven itself beyond one small hello. Used for control and for data connections alike.
+Both ends know the job's secret, which is never sent. Every MAC covers both nonces, all fields and the free `claims`, so
+nothing can be replayed, and no peer can claim another slot's identity. Before the proof a peer gets no memory beyond
+one
+small hello. Control and data connections use the same handshake.
 
-Each handshake message is `length u16 BE · MessagePack`; each frame
+Each handshake message is `length u16 BE · MessagePack`; each frame is
 `length u32 BE · sequence u64 BE · MAC 16 · payload`.
 """
 
@@ -39,16 +40,16 @@ FRAME_OVERHEAD = _HEADER.size
 
 
 def job_secret(daemon_key: bytes, job: str, run_id: str) -> bytes:
-    """The secret of one run of a job. Derived, so that a restarted coordinator needs nothing but its own key."""
+    """Returns the secret of one run of a job, derived so that a restarted coordinator needs only its own key."""
     return hmac.digest(daemon_key, f"job-secret:{job}:{run_id}".encode(), "sha256")
 
 
 class HandshakeFailed(ProtocolViolation):
-    """The peer did not prove what it must. Close the connection; nothing it sent counts."""
+    """The peer failed to prove its identity. Close the connection and ignore all its bytes."""
 
 
 class FrameRejected(ProtocolViolation):
-    """A frame with a wrong MAC, sequence or length. Close the connection; nothing of the frame counts."""
+    """A frame with a wrong MAC, sequence or length. Close the connection and ignore the frame."""
 
 
 _FORMAT = replace(MESSAGES, subject="the handshake of a peer", refusal=HandshakeFailed)
@@ -75,7 +76,7 @@ class _Proof(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 @dataclass(frozen=True, repr=False)
 class PeerSession:
-    """The result of a handshake: who spoke, and one key per direction. Never printed."""
+    """Result of a handshake: the peer's hello, and one key per direction. Never printed."""
 
     hello: Hello
     send_key: bytes
@@ -92,7 +93,7 @@ _PROOF = msgspec.msgpack.Decoder(_Proof)
 
 
 class Initiator:
-    """The connecting side. Send `hello()` first; then pass every received byte to `feed` and send what it returns."""
+    """The connecting side. Send `hello()` first; then pass every received byte to `feed` and send the result."""
 
     def __init__(self, secret: bytes, *, job: str, run_id: str, purpose: Purpose, claims: bytes, nonce: bytes) -> None:
         _check_nonce(nonce)
@@ -105,7 +106,7 @@ class Initiator:
         return _small_frame(self._hello)
 
     def feed(self, data: bytes) -> bytes:
-        """Bytes to send back (maybe none). `session` is set when done; `unread()` belongs to the framing then."""
+        """Returns bytes to send (maybe none). `session` is set when done; `unread()` then belongs to the framing."""
         self._buffer += data
         if self.session is not None:
             return b""
@@ -128,7 +129,7 @@ class Initiator:
 
 
 class Acceptor:
-    """The listening side. `secret_of` returns the secret for a hello, or None to refuse it."""
+    """The listening side. `secret_of` returns the secret for a hello, or None to refuse the peer."""
 
     def __init__(self, *, nonce: bytes, purpose: Purpose, secret_of: Callable[[Hello], bytes | None]) -> None:
         _check_nonce(nonce)
@@ -141,7 +142,7 @@ class Acceptor:
         self.session: PeerSession | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """Bytes to send back (maybe none). `session` is set when the peer has proven itself."""
+        """Returns bytes to send (maybe none). `session` is set after the peer's proof."""
         self._buffer += data
         if self.session is not None:
             return b""
@@ -149,7 +150,7 @@ class Acceptor:
             hello = _take(self._buffer, _HELLO)
             if hello is None:
                 return b""
-            if self._buffer:  # its proof needs our nonce: whoever goes on talking only wants to be remembered
+            if self._buffer:  # a proof needs the acceptor's nonce, so early bytes could only fill memory
                 raise HandshakeFailed("a peer spoke before it was its turn: connection closed")
             return self._challenge(hello)
         proof = _take(self._buffer, _PROOF)
@@ -185,7 +186,7 @@ class Acceptor:
 
 
 class Framing:
-    """Payloads <-> bytes of one direction each, in order, authenticated. One instance per connection."""
+    """Payloads <-> authenticated bytes, in order. One instance per connection."""
 
     def __init__(self, send_key: bytes, receive_key: bytes, max_payload: int = MAX_MESSAGE_BYTES) -> None:
         self._send_key = send_key
@@ -196,7 +197,7 @@ class Framing:
         self._buffer = bytearray()
 
     def frame(self, payload: bytes) -> bytes:
-        """The next frame to send."""
+        """Returns the next frame to send."""
         if len(payload) > self._max_payload:
             raise FrameRejected(
                 f"frame of {len(payload)} bytes is over the cap of {self._max_payload}: send less at once"
@@ -208,7 +209,7 @@ class Framing:
         return header + payload
 
     def feed(self, data: bytes) -> list[bytes]:
-        """All payloads that are complete now. Raises `FrameRejected`; the connection is of no use after that."""
+        """Returns all complete payloads. Raises `FrameRejected`; the connection is useless after that."""
         buffer = self._buffer
         buffer += data
         payloads: list[bytes] = []
@@ -260,7 +261,7 @@ def _small_frame(message: Hello | _Challenge | _Proof) -> bytes:
 
 
 def _take(buffer: bytearray, decoder: msgspec.msgpack.Decoder[_Small]) -> _Small | None:
-    """Remove one whole handshake message from the front of `buffer`, if it is there."""
+    """Removes one whole handshake message from the front of `buffer`; None if incomplete."""
     if len(buffer) < _SMALL.size:
         return None
     (size,) = _SMALL.unpack_from(buffer)

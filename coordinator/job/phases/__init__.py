@@ -1,1 +1,1 @@
-"""The phases of a job's life, one file each."""
+"""Phases of a job's life, one file each."""

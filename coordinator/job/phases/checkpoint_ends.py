@@ -1,4 +1,4 @@
-"""The end of a checkpoint, in whichever phase the job learns of it: decided, or aborted without a decision."""
+"""End of a checkpoint in any phase: decided, or aborted without a decision."""
 
 from barrier_runtime.coordinator.checkpoints.checkpoint import Checkpoint
 from barrier_runtime.coordinator.checkpoints.failures import Cause, FailureVerdict
@@ -10,7 +10,7 @@ from barrier_runtime.coordinator.wire.messages import Ack
 
 
 def checkpoint_appended(job: Job, record: Complete, now_ms: int) -> None:
-    """Book-keeping of a decision: subsume, remember, let go of what nobody needs any more."""
+    """Records a decision: subsumes older checkpoints, and releases superfluous files."""
     generation, aborted = job.generation, list[Ack]()
     pending = generation.pending
     checkpoint = None if pending is None else pending.get(record.checkpoint)
@@ -41,20 +41,20 @@ def checkpoint_appended(job: Job, record: Complete, now_ms: int) -> None:
 
 
 def appended_late(job: Job, appended: Appended, now_ms: int) -> None:
-    """What a phase that has ended had under way is in the log. A decision counts: whoever restores goes on from it."""
+    """Records an append of an ended phase. A decision counts: the next restore begins with that checkpoint."""
     job.lead(appended)
     if isinstance(appended.entry.record, Complete):
         checkpoint_appended(job, appended.entry.record, now_ms)
 
 
 def checkpoint_aborted(job: Job, checkpoint: Checkpoint, cause: Cause, reason: str, now_ms: int) -> str:
-    """A checkpoint ended without a decision. Returns why the generation must end, or ""."""
+    """Ends a checkpoint without a decision. Returns why the generation must end, or ""."""
     job.record.checkpoint_ended(checkpoint, reason, now_ms)
     job.abort_checkpoint(checkpoint, reason)
     if job.rescales.pauses(checkpoint.id):
         job.fail_rescale(f"the checkpoint to move with, {checkpoint.id}, failed: {reason}", now_ms)
     abandon(job, checkpoint.acks.values())
-    if job.generation.swept_ms is not None:  # before the first decision nothing tells what is old
+    if job.generation.swept_ms is not None:  # before the first decision the age of files is unknown
         sweep_if_due(job, now_ms)
     let_go(job)
     if job.generation.failures.failed(checkpoint.id, cause) is FailureVerdict.TOLERATED:

@@ -1,4 +1,4 @@
-"""A checkpoint of a running job from its trigger to the proposed decision."""
+"""Trigger, persistence and proposed decision of a running job's checkpoints."""
 
 from collections.abc import Sequence
 
@@ -32,8 +32,8 @@ def _trigger(job: Job, now_ms: int) -> None:
     checkpoint.final = job.all_ended
     options = job.spec.checkpoints
     if job.stop is None and not job.savepoints.waiting and not job.rescales.replaces:
-        # The last checkpoint of a stop, of a savepoint and of a replaced program has no rows in flight: any
-        # successor can restore it.
+        # The last checkpoint of a stop, a savepoint and a replaced program has no rows in flight: any successor can
+        # restore it.
         checkpoint.overtakes_timers = not options.unaligned
         if options.unaligned:
             checkpoint.aligned_timeout_ms = options.aligned_timeout_ms
@@ -60,8 +60,10 @@ def announce(job: Job, slots: Sequence[RegisteredSlot], checkpoint: Checkpoint) 
 
 
 def persist(job: Job, checkpoint: Checkpoint, now_ms: int) -> tuple[Cause, str] | None:
-    """Stores the manifest, and proposes the decision if the manifest fits into the record. Returns why the checkpoint
-    must not be decided."""
+    """Stores the manifest, or proposes the decision if the manifest fits into the record.
+
+    Returns why the checkpoint must not be decided.
+    """
     manifest = _manifest(job, checkpoint, now_ms)
     data = encode_manifest(manifest)
     key, inline = job.paths.manifest(checkpoint.id, job.led.token), packed(data)
@@ -92,7 +94,7 @@ def decide(job: Job, checkpoint: Checkpoint, written: DecidedManifest, now_ms: i
 
 
 def being_persisted(job: Job, key: str) -> tuple[Checkpoint, DecidedManifest] | None:
-    """The open checkpoint whose manifest is being stored under `key`."""
+    """Returns the open checkpoint whose manifest is being stored under `key`."""
     written = job.generation.written
     if written is None or written.key != key:
         return None

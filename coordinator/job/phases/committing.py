@@ -1,4 +1,4 @@
-"""Commits of a running job, and what follows when more rows are visible: global commits and copies of savepoints."""
+"""Global commits, and copies of savepoints whose rows are visible, of a running job."""
 
 from barrier_runtime.coordinator.job.effects import CopySavepoint, ReadManifest
 from barrier_runtime.coordinator.job.facts import Job
@@ -10,14 +10,14 @@ from barrier_runtime.state.errors import Corrupt, InvalidJob
 
 
 def after_commit(job: Job, now_ms: int) -> None:
-    """More rows may be visible than before."""
+    """Continues after a commit, when more rows may be visible."""
     commit_globally(job, now_ms)
     job.record.commits_seen(job.commits, now_ms)
     copy_visible(job)
 
 
 def send_visible(job: Job, slot: RegisteredSlot) -> None:
-    """The slot may have missed these messages while its connection was lost."""
+    """Repeats messages that the slot may have missed while its connection was lost."""
     for sink, checkpoint in job.commits.visible():
         job.outbox.send(slot, Visible(job.led.token, checkpoint, sink))
 
@@ -26,7 +26,7 @@ def send_visible(job: Job, slot: RegisteredSlot) -> None:
 
 
 def commit_globally(job: Job, now_ms: int) -> None:
-    """Sends slot 0 the commits that its global committers may do now, each once per connection."""
+    """Sends slot 0 the commits that its global committers may make now, each once per connection."""
     job.commits.look(job.last_completed, now_ms, at_once=_commits_at_once(job))
     slot, asked = job.slots.at(0), job.generation.asked
     if slot is None or slot.link is None:
@@ -43,8 +43,11 @@ def commit_globally(job: Job, now_ms: int) -> None:
 
 
 def on_committers_manifest(job: Job, key: str, data: bytes | None, now_ms: int) -> None:
-    """The manifest that `_read_manifest` requested. If the manifest is unreadable, global committers wait for the next
-    checkpoint, whose manifest lists everything that is not visible yet."""
+    """Takes the manifest that `_read_manifest` requested.
+
+    If the manifest is unreadable, global committers wait for the next checkpoint, whose manifest lists everything
+    invisible.
+    """
     entry = job.log.restore_point
     if entry is None or key != complete_of(entry).manifest:
         return
@@ -61,13 +64,13 @@ def on_committers_manifest(job: Job, key: str, data: bytes | None, now_ms: int) 
 
 
 def _commits_at_once(job: Job) -> bool:
-    """Whether something waits until all rows are visible, so that no commit is held back."""
+    """Whether a request waits until all rows are visible, so that no commit is held back."""
     ends = job.stop is not None or job.generation.final is not None or job.all_ended or job.generation.drained
     return ends or job.rescales.open is not None or bool(job.savepoints.open)
 
 
 def _read_manifest(job: Job) -> None:
-    """A restarted coordinator has no manifest at hand."""
+    """Requests the manifest of the restore point, which a restarted coordinator lacks."""
     entry = job.log.restore_point
     if entry is not None and job.generation.wanted_manifest != complete_of(entry).manifest:
         job.generation.wanted_manifest = complete_of(entry).manifest
@@ -84,8 +87,10 @@ def copy_visible(job: Job) -> None:
 
 
 def attach_to_last(job: Job) -> None:
-    """A savepoint that is requested after the checkpoint that the job stops with is taken from that checkpoint, too:
-    with a later one the job would have shown rows that its last checkpoint does not cover."""
+    """Takes a savepoint requested after the stop's checkpoint from that checkpoint.
+
+    With a later one, the job would have shown rows that its last checkpoint does not cover.
+    """
     decided = job.decided
     if job.stop_checkpoint is not None and decided is not None and decided.manifest.checkpoint >= job.stop_checkpoint:
         job.savepoints.completed(decided.manifest)

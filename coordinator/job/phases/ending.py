@@ -1,8 +1,8 @@
-"""The end of a job: the last record, and the shutdown of the slots.
+"""End of a job: the last record, and the shutdown of the slots.
 
-`Finishing` appends FINISH (and drops the checkpoints when the user asked for that); `Ended` is final: every slot that
-still comes is told to leave. A coordinator that was replaced by another one of the *same* run leaves the slots alone,
-they belong to the other.
+`Finishing` appends FINISH (and drops the checkpoints on the user's request). `Ended` is final: every slot that still
+registers must leave. A coordinator that was replaced by a coordinator of the *same* run leaves the slots alone, because
+they belong to the other coordinator.
 """
 
 from typing import Literal
@@ -52,7 +52,7 @@ class Ended(Phase):
         return None
 
     def _part(self, job: Job) -> None:
-        """Standbys, too: as long as they are answered here they do not look for who leads now."""
+        """Dismisses slots and standbys; a standby that is answered here would not look for the present leader."""
         for slot in (*job.slots.connected, *job.slots.standbys):
             if self.outcome != "replaced":
                 job.outbox.send(slot, Shutdown(self.outcome, self.reason))
@@ -69,7 +69,7 @@ class Ended(Phase):
 
 
 class Finishing(Phase):
-    """Append FINISH; then drop the checkpoints if that is wanted; then end."""
+    """Appends FINISH, drops the checkpoints on request, then ends."""
 
     name = "finishing"
 
@@ -96,7 +96,7 @@ class Finishing(Phase):
         return EndJob(self._outcome, self.reason)
 
     def on_foreign(self, job: Job, foreign: Foreign, now_ms: int) -> Decision | None:
-        """Behind our FINISH it is the next run, which is nobody's fault."""
+        """A record after the own FINISH is the next run's, and no error."""
         if self._appended:
             return EndJob(self._outcome, self.reason)
         return FencedBy(foreign.entry.record)
@@ -106,7 +106,7 @@ class Finishing(Phase):
         return EndJob(self._outcome, self.reason)
 
     def on_stop(self, job: Job, now_ms: int) -> Decision | None:
-        """Asked again while the store does not answer: leave without the record, a later run finds the job as it is."""
+        """Ends without the record on a second request, if the store does not answer; a later run continues the job."""
         return EndJob("cancelled", self.reason) if isinstance(job.stop, StopNow) else None
 
     def _append(self, job: Job, now_ms: int) -> None:
@@ -114,8 +114,12 @@ class Finishing(Phase):
 
 
 class Failing(Phase):
-    """What happened can't be cured, if this process still leads: one that was fenced sees troubles that are none, such
-    as files of a checkpoint that its successor has dropped. So the log is asked first: FINISH is appended or not."""
+    """Permanent error, if this process still leads.
+
+    A fenced process sees false errors, such as missing files of a checkpoint that the successor dropped. Therefore the
+    log
+    decides: the append of FINISH succeeds or fails.
+    """
 
     name = "failing"
 
@@ -136,7 +140,7 @@ class Failing(Phase):
         return None
 
     def on_foreign(self, job: Job, foreign: Foreign, now_ms: int) -> Decision | None:
-        """A process that does not lead yet may only have lost to what its predecessor still had under way."""
+        """Accepts a record that the predecessor had in flight, if this process does not lead yet."""
         record = foreign.entry.record
         if job.leads or isinstance(record, Fence | Lead | Finish):
             return FencedBy(record)
@@ -145,7 +149,7 @@ class Failing(Phase):
         return None
 
     def _append(self, job: Job, now_ms: int) -> None:
-        """Only the leader appends anything else than FENCE and LEAD."""
+        """Appends FINISH, or LEAD first: only the leader appends records other than FENCE and LEAD."""
         records, log = job.records, job.log
         job.append(
             records.finish(log, "failed", now_ms, reason=self.reason) if job.leads else records.lead(log, now_ms)

@@ -1,5 +1,6 @@
-"""A rescale or a replace of a running job: when sources stop, when the job moves, and why it stays. The states are in
-`job/rescaling`.
+"""Rescale or replace of a running job: when sources stop, when the job moves, and why the change fails.
+
+`job/rescaling` has the table of states.
 """
 
 from collections.abc import Sequence
@@ -26,13 +27,13 @@ def holds_checkpoints(job: Job) -> bool:
 
 
 def deadline_ms(job: Job) -> int | None:
-    """When `follow_rescale` is due at the latest."""
+    """Returns the latest time for the next `follow_rescale`."""
     rescale = job.rescales.open
     return None if rescale is None or decides_move(job) else rescale.deadline_ms
 
 
 def follow_rescale(job: Job, now_ms: int) -> Decision | None:
-    """Does what is due of a rescale or a replace."""
+    """Continues a rescale or a replace."""
     rescale = job.rescales.before_moving
     if rescale is None:
         return None
@@ -61,7 +62,7 @@ def follow_rescale(job: Job, now_ms: int) -> Decision | None:
         if late and not decides_move(job):
             _give_up_move(job, rescale, now_ms)
     elif rescale.state is RescaleState.COMMITTING:
-        _ask_to_fetch(job, rescale)  # what is new in the last checkpoint, while sinks commit it
+        _ask_to_fetch(job, rescale)  # new files of the last checkpoint, while sinks commit it
         if job.commits.all_through(job.last_completed):
             return _move(job, rescale, missing, now_ms)
         if late:
@@ -71,7 +72,7 @@ def follow_rescale(job: Job, now_ms: int) -> Decision | None:
 
 
 def decides_move(job: Job) -> bool:
-    """Whether COMPLETE of the checkpoint to move with is on its way to the log."""
+    """Whether COMPLETE of the checkpoint to move with is being appended."""
     return any(
         job.rescales.pauses(each.id) and each.phase is CheckpointPhase.DECIDING
         for each in job.generation.checkpoints.open
@@ -79,7 +80,7 @@ def decides_move(job: Job) -> bool:
 
 
 def _give_up_move(job: Job, rescale: Rescale, now_ms: int) -> None:
-    """Sources stand longer than was allowed for the checkpoint to move with: they read on, in this generation."""
+    """Aborts an overdue checkpoint to move with: the sources of this generation continue to read."""
     for checkpoint in job.generation.checkpoints.open:
         if rescale.pauses(checkpoint.id):
             job.generation.checkpoints.abort(checkpoint, now_ms)
@@ -88,8 +89,10 @@ def _give_up_move(job: Job, rescale: Rescale, now_ms: int) -> None:
 
 
 def _knows_what_moves(job: Job) -> bool:
-    """Whether another program fits, and what is to be fetched, is said of a checkpoint. A coordinator that was
-    started again has none at hand until it decides one."""
+    """Whether a decided checkpoint is at hand, to check a new program and to fetch files.
+
+    A restarted coordinator has none before its first decision.
+    """
     if job.decided is not None or job.last_completed == 0:
         return True
     if not job.generation.checkpoints.open:
@@ -98,7 +101,7 @@ def _knows_what_moves(job: Job) -> bool:
 
 
 def _fetched(job: Job, rescale: Rescale, late: bool) -> bool:
-    """Whether the slots have fetched so much that the sources may stop."""
+    """Whether the slots have fetched enough for the sources to stop."""
     _ask_to_fetch(job, rescale)
     if job.decided is None:
         return True
@@ -110,7 +113,7 @@ def _fetched(job: Job, rescale: Rescale, late: bool) -> bool:
 
 
 def _preparing(job: Job) -> list[RegisteredSlot]:
-    """New slots fetch what they get, as do those that stay; those of now come to rest, also those that leave."""
+    """Returns all slots: new and remaining slots fetch files; present slots, also leaving ones, stop compacting."""
     return [*job.slots.standbys, *job.slots]
 
 
@@ -136,7 +139,7 @@ def _move(job: Job, rescale: Rescale, missing: tuple[int, ...], now_ms: int) -> 
 
 
 def _stay(job: Job, error: str, now_ms: int) -> Decision:
-    """The sources have stopped for good in this generation: the next one, of the same slots, reads on."""
+    """Ends the generation, whose sources have stopped for good; the same slots continue in the next generation."""
     job.fail_rescale(error, now_ms)
     return Restart(f"the job goes on as it was: {error}", counted=False)
 
@@ -145,12 +148,12 @@ def _stay(job: Job, error: str, now_ms: int) -> Decision:
 
 
 def _why_unfit(job: Job, rescale: Rescale, decided: DecidedManifest | None) -> str:
-    """Why the new program cannot restore what the job has; "" if it can, also where nothing is decided yet."""
+    """Returns why the new program cannot restore the job's state; "" if it can, or nothing is decided yet."""
     if decided is None or not rescale.request.replaces or rescale.checked == decided.key:
         return ""
     try:
         what = f"checkpoint {decided.manifest.checkpoint} of job {job.spec.job}"
-        check_fits(rescale.after, decided.manifest, what, settled=True)  # it moves when all is visible
+        check_fits(rescale.after, decided.manifest, what, settled=True)  # a move begins when all rows are visible
     except InvalidJob as error:
         return str(error)
     rescale.checked = decided.key
@@ -166,7 +169,7 @@ def _why_not_loaded(rescale: Rescale) -> str:
 
 
 def _why_not_started(rescale: Rescale, missing: tuple[int, ...], slow: Sequence[int]) -> str:
-    """`slow`: have not fetched their key groups, or compact databases."""
+    """`slow`: slots that have not fetched their key groups, or that compact databases."""
     within = f"within {rescale.request.timeout_ms / 1000:g} s"
     if not missing and rescale.checked == "" and rescale.request.replaces:
         return f"no checkpoint was completed {within}, so nothing tells whether the program fits its state"
@@ -186,7 +189,7 @@ def _why_not_started(rescale: Rescale, missing: tuple[int, ...], slow: Sequence[
 
 
 def why_not_run(job: Job) -> str:
-    """The new program was deployed, and its time is over."""
+    """Returns why the deployed new program is not running at the end of its time."""
     rescale = job.rescales.open
     within = "" if rescale is None else f" within {rescale.request.timeout_ms / 1000:g} s"
     away = [f"{key}: {each.error}" for key, each in sorted(job.generation.waiting.items())]

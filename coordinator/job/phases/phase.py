@@ -1,8 +1,10 @@
-"""The interface of all phases. A phase takes events, changes the facts in `Job` and decides: it returns what it wants
-to come next (`decisions`), and `transitions` makes the phase that follows.
+"""Interface of all phases.
 
-The defaults are what is right in most phases: answers that belong to nothing are dropped, a foreign record in the log
-means that this coordinator was fenced, a store that refuses ends the job.
+A phase takes events, changes the facts in `Job`, and returns a decision (`decisions`) about the next phase, which
+`transitions` makes.
+
+Defaults fit most phases: answers without a request are dropped, a foreign record in the log means that this coordinator
+is fenced, and a store that refuses ends the job.
 """
 
 from barrier_runtime.coordinator.job.decisions import Cancel, Decision, EndJob, FencedBy
@@ -20,29 +22,29 @@ class Phase:
     judges_silence = False  # whether `on_tick` ends the generation of a slot that is silent for too long
 
     def enter(self, job: Job, now_ms: int) -> Decision | None:
-        """The phase begins."""
+        """Begins the phase."""
         return None
 
     def deadline(self, job: Job) -> int | None:
-        """When `on_tick` should be called next."""
+        """Returns the time of the next `on_tick`."""
         return None
 
     def on_tick(self, job: Job, now_ms: int) -> Decision | None:
         return None
 
     def on_slot(self, job: Job, arrival: Arrival, now_ms: int) -> Decision | None:
-        """A slot registered and has its place."""
+        """Takes a registered slot."""
         return None
 
     def on_slot_lost(self, job: Job, slot: RegisteredSlot, now_ms: int) -> Decision | None:
         return None
 
     def on_message(self, job: Job, slot: RegisteredSlot, message: ToCoordinator, now_ms: int) -> Decision | None:
-        """A message of the present generation (all others were counted and dropped)."""
+        """Takes a message of the present generation (others were counted and dropped)."""
         return None
 
     def listens_to(self, job: Job) -> int | None:
-        """The generation whose slots are heard although this process does not lead it (yet)."""
+        """Returns the generation whose slots' messages count although this process does not lead it (yet)."""
         return None
 
     def on_log(self, job: Job, view: LogView, now_ms: int) -> Decision | None:
@@ -52,7 +54,7 @@ class Phase:
         return None
 
     def on_foreign(self, job: Job, foreign: Foreign, now_ms: int) -> Decision | None:
-        """Another writer took our place in the log."""
+        """Takes another writer's record at this process's log position."""
         return FencedBy(foreign.entry.record)
 
     def on_manifest_read(self, job: Job, key: str, data: bytes | None, now_ms: int) -> Decision | None:
@@ -71,20 +73,20 @@ class Phase:
         return None
 
     def on_savepoint(self, job: Job, now_ms: int) -> Decision | None:
-        """One was asked for, or its copy is made or failed."""
+        """Takes a savepoint request, or the end of a copy."""
         return None
 
     def on_rescale(self, job: Job, now_ms: int) -> Decision | None:
-        """One was asked for, or a standby came."""
+        """Takes a rescale request, or the arrival of a standby."""
         return None
 
     def on_trigger(self, job: Job, now_ms: int) -> Decision | None:
         return None
 
     def on_stop(self, job: Job, now_ms: int) -> Decision | None:
-        """The user wants the job to end; `job.stop` says how. A last checkpoint has to wait until the job runs."""
+        """Takes the user's stop in `job.stop`. A last checkpoint has to wait until the job runs."""
         return Cancel() if isinstance(job.stop, StopNow) else None
 
     def on_refused(self, job: Job, error: str, now_ms: int) -> Decision | None:
-        """The store can't be used (permissions, damage)."""
+        """Takes a permanent refusal of the store (permissions, damage)."""
         return EndJob("failed", error)

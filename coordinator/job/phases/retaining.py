@@ -1,4 +1,4 @@
-"""Retention of stored checkpoints, while leading: what is deleted after decisions, after aborts, and by the sweep."""
+"""Deletions of a leader: after decisions, after aborted checkpoints, and by the sweep."""
 
 from collections.abc import Iterable, Iterator
 
@@ -24,18 +24,18 @@ SWEEP_EVERY_MS = 60 * 60 * 1000
 
 
 def restored_retention(job: Job) -> Retention | Unsorted:
-    """Retention of a generation that begins. `Unsorted`: older manifests have to be read first."""
+    """Returns the retention of a new generation. `Unsorted`: older manifests must be read first."""
     retained = job.spec.checkpoints.retained
     restored = None if job.generation.restored is None else job.kept(job.generation.restored)
     if isinstance(job.retention, Retention):
         return job.retention.after_restore(restored, job.held)
-    if len(job.log.kept) == (restored is not None):  # nothing but what the generation grows from
+    if len(job.log.kept) == (restored is not None):  # only the restored checkpoint is kept
         return Retention(retained, kept_after_restore((), restored, retained))
     return job.retention
 
 
 def keep(job: Job, kept: Kept, pending: PendingCheckpoints) -> None:
-    """`kept` is decided: deletes what no kept checkpoint needs any more."""
+    """Deletes files that no kept checkpoint needs after the decision of `kept`."""
     if isinstance(job.retention, Unsorted):
         job.retention.add(kept, job.spec.checkpoints.retained)
     else:
@@ -44,7 +44,7 @@ def keep(job: Job, kept: Kept, pending: PendingCheckpoints) -> None:
 
 
 def let_go(job: Job) -> None:
-    """Deletes those dropped checkpoints that nobody can need any more."""
+    """Deletes dropped checkpoints that nobody can need any more."""
     if isinstance(job.retention, Retention):
         open_ids = [checkpoint.id for checkpoint in job.generation.checkpoints.open]
         job.delete(job.retention.resolved(open_ids, job.held))
@@ -63,7 +63,7 @@ def list_objects(job: Job) -> None:
 
 
 def sweep(job: Job, listed: Listed, now_ms: int) -> None:
-    """`listed`: all objects of the job, and the manifests that were asked for."""
+    """`listed`: all objects of the job, and the requested manifests."""
     if isinstance(job.retention, Unsorted):
         job.retention = _retention_from(job, job.retention, listed) or job.retention
     if isinstance(job.retention, Retention) and job.generation.swept_ms is not None:
@@ -71,7 +71,7 @@ def sweep(job: Job, listed: Listed, now_ms: int) -> None:
 
 
 def under_way(generation: Generation) -> UnderWay:
-    """What the open checkpoints of the present generation may need."""
+    """Returns the needs of the present generation's open checkpoints."""
     checkpoints = () if generation.pending is None else generation.pending.open
     named = {file.key for each in checkpoints for ack in each.acks.values() for file in _files_in(ack)}
     if generation.written is not None:
@@ -82,8 +82,10 @@ def under_way(generation: Generation) -> UnderWay:
 
 
 def abandon(job: Job, acks: Iterable[Ack]) -> None:
-    """`acks` are of a checkpoint that ended undecided: what they say was uploaded for it goes. While it is not known
-    yet what is kept, nothing does, and the sweep finds it later."""
+    """Deletes the uploads named in `acks` of an undecided checkpoint.
+
+    While the kept checkpoints are unknown, deletion is left to a later sweep.
+    """
     if isinstance(job.retention, Unsorted) or not job.leads:
         return
     prefix = job.paths.data_token_prefix(job.led.token)
@@ -98,7 +100,7 @@ def _files_in(ack: Ack) -> Iterator[FileRef]:
 
 
 def _retention_from(job: Job, unsorted: Unsorted, listed: Listed) -> Retention | None:
-    """What is kept, from the manifests the log names. One unreadable one: nothing is deleted (S10)."""
+    """Returns the kept checkpoints from manifests that the log names; None if one is unreadable: no deletions (S10)."""
     found = dict(listed.manifests)
     kept: list[Kept] = []
     for entry in reversed(job.log.kept_at_start(job.spec.checkpoints.retained)):

@@ -1,4 +1,4 @@
-"""A generation runs: checkpoints, commits, lost slots, and the job's natural or requested end."""
+"""Running generation: checkpoints, commits, lost slots, and the job's natural or requested end."""
 
 from barrier_runtime.coordinator.checkpoints.checkpoint import AckEffect, Checkpoint
 from barrier_runtime.coordinator.checkpoints.failures import Cause
@@ -108,7 +108,7 @@ class Running(Phase):
         if slot.register.token != job.led.token or slot.register.phase not in ("running", "paused"):
             return Restart(f"slot {slot.index} came back without its state")
         stands = job.rescales.pausing or isinstance(job.stop, StopWithCheckpoint)
-        if slot.register.phase == "paused" and not stands:  # it did not hear that the job goes on
+        if slot.register.phase == "paused" and not stands:  # the slot missed that the job continues
             return Restart(f"slot {slot.index} came back with its sources stopped", counted=False)
         if slot.register.highest_checkpoint > job.generation.highest_announced:
             self._read_log_again(job, slot, now_ms)
@@ -123,12 +123,16 @@ class Running(Phase):
             job.outbox.send(slot, EndSources(job.led.token))
         send_visible(job, slot)
         let_go(job)
-        after_commit(job, now_ms)  # its Register may tell of the last commit, whose own message was lost
+        after_commit(job, now_ms)  # Register may report the last commit, whose message was lost
         return end_if_done(job) or self._pump(job, now_ms)
 
     def _read_log_again(self, job: Job, slot: RegisteredSlot, now_ms: int) -> None:
-        """It has heard of checkpoints of this generation that are not ours: somebody else led while this process stood
-        still. Nothing is said to it: ids of ours may be ids of theirs. It comes again, and by then the log has told."""
+        """Rereads the log: the slot has heard of checkpoints of another leader, which led while this process stalled.
+
+        The slot gets no answer, because ids of both leaders' checkpoints may coincide. When the slot reconnects, the
+        log has
+        been read.
+        """
         link = slot.link
         assert link is not None
         job.slots.lost(link, now_ms)
@@ -136,7 +140,7 @@ class Running(Phase):
         job.outbox.put(ReadRecord(job.log.next_position))
 
     def on_slot_lost(self, job: Job, slot: RegisteredSlot, now_ms: int) -> Decision | None:
-        return None  # it may only be the connection: `on_tick` ends the grace
+        return None  # the process may be alive: `on_tick` ends the grace period
 
     def on_message(self, job: Job, slot: RegisteredSlot, message: ToCoordinator, now_ms: int) -> Decision | None:
         if isinstance(message, Ack):
@@ -244,7 +248,7 @@ class Running(Phase):
     # ------------------------------------------------------------ inside
 
     def _pump(self, job: Job, now_ms: int) -> Decision | None:
-        """Do all that is due: commit, expire, trigger, persist."""
+        """Does everything due: commit, expire, trigger, persist."""
         commit_globally(job, now_ms)
         pending = job.generation.checkpoints
         exceeded = ""

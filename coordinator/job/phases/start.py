@@ -1,4 +1,4 @@
-"""How a coordinator comes to lead: read the log, then take over the living generation or begin a new one.
+"""Way to leadership: read the log, then take over the living generation or begin a new one.
 
 Loading ─ log ─► Resuming (same run, slots may be alive) ─ all running ─► LEAD is appended ─► Running
              └─► Fencing (a new generation) ─ FENCE is appended ─► WaitingForSlots
@@ -49,7 +49,7 @@ _MAX_ABORTS = 16
 
 
 class Loading(Phase):
-    """Read the log and derive what to do."""
+    """Reads the log and decides between a takeover and a new generation."""
 
     name = "loading"
 
@@ -101,7 +101,7 @@ class Loading(Phase):
 
 
 class Resuming(Phase):
-    """A restarted coordinator: all slots may be running on. Wait a little for all of them; then LEAD."""
+    """Waits a little for running slots of a restarted coordinator; with all of them, appends LEAD."""
 
     name = "resuming"
 
@@ -131,14 +131,14 @@ class Resuming(Phase):
 
     def on_slot(self, job: Job, arrival: Arrival, now_ms: int) -> Decision | None:
         if job.log.in_flight:
-            return None  # looked at when LEAD is appended
+            return None  # considered when LEAD is appended
         return self._consider(job, arrival.slot, now_ms) or self._lead_if_complete(job, now_ms)
 
     def listens_to(self, job: Job) -> int | None:
         return job.log.token
 
     def on_message(self, job: Job, slot: RegisteredSlot, message: ToCoordinator, now_ms: int) -> Decision | None:
-        """Facts are facts, whoever leads; acks are not: their checkpoints will be aborted."""
+        """Accepts facts of slots, whoever leads, but no acks: those checkpoints will be aborted."""
         if isinstance(message, Committed):
             job.mark_committed(slot, message)
         elif isinstance(message, CommitFailing):
@@ -163,7 +163,7 @@ class Resuming(Phase):
                 return self._new_generation(job, self._dead_reason(slot), now_ms)
         if job.slots.missing:
             return self._new_generation(job, "a slot was lost while the coordinator restarted", now_ms)
-        job.outbox.complete(appended.permit)  # may have been decided by our predecessor after the slots were greeted
+        job.outbox.complete(appended.permit)  # the predecessor may have decided it after Registered was sent
         highest = job.highest_checkpoint()
         for checkpoint in range(max(job.last_completed + 1, highest - _MAX_ABORTS + 1), highest + 1):
             job.outbox.broadcast(AbortCheckpoint(job.led.token, checkpoint, "the coordinator restarted"))
@@ -203,7 +203,7 @@ class Resuming(Phase):
 
 
 class Fencing(Phase):
-    """Begin a generation: verify what it starts from, append FENCE."""
+    """Begins a generation: verifies the restore point, appends FENCE."""
 
     name = "fencing"
 
@@ -225,7 +225,7 @@ class Fencing(Phase):
 
     def on_appended(self, job: Job, appended: Appended, now_ms: int) -> Decision | None:
         record = appended.entry.record
-        if isinstance(record, Complete):  # was under way when the old generation ended
+        if isinstance(record, Complete):  # in flight when the old generation ended
             appended_late(job, appended, now_ms)
             return self._choose(job, now_ms)
         if not isinstance(record, Fence):
@@ -239,7 +239,7 @@ class Fencing(Phase):
         return Gather(self.reason, now_ms + self._wait_ms)
 
     def _move(self, job: Job, spec: JobSpec, now_ms: int) -> None:
-        for slot in job.slots:  # before any of them leaves: nobody is to miss its connections
+        for slot in job.slots:  # before any slot leaves, so that no slot misses its connections
             job.cancel_generation_of(slot)
         if job.rescales.fallback_spec is not None:
             job.rescales.fail(self.reason, now_ms)
@@ -258,7 +258,7 @@ class Fencing(Phase):
         if choice is None or choice.entry is None or complete_of(choice.entry).manifest != key:
             return None
         if job.log.in_flight:
-            return None  # the second answer: it had been asked for in the phase before, too
+            return None  # the second answer: the previous phase requested the manifest, too
         record = complete_of(choice.entry)
         if data is None:
             return self._missing(job, key, record, now_ms)
@@ -269,12 +269,12 @@ class Fencing(Phase):
         return self._fence(job, job.decided_as(choice.entry, manifest), now_ms)
 
     def _missing(self, job: Job, key: str, record: Complete, now_ms: int) -> Decision | None:
-        """Another leader may have gone on, and dropped what was the newest when we read the log. The log says."""
+        """Rereads the log: another leader may have dropped the checkpoint that was the newest."""
         error = (
             f"manifest {key} of checkpoint {record.checkpoint} (sha256 {record.sha256}) is missing from the store: "
             "restore it from a backup; an older checkpoint is never taken by itself"
         )
-        if self._choice is not None and self._choice.lineage is Lineage.NEW:  # an older one, by its number
+        if self._choice is not None and self._choice.lineage is Lineage.NEW:  # an older checkpoint, requested by number
             error = not_kept(job.spec.job, record.checkpoint)
         if job.leads:
             return Fail(error)

@@ -1,21 +1,22 @@
-"""How a running job stops when its user asks: at once, drained, or with a savepoint. A stop with a savepoint survives
-the death of the coordinator that was asked:
+"""Stop of a running job on the user's request: at once, drained, or with a savepoint.
+
+A stop with a savepoint survives the death of the coordinator that received the request:
 
     ASKED ─ a record says so ─► STOPPING ─ the last checkpoint is visible ─► COPYING ─ copied ─► FINISH, which says so
 
-| who dies, or fails    | ASKED            | STOPPING                        | COPYING            | behind FINISH     |
+| who dies, or fails    | ASKED            | STOPPING                        | COPYING            | after FINISH      |
 |-----------------------|------------------|---------------------------------|--------------------|-------------------|
-| the coordinator       | the job runs on; | its successor stops the job: of a later checkpoint   | it has ended, with |
-|                       | who asked asks   | is the savepoint, which takes the place of what was  | that savepoint     |
-|                       | again            | copied under its id                                  |                    |
+| the coordinator       | the job runs on; | the successor stops the job: the savepoint is of a   | it has ended, with |
+|                       | the client asks  | later checkpoint, and replaces the files copied      | that savepoint     |
+|                       | again            | under the same id                                    |                    |
 | a slot                | asked of the     | the next generation reads on, and is stopped         | -                  |
 |                       | next generation  |                                 |                    |                   |
-| the whole program     | another run reads on; what was copied stays until somebody deletes it                    |
+| the whole program     | another run reads on; copied files stay until somebody deletes them                      |
 | the copy              | -                | -                               | FENCE without the  | -                 |
-|                       |                  |                                 | wish: it runs on   |                   |
+|                       |                  |                                 | stop: it runs on   |                   |
 
-A drained job does not run on: its FINISH says nothing of a savepoint that could not be copied. Until a record says so
-no checkpoint is triggered, and no source ends: a successor would have half of it, and not know why.
+A drained job does not run on: if its savepoint could not be copied, FINISH names none. Until a record names the stop,
+no checkpoint is triggered and no source ends: a successor would find a half-ended job without the reason.
 """
 
 from dataclasses import replace
@@ -29,7 +30,7 @@ from barrier_runtime.coordinator.wire.messages import EndSources
 
 
 def follow_stop(job: Job, pending: PendingCheckpoints, now_ms: int) -> None:
-    """Do what is due of the stop. Asked again, it is still the same checkpoint that is waited for."""
+    """Continues the stop. A repeated request waits for the same checkpoint."""
     if job.stop is None or isinstance(job.stop, StopNow):
         return
     if not job.stop_is_logged:
@@ -40,21 +41,21 @@ def follow_stop(job: Job, pending: PendingCheckpoints, now_ms: int) -> None:
         pending.triggering = Triggering.ON_REQUEST
         if job.stop.checkpoint is None:
             job.stop = replace(job.stop, checkpoint=pending.request())
-    else:  # a successor may find that all have ended, and has still to note that they were told to
+    else:  # all may have ended under a predecessor, and `drained` is still to be noted
         pending.triggering = Triggering.ON_REQUEST if job.all_ended else Triggering.HELD
         if not job.generation.drained and not pending.open:
             _end_sources(job)
 
 
 def _end_sources(job: Job) -> None:
-    """Nothing is under way that could be restored with some of the sources ended, and others not."""
+    """Ends the sources while no checkpoint is pending, which could be restored with only some of the sources ended."""
     job.generation.drained = True
     for slot in job.slots.connected:
         job.outbox.send(slot, EndSources(job.led.token))
 
 
 def needs_another(job: Job, pending: PendingCheckpoints) -> bool:
-    """The checkpoint that the stop waits for ended undecided, and was tolerated."""
+    """Whether the checkpoint of the stop ended undecided, and the failure was tolerated."""
     last = job.stop_checkpoint
     if last is None or job.last_completed >= last:
         return False
@@ -62,19 +63,19 @@ def needs_another(job: Job, pending: PendingCheckpoints) -> bool:
 
 
 def stop_anew(job: Job) -> None:
-    """A generation runs: the checkpoint to stop with is requested in it."""
+    """Requests the checkpoint to stop with in a new generation."""
     if isinstance(job.stop, StopWithCheckpoint):
         job.stop = replace(job.stop, checkpoint=None)
 
 
 def drain_on(job: Job) -> None:
-    """The coordinator before us was asked to drain the job, and that has ended some of its sources."""
+    """Continues a drain of the previous coordinator, which has ended some of the sources."""
     if not isinstance(job.stop, StopNow):
         job.stop = Drain(None if job.stop is None else job.stop.savepoint)
 
 
 def end_if_done(job: Job) -> Decision | None:
-    """The job's end, natural or wanted."""
+    """Returns the job's natural or requested end, if reached."""
     final, reached = job.generation.final, job.last_completed
     finished = final is not None and job.commits.all_through(final)
     stopped = job.stop_reached and job.commits.all_through(reached)
@@ -89,6 +90,6 @@ def end_if_done(job: Job) -> Decision | None:
 
 
 def _go_on(job: Job, error: str) -> Decision:
-    """The job cannot have the savepoint that it was to stop with: its sources, which have stopped, begin again."""
+    """Restarts the stopped sources, because the savepoint to stop with failed."""
     job.stop = None
     return Restart(f"the savepoint to stop with could not be written, so the job goes on: {error}", counted=False)

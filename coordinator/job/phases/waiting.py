@@ -1,7 +1,7 @@
-"""A generation begins: cancel the survivors' subtasks, wait for all slots, deploy, wait until all have restored, start.
+"""Begin of a generation: cancel old subtasks, wait for all slots, deploy, wait until all have restored, start.
 
-Slots may come and go freely until Deploy is sent; after that any loss needs a new generation. Slots restore for as long
-as it takes, but those of a program that replaced another one, which takes the job back behind `timeout_ms`.
+Slots may come and go freely until Deploy is sent; after that any loss needs a new generation. Restoring has no time
+limit, except after a replace: if the new program is not running within `timeout_ms`, the job falls back.
 """
 
 from barrier_runtime.coordinator.job.decisions import Decision, Fail, Restart, Run
@@ -26,7 +26,7 @@ from barrier_runtime.coordinator.wire.messages import (
 )
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
-_STARTS = 5  # times the wait for cores: how long slots that have theirs may take to register
+_STARTS = 5  # times the wait for cores: limit for slots with cores to register
 
 
 class WaitingForSlots(Phase):
@@ -36,8 +36,8 @@ class WaitingForSlots(Phase):
         self.reason = reason
         self._deploy_from_ms = deploy_from_ms
         self._deployed = False
-        self._waiting_since_ms: int | None = None  # for a server that does not answer
-        self._give_back_ms: int | None = None  # when a program that replaced another one has to run
+        self._waiting_since_ms: int | None = None  # for an unavailable server
+        self._give_back_ms: int | None = None  # when a program that replaced another one must be running
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -120,7 +120,7 @@ class WaitingForSlots(Phase):
             self._waiting_since_ms = None
 
     def _impatient_ms(self, job: Job) -> int | None:
-        """When the job ends because servers do not answer."""
+        """Returns when the job ends because servers are unavailable."""
         wait_limit_ms = job.restarts.wait_limit_ms
         return (
             None if self._waiting_since_ms is None or wait_limit_ms is None else self._waiting_since_ms + wait_limit_ms
@@ -134,7 +134,7 @@ class WaitingForSlots(Phase):
         return Fail(f"{waiting.error}\njob {job.spec.job}: {job.restarts.impatient()}")
 
     def _ask_for_kills(self, job: Job, now_ms: int) -> None:
-        """Tasks of processes out of reach hold places. Asked only now that the FENCE is appended."""
+        """Requests the end of unreachable processes' tasks, which occupy cores; only after the FENCE is appended."""
         for slot, lost_ms in job.slots.to_be_killed():
             if now_ms - lost_ms >= job.spec.reconnect_grace_ms:
                 job.outbox.put(job.slots.want_killed(slot))
@@ -185,8 +185,10 @@ class WaitingForSlots(Phase):
         return Run(self.reason)
 
     def _complete_until_ms(self, job: Job) -> int:
-        """Slots that have their cores wait for no resource: their processes start, which takes minutes on a machine
-        that others keep busy."""
+        """Returns the limit for all slots to register. Slots with cores wait for no resource: their processes are
+        starting,
+        which takes minutes on a busy machine.
+        """
         waits_ms = job.spec.resource_wait_timeout_ms
         return self._deploy_from_ms + (waits_ms * _STARTS if _all_have_cores(job) else waits_ms)
 
@@ -212,5 +214,5 @@ def _all_have_cores(job: Job) -> bool:
 
 
 def _where(snapshots: tuple[OperatorSnapshot, ...], restored: DecidedManifest | None) -> ManifestRef | None:
-    """The manifest, for a slot that is to read it itself because `snapshots` are too large for a message."""
+    """Returns the manifest, which a slot reads itself, if `snapshots` are too large for a message."""
     return None if restored is None or encoded_size(snapshots) <= MAX_CARRIED_BYTES else restored.ref
