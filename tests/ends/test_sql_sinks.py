@@ -194,6 +194,16 @@ def test_a_fresh_start_is_not_taken_for_an_earlier_one(database: Database, job: 
     assert database.numbers(table) == [1, 2]
 
 
+def test_rows_decided_in_two_lineages_appear_once(database: Database, job: Job) -> None:
+    """A restore of an older checkpoint begins a lineage while the older one's rows still wait."""
+    table = database.table()
+    older, newer = job.opened(table, token=1, lineage="older"), job.opened(table, token=2)
+    with closing_all([older, newer]):
+        decided = [pre_committed(older, 100, 1), pre_committed(newer, 101, 2)]
+        newer.commit_globally(101, decided)
+    assert database.numbers(table) == [1, 2]
+
+
 def test_a_mark_that_somebody_has_deleted_is_made_again(database: Database, job: Job) -> None:
     table = database.table()
     sink = job.opened(table)
