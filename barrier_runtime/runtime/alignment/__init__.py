@@ -1,1 +1,1 @@
-"""Barrier alignment: state machines, pure."""
+"""State machines of barrier alignment, pure."""

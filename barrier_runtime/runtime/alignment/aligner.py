@@ -1,47 +1,49 @@
-"""Barrier alignment of one subtask, as a pure state machine: (channel, event, now) → effects.
+"""Barrier alignment of one subtask as a pure state machine: (channel, event, now) → effects.
 
-Exactly once means: what a snapshot at barrier n holds is all that came before barrier n, and nothing that came after.
-Aligned, a subtask gets there by *blocking*: after barrier n a channel is left unread until all live channels delivered
-it. Unaligned, it gets there by *recording*: it takes its snapshot at once, and what comes before barrier n on the other
-channels, queued or still to arrive, belongs to the snapshot as in-flight data. `Aligner` does both and holds no data.
+Exactly once means: the snapshot of checkpoint n reflects all elements before barrier n and no element after barrier n.
+An *aligned* checkpoint achieves this by blocking: the subtask stops reading a channel that has delivered barrier n
+until all live channels have delivered barrier n. An *unaligned* checkpoint achieves this by recording: the subtask
+takes the snapshot at once, and rows before barrier n on the other channels, queued or still to arrive, belong to the
+snapshot as in-flight data. `Aligner` decides both and holds no rows. See docs/design/unaligned-checkpoints.md.
 
-A barrier says how long it may be aligned (`aligned_timeout_ms`): None for ever, 0 not at all. It *arrives* when it
-enters the queue of its channel and is *delivered* when it is taken out of it; what may never be recorded (channels
-`aligned_only`) counts when it is delivered.
+A barrier carries the time for which it may be aligned (`aligned_timeout_ms`): None is for ever, 0 is not at all. A
+barrier *arrives* when it enters the queue of its channel, and is *delivered* when the subtask takes it out of the
+queue. On channels that are never recorded (`aligned_only`) only delivery counts.
 
     state            event                                   move
-    idle             barrier n > done                        aligning n, block channel (or snapshot if it is all)
+    idle             barrier n > done                        aligning n, block channel (or snapshot n if complete)
     aligning n       barrier n, others missing               block channel
-    aligning n       barrier n, the last one                 snapshot n, unblock all → idle, done = n
+    aligning n       barrier n, the last missing barrier     snapshot n, unblock all → idle, done = n
     aligning n       barrier m > n                           abort n, unblock all → aligning m
-    aligning n       cancel m >= n, or abort n by order      abort, unblock all → idle, done = m
+    aligning n       cancel m >= n, or order to abort n      abort, unblock all → idle, done = m
     aligning n       a channel ends, no live one missing     snapshot n, unblock all → idle, done = n
-    any              abort m by order, m not seen yet, or    m is aborted: its barriers begin nothing
-                     its cancel arrives
+    any              order to abort m, m not seen yet, or    m is aborted: its barriers start no alignment
+                     cancel m arrives
     any              barrier or cancel <= done, old token    ignored and counted
 
-Barriers with an `aligned_timeout_ms`, for which no other checkpoint is under way beside them:
+Barriers with an `aligned_timeout_ms`, if no other checkpoint is aligned or recorded at the same time:
 
     idle             trigger or first arrival of n           start the timer of n
-    idle             n arrives                               aligning n, blocking nothing yet
-    idle             the end arrived on all live channels,   aligning n: no barrier will come any more
-                     n was triggered and may not be aligned
-    aligning n       time is over, or a 0 arrives, and all   snapshot n, unblock all, done = n → recording n, or idle
-                     `aligned_only` channels delivered n     when n or the end arrived on every channel
+    idle             n arrives                               aligning n, no channel blocked yet
+    idle             the end arrived on all live channels,   aligning n: no barrier n will arrive
+                     n is triggered and may not be aligned
+    aligning n       the timer fires or a barrier with 0     snapshot n, unblock all, done = n → recording n, or
+                     arrives, and all `aligned_only`         idle if n or the end arrived on every channel
+                     channels have delivered n
     aligning n       m > n, or cancel m >= n, arrives        abort n, unblock all
-    recording n      n, or the end, arrives on the last      recording is done → idle
-                     channel that lacked it
-    recording n      m > n, or cancel m >= n on a channel    abort n → idle, and go on with m
-                     that lacks n; or abort n by order
-    recording n      an aligned m > n is delivered, which    aligning m; n is recorded on
-                     had arrived behind n
-    after recording  the overtaken barrier n is delivered    nothing: the snapshot is taken
+    recording n      n or the end arrives on the last        in-flight data complete → idle
+                     missing channel
+    recording n      m > n arrives, or cancel m >= n on a    abort n → idle, then handle m
+                     missing channel, or order to abort n
+    recording n      an aligned m > n is delivered that      aligning m while n is still recorded
+                     arrived after n
+    after recording  the overtaken barrier n is delivered    none: the snapshot is taken
 
-Barriers without one, where what has to come first takes the subtask long (`overtake`):
+Barriers without `aligned_timeout_ms`, if the subtask needs long for the rows before them (`overtake`):
 
-    idle, aligning n n, or the end, arrived on every         snapshot n, unblock all → idle, done = n
-                     channel, and all `aligned_only`
-                     channels delivered n
+    idle, aligning n n or the end arrived on every channel,  snapshot n, unblock all → idle, done = n
+                     all `aligned_only` channels have
+                     delivered n
 
 Source: Flink's SingleCheckpointBarrierHandler and CheckpointBarrierTracker (behaviour, not code); FLIP-76, FLIP-147.
 """
@@ -64,12 +66,15 @@ from barrier_runtime.runtime.alignment.effects import (
 
 @dataclass(frozen=True, slots=True)
 class NoCheckpoint:
-    """No checkpoint is under way here."""
+    """State without a checkpoint under way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """The snapshot is taken; rows before the barrier still arrive on the channels `missing`, which is not empty."""
+    """State after the snapshot, while rows before the barrier still arrive on the channels `missing`.
+
+    `missing` is never empty.
+    """
 
     checkpoint: int
     missing: frozenset[int]
@@ -77,14 +82,14 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Aligning:
-    """Some barrier of the checkpoint is here, or wanted without any to come, and the snapshot is not taken."""
+    """State before the snapshot: a barrier of the checkpoint has arrived, or none will arrive."""
 
     barrier: Barrier
     first_at_ms: float
-    urgent: bool  # it may be aligned no longer
-    announced: frozenset[int] = frozenset()  # channels whose barrier arrived
-    delivered: frozenset[int] = frozenset()  # … and was taken out of the queue: they are blocked
-    recording: Recording | None = None  # an older checkpoint, when this one's barriers came behind those of that
+    urgent: bool  # the barrier may not be aligned any longer
+    announced: frozenset[int] = frozenset()  # channels on which the barrier arrived
+    delivered: frozenset[int] = frozenset()  # channels that delivered the barrier, and are blocked
+    recording: Recording | None = None  # an older checkpoint whose barriers arrived before these
 
 
 class Aligner:
@@ -100,13 +105,13 @@ class Aligner:
         self._triggered: Barrier | None = None
         self._timed = 0  # the last checkpoint whose timer was started
         self._timed_out = 0
-        self._aborted: set[int] = set()  # by order, above `done`
+        self._aborted: set[int] = set()  # ordered by the coordinator or cancelled upstream, above `done`
         self.done = 0  # highest id that was taken or aborted here
         self.ignored = 0
 
     @property
     def blocked(self) -> frozenset[int]:
-        """Channels that are not read: their barrier of the pending checkpoint was delivered."""
+        """Channels that are not read, because they have delivered the barrier of the pending checkpoint."""
         return self._state.delivered if isinstance(self._state, Aligning) else frozenset()
 
     @property
@@ -116,7 +121,7 @@ class Aligner:
 
     @property
     def recording(self) -> int | None:
-        """Checkpoint whose rows in flight still arrive."""
+        """Checkpoint whose in-flight rows still arrive."""
         return self._recorded.checkpoint if self._recorded else None
 
     @property
@@ -125,10 +130,10 @@ class Aligner:
             return self._state.recording
         return self._state if isinstance(self._state, Recording) else None
 
-    # ------------------------------------------------------------ what is known before it is delivered
+    # events before delivery
 
     def on_trigger(self, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
-        """The coordinator wants this checkpoint; its barriers are on their way."""
+        """Notes that the coordinator triggered the checkpoint of `barrier`; its barriers are on their way."""
         if barrier.token != self._token or not self._is_new(barrier.id) or barrier.aligned_timeout_ms is None:
             return []
         if self._triggered is None or barrier.id > self._triggered.id:
@@ -136,7 +141,7 @@ class Aligner:
         return self._start_timer(barrier) + self._progress(now_ms)
 
     def on_arrival(self, channel: int, element: Announced, now_ms: float) -> list[AlignmentEffect]:
-        """`element` entered the queue of `channel`."""
+        """Handles `element` as it enters the queue of `channel`."""
         if isinstance(element, EndOfInput):
             self._ends.add(channel)
             return self._heard_from(channel) + self._progress(now_ms)
@@ -147,7 +152,7 @@ class Aligner:
         return self._barrier_arrived(channel, element, now_ms)
 
     def on_timeout(self, checkpoint: int, now_ms: float) -> list[AlignmentEffect]:
-        """The time for aligning `checkpoint` is over."""
+        """Ends the time for aligning `checkpoint`."""
         self._timed_out = max(self._timed_out, checkpoint)
         state = self._state
         if isinstance(state, Aligning) and state.barrier.id == checkpoint:
@@ -183,10 +188,10 @@ class Aligner:
             self._aborted.add(cancel.id)
         return []
 
-    # ------------------------------------------------------------ what is delivered
+    # events of delivery
 
     def on_barrier(self, channel: int, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
-        """`barrier` was taken out of the queue of `channel`."""
+        """Handles `barrier`, taken out of the queue of `channel`."""
         if barrier.token == self._token and barrier.id == self._overtook:
             return []
         if barrier.token != self._token or barrier.id <= self.done or channel not in self._live:
@@ -209,7 +214,7 @@ class Aligner:
         return effects + (completed or [Block(channel)])
 
     def on_cancel(self, channel: int, cancel: CancelBarrier) -> list[AlignmentEffect]:
-        """`cancel` was taken out of the queue of `channel`."""
+        """Handles `cancel`, taken out of the queue of `channel`."""
         if cancel.token != self._token or cancel.id <= self.done or cancel.id < (self.aligning or 0):
             self.ignored += 1
             return []
@@ -222,13 +227,13 @@ class Aligner:
         return effects
 
     def on_end(self, channel: int, now_ms: float) -> list[AlignmentEffect]:
-        """The channel delivered its last element; it counts as having delivered every barrier from now on."""
+        """Ends `channel`: from now on the channel counts as having delivered every barrier."""
         self._live.discard(channel)
         self._ends.add(channel)
         return self._heard_from(channel) + self._progress(now_ms)
 
     def on_order_to_abort(self, checkpoint: int) -> list[AlignmentEffect]:
-        """The coordinator aborted `checkpoint`."""
+        """Aborts `checkpoint` by order of the coordinator."""
         state, reason = self._state, "ordered by the coordinator"
         if self.recording == checkpoint:
             return self._abort_recording(reason)
@@ -239,8 +244,10 @@ class Aligner:
         return []
 
     def overtake(self, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
-        """`barrier`, which is an aligned one, or the end, has arrived on every channel, and is to wait no longer for
-        the rows before it."""
+        """Takes the snapshot without waiting for the rows before `barrier`, an aligned barrier.
+
+        `barrier`, or the end, has arrived on every channel.
+        """
         missing = self._live - self.blocked
         if barrier.token != self._token or not self._is_new(barrier.id) or self._recorded:
             return []
@@ -263,14 +270,14 @@ class Aligner:
         return timeout_ms is not None and (timeout_ms == 0 or self._timed_out >= barrier.id)
 
     def _overtaken_by(self, barrier: Barrier) -> list[AlignmentEffect]:
-        """Ends the alignment of an older checkpoint."""
+        """Aborts an older checkpoint that is being aligned."""
         state = self._state
         if isinstance(state, Aligning) and barrier.id > state.barrier.id:
             return self._abort(state, f"barrier {barrier.id} overtook it")
         return []
 
     def _begin(self, barrier: Barrier, now_ms: float) -> tuple[Aligning, list[AlignmentEffect]]:
-        """A barrier of the pending checkpoint, or of the one that is pending from now on."""
+        """Starts the alignment of `barrier`, or continues the alignment under way."""
         if isinstance(self._state, Aligning):
             self._state = replace(self._state, urgent=self._state.urgent or self._is_late(barrier))
             return self._state, []
@@ -284,7 +291,7 @@ class Aligner:
         return [StartTimer(barrier.id, barrier.aligned_timeout_ms)]
 
     def _progress(self, now_ms: float) -> list[AlignmentEffect]:
-        """Snapshot if that is due now."""
+        """Takes the snapshot if the snapshot is due."""
         if not isinstance(self._state, Aligning):
             self._begin_without_barriers(now_ms)
         state = self._state
@@ -304,7 +311,10 @@ class Aligner:
         return []
 
     def _begin_without_barriers(self, now_ms: float) -> None:
-        """All inputs have arrived to their ends without the barrier that is wanted: upstream had ended before."""
+        """Starts a triggered checkpoint without barriers.
+
+        The ends of all inputs have arrived, and no barrier of the checkpoint: upstream ended before the checkpoint.
+        """
         triggered = self._triggered
         if triggered is None or not self._is_new(triggered.id) or not self._is_late(triggered):
             return
@@ -312,7 +322,7 @@ class Aligner:
             self._state = Aligning(triggered, now_ms, urgent=True, recording=self._recorded)
 
     def _heard_from(self, channel: int) -> list[AlignmentEffect]:
-        """What is recorded on `channel` is complete."""
+        """Ends the recording of `channel`: all rows before the barrier have arrived."""
         recorded = self._recorded
         if recorded is None or channel not in recorded.missing:
             return []
@@ -329,7 +339,7 @@ class Aligner:
     def _taken(
         self, state: Aligning, barrier: Barrier, recorded: tuple[int, ...], now_ms: float
     ) -> list[AlignmentEffect]:
-        """`barrier`: that of `state`, as it goes on to the outputs."""
+        """Takes the snapshot of `state`; `barrier` is the barrier as sent to the outputs."""
         unblock = self._ended(state)
         snapshot = TakeSnapshot(
             barrier,
@@ -348,7 +358,7 @@ class Aligner:
         return [Aborted(checkpoint, reason)]
 
     def _ended(self, state: Aligning) -> list[AlignmentEffect]:
-        """The snapshot is taken, or will not be."""
+        """Ends the alignment `state`, after its snapshot or after its abort."""
         self._state = state.recording or NoCheckpoint()
         self._finish(state.barrier.id)
         return [Unblock(tuple(sorted(state.delivered)))] if state.delivered else []

@@ -1,16 +1,16 @@
-"""What alignment tells a subtask to do: the effects of `alignment.Aligner` and `alignment/tracker.BarrierTracker`."""
+"""Effects of `Aligner` and `BarrierTracker`, which a subtask applies."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from barrier_runtime.data.elements import Barrier, CancelBarrier, EndOfInput
 
-Announced: TypeAlias = Barrier | CancelBarrier | EndOfInput  # elements that alignment hears of when they arrive
+Announced: TypeAlias = Barrier | CancelBarrier | EndOfInput  # elements that alignment handles on arrival
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Do not read this channel."""
+    """Stops reading `channel`."""
 
     channel: int
 
@@ -22,8 +22,11 @@ class Unblock:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Forward `barrier`, then snapshot. `recorded`: channels whose data before the barrier belong to the snapshot as
-    in-flight data; on all others they were taken."""
+    """Forwards `barrier`, then takes the snapshot.
+
+    `recorded`: channels whose rows before the barrier belong to the snapshot as in-flight data. On all other channels
+    the subtask has processed these rows.
+    """
 
     barrier: Barrier
     start_delay_ms: float
@@ -33,14 +36,14 @@ class TakeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class InFlightComplete:
-    """The in-flight data of checkpoint `id` are all there."""
+    """Completes the in-flight data of checkpoint `id`."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class StartTimer:
-    """Call `on_timeout(id)` after `delay_ms`."""
+    """Requests a call of `on_timeout(id)` after `delay_ms`."""
 
     id: int
     delay_ms: int
@@ -48,8 +51,10 @@ class StartTimer:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """Checkpoint `id` will not be taken here, or what was recorded for it is void: tell downstream, and the coordinator
-    unless it told us."""
+    """Drops checkpoint `id`: no snapshot is taken here, or the recorded rows are void.
+
+    The subtask informs downstream, and the coordinator unless the coordinator gave the order.
+    """
 
     id: int
     reason: str

@@ -1,5 +1,6 @@
-"""At-least-once: the snapshot is taken when the last barrier arrived; nothing is ever blocked or overtaken. Pure, like
-`alignment.Aligner`, with the same events and effects.
+"""At-least-once checkpoints: the snapshot is taken when the last barrier arrives.
+
+No channel is blocked or overtaken. Pure, with the events and effects of `alignment.aligner.Aligner`.
 """
 
 from barrier_runtime.data.elements import Barrier, CancelBarrier
@@ -9,14 +10,14 @@ from barrier_runtime.runtime.alignment.effects import Aborted, AlignmentEffect, 
 class BarrierTracker:
     """Counts barriers over `channels` input channels of generation `token`."""
 
-    _MOST_PENDING = 50  # a bound on memory; older ones are aborted first
+    _MOST_PENDING = 50  # bounds memory; older checkpoints are aborted first
 
     def __init__(self, channels: int, token: int) -> None:
         self._token = token
         self._live = set(range(channels))
         self._arrived: dict[int, set[int]] = {}  # checkpoint -> channels, ascending
         self._barriers: dict[int, tuple[Barrier, float]] = {}
-        self._aborted: set[int] = set()  # by order, above `done`
+        self._aborted: set[int] = set()  # ordered by the coordinator, above `done`
         self.done = 0
         self.ignored = 0
 
@@ -27,19 +28,19 @@ class BarrierTracker:
         return max(self._arrived, default=None)
 
     def on_trigger(self, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
-        """Nothing is timed here."""
+        """Does nothing: this tracker starts no timers."""
         return []
 
     def on_arrival(self, channel: int, element: Announced, now_ms: float) -> list[AlignmentEffect]:
-        """Nothing is overtaken: an element counts when it is taken."""
+        """Does nothing: barriers count on delivery, because none is overtaken."""
         return []
 
     def on_timeout(self, checkpoint: int, now_ms: float) -> list[AlignmentEffect]:
-        """No timer is ever wished for."""
+        """Never called: this tracker starts no timers."""
         return []
 
     def overtake(self, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
-        """Rows in flight would come twice."""
+        """Does nothing: rows in flight would be processed twice."""
         return []
 
     def on_barrier(self, channel: int, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:

@@ -1,1 +1,1 @@
-"""What a slot takes from its process: time, timers, threads."""
+"""Services of a slot's process: time, timers, threads, memory."""

@@ -1,12 +1,11 @@
-"""The clock of a slot: wall-clock and steady time, passed in so that the slot can also run in virtual time.
+"""Clock of a slot: wall-clock time, steady time and timers, replaceable by virtual time.
 
-What must also run in virtual time asks a `Clock` and never the `time` module; the simulation gives each process a
-clock of its own.
+Code that also runs in virtual time uses a `Clock` and never the `time` module; the simulation gives each process its
+own clock.
 
-Wakes a loop at a moment that is known to fractions of a millisecond.
-
-The timers of event loops count in whole milliseconds: a wait of half of one is none, or two. Linux has timers that are
-files, which any loop can watch; elsewhere the loop's own have to do.
+Timers wake a loop with a precision of fractions of a millisecond. The timers of event loops count whole milliseconds,
+so a wait of half a millisecond is none or two. Linux has timers that are files, which any loop can watch; other systems
+use the loop's timers.
 """
 
 import asyncio
@@ -23,16 +22,19 @@ _LEAST_NS = 1_000  # zero would switch the timer off
 
 
 class Timer(Protocol):
-    """Rings once, `delay_s` after it was set last, by a call on the loop. May ring once more after being set anew."""
+    """Timer that calls back on the loop `delay_s` after the last `set`.
+
+    Rings once, but may ring once more if set again.
+    """
 
     def set(self, delay_s: float) -> None: ...
     def close(self) -> None:
-        """Cancel it. Idempotent."""
+        """Cancels the timer. Idempotent."""
         ...
 
 
 class LoopTimer:
-    """Of the loop's own timers."""
+    """Timer of the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._loop = loop
@@ -50,7 +52,7 @@ class LoopTimer:
 
 
 class FileTimer:
-    """A timer of the kernel. Raises `OSError` where there is none."""
+    """Timer of the kernel. Raises `OSError` if the system has none."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._loop = loop
@@ -77,12 +79,13 @@ class FileTimer:
     def _rang(self) -> None:
         try:
             os.read(self._file, 8)
-        except BlockingIOError:  # it was set anew after the loop had seen it ring
+        except BlockingIOError:  # set again after the loop noticed the ring
             return
         self._ring()
 
 
 def best_timer(loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> Timer:
+    """Returns the most precise timer of this system."""
     try:
         return FileTimer(loop, ring)
     except OSError:
@@ -90,20 +93,24 @@ def best_timer(loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> Tim
 
 
 class Clock(Protocol):
+    """Source of time, and of timers."""
+
     def wall_ns(self) -> int:
         """Nanoseconds since 1970; may jump."""
         ...
 
     def monotonic_s(self) -> float:
-        """Seconds since an unknown moment; never goes back."""
+        """Seconds since an arbitrary start; never decreases."""
         ...
 
     def timer(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> Timer: ...
 
 
 class SourceTime:
-    """The time that sources live by: the wall clock's when this was made, and what a steady clock counted since. A wall
-    clock that is set moves neither schedules nor silences."""
+    """Time for sources: wall-clock time at the start plus elapsed steady time.
+
+    Setting the wall clock affects neither schedules nor idle timeouts.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._steady_s = clock.monotonic_s
@@ -114,7 +121,7 @@ class SourceTime:
 
 
 class SystemClock:
-    """This machine's. The steady clock is the one with the best resolution."""
+    """Clock of this machine. The steady clock has the best resolution available."""
 
     wall_ns = staticmethod(time.time_ns)
     monotonic_s = staticmethod(time.perf_counter)

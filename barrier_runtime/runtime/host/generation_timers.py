@@ -1,11 +1,13 @@
-"""What one generation in a slot does later: operators' timers, and work that waits while the job is about to move to
-other slots, so that the move has the processor for itself, and little to fetch.
+"""Deferred work of a generation in a slot: operators' timers, and work that waits for a move.
+
+While the job is about to move to other slots, such work waits, so that the move has the processor to itself and little
+to fetch.
 
 | a move is …                  | entries that databases merge | compactions                                          |
 |------------------------------|------------------------------|------------------------------------------------------|
-| not near                     | go on                        | as RocksDB likes                                     |
-| near: a sign came lately     | wait                         | none begins; those that run end (`at_rest`)          |
-| begun: sources stand         | wait                         | none begins                                          |
+| not near                     | continue                     | as RocksDB likes                                     |
+| near: a sign came lately     | wait                         | none begins; running ones end (`at_rest`)            |
+| begun: sources pause         | wait                         | none begins                                          |
 | over, with this generation   | ended                        | as RocksDB likes                                     |
 """
 
@@ -13,13 +15,16 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 _Later: TypeAlias = Callable[[float, Callable[[], None]], Any]
-_LOOK_S = 0.05  # between two looks whether work may go on
-_NEAR_S = 10.0  # behind a sign that the job is about to move; a move that takes longer to prepare gives others
+_LOOK_S = 0.05  # interval of checks whether work may continue
+_NEAR_S = 10.0  # after a sign that the job is about to move; a longer preparation repeats the sign
 
 
 class GenerationTimers:
-    """For the loop's thread, but for `ends_before_move`. `later(delay_s, callback)` calls back once, unless the
-    generation has ended by then. `hold(True)`: compactions do not begin; `hold(False)`: they may again."""
+    """Timers of a generation, for the loop's thread; `ends_before_move` may be called on any thread.
+
+    `later(delay_s, callback)` calls back once, unless the generation has ended. `hold(True)` keeps compactions from
+    beginning, `hold(False)` allows them again.
+    """
 
     def __init__(self, later: _Later, now_s: Callable[[], float], hold: Callable[[bool], None]) -> None:
         self._later = later
@@ -28,7 +33,7 @@ class GenerationTimers:
         self._ended = False
         self._under_way: list[Callable[[], bool]] = []
         self._now_s = now_s
-        self._paused = 0  # the checkpoint behind which sources read nothing; 0: there is none
+        self._paused = 0  # the checkpoint after which sources read nothing; 0: none
         self._near_until_s = 0.0
 
     @property
@@ -36,16 +41,16 @@ class GenerationTimers:
         return self._paused > 0
 
     def pause(self, checkpoint: int) -> None:
-        """Sources read nothing behind it."""
+        """Pauses sources after `checkpoint`."""
         self._paused = self._paused or checkpoint
 
     def aborted(self, checkpoint: int) -> None:
-        """Sources that were paused with it read on."""
+        """Ends the pause that belongs to `checkpoint`."""
         if checkpoint >= self._paused:
             self._paused = 0
 
     def move_is_near(self) -> None:
-        """Slots fetch what they are going to have."""
+        """Notes a sign of a move: slots fetch the files of their future key groups."""
         self._near_until_s = self._now_s() + _NEAR_S
         if not self._held and not self._ended:
             self._held = True
@@ -53,16 +58,16 @@ class GenerationTimers:
             self._later(_LOOK_S, self._look)
 
     def ends_before_move(self, under_way: Callable[[], bool]) -> None:
-        """Work that cannot wait any more once it has begun."""
+        """Registers work that cannot wait once it has begun."""
         self._under_way.append(under_way)
 
     @property
     def at_rest(self) -> bool:
-        """None of that is under way."""
+        """True if none of the registered work is running."""
         return self._ended or not any(each() for each in self._under_way)
 
     def end(self) -> None:
-        """With the generation: nobody looks any more whether a move is near."""
+        """Ends the timers with their generation, and allows compactions."""
         self._ended = True
         self._release()
 
@@ -85,8 +90,11 @@ class GenerationTimers:
         self._later(delay_s, callback)
 
     def call_when_settled(self, delay_s: float, callback: Callable[[], None]) -> None:
-        """For work that may wait. What databases merge in the move to come, or before it, is new in its last
-        checkpoint, and has to be written out, uploaded and fetched while sources stand."""
+        """Calls back when no move is near.
+
+        Entries that a database merges before or during a move are new in its last checkpoint, and would be written,
+        uploaded and fetched while sources pause.
+        """
 
         def call() -> None:
             if self._waits:

@@ -1,13 +1,12 @@
-"""What Python's garbage collector walks in a slot's process, and when. Its pauses are the tail of the latency.
+"""Garbage collection, interpreter settings and metrics of a slot's process.
 
-Imports live for ever and are most of the heap: they are frozen, which means that the collector leaves them out. Of a
-dropped generation circles of objects remain, caches and all, so a collection follows; without the imports it takes
-milliseconds. Only where a generation itself has made very many objects, as by imports of its functions, is it frozen
-too, and then everything has to be walked once to get rid of it.
+Pauses of the garbage collector determine the tail of the latency. Imports live for ever and are most of the heap, so
+they are frozen: the collector skips them. A dropped generation leaves cycles of objects, including caches, so a
+collection follows, which takes milliseconds without the imports. A generation is frozen too if it created very many
+objects, for example by imports of its functions; then freeing it takes a collection of the whole heap.
 
-How Python runs in a slot's process: for a loop that must answer soon. Not for a process of the user's program.
-
-The metrics of a slot's process, as its heartbeats tell them. Those of a generation are `Execution.figures`.
+The interpreter is tuned for a loop that must answer soon; not for a process of the user's program. Heartbeats report
+the metrics of the process; `Execution.figures` has the metrics of a generation.
 """
 
 import gc
@@ -27,22 +26,22 @@ from barrier_runtime.state.store.object_store import ObjectStore
 from barrier_runtime.state.store.use import counts_of
 from barrier_runtime.state.threads import ask_for_short_slices
 
-_MANY = 100_000  # objects: some 30 ms of a collection
+_MANY = 100_000  # objects: about 30 ms of a collection
 
 
 class Heap:
-    """Of this process. Not for one that belongs to the user's program."""
+    """Heap of this process. Not for a process of the user's program."""
 
     def __init__(self) -> None:
         self._generation_frozen = False
 
     def begin(self) -> None:
-        """Before a slot begins: what is there was imported, or is left of an earlier slot."""
+        """Freezes imports, and remains of an earlier slot, before a slot begins."""
         self.trim(True)
         gc.freeze()
 
     def trim(self, dropped: bool) -> None:
-        """When a generation has restored, or, `dropped`, was dropped."""
+        """Collects garbage after a restore of a generation, or (`dropped`) after a generation was dropped."""
         if dropped and self._generation_frozen:
             gc.unfreeze()
             self._generation_frozen = False
@@ -53,10 +52,10 @@ class Heap:
 
 
 def _tracked() -> int:
-    """How many objects the collector walks, counted in one step of the interpreter: no other thread runs in between.
+    """Number of objects that the collector tracks, counted in a single step of the interpreter.
 
-    The list of them refers to each, also to a tuple that another thread is still filling from a generator; if that
-    thread ran while the list is there, it would get a SystemError ("bad argument to internal function").
+    No other thread may run in between. The list of the objects also refers to a tuple that another thread is filling
+    from a generator; that thread would get a SystemError ("bad argument to internal function").
     """
     return next(map(len, map(gc.get_objects, (None,))))
 
@@ -64,18 +63,20 @@ def _tracked() -> int:
 PROCESS_HEAP = Heap()
 
 
-_SWITCH_INTERVAL_S = 0.0005  # how long a worker thread may keep the loop waiting for the interpreter (default: 5 ms)
-_GC_THRESHOLDS = (50_000, 50, 1_000)  # full collections are rare: their pauses are tail latency
+# Longest time for which a worker thread keeps the interpreter from the loop (default: 5 ms).
+_SWITCH_INTERVAL_S = 0.0005
+_GC_THRESHOLDS = (50_000, 50, 1_000)  # full collections are rare, because their pauses are tail latency
 
 
 def tune_interpreter() -> None:
-    """For the calling thread, which will run the loop, and its process, for good."""
+    """Tunes the calling thread, which will run the loop, and its process, permanently."""
     gc.set_threshold(*_GC_THRESHOLDS)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     ask_for_short_slices()
 
 
 def process_figures(store: ObjectStore, starved_s: float, loop_lag_ms: float) -> dict[str, float]:
+    """Metrics of the process."""
     used = counts_of(store)
     return {
         LOOP_LAG_MS.name: loop_lag_ms,

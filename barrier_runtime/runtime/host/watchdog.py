@@ -1,11 +1,12 @@
-"""Ends a Python worker that nobody owns any more: a thread that looks, once in a while, whether anyone is there.
+"""Watchdog thread that ends a Python worker without an owner, and starvation times of threads.
 
-A long-lived loop never touches the pipe to its JVM, so it would not notice that the executor, the PySpark daemon or the
-whole application is gone. The process leaves at once (`os._exit`) when its parent changed, when the sockets to the JVM
-that it inherited were closed by the other side, or when the coordinator has been silent for the whole lease. Nothing
-remote is touched on the way out.
+A long-lived loop never touches the pipe to its JVM, so the loop would not notice the loss of the executor, the PySpark
+daemon or the application. The process exits at once (`os._exit`) if its parent changed, if the other side closed the
+inherited sockets to the JVM, or if the coordinator has been silent for the whole lease. The exit touches nothing
+remote.
 
-For how long this thread was ready to run and got no processor. Linux tells it; elsewhere it is 0.
+The starved time of a thread is the time for which the thread was ready to run without a processor. Linux reports this
+time; elsewhere it is 0.
 """
 
 import contextlib
@@ -17,11 +18,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-ORPHANED = 77  # exit status, for people who look at it
+ORPHANED = 77  # exit status, for readers of logs
 
 
 def inherited_sockets() -> list[int]:
-    """Connected stream sockets this process already has: call it before opening any. Linux and other /proc systems."""
+    """Connected stream sockets of this process, on Linux and other /proc systems. Call before opening any."""
     found = []
     directory = Path("/proc/self/fd")
     if not directory.is_dir():
@@ -35,14 +36,14 @@ def inherited_sockets() -> list[int]:
                 probe.getpeername()
             found.append(fd)
         except OSError:
-            continue  # a descriptor that is gone by now, or a listening socket
+            continue  # a descriptor closed meanwhile, or a listening socket
     return found
 
 
 class Watchdog:
-    """`silent_s()` tells for how long the coordinator has been silent; over `lease_s` the process leaves.
+    """Thread that exits the process when the coordinator is silent for more than `lease_s`.
 
-    `clean_up` removes local files; it must not raise.
+    `silent_s()` returns the seconds of silence. `clean_up` removes local files and must not raise.
     """
 
     def __init__(
@@ -86,22 +87,22 @@ class Watchdog:
         while not self._stop.wait(self._period_s):
             reason = self.reason_to_leave()
             if reason is not None:
-                with contextlib.suppress(OSError, ValueError):  # an executor that is gone reads nothing any more
+                with contextlib.suppress(OSError, ValueError):  # a lost executor reads no messages
                     print(f"barrier-runtime: worker {os.getpid()} leaves: {reason}", file=sys.stderr, flush=True)
                 self._clean_up()
                 os._exit(ORPHANED)
 
 
-_FILE = "/proc/thread-self/schedstat"  # nanoseconds on a processor, nanoseconds waiting for one, times on one
+_FILE = "/proc/thread-self/schedstat"  # ns on a processor, ns waiting for a processor, number of time slices
 _BYTES = 128
 
 
 class _File:
-    """Of the thread that makes it. Kept open: opening it costs ten times what reading does."""
+    """Schedule statistics of the creating thread. Stays open: opening costs ten times as much as a read."""
 
     def __init__(self) -> None:
         self._descriptor = -1
-        with contextlib.suppress(OSError):  # no Linux, or one that was built without it
+        with contextlib.suppress(OSError):  # no Linux, or a kernel without these statistics
             self._descriptor = os.open(_FILE, os.O_RDONLY | os.O_CLOEXEC)
 
     def waited_ns(self) -> int:
@@ -126,7 +127,7 @@ _of = _OfThread()
 
 
 def _forget() -> None:
-    """What was open before a fork tells of the parent's thread."""
+    """Drops files opened before a fork, which belong to the parent's thread."""
     global _of
     _of = _OfThread()
 
@@ -135,5 +136,5 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def starved_s() -> float:
-    """Seconds since the thread began. Costs about 2 microseconds: not for each batch."""
+    """Starved seconds of this thread since its start. Costs about 2 microseconds, so not for each batch."""
     return _of.file.waited_ns() / 1e9

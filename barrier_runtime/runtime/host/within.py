@@ -1,7 +1,7 @@
-"""Waiting with a time limit, where being cancelled is never lost.
+"""Waiting with a timeout that never loses a cancellation.
 
-`asyncio.wait_for` of Python 3.10 and 3.11 returns the result, and forgets that it was cancelled, when both come at once
-(CPython issue 86296): a deployment that was cancelled would go on connecting, and wait for ever.
+`asyncio.wait_for` of Python 3.10 and 3.11 returns the result and forgets the cancellation if both happen at once
+(CPython issue 86296): a cancelled deployment would continue to connect, and wait for ever.
 """
 
 import asyncio
@@ -12,8 +12,10 @@ T = TypeVar("T")
 
 
 async def within(seconds: float, awaitable: Awaitable[T]) -> T:
-    """What `awaitable` gives. Raises `asyncio.TimeoutError` when it takes longer; it is cancelled then, as it is when
-    the caller is."""
+    """Returns the result of `awaitable`. Raises `asyncio.TimeoutError` after `seconds`.
+
+    `awaitable` is cancelled after the timeout, and if the caller is cancelled.
+    """
     waited = asyncio.ensure_future(awaitable)
     try:
         await asyncio.wait({waited}, timeout=seconds)
@@ -25,4 +27,4 @@ async def within(seconds: float, awaitable: Awaitable[T]) -> T:
             waited.cancel()
             await asyncio.wait({waited})  # so that no task is left behind
         if waited.done() and not waited.cancelled():
-            waited.exception()  # heard of, also when the caller was cancelled at the same time
+            waited.exception()  # marks the exception as retrieved, also if the caller was cancelled at the same time

@@ -1,8 +1,8 @@
-"""The threads of a slot, for what blocks: uploads, downloads, fsync, external commits. Everything else is the loop.
+"""Threads of a slot for blocking work: uploads, downloads, fsync, external commits.
 
-A *sequential executor* runs what it is given one after the other, on shared threads. None waits for another one: a
-slow sink never delays a checkpoint or another sink. What may hang has threads of its own: commits of any number of
-dead targets keep neither snapshots nor the next restore from running.
+Everything else runs on the loop. A *sequential executor* runs its work in order, on shared threads, and never waits for
+another executor: a slow sink delays neither a checkpoint nor another sink. Work that may hang has separate threads:
+commits to any number of dead targets block neither snapshots nor the next restore.
 """
 
 import asyncio
@@ -18,21 +18,21 @@ from barrier_runtime.state.threads import Threads
 Done = Callable[[Any, BaseException | None], None]
 
 _SNAPSHOT_THREADS = 16
-_OPENING_THREADS = 64  # a generation whose `open` hangs keeps one for ever
-_UNHURRIED_THREADS = 1_024  # one per executor whose work has begun; of dropped generations only those that hang
+_OPENING_THREADS = 64  # a generation whose `open` hangs occupies a thread for ever
+_UNHURRIED_THREADS = 1_024  # one per executor with running work; of dropped generations only hanging ones
 
 
 class Submit(Protocol):
     def __call__(self, work: Callable[[], Any], done: Done) -> None:
-        """Run `work` off the loop, then call `done(result, error)` on it."""
+        """Runs `work` off the loop, then calls `done(result, error)` on the loop."""
         ...
 
 
 class WorkerPool(Protocol):
-    """What a slot needs of its workers; the simulation has some without threads."""
+    """Threads of a slot; the simulation has a pool without threads."""
 
     def submit(self, work: Callable[[], Any], done: Done) -> None:
-        """Run `work` off the loop, then call `done(result, error)` on it."""
+        """Runs `work` off the loop, then calls `done(result, error)` on the loop."""
         ...
 
     async def run(self, work: Callable[[], Any]) -> Any: ...
@@ -41,7 +41,7 @@ class WorkerPool(Protocol):
 
 
 class Workers:
-    """Results are handed back on the loop."""
+    """Worker pool of real threads; results are delivered on the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -51,26 +51,38 @@ class Workers:
         self._closed = False
 
     def submit(self, work: Callable[[], Any], done: Done) -> None:
-        """After `close` nothing begins any more, as nothing does that waited then: the slot is leaving."""
+        """Runs `work` on an opening thread.
+
+        After `close` no work begins, not even queued work: the slot is leaving.
+        """
         self._on(self._opening, work, done)
 
     async def run(self, work: Callable[[], Any]) -> Any:
-        """As `submit`, which is for what opens and closes operators: it waits for no snapshot and no commit."""
+        """Runs `work` as `submit` does, to open and close operators; waits for no snapshot and no commit."""
         return await asyncio.wrap_future(self._opening.submit(work), loop=self._loop)
 
     def executor(self, on_error: Callable[[Exception], None], unhurried: bool = False) -> "WorkerExecutor":
-        """`on_error` is called for what a `done` raised; there is nobody else who could be told. `unhurried`: its work
-        may take for ever, as commits do, and takes no thread from snapshots."""
+        """Returns a new sequential executor.
+
+        `on_error` receives exceptions of `done`, which has no other caller. `unhurried`: the work may take for ever, as
+        commits may, and uses no thread of snapshots.
+        """
         return WorkerExecutor(partial(self._on, self._unhurried if unhurried else self._snapshots), on_error)
 
     def close(self) -> None:
-        """Does not wait: what runs is decided work or harmless, and the process may be about to leave."""
+        """Closes the pool without waiting.
+
+        Running work is decided or harmless, and the process may be about to exit.
+        """
         self._closed = True
         for threads in self._all:
             threads.close()
 
     def drain(self, timeout_s: float) -> bool:
-        """Like `close`, but waits for what runs. False when it takes longer. Blocks: not for the loop's thread."""
+        """Closes the pool and waits for running work; False after `timeout_s`.
+
+        Blocks: not for the loop's thread.
+        """
         self.close()
         end = time.monotonic() + timeout_s
         return all(threads.join(max(0.0, end - time.monotonic())) for threads in self._all)
@@ -91,19 +103,19 @@ class Workers:
         try:
             self._loop.call_soon_threadsafe(done, result, error)
         except RuntimeError:
-            if not self._loop.is_closed():  # the loop closed in between: nobody is left to tell
+            if not self._loop.is_closed():  # the loop closed in between, so no caller is left
                 raise
 
 
 class WorkerExecutor:
-    """See the module. `retire` drops what has not begun and silences what runs."""
+    """Sequential executor. `retire` drops queued work and ignores the results of running work."""
 
     def __init__(self, submit: Submit, on_error: Callable[[Exception], None]) -> None:
         self._submit = submit
         self._on_error = on_error
         self._waiting: deque[tuple[Callable[[], Any], Done]] = deque()
         self._running = False
-        self._done: Done | None = None  # of what runs; None: nobody listens any more
+        self._done: Done | None = None  # of running work; None: results are ignored
         self._retired = False
 
     def submit(self, work: Callable[[], Any], done: Done) -> None:
@@ -117,7 +129,7 @@ class WorkerExecutor:
         return self._running or bool(self._waiting)
 
     def retire(self) -> None:
-        """What runs may never end: it keeps this executor in memory, but nobody who used it."""
+        """Retires the executor. Work that never ends keeps this executor in memory, but not its user."""
         self._retired = True
         self._waiting.clear()
         self._done = None
@@ -142,4 +154,4 @@ class WorkerExecutor:
 
 
 def _ignored(error: Exception) -> None:
-    """Of an executor that was retired while its last work was being reported."""
+    """Ignores an error of an executor that was retired during the last `done`."""

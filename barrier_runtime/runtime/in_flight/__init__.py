@@ -1,1 +1,1 @@
-"""Rows in flight that belong to a snapshot."""
+"""In-flight rows of a snapshot."""

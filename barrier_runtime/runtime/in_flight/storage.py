@@ -1,14 +1,15 @@
-"""In-flight rows of a snapshot: from batches to stored frames, and back into what a subtask processes first.
+"""In-flight rows of a snapshot: stored as frames, and read back as the rows a subtask processes first.
 
-They are frames as on a data connection, one file per input port (more if a schema changes), all files of a snapshot in
-one object, or inside the manifest when they are tiny. On worker threads only.
+Rows are stored as frames of a data connection, a file per input port (more if a schema changes). All files of a
+snapshot are in a single object, or inside the manifest if they are tiny. Runs on worker threads only.
 
-At another parallelism rows are spread anew: by key group on a hash edge, so that they meet the state of their key;
-whole subtasks' shares on a rebalance edge. Rows that reach a subtask thus are processed there before anything new, so
-those of one key keep their order. Other edges have no rows in flight: their barriers are always aligned.
+At another parallelism rows of a hash edge are distributed again by key group, so that rows meet the state of their key;
+on a rebalance edge all rows of an old subtask go to the same new subtask. The receiving subtask processes these rows
+before anything new, so rows of a key keep their order. Other edges have no rows in flight: their barriers are always
+aligned.
 
-What event time was reached at a row is stored with it, so that timers and windows come between the same rows after a
-restore. At another parallelism it is not told: it would be further than the rows of other subtasks are.
+The event time reached at each row is stored, so that timers and windows fire between the same rows after a restore. At
+another parallelism the stored event time is dropped: it would be ahead of the rows of other subtasks.
 """
 
 import hashlib
@@ -34,7 +35,10 @@ _ROWS_AT_ONCE = 256  # processed before the slot does anything else
 def write_in_flight(
     data: InFlightData, store: ObjectStore, new_key: Callable[[], str], inline_bytes: int, check: Callable[[], None]
 ) -> tuple[InFlight, ...]:
-    """Store what is in flight. `check` is called before anything is uploaded, and raises when nobody wants it now."""
+    """Stores rows in flight.
+
+    `check` is called before an upload, and raises if the checkpoint is not wanted any more.
+    """
     encoded = [(port, part) for port, batches in sorted(data.items()) for part in _encoded(batches)]
     inline = sum(len(part) for _, part in encoded) <= inline_bytes
     key = None
@@ -62,8 +66,11 @@ def read_in_flight(
     max_parallelism: int,
     store: ObjectStore,
 ) -> list[tuple[int, Batch]]:
-    """(port, batch) that `subtask` of `operator` works off first. `edges`: those into it, by port. Raises `InvalidJob`
-    if they are not what they were, `Corrupt` for damage."""
+    """Returns (port, batch) pairs that `subtask` of `operator` processes first.
+
+    `edges`: edges into the operator, by port. Raises `InvalidJob` if the edges changed incompatibly, `Corrupt` for
+    damage.
+    """
     replay: list[tuple[int, Batch]] = []
     for snapshot in sorted(snapshots, key=lambda snapshot: snapshot.subtask):
         if snapshot.operator != operator:
@@ -82,12 +89,12 @@ def read_in_flight(
 
 
 def rows_in_flight(store: ObjectStore, ref: FileRef) -> list[pa.RecordBatch]:
-    """All that one file holds. Raises `Corrupt` for damage."""
+    """All rows of one file. Raises `Corrupt` for damage."""
     return [batch.rows for batch in _decoded(store, ref)]
 
 
 def _as_sent_now(batch: Batch, schema: pa.Schema | None) -> Batch:
-    """Without columns that sources read when it was stored, and nobody wants now: what is sent on has one schema."""
+    """Drops columns that the program does not read any more: an edge has one schema."""
     names = [] if schema is None else schema.names
     if set(names) < set(batch.rows.schema.names) and names:
         return batch.having(batch.rows.select(names))
@@ -103,7 +110,7 @@ def _own(
     max_parallelism: int,
     store: ObjectStore,
 ) -> Iterator[Batch]:
-    """Of what is stored, that which is for `subtask`."""
+    """Stored rows that belong to `subtask`."""
     if snapshot.parallelism == parallelism:
         if snapshot.subtask == subtask:
             yield from _decoded(store, stored.file)
@@ -123,7 +130,7 @@ def _own(
 
 
 def _encoded(batches: Sequence[Batch]) -> list[bytes]:
-    """One piece as long as the schema stays the same: on a connection it may not change, in a local queue it may."""
+    """Encodes batches into a piece per schema: a connection allows a single schema, a local queue several."""
     parts: list[bytes] = []
     writer, chunks, schema = FrameWriter(), [], None
     for batch in batches:

@@ -1,7 +1,7 @@
-"""What is in flight to one subtask while a snapshot is being taken: gathered from its channels, put into one order.
+"""Recorder of the rows in flight to a subtask while a snapshot is taken.
 
-One recording at a time, which belongs to one checkpoint. What it gathers is only a reference to batches that exist
-anyway, until they are written down; the channels do the recording (`InputChannel.record`).
+At most one checkpoint is recorded at a time. The channels record (`InputChannel.record`); the recorder holds references
+to existing batches until they are stored, and puts the batches of all channels into one order.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,17 +15,22 @@ InFlightData: TypeAlias = dict[int, list[Batch]]  # port of the first operator -
 
 
 class InFlightWriter:
+    """Recorder of the in-flight rows of one checkpoint at a time."""
+
     def __init__(self, inputs: list[InputChannel]) -> None:
         self._inputs = inputs
         self._checkpoint = 0  # 0: nothing is recorded
         self._left: list[tuple[int, Batch]] = []
-        self._channels: list[tuple[int, int, list[Batch]]] = []  # port, see `others`, batches
+        self._channels: list[tuple[int, int, list[Batch]]] = []  # port, `others` in ms, batches
 
     def begin(
         self, checkpoint: int, left: Iterable[tuple[int, Batch]], channels: Iterable[int], others: Callable[[int], int]
     ) -> None:
-        """Record `channels` for `checkpoint`. `left`: (port, batch) that come before all of them. `others`: how far the
-        other channels let event time go at a channel's rows; after a restore nobody says it again before them."""
+        """Records `channels` for `checkpoint`, after the (port, batch) pairs `left`.
+
+        `others(index)`: event time that the other channels allow at the rows of channel `index`; after a restore no
+        watermark reports this time before these rows.
+        """
         self.drop(self._checkpoint)
         self._checkpoint = checkpoint
         self._left = list(left)
@@ -34,7 +39,10 @@ class InFlightWriter:
         ]
 
     def finish(self, checkpoint: int) -> InFlightData:
-        """All that was recorded for `checkpoint`. Batches of different channels take turns, as when they are read."""
+        """Returns all rows recorded for `checkpoint`.
+
+        Batches of different channels alternate, as when they are read.
+        """
         assert checkpoint == self._checkpoint, f"recorded for checkpoint {self._checkpoint}, wanted is {checkpoint}"
         in_flight: InFlightData = {}
         in_turns = zip_longest(
@@ -47,7 +55,7 @@ class InFlightWriter:
         return in_flight
 
     def drop(self, checkpoint: int) -> None:
-        """`checkpoint` will not be taken: what was recorded for it, if anything, is void."""
+        """Drops the rows recorded for `checkpoint`, if any."""
         if checkpoint != self._checkpoint:
             return
         self._checkpoint, self._left, self._channels = 0, [], []

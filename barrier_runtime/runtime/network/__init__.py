@@ -1,1 +1,1 @@
-"""Channels between subtasks, and the connections they go through."""
+"""Channels between subtasks, and their connections."""

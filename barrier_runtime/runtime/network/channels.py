@@ -1,9 +1,9 @@
 """Both ends of a channel inside a slot: bounded queues, no sockets.
 
-`InputChannel` is what a subtask reads; whoever fills it stops when its window (see `window`) is full and is told when
-there is room again. It notes barriers as they come in, and records in-flight data for a snapshot that does not wait.
-`ResultPartition` is what a subtask writes: it partitions rows over the `OutputChannel`s of one edge and sends control
-elements to all of them.
+A subtask reads an `InputChannel`. A sender stops when the window of the channel (see `flow_control`) is full, and
+resumes when the channel grants credit. An input channel announces barriers as they arrive, and records in-flight data
+for unaligned snapshots. A subtask writes to a `ResultPartition`, which partitions rows over the `OutputChannel`s of one
+edge and sends control elements to all of them.
 """
 
 from collections import deque
@@ -19,22 +19,22 @@ from barrier_runtime.runtime.network.flow_control import MAX_WINDOW_BYTES, Chunk
 from barrier_runtime.runtime.network.frames import RowTooLarge
 from barrier_runtime.state.errors import InvalidJob
 
-_CONTROL_BYTES = 64  # what a control element counts for
+_CONTROL_BYTES = 64  # counted per control element
 _FEW_ROWS = 256
-SMALL_ROW_BYTES = 128  # what a row of a small batch counts for
+SMALL_ROW_BYTES = 128  # counted per row of a small batch
 _ANNOUNCED = frozenset({Barrier, CancelBarrier, EndOfInput})
 
 
 class PeerLost(ConnectionError):
-    """The connection with another slot broke, as it does when that one dies: nothing is wrong here."""
+    """Loss of the connection with another slot, for example because that slot died; this slot is healthy."""
 
 
 class InputChannel:
-    """One input channel of a subtask. `blocked` (alignment) means: leave it unread; it still fills up to its bound.
-    `empty`: no row will ever come.
+    """Input channel of a subtask.
 
-    When barriers, cancels and the end come, they are also put on `announcements`, which all channels of a subtask
-    share.
+    A channel that is `blocked` by alignment is not read, but still fills up to its window. On an `empty` channel no row
+    ever arrives. Barriers, cancels and the end are also appended on arrival to `announcements`, which all channels of a
+    subtask share.
     """
 
     __slots__ = (
@@ -61,7 +61,7 @@ class InputChannel:
         self.index = index
         self.port = port
         self.blocked = self.empty = False
-        self.together: int | None = None  # the edge whose channels are idle all or none
+        self.together: int | None = None  # id of the edge whose channels are idle all at once or not at all
         self.bytes = 0
         self.window = Window(window)
         self.chunk = Chunk()
@@ -70,7 +70,7 @@ class InputChannel:
         self._wake = wake
         self._on_credit: Callable[[], None] | None = None
         self._taken = 0  # bytes since the beginning
-        self._owed = 0  # of `bytes`: what was taken ahead of time
+        self._owed = 0  # part of `bytes`: elements taken ahead, see `pop`
         self._tell_at = self.window.bytes // 4
         self._recorded: list[Batch] | None = None
         self._recorded_until = 0
@@ -81,16 +81,16 @@ class InputChannel:
 
     @property
     def next(self) -> Element:
-        """What `pop` takes a piece of, when it is readable."""
+        """Element from which `pop` takes; the channel must be readable."""
         return self._elements[0][0]
 
     @property
     def credit(self) -> int:
-        """Bytes that may still be sent to this channel."""
+        """Bytes that the sender may still send to this channel."""
         return max(0, self.window.bytes - self.bytes)
 
     def when_credit(self, callback: Callable[[], None]) -> None:
-        """`callback` is called each time a quarter of the window has been taken, and when the window grows."""
+        """Sets the callback for each quarter of the window that has been taken, and for growth of the window."""
         self._on_credit = callback
 
     def push(self, element: Element, size: int) -> None:
@@ -105,7 +105,10 @@ class InputChannel:
             self._wake()
 
     def pop(self, ahead: bool = False) -> Element:
-        """`ahead`: of a reader without room. The sender hears of the room that makes when `settle` is called."""
+        """Takes the next element, or the first rows of a large batch.
+
+        `ahead`: the reader has no room, and the sender gets no credit for this element until `settle`.
+        """
         element, size = self._elements.popleft()
         if isinstance(element, Batch):
             if size > self.chunk.bytes:
@@ -120,8 +123,11 @@ class InputChannel:
         return element
 
     def pop_along(self, with_batch: Batch, rows: int) -> Batch | None:
-        """The next element, if it may be read now and is a small batch, of `rows` rows at most and of the same schema,
-        that can be processed together with `with_batch`: neither has event times within."""
+        """Takes the next element if `with_batch` and the element can be processed together, else None.
+
+        The element must be readable now, and a small batch of at most `rows` rows and the same schema, without event
+        times within.
+        """
         if self.blocked or not self._elements:
             return None
         element, size = self._elements[0]
@@ -135,7 +141,7 @@ class InputChannel:
         return element
 
     def settle(self) -> None:
-        """The reader has room again."""
+        """Grants credit for elements taken ahead: the reader has room again."""
         if self._owed:
             owed, self._owed = self._owed, 0
             self._took(owed)
@@ -152,9 +158,9 @@ class InputChannel:
             self._wake()
 
     def adapt(self, elapsed_s: float) -> None:
-        """Let the window follow what was taken; `elapsed_s` since the last time."""
+        """Adapts the window to the bytes taken in the last `elapsed_s` seconds."""
         before = self.window.bytes
-        if self.blocked:  # nothing could be taken: that says nothing about who takes it
+        if self.blocked:  # a blocked channel is not read, so nothing follows about the speed of its reader
             self.window.forget(self._taken)
         else:
             self.window.adapt(self._taken, bool(self._elements), elapsed_s)
@@ -169,7 +175,10 @@ class InputChannel:
             self._on_credit()
 
     def _cut(self, batch: Batch, size: int) -> tuple[Batch, int]:
-        """The first rows of a batch that would take its reader long; the rest stays first in the queue."""
+        """Splits off the first rows of a batch that would keep its reader busy for long.
+
+        The other rows stay first in the queue.
+        """
         rows = batch.rows
         count = max(1, rows.num_rows * self.chunk.bytes // size)
         if count >= rows.num_rows:
@@ -181,8 +190,11 @@ class InputChannel:
     # ------------------------------------------------------------ in-flight data
 
     def record(self, checkpoint: int) -> list[Batch]:
-        """The batches ahead of the barrier of `checkpoint`. While that (or the end) has not come, the list goes on
-        growing by what comes, until it does or `stop_recording` is called."""
+        """Batches before the barrier of `checkpoint`.
+
+        Until that barrier or the end arrives, or `stop_recording` is called, arriving batches are appended to the
+        returned list.
+        """
         recorded: list[Batch] = []
         for element, _ in self._elements:
             if isinstance(element, Batch):
@@ -204,14 +216,17 @@ class InputChannel:
 
 
 def _ends_recording(element: Element, checkpoint: int) -> bool:
-    """A later barrier or cancel ends it, too: it says that the checkpoint's own will never come."""
+    """True for a barrier or cancel of `checkpoint` or of a later checkpoint, and for the end.
+
+    After a later barrier or cancel the barrier of `checkpoint` never arrives.
+    """
     if isinstance(element, Barrier | CancelBarrier):
         return element.id >= checkpoint
     return isinstance(element, EndOfInput)
 
 
 class OutputChannel(Protocol):
-    """Where one upstream subtask writes for one downstream subtask."""
+    """Channel from one upstream subtask to one downstream subtask."""
 
     @property
     def writable(self) -> bool:
@@ -222,7 +237,7 @@ class OutputChannel(Protocol):
 
 
 class LocalOutput:
-    """To a subtask of the same process: no serialisation."""
+    """Channel to a subtask of the same process, without serialisation."""
 
     __slots__ = ("_target",)
 
@@ -239,7 +254,7 @@ class LocalOutput:
 
 
 def _size(element: Element) -> int:
-    """Bytes, roughly: asking Arrow costs as much as the whole hand-over of a small batch."""
+    """Approximate size in bytes: Arrow's exact size costs as much as the whole hand-over of a small batch."""
     if not isinstance(element, Batch):
         return _CONTROL_BYTES
     count = element.count
@@ -248,12 +263,12 @@ def _size(element: Element) -> int:
 
 
 class ResultPartition:
-    """All channels of one outgoing edge of a subtask, in order of the downstream subtasks."""
+    """All channels of one outgoing edge of a subtask, in the order of the downstream subtasks."""
 
     def __init__(
         self, edge: Edge, channels: list[OutputChannel], subtask: int, max_parallelism: int, operator: str = ""
     ) -> None:
-        """`operator`: whose rows these are."""
+        """`operator`: name of the operator that produces the rows, for errors."""
         self._edge = edge
         self.tag = edge.tag
         self._channels = channels

@@ -1,8 +1,8 @@
-"""The slot's end of its control connection: connect, prove, register, and do it again whenever it is lost.
+"""Slot's end of the control connection: connects, authenticates, registers, reconnects after a loss.
 
-With several daemons the link stays with the one that serves it, and tries all in turn when that one is gone, silent or
-stands by for another. The slot goes on working meanwhile. Messages sent meanwhile are dropped on purpose: what matters
-(unresolved acks, phase, what is committed) is said again by the slot after every registration.
+With several daemons the link stays with the daemon that serves the job, and tries all in turn if that daemon is gone,
+silent, or a standby. The slot keeps working meanwhile. Messages sent without a connection are dropped on purpose: after
+every registration the slot sends again the state that matters (unresolved acks, phase, commits).
 """
 
 import asyncio
@@ -21,24 +21,27 @@ from barrier_runtime.state.errors import InvalidJob, ProtocolViolation
 log = logging.getLogger("barrier_runtime.control")
 
 _CONNECT_TIMEOUT_S = 5.0
-_SILENT_S = 3.0  # without an answer to any heartbeat; only where there is another daemon to turn to
-_LASTING_S = 5.0  # of silence; a coordinator that is started again is back sooner
-_RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5)  # then the last one, for as long as the slot lives
+_SILENT_S = 3.0  # without an answer to any heartbeat; applies only if there is another daemon
+_LASTING_S = 5.0  # silence that is logged; a restarted coordinator is back sooner
+_RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5)  # then the last value, for as long as the slot lives
 
 
 class ControlLink(Protocol):
-    """The local runtime has one without sockets."""
+    """Connection to the coordinator; the local runtime has a link without sockets."""
 
     def send(self, message: ToCoordinator) -> None: ...
 
     @property
     def last_contact(self) -> float:
-        """When the last message from the coordinator came; by default on `time.monotonic()`."""
+        """Time of the coordinator's last message, on `time.monotonic()` by default."""
         ...
 
 
 class TcpControlLink:
-    """`on_connected` is called after each handshake, `on_message` for each message; both on the loop."""
+    """Control link over TCP.
+
+    Calls `on_connected` after each handshake and `on_message` for each message, both on the loop.
+    """
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class TcpControlLink:
     ) -> None:
         if not addresses:
             raise InvalidJob(f"job {job}: no coordinator address was given to the slot: give at least one")
-        self._addresses = addresses  # the one to try first in front
+        self._addresses = addresses  # in the order of the first round
         self._at = 0
         self._secret = secret
         self._job = job
@@ -73,8 +76,8 @@ class TcpControlLink:
             self._connection.send(encode(message))
 
     async def run(self) -> None:
-        """Keep connected until `close`."""
-        failures = 0  # in a row: connections on which nothing was said
+        """Keeps the link connected until `close`."""
+        failures = 0  # consecutive connections without any message
         while not self._closed:
             connection = _ControlConnection(self)
             stay = False
@@ -92,12 +95,12 @@ class TcpControlLink:
                 await asyncio.sleep(self._pause_s(failures))
 
     def _pause_s(self, failures: int) -> float:
-        """Every address is tried before the pauses grow."""
+        """Seconds until the next attempt; every address is tried before the pauses grow."""
         rounds, position = divmod(failures, len(self._addresses))
         return _RETRY_S[0 if position else min(rounds, len(_RETRY_S) - 1)]
 
     async def _serve(self, connection: "_ControlConnection") -> bool:
-        """One connection, from beginning to end. True: it served, and its coordinator may be back at once."""
+        """Runs one connection to its end; True if the coordinator served and may be back at once."""
         loop = asyncio.get_running_loop()
         await within(_CONNECT_TIMEOUT_S, loop.create_connection(lambda: connection, *self._addresses[self._at]))
         await within(_CONNECT_TIMEOUT_S, connection.proven)
@@ -117,7 +120,7 @@ class TcpControlLink:
         return connection.heard_s is not None
 
     def _note(self, trouble: str) -> None:
-        """Into the executor's log once it lasts: who looks for a slot that never came finds the reason there."""
+        """Logs lasting trouble in the executor's log, where a person looks for the reason of a missing slot."""
         self.last_trouble = trouble
         if self._now_s() - self.last_contact >= _LASTING_S and trouble != self._logged:
             self._logged = trouble
@@ -160,10 +163,10 @@ class _ControlConnection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.proven: asyncio.Future[None] = loop.create_future()
         self.lost: asyncio.Future[None] = loop.create_future()
-        self.heard_s: float | None = None  # when the coordinator last said something, on the loop's clock
+        self.heard_s: float | None = None  # time of the coordinator's last message, on the loop's clock
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
         self.transport.write(self._handshake.hello())
 
     def data_received(self, data: bytes) -> None:
@@ -174,7 +177,7 @@ class _ControlConnection(asyncio.Protocol):
                     return
                 self._framing = self._handshake.session.framing()
                 if self.proven.done():
-                    return  # it came too late: the connection is being given up
+                    return  # too late: `_serve` has given up this connection
                 self.proven.set_result(None)
                 data = self._handshake.unread()
             if data:
@@ -186,7 +189,7 @@ class _ControlConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if not self.proven.done():
             self.proven.set_exception(ConnectionError(self._trouble or f"closed by the coordinator ({error})"))
-            self.proven.exception()  # retrieved: the waiter may have given up already
+            self.proven.exception()  # marks the exception as retrieved, because the waiter may have given up
         if not self.lost.done():
             self.lost.set_result(None)
 
@@ -195,7 +198,7 @@ class _ControlConnection(asyncio.Protocol):
             self.transport.write(self._framing.frame(payload))
 
     def close(self) -> None:
-        """After what was written has gone out."""
+        """Closes after written data has been sent."""
         self.transport.close()
 
     def abort(self) -> None:

@@ -1,13 +1,14 @@
-"""How many bytes may be in flight on one channel: sent and not yet taken by the subtask that reads. Pure.
+"""Limits of the bytes in flight on a channel, and of the bytes processed at once. Pure.
 
-The window follows throughput (FLIP-183, buffer debloating): while its reader cannot keep up, it holds what the reader
-takes in `DRAIN_S`, so that a barrier is never far behind; a reader that keeps up gets the largest window, which costs
-nothing, since its queue is empty. It begins in between, so that a slow reader does not find more than it takes in a
-minute.
+Bytes in flight are sent and not yet taken by the reading subtask. Their limit, the *window*, follows throughput
+(FLIP-183, buffer debloating). If the reader cannot keep up, the window holds the bytes that the reader takes in
+`DRAIN_S`, so that a barrier is never far behind. A reader that keeps up gets the largest window, which costs nothing,
+because its queue is empty. The first window lies in between, so that a slow reader does not start with more bytes than
+it takes in a minute.
 
 A *chunk* is the part of a batch that is processed at once: about `CHUNK_NS` of work, so that a slow operator does not
-hold up barriers, sockets and timers of its slot for as long as a large batch takes it. What the slot's thread waited
-for a processor is not work: smaller pieces would make that no shorter, and cost more each.
+hold up barriers, sockets and timers of its slot for the duration of a large batch. Time for which the slot's thread
+waited for a processor is not work: smaller chunks would not shorten that time, and each chunk has a cost.
 """
 
 from collections.abc import Callable
@@ -19,12 +20,13 @@ CHUNK_NS = 20_000_000
 _LONG_NS = CHUNK_NS // 10
 MIN_CHUNK_BYTES = 1024
 _FIRST_BYTES = 256 * 1024
-_FIRST_CHUNK_BYTES = 16 * 1024  # behind a restore caches are cold and much is due: the first rows are to be out soon
+# Caches are cold after a restore and much work is due, but the first rows must leave soon.
+_FIRST_CHUNK_BYTES = 16 * 1024
 _GROWTH = 4
 
 
 class Window:
-    """`most`: its upper bound, bytes."""
+    """Bytes that may be in flight on a channel; `most` is the upper bound."""
 
     __slots__ = ("_least", "_most", "_taken", "bytes")
 
@@ -35,8 +37,10 @@ class Window:
         self.bytes = min(_FIRST_BYTES, most)
 
     def adapt(self, taken: int, waiting: bool, elapsed_s: float) -> None:
-        """`taken`: bytes since the beginning; `waiting`: something is queued. `elapsed_s`: since the last time. One
-        measure changes the window by no more than a factor of two."""
+        """Adapts the window, by a factor of two at most.
+
+        `taken`: bytes since the beginning; `waiting`: the queue is not empty; `elapsed_s`: seconds since the last call.
+        """
         per_s = (taken - self._taken) / max(elapsed_s, 1e-3)
         self._taken = taken
         wanted = int(per_s * DRAIN_S) if waiting else self._most
@@ -44,41 +48,41 @@ class Window:
         self.bytes = max(self._least, min(self._most, wanted))
 
     def forget(self, taken: int) -> None:
-        """What was taken since the last time says nothing."""
+        """Ignores the bytes taken since the last call."""
         self._taken = taken
 
 
 class Chunk:
-    """Bytes of a batch that are processed at once, by measuring: it shrinks at once and grows step by step."""
+    """Bytes of a batch that are processed at once, by measurement: shrinks at once, grows by steps."""
 
     __slots__ = ("_is_long", "_last", "_starved_ns", "bytes")
 
     def __init__(self) -> None:
         self.bytes = _FIRST_CHUNK_BYTES
-        self._is_long = False  # the last batch was: only then it is worth asking for how long the thread was starved
+        self._is_long = False  # the last batch took long: only then is reading the starved time worth its cost
         self._starved_ns = 0
         self._last = 0
 
     def begin(self, starved_ns: Callable[[], int]) -> None:
-        """The next element is to be taken. `starved_ns`: how long the thread has waited for a processor."""
+        """Starts a measurement. `starved_ns` returns how long the thread has waited for a processor."""
         if self._is_long:
             self._starved_ns = starved_ns()
 
     def taken(self, size: int) -> None:
-        """A batch of `size` bytes, 0: something else, is being processed."""
+        """Notes the element being processed: a batch of `size` bytes, or 0 for any other element."""
         self._last = size
 
     def taken_along(self, size: int) -> None:
-        """… together with `size` bytes more."""
+        """Adds `size` bytes that are processed together with the batch."""
         self._last += size
 
     @property
     def left(self) -> int:
-        """Bytes that may come along with what is being processed."""
+        """Bytes that may be processed together with the current batch."""
         return self.bytes - self._last
 
     def worked(self, took_ns: int, starved_ns: Callable[[], int]) -> None:
-        """… and took so long."""
+        """Ends the measurement: the element took `took_ns`."""
         if self._is_long:
             took_ns -= starved_ns() - self._starved_ns
         self._is_long = took_ns >= _LONG_NS

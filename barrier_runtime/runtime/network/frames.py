@@ -6,13 +6,13 @@
              event time at each of them (int64, little endian); FEW_ROWS is a small batch as `data/few_rows` has it:
              MessagePack, a list of values per column
 
-The length is checked against the cap before anything is allocated for it; a gap in the sequence or a wrong checksum is
-`FrameError`: the connection is closed and the generation fails, loudly. The checksum catches accidents; who may connect
-at all is settled by the handshake before.
+The reader checks the length against the cap before allocating memory. A gap in the sequence or a wrong checksum raises
+`FrameError`: the connection is closed and the generation fails. The checksum catches accidents; the handshake before
+the first frame decides which peers may connect.
 
-In-flight rows are stored in checkpoints as such frames, so they outlive the release that wrote them: whatever changes
-about frames gets another `FRAME_VERSION`, and readers go on reading those before. The version stays at byte 25. The
-checksum begins with it.
+Checkpoints store in-flight rows as such frames, so frames outlive the release that wrote them: every change of the
+format needs a new `FRAME_VERSION`, and readers keep reading older versions. The version stays at byte 25. The checksum
+begins with the version.
 """
 
 import struct
@@ -37,52 +37,52 @@ from barrier_runtime.data.schemas import described
 from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, InvalidJob
 from barrier_runtime.state.versioned import Format
 
-FRAME_VERSION = 1  # of FEW_ROWS; all other frames are as they were
+FRAME_VERSION = 1  # of FEW_ROWS; all other frames still have version 0
 _FIRST_VERSION = 0
 _HEADER = struct.Struct(">IBQqIB3x")
-_CRC_PART = struct.Struct(">IBQq")  # what the header begins with
+_CRC_PART = struct.Struct(">IBQq")  # the first fields of the header
 _CRC_PART_SIZE = _CRC_PART.size
 _WATERMARK = struct.Struct(">q")
-_BARRIER = struct.Struct(">QQqq")  # the last: -1 for None
+_BARRIER = struct.Struct(">QQqq")  # the last field is -1 for None
 _CANCEL = struct.Struct(">QQ")
 
 SCHEMA, BATCH, WATERMARK, IDLE, BARRIER, CANCEL, END, REACHED, FEW_ROWS = range(1, 10)
 HEADER_SIZE = _HEADER.size
 MAX_PAYLOAD = 64 * 1024 * 1024  # bytes
 _BYTES_PER_FRAME_TARGET = 16 * 1024 * 1024  # larger batches are cut before sending
-_SMALL = 4 * 1024  # bytes of a payload; copying it costs less than one more piece to write
+_SMALL = 4 * 1024  # payload bytes below which copying costs less than writing a second piece
 
 
 class FrameError(BarrierRuntimeError):
-    """The bytes of a data connection are not what the other side sent. Close it."""
+    """Bytes of a data connection differ from those that the peer sent. Close the connection."""
 
 
 class UnknownFrames(FrameError):
-    """Frames of a release that has another format."""
+    """Frames of a release with another format."""
 
 
 class RowTooLarge(InvalidJob):
-    """No frame can hold this row."""
+    """Row that exceeds the size of a frame."""
 
 
 _FORMAT = Format(
     "a frame",
     FRAME_VERSION,
     damaged="run the same release of barrier-runtime in all slots",
-    oldest=0,  # as releases wrote it that did not know of versions
+    oldest=0,  # frames of releases that wrote no version
     refusal=UnknownFrames,
 )
 
 
 class FrameWriter:
-    """Elements of one channel to bytes, in order. Not shared between connections."""
+    """Encodes the elements of one channel, in order. Not shared between connections."""
 
     def __init__(self) -> None:
         self._sequence = 0
         self._schema: pa.Schema | None = None
 
     def encode(self, element: Element) -> list[bytes | pa.Buffer]:
-        """Pieces to write one after the other."""
+        """Returns pieces to write one after the other."""
         if isinstance(element, Batch):
             return self._batch(element)
         if isinstance(element, Watermark):
@@ -116,7 +116,7 @@ class FrameWriter:
         return chunks
 
     def _schema_frame(self, schema: pa.Schema) -> list[bytes | pa.Buffer]:
-        """Before the first rows; nothing afterwards."""
+        """Schema frame before the first rows, nothing afterwards."""
         known, self._schema = self._schema, schema
         if known is schema or (known is not None and known.equals(schema)):
             return []
@@ -143,18 +143,21 @@ class FrameWriter:
 
 
 class FrameReader:
-    """Bytes of one channel to elements, in order. Raises `FrameError` at the first byte that is wrong."""
+    """Decodes the elements of one channel, in order. Raises `FrameError` at the first wrong byte."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._sequence = 0
         self._schema: pa.Schema | None = None
-        self._reached: npt.NDArray[np.int64] | None = None  # of the batch to come
-        self._ahead = 0  # bytes of frames that belong to the batch to come
+        self._reached: npt.NDArray[np.int64] | None = None  # of the next batch
+        self._ahead = 0  # bytes of frames that belong to the next batch
 
     def feed(self, data: bytes) -> list[tuple[Element, int]]:
-        """All elements that are complete now, each with its size on the wire: the schema and the event times that came
-        ahead of a batch count as part of it, so that whoever takes all elements has taken all bytes."""
+        """Returns all complete elements, each with its size on the wire.
+
+        The size of a batch includes the schema and event times that precede the batch, so the sizes add up to all bytes
+        received.
+        """
         buffer: bytes | bytearray = data
         if self._buffer:
             self._buffer += data
@@ -226,7 +229,7 @@ class FrameReader:
         raise FrameError(f"a frame has the unknown kind {kind}")
 
     def _take_reached(self, rows: int) -> npt.NDArray[np.int64] | None:
-        """What came for the next `rows` rows."""
+        """Event times received for the next batch of `rows` rows."""
         reached, self._reached = self._reached, None
         if reached is not None and len(reached) != rows:
             raise FrameError(f"{len(reached)} event times came with {rows} rows")
@@ -234,7 +237,7 @@ class FrameReader:
 
 
 def _payloads(rows: pa.RecordBatch) -> Iterator[tuple[int, pa.Buffer]]:
-    """The rows in chunks of a good size, each under the cap, however different single rows are, with their number."""
+    """Splits rows into chunks below the cap, whatever the sizes of single rows; each with its row count."""
     if rows.num_rows <= 1 or rows.nbytes <= _BYTES_PER_FRAME_TARGET:
         payload = rows.serialize()
         if payload.size <= MAX_PAYLOAD:

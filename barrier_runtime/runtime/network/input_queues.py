@@ -1,7 +1,6 @@
-"""The input channels of one subtask: which is read next, what waits in their queues, and event time over all of them.
+"""Input channels of a subtask: order of reading, barriers in queues, watermark over all channels.
 
-It owns turns (no input starves another), which barriers and ends are in the queues and not read yet, the watermarks of
-the channels, and small batches that are read together.
+Also joins small batches that can be processed together.
 """
 
 from collections import deque
@@ -14,21 +13,21 @@ from barrier_runtime.runtime.network.channels import SMALL_ROW_BYTES, InputChann
 
 
 class InputQueues:
-    """Of one subtask. `channels` have their place in the list as `index`."""
+    """Input channels of one subtask; the `index` of a channel is its position in `channels`."""
 
     def __init__(self, channels: list[InputChannel]) -> None:
         self.channels = channels
-        self.live = len(channels)  # those whose end was not read
+        self.live = len(channels)  # channels whose end was not read
         self.merger = _merger_of(channels)
-        self.announcements: deque[tuple[int, Announced]] = deque()  # barriers and ends that came in
-        self._barrier_behind = [0] * len(channels)  # by channel, the last barrier in its queue
+        self.announcements: deque[tuple[int, Announced]] = deque()  # barriers, cancels and ends on arrival
+        self._barrier_behind = [0] * len(channels)  # per channel, the last barrier in its queue
         self._end_behind: set[int] = set()  # channels whose end is in the queue
         self._next = 0
         for channel in channels:
             channel.announcements = self.announcements
 
     def next_announcement(self) -> tuple[int, Announced]:
-        """The next barrier or end that came in, wherever it stands in its queue."""
+        """Takes the next barrier, cancel or end that arrived, wherever it is in its queue."""
         index, element = self.announcements.popleft()
         if isinstance(element, Barrier):
             self._barrier_behind[index] = element.id
@@ -37,21 +36,24 @@ class InputQueues:
         return index, element
 
     def read_barrier(self, index: int, checkpoint: int) -> None:
-        """The barrier was read from channel `index`."""
+        """Notes that the barrier of `checkpoint` was read from channel `index`."""
         if self._barrier_behind[index] == checkpoint:
             self._barrier_behind[index] = 0
 
     def has_in_queue(self, channel: InputChannel, checkpoint: int) -> bool:
-        """Its barrier, or the end of the channel, waits to be read."""
+        """True if the barrier of `checkpoint`, or the end, is in the queue of `channel`."""
         return self._barrier_behind[channel.index] == checkpoint or channel.index in self._end_behind
 
     def is_awaited(self, channel: InputChannel, done: int, wanted: int) -> bool:
-        """A barrier of a checkpoint behind `done` is in its queue; or the end is, and such a checkpoint is wanted for
-        which no barrier comes any more."""
+        """True if a checkpoint after `done` waits for `channel` to be read.
+
+        The queue holds a barrier of such a checkpoint; or holds the end while `wanted` is such a checkpoint, which gets
+        no more barriers.
+        """
         return self._barrier_behind[channel.index] > done or (wanted > done and channel.index in self._end_behind)
 
     def next_readable(self) -> InputChannel | None:
-        """Round robin, so that no input starves another."""
+        """Next readable channel, round robin, so that no input starves another."""
         channels, count = self.channels, len(self.channels)
         for offset in range(count):
             channel = channels[(self._next + offset) % count]
@@ -61,7 +63,7 @@ class InputQueues:
         return None
 
     def next_awaited(self, done: int, wanted: int) -> InputChannel | None:
-        """As `next_readable`, of those that are awaited alone."""
+        """As `next_readable`, among awaited channels only."""
         count = len(self.channels)
         for offset in range(count):
             channel = self.channels[(self._next + offset) % count]
@@ -71,8 +73,10 @@ class InputQueues:
         return None
 
     def gathered(self, batch: Batch, count: int, channel: InputChannel) -> Batch:
-        """A small batch from `channel` together with those that are next in the queues of its port, as long as all of
-        them are one small batch: operators cost as much for each, whatever the number of its rows."""
+        """Joins `batch` from `channel` with the next batches of its port, up to the size of a small batch.
+
+        Operators cost the same per batch, whatever the number of rows.
+        """
         parts, emit_ns = [batch], batch.emit_ns
         most = min(MOST_ROWS, count + channel.chunk.left // SMALL_ROW_BYTES)
         for other in self.channels:

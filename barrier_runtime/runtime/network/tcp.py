@@ -1,12 +1,13 @@
-"""The TCP mesh between slots: one connection per channel, both ends. The only file with data sockets.
+"""TCP mesh between slots: one connection per channel, both ends. The only file with data sockets.
 
-A connection begins with a mutual HMAC challenge on the job's secret; its claims say which generation and channel it is.
-A lower token or an unexpected channel is refused; a higher token waits until this slot has heard of it. After that,
-frames (see `frames`). A connection that breaks or carries a wrong frame while its generation runs fails the generation.
+A connection begins with a mutual HMAC challenge on the job's secret; its claims name generation and channel. The
+receiver refuses an old token or an unexpected channel; a connection of a later generation waits until this slot has
+reached that generation. Frames follow (see `frames`). A running generation fails if a connection breaks or carries a
+wrong frame.
 
-The receiver reads all that comes, at once, and grants what may come: the number of bytes that the sender may have sent
-since the beginning, which rises as the subtask takes what is queued. So no more than the window of the channel (and one
-step's output) is in flight, wherever it is, and a barrier is never stuck in a socket behind rows that nobody takes.
+The receiver reads all data at once and grants credit: the number of bytes that the sender may have sent since the
+beginning, which rises as the subtask takes queued elements. So at most the window of the channel and one step's output
+are in flight, in queue and sockets together, and a barrier is never stuck in a socket behind rows that nobody takes.
 """
 
 import asyncio
@@ -27,10 +28,10 @@ from barrier_runtime.state.errors import UNREADABLE, BarrierRuntimeError, Unavai
 
 HANDSHAKE_TIMEOUT_S = 10.0
 _CREDIT = struct.Struct(">Q")  # bytes that may have been sent since the beginning
-MAX_UNPROVEN = 4_096  # incoming connections that have not proven themselves; every slot opens one at a time
-_MOST_WAITING = 16_384  # proven connections of generations to come; a slow slot of a large job has thousands
-_NOT_YET = b"\x02"  # the acceptor's word that it knows now which channel this is, of a generation to come
-_ADMITTED = b"\x01"  # … that frames may follow
+MAX_UNPROVEN = 4_096  # unauthenticated incoming connections; every slot opens one at a time
+_MOST_WAITING = 16_384  # authenticated connections of later generations; a slow slot of a large job has thousands
+_NOT_YET = b"\x02"  # the acceptor knows the channel, which belongs to a later generation
+_ADMITTED = b"\x01"  # the acceptor is ready for frames
 
 
 class ChannelId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,12 +50,12 @@ Broken = Callable[[ChannelId, str], None]
 
 
 class DataPlane(Protocol):
-    """How slots reach each other; the local runtime has one without sockets."""
+    """Connections between slots; the local runtime has a data plane without sockets."""
 
     async def listen(self) -> tuple[str, int]: ...
 
     def expect(self, token: int, channels: dict[ChannelId, InputChannel], broken: Broken) -> None:
-        """From now on this generation's incoming channels are these."""
+        """Sets the incoming channels of generation `token`."""
         ...
 
     async def connect(self, peer: Peer, channel: ChannelId, wake_writer: Callable[[], None]) -> OutputChannel: ...
@@ -64,13 +65,15 @@ class DataPlane(Protocol):
         ...
 
     def disconnect(self) -> None:
-        """Close every channel of the current generation."""
+        """Closes every channel of the current generation."""
         ...
 
     def close(self) -> None: ...
 
 
 class TcpDataPlane:
+    """Data plane over TCP."""
+
     def __init__(self, secret: bytes, job: str, run_id: str, host: str = "127.0.0.1") -> None:
         self.secret = secret
         self.job = job
@@ -83,9 +86,9 @@ class TcpDataPlane:
         self._complete = asyncio.Event()
         self._broken: Broken = lambda channel, reason: None
         self._waiting: dict[ChannelId, _Incoming] = {}
-        self._lost: dict[ChannelId, str] = {}  # broke while they waited, and why: their sources may not know
-        self._unproven: dict[_Incoming, None] = {}  # have not proven themselves, in the order they came
-        # In the order they came: what is aborted together is aborted in that order.
+        self._lost: dict[ChannelId, str] = {}  # reasons why waiting connections broke, for senders that did not notice
+        self._unproven: dict[_Incoming, None] = {}  # unauthenticated, in the order of arrival
+        # In the order of arrival, because aborts happen in that order.
         self._connecting: dict[_Outgoing, None] = {}  # not admitted yet
         self._open: dict[_Connection, None] = {}
 
@@ -123,7 +126,7 @@ class TcpDataPlane:
         try:
             await within(HANDSHAKE_TIMEOUT_S, loop.create_connection(lambda: outgoing, peer.host, peer.port))
             await within(HANDSHAKE_TIMEOUT_S, outgoing.proven)
-            await outgoing.ready  # as long as the peer restores; the coordinator sees a peer that is silent or gone
+            await outgoing.ready  # as long as the peer restores; the coordinator notices a silent or lost peer
         except (OSError, asyncio.TimeoutError) as error:
             raise Unavailable(
                 f"slot {channel.source_slot} cannot reach slot {peer.slot} at {peer.host}:{peer.port} ({error!r}): "
@@ -131,7 +134,7 @@ class TcpDataPlane:
             ) from error
         finally:
             self._connecting.pop(outgoing, None)
-            if not outgoing.admitted:  # also when the deployment was cancelled meanwhile
+            if not outgoing.admitted:  # also if the deployment was cancelled meanwhile
                 outgoing.abort()
         return outgoing
 
@@ -158,7 +161,10 @@ class TcpDataPlane:
         return len(self._unproven)
 
     def came(self, incoming: "_Incoming") -> None:
-        """Places that ran out are taken from who has had one for longest: a peer needs one for milliseconds."""
+        """Registers an unauthenticated connection. Above the limit, aborts the oldest.
+
+        A peer needs its place for milliseconds, so the oldest connection is the least likely to be a peer.
+        """
         while len(self._unproven) >= MAX_UNPROVEN:
             oldest = next(iter(self._unproven))
             del self._unproven[oldest]
@@ -166,11 +172,11 @@ class TcpDataPlane:
         self._unproven[incoming] = None
 
     def proved(self, incoming: "_Incoming") -> None:
-        """It takes none of the places before authentication any more; nor does one that is gone."""
+        """Unregisters a connection that has authenticated itself or is gone."""
         self._unproven.pop(incoming, None)
 
     def admit(self, incoming: "_Incoming", channel: ChannelId) -> None:
-        """A connection proved who it is."""
+        """Admits an authenticated connection, or lets it wait for its generation."""
         if channel.token > self._token:
             if len(self._waiting) >= _MOST_WAITING:
                 incoming.abort()
@@ -186,7 +192,7 @@ class TcpDataPlane:
 
     def _admit(self, incoming: "_Incoming", channel: ChannelId) -> None:
         if channel not in self._missing:
-            incoming.abort()  # an old token, an unknown channel, or a second connection for one
+            incoming.abort()  # an old token, an unknown channel, or a second connection of a channel
             return
         self._missing.discard(channel)
         self._open[incoming] = None
@@ -209,7 +215,7 @@ class TcpDataPlane:
 
 
 class _Connection(asyncio.Protocol):
-    """What both ends share: the transport and its orderly or sudden end."""
+    """Common part of both ends: the transport and its end."""
 
     transport: asyncio.Transport
 
@@ -217,10 +223,10 @@ class _Connection(asyncio.Protocol):
         self._plane = plane
         self._channel: ChannelId | None = None
         self._reason = ""
-        self._finished = False  # EndOfInput went through: what follows is not a failure
+        self._finished = False  # EndOfInput went through: the end of the connection is no failure
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._finished:
@@ -238,7 +244,7 @@ class _Connection(asyncio.Protocol):
 
 
 class _Incoming(_Connection):
-    """The downstream end: handshake, then frames into an input channel, as much as there is credit for."""
+    """Downstream end: handshake, then frames into an input channel within the credit."""
 
     def __init__(self, plane: TcpDataPlane) -> None:
         super().__init__(plane)
@@ -284,11 +290,11 @@ class _Incoming(_Connection):
         self._plane.admit(self, self._channel)
 
     def wait(self) -> None:
-        """Proven, and early: tell the other end that what it said has arrived."""
+        """Confirms to the other end that its claims arrived before their generation."""
         self.transport.write(_NOT_YET)
 
     def begin(self, target: InputChannel) -> None:
-        """Admitted: tell the other end, and read."""
+        """Admits the channel and grants the first credit."""
         self._target = target
         target.when_credit(self._send_credit)
         self.transport.write(_ADMITTED)
@@ -325,7 +331,7 @@ class _Incoming(_Connection):
 
 
 class _Outgoing(_Connection):
-    """The upstream end: an `OutputChannel`."""
+    """Upstream end: an `OutputChannel`."""
 
     def __init__(self, plane: TcpDataPlane, channel: ChannelId, wake_writer: Callable[[], None]) -> None:
         super().__init__(plane)
@@ -342,9 +348,9 @@ class _Outgoing(_Connection):
         self._wake_writer = wake_writer
         self._sent = 0  # bytes of frames
         self._credit = 0
-        self._credit_bytes = b""  # the beginning of one
+        self._credit_bytes = b""  # incomplete bytes of a credit
         loop = asyncio.get_running_loop()
-        self.proven: asyncio.Future[None] = loop.create_future()  # the peer knows which channel this is
+        self.proven: asyncio.Future[None] = loop.create_future()  # the peer knows the channel
         self.ready: asyncio.Future[None] = loop.create_future()  # the peer has reached this generation
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -377,7 +383,7 @@ class _Outgoing(_Connection):
         for step in (self.proven, self.ready):
             if not step.done():
                 step.set_exception(ConnectionError(self._reason or f"refused by the other slot ({error})"))
-                step.exception()  # retrieved: the waiter may have given up already
+                step.exception()  # marks the exception as retrieved, because the waiter may have given up
         super().connection_lost(error)
 
     @property
@@ -401,7 +407,7 @@ class _Outgoing(_Connection):
 
     def send(self, element: Element) -> None:
         if self.transport.is_closing():
-            return  # `connection_lost` is on its way and fails the generation
+            return  # `connection_lost` follows and fails the generation
         try:
             chunks = self._writer.encode(element)
         except FrameError as error:

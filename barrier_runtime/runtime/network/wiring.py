@@ -1,4 +1,4 @@
-"""The channels of one generation in one slot, as the graph's edges say: inside the slot, or to the slots around it."""
+"""Channels of a generation in a slot, inside the slot and to other slots, along the graph's edges."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ class Wiring:
         local_output: type[LocalOutput],
         wake_by_input: Callable[[], None] | None = None,
     ) -> None:
-        """`wake` the slot: there is room; `wake_by_input`: something came. None: the same."""
+        """`wake` wakes the slot for credit, `wake_by_input` for arriving elements (None: `wake`)."""
         self._graph = graph
         self._token = token
         self._slot = slot
@@ -51,7 +51,7 @@ class Wiring:
             self.inputs[chain.id] = channels
 
     def _hear_the_same(self, chain: int) -> bool:
-        """All subtasks of the chain are told of idleness by the same subtasks."""
+        """True if all subtasks of the chain learn of idleness from the same subtasks."""
         if self._graph.chains[chain].source is not None:
             return False
         inputs = self._graph.inputs(chain)
@@ -62,13 +62,15 @@ class Wiring:
         return source is not None and never_has_rows(source.source, source.splits, slot)
 
     def aligned_only(self, chain: int) -> list[int]:
-        """Inputs of `chain` whose rows are in flight in no checkpoint: they could not be spread anew, or must be
-        processed before the barrier."""
+        """Inputs of `chain` that are never recorded.
+
+        Their rows cannot be distributed again, or must be processed before the barrier.
+        """
         aligned = [edge.id for edge in self._graph.inputs(chain) if edge.aligned or edge.partitioning in _ALIGNED]
         return [channel.index for (edge, _), channel in self._channel_of.items() if edge in aligned]
 
     def expect(self, broken: Broken) -> None:
-        """From now on other slots may connect to the inputs."""
+        """Accepts connections of other slots to the inputs."""
         expected = {
             ChannelId(self._token, edge, upstream, self._slot): channel
             for (edge, upstream), channel in self._channel_of.items()
@@ -77,7 +79,7 @@ class Wiring:
         self._plane.expect(self._token, expected, broken)
 
     async def outputs(self, chain: Chain, peers: dict[int, Peer]) -> list[ResultPartition]:
-        """Those of `chain`, connected."""
+        """Connects the outputs of `chain`."""
         operator = chain.operators[-1].name if chain.operators or chain.source is None else chain.source.name
         return [await self._connect(edge, peers, edge.operator or operator) for edge in self._graph.outputs(chain.id)]
 
@@ -93,11 +95,11 @@ class Wiring:
         return ResultPartition(edge, channels, self._slot, self._graph.max_parallelism, operator)
 
     async def all_connected(self) -> None:
-        """Once other slots have connected to every input."""
+        """Returns when other slots have connected to every input."""
         await self._plane.all_connected()
 
     def adapt_windows(self, elapsed_s: float) -> None:
-        """Let them follow what was taken; `elapsed_s` since the last time."""
+        """Adapts the windows to the bytes taken in the last `elapsed_s` seconds."""
         for channel in self._channel_of.values():
             channel.adapt(elapsed_s)
 

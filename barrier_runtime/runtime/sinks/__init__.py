@@ -1,1 +1,1 @@
-"""The two-phase commit of a sink subtask: the driver that decides, the operator that acts."""
+"""Two-phase commit of a sink subtask: the driver decides, the operator acts."""

@@ -1,9 +1,9 @@
-"""The two-phase driver of one sink subtask: which transaction may be committed, when, and what a snapshot must list.
+"""Two-phase commit driver of a sink subtask: decides commits and their order, and what snapshots list.
 
-Pure: events and `now` (seconds, any steady clock) in, effects out. It never touches a sink; `sinks/operator` carries
-the effects out, and a simulation can do the same with the very same class.
+Pure: events and `now` (seconds, any steady clock) in, effects out. `sinks/operator` applies the effects to the sink;
+the simulation uses the same class.
 
-Life of one transaction (`_MOVES` below is this table)
+Life of a transaction (the table `_MOVES`):
 
 | stage      | event                            | next       | effect                                       |
 |------------|----------------------------------|------------|----------------------------------------------|
@@ -21,17 +21,20 @@ Life of one transaction (`_MOVES` below is this table)
 | BACKOFF    | the time has come                | COMMITTING | Commit with the same committable             |
 
 Laws
-- `complete(n)` decides *every* transaction closed at or before n, also those of checkpoints that were aborted, declined
-  or expired in this generation: their rows ride with n. So `abort(n)` drops nothing.
-- Commits happen one at a time, oldest first; a failing one is tried for ever and holds back the later ones.
-- `together`: all that may be committed when the executor gets free is committed at once, as one. If that fails the
-  oldest is tried alone, so what cannot be committed never holds back what is older.
-- A snapshot at n lists every transaction not known to be visible. Listing one that has become visible meanwhile is
-  harmless (commit is idempotent); leaving one out would lose it. With a global committer that is all which it has not
-  reported: it works from what the manifest lists.
-- After a restore everything the manifest lists is decided and is committed before anything new (`recover`); what older
-  generations left undecided is aborted by the sink in the same step.
-- A decided checkpoint is never aborted and an aborted one never decided: either is a bug in the coordinator and raises.
+- `complete(n)` decides *every* transaction closed at or before barrier n, including transactions of checkpoints that
+  were aborted, declined or expired in this generation: their rows are committed with n. So `abort(n)` drops nothing.
+- Commits happen one at a time, oldest first. A failing commit is retried for ever and holds back later commits.
+- `together`: when the executor becomes free, all transactions that may be committed are committed at once. If that
+  commit fails, the oldest transaction is retried alone, so an uncommittable transaction never holds back an older
+  transaction.
+- A snapshot at n lists every transaction that is not known to be visible. Listing a transaction that has become visible
+  meanwhile is harmless (commit is idempotent); omitting an invisible transaction would lose its rows. With a global
+  committer a snapshot lists all transactions that the committer has not reported, because the committer works from the
+  manifest.
+- After a restore every transaction in the manifest is decided, and is committed before anything new (`recover`). In the
+  same step the sink aborts transactions that older generations left undecided.
+- A decided checkpoint is never aborted and an aborted checkpoint never decided: either is a bug in the coordinator, and
+  raises `ProtocolViolation`.
 """
 
 import enum
@@ -95,18 +98,18 @@ _MOVES: dict[tuple[Stage, Move], Stage] = {
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """One closed transaction, or (number 0) all transactions taken over from the restored checkpoint."""
+    """Closed transaction, or (number 0) all transactions of the restored checkpoint."""
 
     number: int
     checkpoint: int
     stage: Stage
-    entries: tuple[PendingEntry, ...] = ()  # empty when nothing was written
+    entries: tuple[PendingEntry, ...] = ()  # empty if nothing was written
     attempts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Seconds between attempts to commit: doubling from `first` to `most`."""
+    """Seconds between attempts to commit, doubling from `first` to `most`."""
 
     first: float = 0.1
     most: float = 30.0
@@ -116,9 +119,12 @@ class Backoff:
 
 
 class SinkDriver:
-    """See the table above. `name` (job, sink, subtask) is only for messages. `part_of_whole`: a global committer makes
-    visible what all subtasks have committed. `together`: the sink can commit several transactions as one.
-    `only_globally`: the sink has nothing to do for a part but to recover it."""
+    """State machine of the table above.
+
+    `name` (job, sink, subtask) is used in messages only. `part_of_whole`: a global committer makes visible the
+    transactions that all subtasks have committed. `together`: the sink can commit several transactions at once.
+    `only_globally`: a subtask only recovers; the global committer commits.
+    """
 
     def __init__(
         self,
@@ -136,15 +142,15 @@ class SinkDriver:
         self._part_of_whole = part_of_whole
         self._together = together
         self._only_globally = only_globally
-        self._committed: deque[Transaction] = deque()  # stage COMMITTED, oldest first: older than what is pending
-        self._visible_through = 0  # as the global committer reported
+        self._committed: deque[Transaction] = deque()  # stage COMMITTED, oldest first: older than `_pending`
+        self._visible_through = 0  # reported by the global committer
         self._pending: deque[Transaction] = deque()  # closed and not committed, oldest first
         self._open_txn = 1
         self._last_barrier = 0
         self._decided_through = 0
         self._to_report: deque[int] = deque()  # decided checkpoints whose commit has not been reported
         self._committed_through = 0
-        self._aborted: set[int] = set()  # undecided and given up, above decided_through
+        self._aborted: set[int] = set()  # aborted checkpoints above `_decided_through`
         self._history: deque[str] = deque(maxlen=16)
 
     # ------------------------------------------------------------ facts
@@ -155,17 +161,17 @@ class SinkDriver:
 
     @property
     def pending(self) -> tuple[Transaction, ...]:
-        """Closed and not visible, oldest first."""
+        """Closed transactions that are not visible, oldest first."""
         return (*self._committed, *self._pending)
 
     @property
     def committed_through(self) -> int:
-        """Every transaction of every checkpoint up to this one is committed (visible, without a global committer)."""
+        """Checkpoint up to which all transactions are committed (visible, without a global committer)."""
         return self._committed_through
 
     @property
     def decided(self) -> int:
-        """Transactions with rows that are decided and not committed. What is not sealed yet may have some."""
+        """Number of decided, uncommitted transactions with rows, or not sealed yet: these may have rows."""
         return sum(
             len(transaction.entries) or transaction.stage is Stage.SEALING
             for transaction in self._pending
@@ -174,18 +180,21 @@ class SinkDriver:
 
     @property
     def undecided(self) -> int:
-        """Transactions that a barrier has closed and no decision covers."""
+        """Number of transactions that are closed by a barrier and not decided."""
         return sum(transaction.checkpoint > self._decided_through for transaction in self._pending)
 
     @property
     def awaits_pre_commit(self) -> bool:
-        """A decision waits for a committable that is not here yet."""
+        """True if a decided transaction still lacks its committable."""
         return any(t.stage is Stage.SEALING and t.checkpoint <= self._decided_through for t in self._pending)
 
     # ------------------------------------------------------------ events
 
     def recover(self, checkpoint: int, entries: Sequence[PendingEntry]) -> list[Effect]:
-        """First event after a restore of `checkpoint` (0: started empty). `entries`: what this subtask takes over."""
+        """Handles the restore of `checkpoint` (0: started empty), before any other event.
+
+        `entries`: pending entries that this subtask takes over.
+        """
         self._note(f"recover({checkpoint}, {len(entries)} entries)")
         if self._last_barrier or self.pending:
             raise self._violation("recover must come before the first barrier")
@@ -195,7 +204,7 @@ class SinkDriver:
         return self._advance()
 
     def barrier(self, checkpoint: int) -> list[Effect]:
-        """The open transaction ends here; a new one begins."""
+        """Closes the open transaction and opens the next."""
         self._note(f"barrier({checkpoint})")
         if checkpoint <= self._last_barrier:
             raise self._violation(f"barrier {checkpoint} after {self._last_barrier}: checkpoint ids only rise")
@@ -206,7 +215,7 @@ class SinkDriver:
         return [PreCommit(txn, checkpoint)]
 
     def precommitted(self, checkpoint: int, committable: bytes | None) -> list[Effect]:
-        """The transaction closed by `checkpoint` is durable; None: it held nothing."""
+        """Notes that the transaction closed by `checkpoint` is durable; None as `committable` means no rows."""
         self._note(f"precommitted({checkpoint})")
         for index, transaction in enumerate(self._pending):
             if transaction.number != RECOVERY_TXN and transaction.checkpoint == checkpoint:
@@ -217,7 +226,10 @@ class SinkDriver:
         raise self._violation(f"a committable for checkpoint {checkpoint}, of which no transaction is pending")
 
     def complete(self, checkpoint: int) -> list[Effect]:
-        """`checkpoint` is decided: commit everything closed by it or earlier. Repeats only repeat the report."""
+        """Decides `checkpoint`: commits all transactions closed by it or earlier.
+
+        A repeated call only repeats the report.
+        """
         self._note(f"complete({checkpoint})")
         if checkpoint in self._aborted:
             raise self._violation(f"checkpoint {checkpoint} was aborted and is now reported as decided")
@@ -232,7 +244,7 @@ class SinkDriver:
         return self._advance()
 
     def abort(self, checkpoint: int) -> list[Effect]:
-        """`checkpoint` will never be decided. Its rows stay pending and ride with the next one that is."""
+        """Notes that `checkpoint` is never decided. Its rows stay pending, for the next decided checkpoint."""
         self._note(f"abort({checkpoint})")
         if checkpoint == self._decided_through and checkpoint > 0:
             raise self._violation(f"checkpoint {checkpoint} is decided and is now reported as aborted")
@@ -241,7 +253,7 @@ class SinkDriver:
         return []
 
     def committed(self, checkpoint: int) -> list[Effect]:
-        """The commit under way succeeded (or found that it had been done already)."""
+        """Ends the commit under way, which succeeded or found the transactions already committed."""
         self._note(f"committed({checkpoint})")
         effects: list[Effect] = []
         for transaction in self._under_way(checkpoint, self._move_when_done()):
@@ -249,7 +261,7 @@ class SinkDriver:
         return effects + self._advance()
 
     def visible(self, checkpoint: int) -> list[Effect]:
-        """The global committer has made everything up to `checkpoint` visible. May be repeated."""
+        """Notes that the global committer made everything up to `checkpoint` visible. May be repeated."""
         self._note(f"visible({checkpoint})")
         self._visible_through = max(self._visible_through, checkpoint)
         effects: list[Effect] = []
@@ -259,7 +271,7 @@ class SinkDriver:
         return effects
 
     def commit_failed(self, checkpoint: int, error: str, now: float) -> list[Effect]:
-        """The commit under way raised. The oldest stays the oldest and is tried again, for ever."""
+        """Ends the commit under way, which raised; the oldest transaction is retried first, for ever."""
         self._note(f"commit_failed({checkpoint}, {error})")
         oldest, *others = self._under_way(checkpoint, Move.COMMIT_FAILED)
         attempts = oldest.attempts + 1
@@ -269,7 +281,7 @@ class SinkDriver:
         return [ReportFailing(oldest.checkpoint, attempts, error), RetryAt(now + self._backoff.delay(attempts))]
 
     def retry(self) -> list[Effect]:
-        """The time of `RetryAt` has come. Without effect when nothing waits for it."""
+        """Retries after the time of `RetryAt`; has no effect if no transaction waits for a retry."""
         self._note("retry()")
         if self._pending and self._pending[0].stage is Stage.BACKOFF:
             return self._start(1)
@@ -278,7 +290,7 @@ class SinkDriver:
     # ------------------------------------------------------------ inside
 
     def _advance(self) -> list[Effect]:
-        """Start the next commit if it may start, skip what is empty, report what has become visible as a whole."""
+        """Starts the next commit if possible, skips empty transactions, and reports completed checkpoints."""
         effects: list[Effect] = []
         while self._pending:
             oldest = self._pending[0]
@@ -288,7 +300,7 @@ class SinkDriver:
                 self._moved(oldest.stage, Move.NOTHING_TO_COMMIT)
                 effects += self._committed_one(oldest)
                 continue
-            if oldest.entries or oldest.number == RECOVERY_TXN:  # recovery also drops orphans: never skipped
+            if oldest.entries or oldest.number == RECOVERY_TXN:  # never skipped, because a recovery also drops orphans
                 effects += self._reports()
                 return effects + self._start(self._ready())
             self._pending.popleft()
@@ -299,7 +311,7 @@ class SinkDriver:
         return Move.COMMITTED_PART if self._part_of_whole else Move.COMMITTED
 
     def _committed_one(self, transaction: Transaction) -> list[Effect]:
-        """The oldest is committed."""
+        """Removes the oldest transaction, which is committed."""
         self._pending.popleft()
         if self._part_of_whole and transaction.checkpoint > self._visible_through:
             self._committed.append(replace(transaction, stage=Stage.COMMITTED))
@@ -307,7 +319,7 @@ class SinkDriver:
         return [TransactionVisible(transaction.number)]
 
     def _ready(self) -> int:
-        """How many may be committed at once, the oldest among them. No empty one is the last."""
+        """Number of the oldest transactions that may be committed at once; the last of these is not empty."""
         ready = 1
         if self._together and self._pending[0].number != RECOVERY_TXN:
             for index, transaction in enumerate(self._pending):
@@ -318,7 +330,7 @@ class SinkDriver:
         return ready
 
     def _start(self, count: int) -> list[Effect]:
-        """With the `count` oldest."""
+        """Commits the `count` oldest transactions."""
         oldest = list(itertools.islice(self._pending, count))
         started = [replace(each, stage=self._moved(each.stage, Move.COMMIT)) for each in oldest]
         for index, transaction in enumerate(started):
@@ -330,7 +342,7 @@ class SinkDriver:
         return [Commit(checkpoint, *committables)] if count == 1 else [CommitTogether(checkpoint, committables)]
 
     def _reports(self) -> list[Effect]:
-        """The newest decided checkpoint below which nothing is pending, if it was not reported yet."""
+        """Reports the newest decided checkpoint at or below which nothing is pending, once."""
         visible_through = 0
         while self._to_report and not (self._pending and self._pending[0].checkpoint <= self._to_report[0]):
             visible_through = self._to_report.popleft()
@@ -340,7 +352,7 @@ class SinkDriver:
         return [ReportCommitted(visible_through)]
 
     def _under_way(self, checkpoint: int, move: Move) -> list[Transaction]:
-        """Those that are being committed, of which `checkpoint` closed the last one."""
+        """Transactions that are being committed; `checkpoint` closed the last of them."""
         under_way = list(itertools.takewhile(lambda each: each.stage is Stage.COMMITTING, self._pending))
         if not under_way or under_way[-1].checkpoint != checkpoint:
             raise self._violation(f"an answer for the commit of checkpoint {checkpoint}, which is not under way")

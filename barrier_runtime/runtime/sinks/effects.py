@@ -1,4 +1,4 @@
-"""What `SinkDriver` wants done, and what is to be answered. `sinks/operator` carries it out."""
+"""Effects of `SinkDriver` and the expected answers. `sinks/operator` applies the effects."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class PreCommit:
-    """Make transaction `txn` durable and answer with `precommitted(checkpoint, committable)`."""
+    """Makes transaction `txn` durable; the answer is `precommitted(checkpoint, committable)`."""
 
     txn: int
     checkpoint: int
@@ -14,7 +14,10 @@ class PreCommit:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Make it visible; answer `committed(checkpoint)` or `commit_failed(checkpoint, error, now)`."""
+    """Makes a transaction visible.
+
+    The answer is `committed(checkpoint)` or `commit_failed(checkpoint, error, now)`.
+    """
 
     checkpoint: int
     committable: bytes
@@ -22,7 +25,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class CommitTogether:
-    """Make all of these visible, oldest first; answer as to a `Commit`, for `checkpoint`, the last one's."""
+    """Makes transactions visible, oldest first; answered like `Commit`, for the last `checkpoint`."""
 
     checkpoint: int
     committables: tuple[bytes, ...]
@@ -30,7 +33,10 @@ class CommitTogether:
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """Commit all of these, then drop what older generations left undecided; answer as to a `Commit`."""
+    """Commits the transactions, then drops transactions that older generations left undecided.
+
+    Answered like `Commit`.
+    """
 
     checkpoint: int
     committables: tuple[bytes, ...]
@@ -38,7 +44,7 @@ class Recover:
 
 @dataclass(frozen=True, slots=True)
 class TransactionVisible:
-    """Transaction `txn` can be seen by readers from now on."""
+    """Announces that readers can see transaction `txn`."""
 
     txn: int
 
@@ -57,7 +63,7 @@ class ReportFailing:
 
 @dataclass(frozen=True, slots=True)
 class RetryAt:
-    """Call `retry(now)` when `now >= at` (seconds on the clock of `now`)."""
+    """Requests a call of `retry()` at `at` (seconds, on the clock of `now`)."""
 
     at: float
 

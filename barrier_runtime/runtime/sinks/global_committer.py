@@ -1,8 +1,8 @@
-"""Which commit of a sink's global committer is under way, and what comes next. Pure: events in, effects out.
+"""Driver of a sink's global committer. Pure: events in, effects out.
 
-One instance in subtask 0 of a sink that has a global committer. The coordinator says, for rising checkpoints, that
-every subtask has committed its part and which committables the manifest lists; the newest wish is enough, because a
-manifest lists everything that is not visible yet.
+Subtask 0 of a sink with a global committer has an instance. For rising checkpoints, the coordinator requests a global
+commit after every subtask has committed its part, and passes the committables of the manifest. Only the newest request
+counts, because a manifest lists everything that is not visible yet.
 
 | state   | event                      | next    | effect                                    |
 |---------|----------------------------|---------|-------------------------------------------|
@@ -22,12 +22,12 @@ from barrier_runtime.runtime.sinks.driver import Backoff
 from barrier_runtime.runtime.sinks.effects import ReportFailing, RetryAt
 from barrier_runtime.runtime.sinks.pending_set import PendingEntry, PendingSet
 
-ReadEntries: TypeAlias = Callable[[], tuple[PendingEntry, ...]]  # blocks: they may have to be fetched
+ReadEntries: TypeAlias = Callable[[], tuple[PendingEntry, ...]]  # blocks, because the entries may have to be fetched
 
 
 @dataclass(frozen=True, slots=True)
 class CommitAll:
-    """Make all of these visible at once; answer `committed()` or `failed(error, now)`."""
+    """Makes all entries visible at once; the answer is `committed()` or `failed(error, now)`."""
 
     checkpoint: int
     read: ReadEntries
@@ -35,7 +35,7 @@ class CommitAll:
 
 @dataclass(frozen=True, slots=True)
 class ReportGlobally:
-    """Everything up to `checkpoint` is visible, of all subtasks."""
+    """Reports that everything up to `checkpoint` is visible, of all subtasks."""
 
     checkpoint: int
 
@@ -44,19 +44,19 @@ GlobalEffect: TypeAlias = CommitAll | ReportGlobally | ReportFailing | RetryAt
 
 
 def entries_of_all(sets: Iterable[PendingSet]) -> tuple[PendingEntry, ...]:
-    """What a manifest lists as not visible yet, in the order in which it was written."""
+    """Entries of a manifest that are not visible yet, in the order in which they were written."""
     return tuple(
         sorted((entry for each in sets for entry in each.entries), key=lambda entry: (entry.checkpoint, entry.subtask))
     )
 
 
 class GlobalCommitDriver:
-    """`done`: the checkpoint up to which all is known to be visible from the start."""
+    """State machine of the table above. `done`: checkpoint up to which everything is visible at the start."""
 
     def __init__(self, backoff: Backoff = Backoff(), done: int = 0) -> None:
         self._backoff = backoff
         self._done = done
-        self._wish: CommitAll | None = None  # the newest, not done
+        self._wish: CommitAll | None = None  # the newest request that is not done
         self._under_way: CommitAll | None = None
         self._waits = False  # for the time of a RetryAt
         self._attempts = 0

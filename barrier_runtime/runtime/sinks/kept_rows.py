@@ -1,6 +1,6 @@
-"""What a sink keeps of its rows past a checkpoint, as values of the snapshots of its operator.
+"""Rows that a sink keeps past a checkpoint, as values of the operator's snapshots.
 
-Values that a decided checkpoint has stored are named again and not written again; see `Capture`.
+Snapshots refer to values that a decided checkpoint has stored instead of writing them again; see `Capture`.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -9,11 +9,11 @@ from barrier_runtime.connectors.sink import TwoPhaseCommitSink
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import OWN, FileRef, OperatorSnapshot
 
-KEPT = f"{OWN}kept-"  # names of the values begin so: subtask i of P goes on with those of i % P
+KEPT = f"{OWN}kept-"  # prefix of the values' names; subtask i of P takes over the values of i % P
 
 
 class KeptRows:
-    """Of one sink subtask. `values` runs on the thread of pre-commits, everything else on the loop."""
+    """Kept rows of a sink subtask. `values` runs on the pre-commit thread, everything else on the loop."""
 
     def __init__(self, sink: TwoPhaseCommitSink, where: str) -> None:
         self._sink = sink
@@ -21,7 +21,7 @@ class KeptRows:
         self._stored: Mapping[str, FileRef] = {}  # of the decided checkpoint
 
     def restore(self, snapshots: Sequence[OperatorSnapshot], subtask: int, parallelism: int) -> None:
-        """Raises `InvalidJob` when there are rows and the sink takes none: they would be lost."""
+        """Restores kept rows. Raises `InvalidJob` if the sink cannot keep rows: its rows would be lost."""
         mine = [each for each in snapshots if each.subtask % parallelism == subtask]
         kept = [
             {name.removeprefix(KEPT): value for name, value in each.values.items() if name.startswith(KEPT)}
@@ -39,7 +39,7 @@ class KeptRows:
         self._sink.restore_kept(kept, moved=any(each.parallelism != parallelism for each in snapshots))
 
     def stored(self) -> dict[str, FileRef]:
-        """For a capture: what is stored and may be needed again. What the pre-commit drops of it is named for once."""
+        """Stored values that a capture may still need. A value that the pre-commit drops is listed once more."""
         if not self._stored:
             return {}
         needed = {f"{KEPT}{name}" for name in self._sink.kept_names()}
@@ -56,7 +56,7 @@ class KeptRows:
 
 
 class _Stored(Container[str]):
-    """The sink's own names."""
+    """View of `names` by the sink's own names."""
 
     def __init__(self, names: Container[str]) -> None:
         self._names = names

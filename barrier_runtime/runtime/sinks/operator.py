@@ -1,12 +1,12 @@
-"""The operator around a `TwoPhaseCommitSink`: carries the effects of `SinkDriver` out.
+"""Operator around a `TwoPhaseCommitSink` that applies the effects of `SinkDriver`.
 
-Three places of work: `write` on the loop; early encoding, early staging and `pre_commit` on the executor of snapshots;
-`commit` on an executor of its own, so that a slow commit delays neither barriers nor the next pre-commit. The sink is
-thus used by two threads at a time: a commit of the past beside a pre-commit of the present. When rows come faster than
-they can be staged, the operator has no room until they are: memory stays bounded, and the stream waits.
+`write` runs on the loop; early encoding, early staging and `pre_commit` run on the snapshot executor; `commit` runs on
+another executor, so that a slow commit delays neither barriers nor the next pre-commit. So two threads use the sink at
+the same time: a commit of an earlier transaction beside a pre-commit of the current one. If rows arrive faster than
+they can be staged, the operator has no room until staging catches up: memory stays bounded, and the stream waits.
 
 A pre-commit that failed, or never ran because its checkpoint was aborted, loses nothing: the blocking part of the next
-snapshot first makes up for every older transaction that is not durable yet.
+snapshot first pre-commits every older transaction that is not durable yet.
 """
 
 import threading
@@ -62,11 +62,11 @@ from barrier_runtime.state.outside_errors import must_be_mended
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
 _POLL_S = 0.005
-_MOST_STAGINGS = 2  # one on its way and one that waits, beside what fills up meanwhile
+_MOST_STAGINGS = 2  # one running and one waiting, beside the buffer that fills up
 
 
 class _Staged:
-    """One transaction's rows, from the first write until they are visible."""
+    """Rows of a transaction, from the first write until they are visible."""
 
     __slots__ = ("began_ms", "checkpoint", "committable", "emitted", "sealed", "transaction")
 
@@ -75,12 +75,12 @@ class _Staged:
         self.began_ms = began_ms
         self.emitted = EmitTimes()
         self.checkpoint = 0
-        self.sealed = False  # set last by the sealing thread: `committable` is final then
+        self.sealed = False  # set last by the sealing thread, when `committable` is final
         self.committable: bytes | None = None
 
 
 class SinkOperator(Operator):
-    """`make_sink` builds a fresh, unopened sink; called once, in `open`."""
+    """Operator of a sink. `make_sink` builds a fresh, unopened sink; `open` calls `make_sink` once."""
 
     def __init__(self, name: str, make_sink: Callable[[], TwoPhaseCommitSink]) -> None:
         self._name = name
@@ -88,14 +88,16 @@ class SinkOperator(Operator):
         self._closed = False
 
     def fresh_sink(self) -> TwoPhaseCommitSink:
-        """One more of the sink that this operator runs, unopened."""
+        """Another unopened instance of the sink."""
         return self._make_sink()
 
     def open(self, context: OperatorContext) -> None:
-        """Check the target, then finish what the restored checkpoint decided. A target that is only out of reach does
-        not stop the job here: commits go on being tried, in order, before anything newer is committed. Except after
-        rescaling: what another subtask has to finish may be older rows of a key that is ours now, so the generation
-        begins when all of it is committed."""
+        """Checks the target, then commits the transactions that the restored checkpoint decided.
+
+        An unreachable target does not stop the job: commits are retried in order, before anything newer is committed.
+        After rescaling it does: another subtask's decided transactions may hold older rows of keys that this subtask
+        now owns, so the generation starts only when all of them are committed.
+        """
         where = f"job {context.job!r}, sink {self._name!r}, subtask {context.subtask}"
         self._context = context
         self._where = where
@@ -128,12 +130,12 @@ class SinkOperator(Operator):
             together=self._sink.commits_together,
             only_globally=not commits_parts(self._sink),
         )
-        self._stagings = 0  # early ones that have not ended
-        self._encoding = False  # early, and not ended
-        self._refused: Exception | None = None  # what encoding raised, and a person must mend
-        self._staged: dict[int, _Staged] = {}  # by transaction number; the open one included
+        self._stagings = 0  # running early stagings
+        self._encoding = False  # an early encoding is running
+        self._refused: Exception | None = None  # error of early encoding that a person must mend
+        self._staged: dict[int, _Staged] = {}  # by transaction number, with the open transaction
         self._sealing = threading.Lock()
-        self._recovered: tuple[int, BaseException | None] | None = None  # outcome, until the loop has heard of it
+        self._recovered: tuple[int, BaseException | None] | None = None  # outcome, until the loop handles it
         self._begin()
         sets = _pending_sets(context.restored, where)
         checkpoint = max((each.checkpoint for each in sets), default=0)
@@ -143,7 +145,7 @@ class SinkOperator(Operator):
         self._recover_now(self._driver.recover(checkpoint, entries), rescaled)
 
     def _was_written(self, context: OperatorContext) -> bool:
-        """Whether the restored checkpoint has rows that this very sink staged: it may write to its target."""
+        """True if an equal sink staged rows of the restored checkpoint, so the sink may write to its target."""
         same = any(each.values.get(SINK_VALUE) == self._description for each in context.restored)
         return same and any(each.entries for each in _pending_sets(context.restored, self._where))
 
@@ -179,7 +181,7 @@ class SinkOperator(Operator):
         if self._stagings >= _MOST_STAGINGS:
             return False
         most = self._sink.most_decided
-        # The outcome of the recovery is heard with the next element: until then that one must be let through.
+        # The loop handles the outcome of the recovery with the next element, so that element must be let through.
         return most is None or self._recovered is not None or self._driver.decided < most
 
     def snapshot(self, checkpoint: int) -> Capture:
@@ -227,7 +229,7 @@ class SinkOperator(Operator):
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            sink = getattr(self, "_sink", None)  # open may have failed before there was one
+            sink = getattr(self, "_sink", None)  # `open` may have failed before setting the sink
             if sink is not None:
                 sink.close()
 
@@ -242,8 +244,10 @@ class SinkOperator(Operator):
     def _seal(
         self, checkpoint: int, listed: tuple[Transaction, ...], unsealed: list[_Staged], stored: Container[str]
     ) -> dict[str, bytes]:
-        """Make every closed transaction durable, oldest first; return the pending set as of `checkpoint`, and the rows
-        that the sink keeps, but what is `stored` of them."""
+        """Makes every closed transaction durable, oldest first.
+
+        Returns the pending set as of `checkpoint` and the rows that the sink keeps, without values in `stored`.
+        """
         with self._sealing:
             for staged in unsealed:
                 if not staged.sealed:
@@ -262,7 +266,7 @@ class SinkOperator(Operator):
         return {PENDING_VALUE: encode_pending(checkpoint, entries), **kept}
 
     def _look_for_sealed(self) -> None:
-        """Tell the driver which pre-commits have finished. The sealing thread never calls into the loop."""
+        """Reports finished pre-commits to the driver, since the sealing thread never calls into the loop."""
         for transaction in self._driver.pending:
             if transaction.stage is Stage.SEALING:
                 staged = self._staged[transaction.number]
@@ -292,7 +296,7 @@ class SinkOperator(Operator):
             elif isinstance(effect, Recover):
                 self._recover_on_executor(effect)
             elif isinstance(effect, TransactionVisible):
-                staged = self._staged.pop(effect.txn, None)  # recovered ones have no rows of this incarnation
+                staged = self._staged.pop(effect.txn, None)  # recovered transactions have no rows of this incarnation
                 for emit_ns, rows in staged.emitted.pairs() if staged is not None else ():
                     metrics.latency(VISIBLE, emit_ns, rows)
             elif isinstance(effect, ReportCommitted):
@@ -308,7 +312,7 @@ class SinkOperator(Operator):
         )
 
     def _tell_transactions(self) -> None:
-        """A few figures a checkpoint; ages are for whoever reads them to compute."""
+        """Sets the transaction gauges, once per event of a checkpoint; readers compute ages."""
         metrics, pending = self._context.metrics, self._driver.pending
         oldest = min((self._staged[each.number].began_ms for each in pending if each.number in self._staged), default=0)
         metrics.gauge(TRANSACTIONS_UNDECIDED, self._driver.undecided)
@@ -326,7 +330,7 @@ class SinkOperator(Operator):
         self._on_executor(effect.checkpoint, partial(self._sink.recover, effect.committables))
 
     def _on_executor(self, checkpoint: int, work: Callable[[], None]) -> None:
-        """`work` may hang for longer than this generation lives: it holds the sink, and nothing else of it."""
+        """Runs `work`, which may hang for longer than this generation lives and then holds only the sink."""
 
         def done(_: Any, error: BaseException | None) -> None:
             if not self._closed:
@@ -342,14 +346,14 @@ class SinkOperator(Operator):
             self._do(self._driver.retry())
 
     def _staged_early(self, _: Any, error: BaseException | None) -> None:
-        """A failure here is no news: pre-commit stages again whatever is not staged, and reports."""
+        """Ends an early staging. A failure is only counted: pre-commit stages the rest, and reports failures."""
         self._stagings -= 1
         self._context.wake()
         if error is not None and not self._closed:
             self._context.metrics.count(EARLY_STAGING_FAILED)
 
     def _encoded_early(self, _: Any, error: BaseException | None) -> None:
-        """Other failures are no news: pre-commit encodes the rows, and reports."""
+        """Ends an early encoding. Pre-commit reports failures, except those that a person must mend."""
         self._encoding = False
         if isinstance(error, Exception) and must_be_mended(error):
             self._refused = error
@@ -386,13 +390,15 @@ class SinkOperator(Operator):
     # ------------------------------------------------------------ recovery
 
     def _recover_now(self, effects: list[Effect], rescaled: bool) -> None:
-        """First attempt, in `open`, which may block but is not on the loop: the loop hears of the outcome with the next
-        element. The usual case takes one look per decided file."""
+        """Recovers for the first time, in `open`, which may block and is not on the loop.
+
+        The loop handles the outcome with the next element. Usually a recovery takes a request per decided file.
+        """
         for effect in effects:
-            assert isinstance(effect, Recover), effect  # nothing else can come of an empty driver
+            assert isinstance(effect, Recover), effect  # an empty driver has no other effects
             try:
                 self._sink.recover(effect.committables)
-            except Exception as error:  # whatever the target's library raises when it is out of reach
+            except Exception as error:  # any error of the target's library if the target is unreachable
                 if must_be_mended(error):
                     self._trouble.raise_named(error, COMMITTING)
                 if rescaled and effect.committables and not self._sink.global_committer:
@@ -426,7 +432,7 @@ class SinkOperator(Operator):
 
 
 def _commit_globally(sink: TwoPhaseCommitSink, effect: CommitAll) -> None:
-    """On the executor."""
+    """Commits `effect`; runs on the executor."""
     sink.commit_globally(effect.checkpoint, tuple(entry.committable for entry in effect.read()))
 
 

@@ -1,13 +1,14 @@
-"""A sink subtask's part of a snapshot: every committable that is not known to be visible, and of which checkpoint.
+"""Pending set of a sink subtask in a snapshot: committables not known to be visible, with checkpoints.
 
-This is what makes a decided checkpoint finishable by anyone: whoever restores it commits all that is listed. Versioned
-msgspec data, never pickle; an unknown version is refused, never guessed.
+The pending set allows any process to finish a decided checkpoint: the process that restores the checkpoint commits all
+listed entries. Versioned msgspec data, never pickle; an unknown version is refused.
 
 An entry keeps the index of the subtask that *wrote* it. After rescaling, entry e belongs to subtask `e.subtask % P`,
-and so do the orphans with that index in their names: the one who sweeps them is the one who knows what is decided.
+and so do the orphans with that index in their names, because the subtask that deletes orphans must know which
+transactions are decided.
 
-Many entries are packed (version 2): every checkpoint stores all that is not visible, which is up to a thousand times
-the same names where commits are held back (`commit_every`).
+Many entries are packed (version 2): every checkpoint stores everything that is not visible, which can be the same names
+up to a thousand times if commits are held back (`commit_every`).
 """
 
 import zlib
@@ -18,23 +19,23 @@ import msgspec
 from barrier_runtime.state.snapshots.snapshot import PENDING
 from barrier_runtime.state.versioned import Format, VersionedDecoder
 
-PENDING_SET_VERSION = 2  # 1 knew nothing packed, and is written where nothing is
-_PACKED_FROM = 4 << 10  # bytes; a few entries are quicker as they are
+PENDING_SET_VERSION = 2  # version 1 had no packed entries, and is still written for unpacked entries
+_PACKED_FROM = 4 << 10  # bytes; a few entries are read faster unpacked
 _LEVEL = 1
 PENDING_VALUE = PENDING  # name of the value in OperatorSnapshot.values
 
 
 class PendingEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     checkpoint: int  # the barrier that closed this transaction
-    subtask: int  # who wrote it
+    subtask: int  # the subtask that wrote this transaction
     committable: bytes
 
 
 class PendingSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     version: int
-    checkpoint: int  # the barrier this set was taken at
+    checkpoint: int  # the barrier of the snapshot
     entries: tuple[PendingEntry, ...] = ()
-    packed: bytes = b""  # the entries instead: MessagePack, compressed
+    packed: bytes = b""  # instead of `entries`: MessagePack, compressed
 
 
 _FORMAT = Format(
@@ -55,7 +56,7 @@ def encode_pending(checkpoint: int, entries: Iterable[PendingEntry]) -> bytes:
 
 
 def decode_pending(data: bytes, where: str) -> PendingSet:
-    """Decode what `encode_pending` made. `where` names the job, sink and subtask for the message."""
+    """Decodes the result of `encode_pending`. `where` names the job, sink and subtask for the error."""
     found = _PENDING_SET.decode(data, where)
     if not found.packed:
         return found
@@ -67,6 +68,6 @@ def decode_pending(data: bytes, where: str) -> PendingSet:
 
 
 def entries_of_subtask(sets: Iterable[PendingSet], subtask: int, parallelism: int) -> tuple[PendingEntry, ...]:
-    """Those that subtask `subtask` of `parallelism` has to finish, oldest checkpoint first."""
+    """Entries that subtask `subtask` of `parallelism` has to finish, oldest checkpoint first."""
     mine = [entry for each in sets for entry in each.entries if entry.subtask % parallelism == subtask]
     return tuple(sorted(mine, key=lambda entry: (entry.checkpoint, entry.subtask)))

@@ -1,4 +1,4 @@
-"""Turns exceptions of a sink's methods into our kinds of errors, which name the sink, its class and the call."""
+"""Conversion of exceptions of sinks to the project's errors, which name the sink, class and call."""
 
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
@@ -20,7 +20,7 @@ _TARGET = "Correct the target or the sink's arguments"
 
 
 class SinkTrouble:
-    """Of the sink `name` of one subtask."""
+    """Error conversion for the sink `name` of a subtask."""
 
     def __init__(self, sink: TwoPhaseCommitSink, name: str, subtask: int) -> None:
         kind = type(sink)
@@ -28,7 +28,7 @@ class SinkTrouble:
         self._where = f"sink {name!r} ({kind.__name__}), subtask {subtask}"
 
     def of(self, error: BaseException, doing: str) -> BarrierRuntimeError:
-        """What the job hears of `error`. A sink that a user has written is shown with the user's own frames."""
+        """Converts `error` for the job. For a user's sink class the error shows the user's own frames."""
         if isinstance(error, BarrierRuntimeError):
             return error
         found = told(error, f"{self._where}: {doing}", _TARGET if doing == OPENING else _ROWS)
@@ -37,7 +37,7 @@ class SinkTrouble:
         return found
 
     def of_write(self, error: BaseException, schema: pa.Schema) -> BarrierRuntimeError:
-        """The same of rows that the sink's `write` got."""
+        """Converts `error` of `write`, naming the columns of the rows."""
         if isinstance(error, BarrierRuntimeError):
             return error
         if not must_be_mended(error):
@@ -46,21 +46,21 @@ class SinkTrouble:
         return self.of(error, f"rows with the columns {columns} cannot be written")
 
     def around(self, doing: str, call: Callable[[], T]) -> T:
-        """What `call` returns. Raises our kinds of errors."""
+        """Returns the result of `call`; converts exceptions."""
         try:
             return call()
         except Exception as error:
             self.raise_named(error, doing)
 
     def raise_named(self, error: Exception, doing: str) -> NoReturn:
-        """Raise what `of` makes of `error`."""
+        """Raises the conversion of `error`."""
         found = self.of(error, doing)
         if found is error:
             raise error
         raise found from error
 
     def commit_failed(self, error: BaseException) -> str:
-        """Text of a failed commit. The rows are decided: the commit is tried until it succeeds."""
+        """Text of a failed commit. The rows are decided: the commit is retried until it succeeds."""
         found = self.of(error, COMMITTING) if must_be_mended(error) else error
         if not isinstance(found, InvalidJob):
             return f"{type(found).__name__}: {found}"

@@ -1,12 +1,11 @@
-"""Prepares the readers of a subtask's next splits by a few threads, so that the loop waits for no request of theirs.
+"""Preparation of readers on a few threads before their turn, so that the loop waits for no request.
 
-Only readers whose `prepare` asks a store (`RemoteReader`) are prepared here, and each of them is. A split whose reader
-is still being prepared is not asked for rows; the slot is woken when it may be. How much is kept of splits whose turn
-has not come is bounded by their number, and by the bytes that the `PartFetcher` of the subtask may hold.
+Prepares all readers whose `prepare` sends requests to a store (`RemoteReader`), and no others. A split is not polled
+while its reader is being prepared; the slot is woken afterwards. Prepared splits are bounded by their number, and by
+the bytes that the `PartFetcher` of the subtask may hold.
 
-Tells of a row whose event time is far ahead of this machine's clock.
-
-One such row, and what comes after it is late. It is not an error: nobody else can know what is meant.
+Also logs rows whose event time is far ahead of this machine's clock: after such a row all other rows are late. A far
+event time is no error, because only the user knows whether the time is right.
 """
 
 import logging
@@ -25,13 +24,15 @@ from barrier_runtime.data.event_time import event_times_ms
 from barrier_runtime.operators.base import OperatorContext
 from barrier_runtime.runtime.sources.split_state import OpenSplit
 
-_MOST = 64  # splits that are prepared, or being prepared, and have not been asked yet
+_MOST = 64  # splits that are prepared, or being prepared, before their turn
 
 
 class Ahead:
+    """Readers of a subtask that are prepared before their turn."""
+
     def __init__(self, fetcher: PartFetcher) -> None:
         self._fetcher = fetcher
-        self._later: OrderedDict[str, OpenSplit] = OrderedDict()  # not begun, in about the order of their turns
+        self._later: OrderedDict[str, OpenSplit] = OrderedDict()  # not started, roughly in the order of their turns
         self._begun: dict[str, tuple[OpenSplit, Future[None]]] = {}
 
     def add(self, split: OpenSplit) -> None:
@@ -41,9 +42,9 @@ class Ahead:
             self._fill()
 
     def has_come(self, split: OpenSplit) -> bool:
-        """Whether the split, whose turn it is, can be asked for rows. Raises what its reader raised."""
+        """True if `split`, whose turn it is, can be polled. Raises the error of its preparation."""
         if split.id in self._later and all(future.done() for _, future in self._begun.values()):
-            self._begin(split)  # however many are prepared: their turns may come after this one
+            self._begin(split)  # despite `_MOST`: the turns of the prepared splits may come after this one
         if split.id not in self._begun or not self._begun[split.id][1].done():
             return False
         future = self._begun.pop(split.id)[1]
@@ -56,7 +57,7 @@ class Ahead:
         return split.id in self._begun
 
     def close(self) -> None:
-        """Also the readers that are being prepared, each once its thread is done with it."""
+        """Closes the fetcher, and each reader being prepared when its thread is done."""
         for split, future in self._begun.values():
             reader, split.reader = split.reader, None
             if reader is not None:
@@ -88,13 +89,13 @@ def _close(reader: SplitReader, _: Future[None]) -> None:
 log = logging.getLogger(__name__)
 
 DAY_MS = 86_400_000
-FAR_MS = DAY_MS  # ahead of the clock: an event time that is told of
+FAR_MS = DAY_MS  # ahead of the clock; event times beyond are logged
 
 
 def tell_of_far_row(
     context: OperatorContext, where: str, split: OpenSplit, column: str, times: pa.Array, now_ms: int
 ) -> None:
-    """`times`: of the last rows of `split`; some of them are far."""
+    """Logs and counts the first far event time in `times`, the event times of the last rows of `split`."""
     known = event_times_ms(times.drop_null())
     first = int(np.argmax(known > now_ms + FAR_MS))
     at = np.flatnonzero(times.is_valid().to_numpy(zero_copy_only=False))[first]

@@ -1,13 +1,11 @@
-"""Which splits a subtask reads when it starts, from what is listed and what a snapshot knows. Never one of them twice,
-never one left out.
+"""Assignment of splits to a subtask at its start, from the listed splits and the restored snapshot.
 
-A fixed list is dealt out in turn; of a source that stages its rows the list in the snapshot counts. A source that
-discovers says itself whose a split is, and its snapshot may know splits that nobody lists.
+Every split is read exactly once. The splits of a fixed list are assigned in turn; for a source that stages its rows the
+list in the snapshot counts. A discovering source determines the owner of a split, and its snapshot may contain splits
+that are no longer listed.
 
-The splits of a subtask that ended, and what its snapshots say of them.
-
-A checkpoint costs what is new: runs that a decided checkpoint has stored are named again and not written again. Runs
-are merged off the loop.
+`FinishedSplits` stores the names of finished splits in snapshots. A checkpoint costs only what is new: snapshots refer
+to runs that a decided checkpoint has stored instead of writing them again. Runs are merged off the loop.
 """
 
 import zlib
@@ -42,11 +40,11 @@ from barrier_runtime.runtime.sources.progress import (
 from barrier_runtime.state.errors import InvalidJob
 from barrier_runtime.state.snapshots.snapshot import FileRef
 
-_SMALL_VALUE = 4_096 // RECORD_BYTES  # names in a value that stands in the manifest
+_SMALL_VALUE = 4_096 // RECORD_BYTES  # number of names in a value inside the manifest
 
 
 class FinishedSplits:
-    """Names of the splits that ended, as values of snapshots. On the slot's loop, but for the merging of runs."""
+    """Names of finished splits as values of snapshots, on the slot's loop; only merging runs elsewhere."""
 
     def __init__(self, names: NameSet, executor: SequentialExecutor) -> None:
         self._names = names
@@ -63,7 +61,7 @@ class FinishedSplits:
             self._merge()
 
     def capture(self, progress: SourceProgress) -> Capture:
-        """`progress`, and the names: those runs that no decided checkpoint has stored, and what is in none."""
+        """Captures `progress` with the runs that no decided checkpoint has stored, and the names in no run."""
         if self._names.freeze(_SMALL_VALUE):
             self._merge()
         added = self._names.added()
@@ -98,18 +96,18 @@ class FinishedSplits:
 
 @dataclass
 class Assignment:
-    """A subtask's part of a source at its start."""
+    """Part of a source that a subtask reads, at its start."""
 
-    splits: list[Split]  # to be read, or read to their end
+    splits: list[Split]  # to be read, or read further
     finished: NameSet
-    done_rows: int  # in those that have finished
+    done_rows: int  # rows of finished splits
     done_ms: int
     discovery: Discovery | None = None
-    at_end: dict[str, SplitProgress] = field(default_factory=dict)  # read as far as they were; nobody lists them now
+    at_end: dict[str, SplitProgress] = field(default_factory=dict)  # read to their end so far, and not in `splits`
 
 
 def under_known_ids(listed: Sequence[Split], restored: RestoredSource, where: str) -> list[Split]:
-    """`listed`, with the former id of each split that a snapshot knows by that alone."""
+    """Returns `listed` with the former id of each split that the snapshot knows only by its former id."""
     if not any(split.formerly for split in listed):
         return list(listed)
 
@@ -133,7 +131,7 @@ def under_known_ids(listed: Sequence[Split], restored: RestoredSource, where: st
 def assign_listed(
     listed: Sequence[Split], restored: RestoredSource, subtask: int, parallelism: int, where: str
 ) -> Assignment:
-    """Split i of the list belongs to subtask i % parallelism."""
+    """Assigns split i of the list to subtask i % parallelism."""
     _check_shares(listed, restored, where)
     mine = {split.id: split for i, split in enumerate(listed) if i % parallelism == subtask}
     all_ids = {split.id for split in listed}
@@ -155,7 +153,7 @@ def assign_listed(
 
 
 def never_has_rows(source: Source, listed: Sequence[Split], subtask: int) -> bool:
-    """Whether a list that stays as it is has no split for this subtask, whatever a snapshot knows."""
+    """True if the list is fixed and has no split for this subtask, whatever a snapshot contains."""
     return not isinstance(source, DiscoveringSource | StagedSource) and subtask >= len(listed)
 
 
@@ -171,7 +169,7 @@ def has_finished(split: Split, finished: NameSet | FinishedSplits, where: str) -
 def compare_finished(
     source: MarkingSource, listed: Sequence[Split], assignment: Assignment, subtask: int, parallelism: int
 ) -> None:
-    """Whether this subtask's splits of a fixed list hold what they held when they were read to their end."""
+    """Compares this subtask's finished splits of a fixed list with their marks, and renews the marks."""
     marked = []
     for split in listed[subtask::parallelism]:
         known = assignment.finished.find(split.id)
@@ -184,8 +182,11 @@ def compare_finished(
 def assign_staged(
     listed: Sequence[Split], restored: RestoredSource, subtask: int, parallelism: int, where: str
 ) -> Assignment:
-    """A checkpoint knows all splits of the rows that it has positions in; what is listed may have been staged anew
-    since, by a run that never became the job's."""
+    """Assigns the splits of a staged source.
+
+    A checkpoint with positions contains all splits of the staged rows. The listed splits may have been staged later, by
+    a run that never took over the job.
+    """
     if not restored.any:
         return assign_listed(listed, restored, subtask, parallelism, where)
     _require_complete(restored, where)
@@ -206,8 +207,10 @@ def assign_discovered(
     parallelism: int,
     where: str,
 ) -> Assignment:
-    """A split belongs to `source.owner`. Begins the discovery of more, if the source does that. One that grows is read
-    as far as it was when it was begun; its discovery finds the rest, as it does of those at their end."""
+    """Assigns each split to `source.owner`, and starts the discovery of more splits if the source has one.
+
+    A growing split is read to the size at which it was started; discovery finds the rest, as for splits at their end.
+    """
     _require_complete(restored, where)
     _check_chosen(source, restored, where)
 
@@ -243,9 +246,11 @@ def assign_discovered(
 
 
 def check_none_lost(source: Source, listed: Sequence[Split], restored: RestoredSource, where: str) -> None:
-    """Raises `InvalidJob` for what no subtask could go on with: a split that was being read and is not there any more,
-    a file that changed after it was read. Begins nothing."""
-    if isinstance(source, StagedSource):  # what is listed before the rows are staged says nothing
+    """Raises `InvalidJob` if no subtask could continue from the restored snapshot; starts nothing.
+
+    Reasons: a split in progress is missing, or a file changed after it was read.
+    """
+    if isinstance(source, StagedSource):  # the splits listed before staging are not those that are read
         return
     listed = under_known_ids(listed, restored, where)
     _check_chosen(source, restored, where)
@@ -259,7 +264,7 @@ def check_none_lost(source: Source, listed: Sequence[Split], restored: RestoredS
 
 
 def _check_chosen(source: Source, restored: RestoredSource, where: str) -> None:
-    """Splits that were being read, and that the settings of the source do not choose any more, would be read on."""
+    """Raises `InvalidJob` for a split in progress that the settings of the source exclude now."""
     if not isinstance(source, Choosing):
         return
     for id in restored.splits:
@@ -269,7 +274,10 @@ def _check_chosen(source: Source, restored: RestoredSource, where: str) -> None:
 
 
 def _check_shares(listed: Sequence[Split], restored: RestoredSource, where: str) -> None:
-    """Files that were read to their end may be gone; of shares that were, others that come are the same rows again."""
+    """Raises `InvalidJob` if the source is divided into another number of shares after some were finished.
+
+    Finished files may be missing; but new shares in place of finished shares hold the same rows again.
+    """
     shares = [split for split in listed if split.of is not None]
     ended = sum(split.id in restored.finished for split in shares)
     begins = any(split.id not in restored.finished and split.id not in restored.splits for split in shares)

@@ -1,13 +1,13 @@
-"""One subtask's part of a source: its splits, which of them to read next, positions for snapshots, and the watermark.
+"""Driver of a subtask's part of a source: splits, order of reading, snapshots, watermark.
 
-Split i of a fixed list belongs to subtask i % parallelism; a source that discovers splits says itself whose each one
-is. Of the splits that have rows due, the one whose event time is furthest behind is read first, so that no split runs
-ahead and makes rows of another late.
+Split i of a fixed list belongs to subtask i % parallelism; a discovering source determines the owner of each split. Of
+the splits with due rows the split with the lowest event time is read first, so that no split runs ahead and makes rows
+of another split late.
 
-A discovered split is part of the next snapshot from the moment it can be read; what was discovered after the snapshot
-that is restored is discovered again. A subtask that has no split while it looks for some is idle, and never ends.
+A discovered split is part of the next snapshot as soon as it can be read; splits discovered after the restored snapshot
+are discovered again. While discovery runs, a subtask without splits is idle and does not end.
 
-Sans-io apart from the readers: it is told the time.
+Sans-io apart from the readers: callers pass the time.
 """
 
 import heapq
@@ -64,24 +64,24 @@ from barrier_runtime.runtime.sources.split_state import OpenSplit
 from barrier_runtime.runtime.sources.trouble import raise_named
 from barrier_runtime.state.errors import UNREADABLE, Corrupt, InvalidJob, Unavailable
 
-_PREPARED_AHEAD = 32  # splits whose files are opened before the stream starts; the rest when their turn comes
-_POLL_NS = 10_000_000  # for discovered splits, when nothing is due before
-_POLL_WAKING_NS = 500_000_000  # the same of a discovery that wakes
-_WAITING_NS = 1_000_000_000  # for a split that waits for slower ones; the slot is woken when it may go on
-_WAITING_AT_ONCE = 256  # splits that wait for bytes: those after them are not asked
-_REOPEN_S = 1.0  # a discovered split that cannot be opened now is tried again then
-_Place: TypeAlias = tuple[int, int, int, OpenSplit]  # its `order`, a number that no other place has, and the split
+_PREPARED_AHEAD = 32  # splits whose files are opened before the stream starts; others when their turn comes
+_POLL_NS = 10_000_000  # interval of discovery, if no rows are due earlier
+_POLL_WAKING_NS = 500_000_000  # the same for a discovery that wakes the slot
+_WAITING_NS = 1_000_000_000  # for a split that waits for slower splits; the slot is woken when the split may be read
+_WAITING_AT_ONCE = 256  # splits that wait for bytes; splits after them are not polled
+_REOPEN_S = 1.0  # pause before a discovered split that could not be opened is opened again
+_Place: TypeAlias = tuple[int, int, int, OpenSplit]  # `order` of the split, a unique number, and the split
 
 
 class SourceDriver:
-    """`open` once (may block), then `poll` for ever; `snapshot` and `completed` at any time."""
+    """^Reader of a subtask's splits: `open` once (may block), then `poll`; `snapshot` and `completed` at any time."""
 
     def __init__(self) -> None:
-        self._queue: list[_Place] = []  # a heap of all unfinished splits: who is furthest behind is first
+        self._queue: list[_Place] = []  # heap of all unfinished splits, by event time
         self._numbers = itertools.count()
-        self._kept: dict[str, OpenSplit] = {}  # unfinished splits of which a snapshot must tell
+        self._kept: dict[str, OpenSplit] = {}  # unfinished splits that snapshots contain
         self._kept_rows = 0
-        self._lingering: list[OpenSplit] = []  # ended, with a reader that is to hear that this is decided
+        self._lingering: list[OpenSplit] = []  # finished splits whose reader waits for the decision on its end
         self._finished: FinishedSplits
         self._done_rows = 0  # in finished splits
         self._done_ms = WATERMARK_MIN
@@ -89,29 +89,29 @@ class SourceDriver:
         self._discovering: DiscoveringSource | None = None
         self._keeps_payloads = False
         self._keeps_unasked = False
-        self._at_end: dict[str, SplitProgress] = {}  # splits that may grow, and are read as far as they were
-        self._grown: dict[str, Split] = {}  # found once more while they are open
-        self._open: set[str] = set()  # ids of unfinished splits, also of those that are just being opened
-        self._made: dict[str, SplitReader] = {}  # readers of found splits on their way from the worker to the loop
+        self._at_end: dict[str, SplitProgress] = {}  # splits that may grow, and are read to their end so far
+        self._grown: dict[str, Split] = {}  # growing splits found again while open
+        self._open: set[str] = set()  # ids of unfinished splits, also while they are being opened
+        self._made: dict[str, SplitReader] = {}  # readers of found splits, on their way from the worker to the loop
         self._looked_ns = 0
         self._look_again_ns = _POLL_NS
-        self._told_ns = -DAY_MS * 1_000_000  # when operators heard of a watermark last
+        self._told_ns = -DAY_MS * 1_000_000  # time of the last watermark sent to the operators
         self._turn = 0
         self._ended_early = False
-        self._latest: tuple[OpenSplit, int] | None = None  # split and rows of the batch returned last
+        self._latest: tuple[OpenSplit, int] | None = None  # split and rows of the last returned batch
         self._max_drift_ms: int | None = None
-        self._ahead_ms = WATERMARK_MAX  # splits whose event time is above this wait for slower ones
+        self._ahead_ms = WATERMARK_MAX  # splits with a higher event time wait for slower splits
         self._polled_ns = 0
-        self._timeout_ns = 0  # for a split that has nothing; 0: it is never idle
+        self._timeout_ns = 0  # of a split without rows; 0: never idle
         self._range: ReadRange | None = None
         self._fetcher = PartFetcher(lambda: self._context.wake_from_thread())
         self._ahead = Ahead(self._fetcher)
-        self._held_up = False  # the last pass found no rows, and splits that wait for an answer of a store
-        self._soonest_ns: int | None = None  # rows of another split are due, as the last pass has seen
+        self._held_up = False  # the last pass found no rows, but splits that wait for a store
+        self._soonest_ns: int | None = None  # time at which rows of another split are due, from the last pass
 
     def open(self, context: OperatorContext, spec: SourceSpec) -> None:
-        """Open readers at their restored positions. `context.restored` should hold the snapshots of *all* subtasks of
-        this source: a changed list of splits moves splits between subtasks."""
+        """Opens readers at their restored positions. `context.restored` must contain the snapshots of *all* subtasks of
+        this source, because a changed list of splits moves splits between subtasks."""
         self._spec = spec
         self._timeout_ns = (spec.idle_timeout_ms or 0) * 1_000_000
         self._range = spec.range
@@ -168,15 +168,15 @@ class SourceDriver:
                 prepared += 1
 
     def wait_for_slower(self, max_drift_ms: int) -> None:
-        """From now on no split is read whose event time is ahead of the slowest split of the job by more than this.
-        Until `lowest_in_job` has told of that one, splits without rows alone are read."""
+        """Limits how far the event time of a split may be ahead of the job's slowest split. Until `lowest_in_job` is
+        called, only splits without rows are read."""
         if self.has_event_time:
             self._max_drift_ms = max_drift_ms
             self._ahead_ms = WATERMARK_MIN
 
     def lowest_in_job(self, watermark_ms: int) -> None:
-        """The lowest watermark that a split of the job allows; WATERMARK_MIN: it has none; WATERMARK_MAX: no split
-        holds the others back."""
+        """Sets the lowest watermark that a split of the job allows. WATERMARK_MIN: not known yet; WATERMARK_MAX: no
+        split holds the others back."""
         if self._max_drift_ms is None:
             return
         if watermark_ms in (WATERMARK_MIN, WATERMARK_MAX):
@@ -187,11 +187,11 @@ class SourceDriver:
 
     @property
     def waiting_splits(self) -> int:
-        """Unfinished ones that wait for slower splits."""
+        """Number of unfinished splits that wait for slower splits."""
         return sum(1 for place in self._queue if place[0] > self._ahead_ms)
 
     def poll(self, now_ns: int, max_rows: int | None = None) -> Batch | None:
-        """Rows of one split that are there (and due) now; None when there are none. Never waits."""
+        """Returns rows of one split that are available and due, or None. Never waits."""
         if self._ended_early:
             return None
         self._polled_ns = now_ns
@@ -211,7 +211,7 @@ class SourceDriver:
                     self._held_up = True
                     if self._ahead.has_begun(split):
                         continue
-                    break  # those after it have not begun either
+                    break  # splits after this split have not begun either
                 polled = self._asked(split, limit, now_ns, in_vain)
                 if split.finished:
                     in_vain.pop()
@@ -236,7 +236,7 @@ class SourceDriver:
         return None
 
     def _asked(self, split: OpenSplit, limit: int, now_ns: int, taken: list[_Place]) -> Batch | None:
-        """What it has now. `taken`: not in the queue for now, in order; it is the last of them."""
+        """Polls `split`. `taken`: places out of the queue for now, in order; `split` has the last."""
         reader = split.reader
         assert reader is not None
         due_ns = reader.next_due_ns()
@@ -272,9 +272,9 @@ class SourceDriver:
         return batch if batch is None or reached is None else batch.reaching(reached)
 
     def watermark(self) -> int | None:
-        """Lowest watermark of the unfinished splits; None while one of them has none. When all are done, that of the
-        rows they had: the end of the input comes after it, so that a timer which the last rows make due fires before
-        those that only the end makes due, however the rows were cut into batches."""
+        """Lowest watermark of the unfinished splits; None while one of them has none. When all splits are finished, the
+        watermark of their rows: the end of the input follows, so that timers due by the last rows fire before timers
+        due only by the end, however the rows were cut into batches."""
         if self._spec.event_time is None:
             return None
         if not self._queue:
@@ -288,7 +288,7 @@ class SourceDriver:
         return max(WATERMARK_MIN, lowest - self._spec.max_out_of_orderness_ms - 1)
 
     def watermark_to_tell(self, above_ms: int, now_ns: int) -> int | None:
-        """The watermark if it is above `above_ms` and the operators below want to hear of it now."""
+        """Returns the watermark if above `above_ms` and the watermark interval is over, else None."""
         interval_ns = self._spec.watermark_interval_ms * 1_000_000
         if 0 <= now_ns - self._told_ns < interval_ns and not self.finished:
             return None
@@ -299,8 +299,8 @@ class SourceDriver:
         return watermark_ms
 
     def next_due_ns(self, gathering_ns: int = 0) -> int | None:
-        """When to poll next, if every unfinished split knows when rows are due and they wait `gathering_ns` for others,
-        or when to look for splits again. None = poll as soon as possible."""
+        """Time of the next poll; None: as soon as possible. Known if every unfinished split knows when rows are due
+        (they wait `gathering_ns` for others); limited by the next look of the discovery."""
         if self._ended_early:
             return None
         earliest = None if self._discovery is None else self._looked_ns + self._look_again_ns
@@ -320,13 +320,13 @@ class SourceDriver:
                 return None
             due_ns += gathering_ns
             if self._timeout_ns and split.silent_for_ns() <= self._timeout_ns:
-                due_ns = min(due_ns, split.asked_ns + self._timeout_ns // 2)  # to notice in time that it is idle
+                due_ns = min(due_ns, split.asked_ns + self._timeout_ns // 2)  # to notice idleness in time
             earliest = due_ns if earliest is None else min(earliest, due_ns)
         return earliest
 
     def least_far(self) -> tuple[str, int | None]:
-        """The unfinished split that holds the watermark back, and the watermark that it allows: None before its first
-        row. ("", None) without one."""
+        """Unfinished split that holds the watermark back, and its watermark: None before its first row. ("", None)
+        without such a split."""
         split: OpenSplit | None
         if self._spec.idle_timeout_ms is None:
             split = self._queue[0][-1] if self._queue else None
@@ -351,33 +351,32 @@ class SourceDriver:
         return self._range is None or self._range.ends(self._context.subtask)
 
     def end(self) -> None:
-        """Read nothing more. Snapshots tell of the splits as they are, so that another job may go on with them."""
+        """Stops reading. Snapshots keep the positions of unfinished splits, so that another job can continue."""
         self._ended_early = True
 
     @property
     def idle(self) -> bool:
-        """There is no split, but may be one later; or each has been silent for longer than the idle timeout."""
+        """True if there is no split yet, or each split has been silent for longer than the idle timeout."""
         if not self._queue:
             return self._discovery is not None
         return self._spec.idle_timeout_ms is not None and not any(True for _ in self._counted())
 
     def idle_splits(self, most: int) -> tuple[list[str], int]:
-        """Ids of the first `most` that have been silent for longer than the idle timeout, and how many there are."""
+        """Ids of the first `most` splits that are silent for longer than the idle timeout, and their number."""
         if self._spec.idle_timeout_ms is None:
             return [], 0
         silent = [split.id for *_, split in self._queue if split.silent_for_ns() > self._timeout_ns]
         return heapq.nsmallest(most, silent), len(silent)
 
     def last_rows(self) -> tuple[str, int, int] | None:
-        """Split, first and last row (from 0) of the batch that `poll` returned last; None when that call returned
-        none."""
+        """Split, first and last row (from 0) of the batch of the last `poll`; None if that returned no batch."""
         if self._latest is None:
             return None
         split, rows = self._latest
         return split.id, split.rows - rows, split.rows - 1
 
     def last_read(self) -> str:
-        """Where the batch came from that `poll` returned last, for messages. Empty when that call returned none."""
+        """Origin of the batch of the last `poll`, for messages. Empty if that returned no batch."""
         latest = self.last_rows()
         if latest is None:
             return ""
@@ -388,7 +387,7 @@ class SourceDriver:
 
     @property
     def records(self) -> int:
-        """Rows of this subtask's splits up to their positions: each counted once, however often it was replayed."""
+        """Number of rows of this subtask's splits up to their positions. A replayed row counts once."""
         return self._done_rows + self._kept_rows
 
     def snapshot(self, checkpoint: int) -> Capture:
@@ -403,7 +402,7 @@ class SourceDriver:
         return self._finished.capture(progress)
 
     def completed(self, checkpoint: int) -> None:
-        """`checkpoint` is decided."""
+        """Informs readers that `checkpoint` is decided."""
         for split in (*self._kept.values(), *self._lingering):
             if split.listener is not None:
                 split.listener.completed(checkpoint)
@@ -448,15 +447,15 @@ class SourceDriver:
         return (*split.order, next(self._numbers), split)
 
     def _counted(self) -> Iterator[OpenSplit]:
-        """Unfinished splits that may hold the watermark back: all but those that were asked and had nothing for longer
-        than the idle timeout. One that was not asked, because others come first or nothing is read at all, counts."""
+        """Unfinished splits that may hold the watermark back: all except silent splits. A split is silent if polls
+        returned nothing for longer than the idle timeout. A split that was not polled counts."""
         every, timeout_ns = self._spec.idle_timeout_ms is None, self._timeout_ns
         return (split for *_, split in self._queue if every or split.silent_for_ns() <= timeout_ns)
 
     def _observe(
         self, split: OpenSplit, batch: Batch, others: list[_Place], now_ms: int
     ) -> npt.NDArray[np.int64] | None:
-        """Rows of `split` come: event time at each of them, where somebody needs it."""
+        """Event time at each row of `batch` from `split`, if an operator needs it."""
         spec = self._spec
         if spec.event_time is None:
             return None
@@ -476,7 +475,7 @@ class SourceDriver:
         return reached
 
     def _others_ms(self, others: list[_Place]) -> int:
-        """How far the splits in the queue and these let the watermark go."""
+        """Watermark that the splits in the queue and `others` allow."""
         if self._spec.idle_timeout_ms is None:
             lowest = min((place[0] for place in (*self._queue[:1], *others)), default=WATERMARK_MAX)
         else:
@@ -549,10 +548,11 @@ class SourceDriver:
                 self._grown[split.id] = split
 
     def _open_found(self, split: Split) -> None:
-        """Off the loop. Until it is done the split is in no snapshot, and would be found again after a restore."""
+        """Opens a discovered split off the loop. Until then no snapshot contains the split, and a restore discovers it
+        again."""
 
         reached = self._at_end.get(split.id)
-        ahead = len(self._queue) < _PREPARED_AHEAD  # the files of a store by `Ahead`, beside one another
+        ahead = len(self._queue) < _PREPARED_AHEAD  # `Ahead` prepares remote files, several at a time
 
         def make() -> None:
             reader = self._reader(split)

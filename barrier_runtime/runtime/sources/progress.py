@@ -1,12 +1,11 @@
-"""What a snapshot says of a source, and what the snapshots of all its subtasks say together.
+"""Progress of a source in a snapshot, and the combined progress of all its subtasks.
 
-Unfinished splits of a source that discovers carry their payload, so that they can be made again without being listed.
-Finished ones are names in a `NameSet`: there may be very many in the life of a job, and each must be remembered for
-ever, or it would be read twice. The set's runs are values of their own, which are stored once; what was added since the
-last run is one value that each checkpoint writes anew. A split of a fixed list that was never asked for rows is in no
-snapshot.
+Unfinished splits of a discovering source include their payload, so that a restore can create them without a listing.
+Finished splits are names in a `NameSet`: a job may finish very many splits, and each name must be kept for ever, or the
+split would be read twice. The runs of the set are separate values, stored once; names added since the last run are one
+value that every checkpoint writes again. A split of a fixed list that was never polled is in no snapshot.
 
-Whoever restores reads the sets of all subtasks, and looks names up in all; of each it stores a share from then on.
+A restored subtask reads the sets of all subtasks and looks names up in all of them, but stores only its share.
 """
 
 import zlib
@@ -22,31 +21,31 @@ from barrier_runtime.state.versioned import VersionedDecoder
 
 SPLITS_VALUE = "splits"
 FINISHED_VALUE = "finished"  # names of splits that are in no run
-RUN_VALUE = f"{FINISHED_VALUE}-run-"  # and the run's number
+RUN_VALUE = f"{FINISHED_VALUE}-run-"  # followed by the run's number
 NO_POSITION = msgspec.Raw(b"null")
-PROGRESS_VERSION = 2  # 1: what is kept of finished splits has no mark
+PROGRESS_VERSION = 2  # version 1: names of finished splits have no mark
 
 
 class SplitProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How far one split was read."""
+    """Progress of one split."""
 
-    rows: int  # returned so far, each once
+    rows: int  # rows returned so far, each counted once
     greatest_ms: int  # greatest event time seen
     finished: bool
-    position: msgspec.Raw = NO_POSITION  # the reader's, JSON; null once finished
+    position: msgspec.Raw = NO_POSITION  # the reader's position, JSON; null after the end
     payload: bytes = b""  # of splits that may not be listed at a restore
-    at_end: bool = False  # of a source that grows: all that was there was read
+    at_end: bool = False  # of a growing source: everything available was read
 
 
 class SourceProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The value of a source's snapshot: progress by split id, and what is left of splits that ended."""
+    """Value of a source in a snapshot: progress by split id, and totals of finished splits."""
 
     splits: dict[str, SplitProgress]
-    done: list[str] = msgspec.field(default_factory=list)  # ids of splits that ended, as older releases wrote them
+    done: list[str] = msgspec.field(default_factory=list)  # ids of finished splits, written by older releases
     done_rows: int = 0
-    done_ms: int = WATERMARK_MIN  # greatest event time seen in them
+    done_ms: int = WATERMARK_MIN  # greatest event time in finished splits
     finished: int = 0  # records in this snapshot's values of finished splits
-    version: int = 1  # as it was before it was written
+    version: int = 1  # 1 if a release before versions wrote the value
 
 
 _FORMAT = value_format("{}: the progress of its splits in its snapshot", PROGRESS_VERSION)
@@ -54,15 +53,14 @@ _PROGRESS = VersionedDecoder(_FORMAT, msgspec.json.Decoder(SourceProgress))
 
 
 class RestoredSource:
-    """The snapshots of a source, read together. `where` is for messages.
+    """Combined snapshots of a source. `where` is for messages.
 
-    What splits that ended leave behind (`done_rows`, `done_ms`) cannot be told apart by split; of each snapshot one
-    subtask takes it on.
+    `done_rows` and `done_ms` of finished splits are not known per split; for each snapshot one subtask takes them over.
     """
 
     def __init__(self, snapshots: tuple[OperatorSnapshot, ...], subtask: int, parallelism: int, where: str) -> None:
         self.splits: dict[str, SplitProgress] = {}  # unfinished
-        self.own: set[str] = set()  # those of this very subtask at the checkpoint
+        self.own: set[str] = set()  # splits of this subtask at the checkpoint
         self.done_rows = 0
         self.done_ms = WATERMARK_MIN
         self.any = bool(snapshots)
@@ -70,7 +68,7 @@ class RestoredSource:
             range(snapshots[0].parallelism)
         )
         records: list[bytes] = []
-        listed = NameSet()  # finished splits of older releases' snapshots
+        listed = NameSet()  # finished splits in snapshots of older releases
         for snapshot in snapshots:
             place = f"{where}, state of subtask {snapshot.subtask}"
             progress = _PROGRESS.decode(snapshot.values[SPLITS_VALUE], place)
@@ -92,13 +90,13 @@ class RestoredSource:
                 if own:
                     self.own.add(id)
         everything = merged([listed.added(), *records])
-        self.ended = len(everything)  # splits
+        self.ended = len(everything)  # number of finished splits
         mine, others = everything.share(subtask, parallelism if self.complete else 1)
         self.finished = NameSet([mine], [others])
 
 
 def _finished(values: Mapping[str, bytes], progress: SourceProgress, where: str) -> list[bytes]:
-    """Records of finished splits, as many as `progress` says."""
+    """Records of finished splits. Raises `Corrupt` if their number differs from `progress`."""
     count, of_each = progress.finished, RECORD_BYTES if progress.version > 1 else FORMER_RECORD_BYTES
     found = [data for name, data in values.items() if name == FINISHED_VALUE or name.startswith(RUN_VALUE)]
     size = sum(map(len, found))

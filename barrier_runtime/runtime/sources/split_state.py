@@ -1,4 +1,4 @@
-"""One split of a subtask's source: its reader, and what a snapshot says of it."""
+"""State of a split of a subtask's source: its reader, and its progress for snapshots."""
 
 import msgspec
 
@@ -8,6 +8,8 @@ from barrier_runtime.runtime.sources.progress import NO_POSITION, SplitProgress
 
 
 class OpenSplit:
+    """Unfinished split, or a finished split whose reader waits for the decision."""
+
     __slots__ = (
         "asked",
         "asked_ns",
@@ -34,16 +36,16 @@ class OpenSplit:
         self.reader: SplitReader | None = reader
         self.fetched = reader if isinstance(reader, Fetching) else None
         self.listener = reader if isinstance(reader, CheckpointListener) else None
-        self.asked = progress is not None  # for rows: its position may differ from that of the beginning
+        self.asked = progress is not None  # polled before: the position may differ from the beginning
         self.rows = progress.rows if progress else 0
         self.greatest_ms = progress.greatest_ms if progress else WATERMARK_MIN
         self.finished = False
         self.polled = 0  # turn of the last poll
-        self.silent_ns: int | None = None  # since when it was asked and had nothing
-        self.asked_ns = 0  # when it was asked last
-        self.prepared = True  # False: its reader belongs to `Ahead`, which prepares it
+        self.silent_ns: int | None = None  # time of the first poll without rows since the last rows
+        self.asked_ns = 0  # time of the last poll
+        self.prepared = True  # False: the reader belongs to `Ahead`, which prepares the reader
         self.position_meanwhile: msgspec.Raw | None = None
-        self.ended_in: int | None = None  # first checkpoint with the end of a split whose reader listens
+        self.ended_in: int | None = None  # first checkpoint with the end of a split whose reader is a listener
 
     def had_rows(self, rows: int, turn: int, now_ns: int) -> None:
         self.polled = turn
@@ -52,18 +54,21 @@ class OpenSplit:
         self.rows += rows
 
     def had_nothing(self, now_ns: int, timeout_ns: int) -> None:
-        """The last poll returned nothing. A split that was not polled for the idle timeout may have rows by now."""
+        """Notes a poll without rows.
+
+        A split that was not polled for the idle timeout may have had rows meanwhile, so its silence starts again.
+        """
         if self.silent_ns is None or now_ns - self.asked_ns > timeout_ns:
             self.silent_ns = now_ns
         self.asked_ns = now_ns
 
     def silent_for_ns(self) -> int:
-        """As far as is known by asking."""
+        """Duration of the silence between polls."""
         return 0 if self.silent_ns is None else self.asked_ns - self.silent_ns
 
     @property
     def waits_for_bytes(self) -> bool:
-        """The last poll returned nothing because its bytes have not come yet."""
+        """True if the last poll returned nothing because the bytes have not arrived yet."""
         return self.fetched is not None and self.fetched.fetching
 
     @property
@@ -71,7 +76,7 @@ class OpenSplit:
         return (self.greatest_ms, self.polled)
 
     def progress(self, keep_payload: bool) -> SplitProgress:
-        """Of an unfinished one."""
+        """Progress of an unfinished split."""
         if self.position_meanwhile is not None:
             position = self.position_meanwhile
         else:

@@ -1,7 +1,7 @@
-"""When a slot tells how far its sources are, so that none runs ahead of the others (`max_drift`). Pure.
+"""Timing of reports of source progress to the coordinator, for `max_drift`. Pure.
 
-It tells every 50 ms while something changes, since the answer says how far its splits may go on. While nothing does it
-asks ever more seldom, up to once a second: what it waits for is the progress of other slots.
+A slot reports every 50 ms while its progress changes, because the answer limits how far its splits may advance.
+Otherwise the interval doubles up to a second: the slot waits for the progress of other slots.
 """
 
 from collections.abc import Mapping
@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from barrier_runtime.coordinator.wire.messages import HeldBack
 from barrier_runtime.runtime.sources.driver import SourceDriver
 
-LOOK_S = 0.05  # between two looks at whether there is something to tell
+LOOK_S = 0.05  # interval of checks for a report
 _SELDOM_S = 1.0
-_LONGEST_SPLIT = 200  # characters of its id that are told
-_IDLE_TOLD = 4  # splits
+_LONGEST_SPLIT = 200  # characters of a split's id in a report
+_IDLE_TOLD = 4  # splits in a report
 
 
 def held_back(driver: SourceDriver) -> HeldBack:
-    """What holds a source with event time back in this slot, and what is idle."""
+    """Report of a source with event time: the split that holds it back in this slot, and its idle splits."""
     split, watermark_ms = driver.least_far()
     idle, idle_count = driver.idle_splits(_IDLE_TOLD)
     told = tuple(each[:_LONGEST_SPLIT] for each in idle)
@@ -24,7 +24,7 @@ def held_back(driver: SourceDriver) -> HeldBack:
 
 
 class EventTimeTelling:
-    """`due` when the slot looks, `answered` when the coordinator has said how far the job is."""
+    """Schedule of reports: `due` before a report, `answered` after the coordinator's answer."""
 
     def __init__(self) -> None:
         self._told: Mapping[str, HeldBack] | None = None
@@ -33,7 +33,7 @@ class EventTimeTelling:
         self._next_s = 0.0
 
     def due(self, sources: Mapping[str, HeldBack], now_s: float) -> bool:
-        """Whether `sources` are to be told now."""
+        """True if `sources` are to be reported now."""
         if sources != self._told:
             self._wait_s = LOOK_S
         elif now_s < self._next_s:
@@ -44,9 +44,9 @@ class EventTimeTelling:
         return True
 
     def answered(self, lowest_ms: int) -> None:
-        if lowest_ms != self._answer_ms:  # the others move: ask again soon
+        if lowest_ms != self._answer_ms:  # other slots advance, so the next report is due soon
             self._answer_ms, self._wait_s, self._next_s = lowest_ms, LOOK_S, 0.0
 
     def forget(self) -> None:
-        """There may be another coordinator, which has been told nothing."""
+        """Forgets the last report: a new coordinator may lead."""
         self._told = None

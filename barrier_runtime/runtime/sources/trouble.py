@@ -1,4 +1,4 @@
-"""Turns exceptions of a source's methods into our kinds of errors, which name the source, its class and the split."""
+"""Conversion of sources' exceptions to the project's errors, which name the source, class and split."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,8 +13,10 @@ _REMEDY = "Correct what is read there, or the source's arguments (schema=, forma
 
 
 def of_source(error: BaseException, spec: SourceSpec, subtask: int, split: str = "", rows: int = 0) -> BaseException:
-    """What the job hears of `error`, raised after `rows` rows of `split`; what is tried again comes back as it is. A
-    source that a user has written is shown with the user's own frames."""
+    """Converts `error`, raised after `rows` rows of `split`; retryable errors are returned unchanged.
+
+    For a user's source class the error shows the user's own frames.
+    """
     if isinstance(error, UserCodeError) or not must_be_mended(error):
         return error
     kind = type(spec.source)
@@ -26,7 +28,7 @@ def of_source(error: BaseException, spec: SourceSpec, subtask: int, split: str =
 
 
 def raise_named(error: BaseException, spec: SourceSpec, subtask: int, split: str = "", rows: int = 0) -> NoReturn:
-    """Raise what `of_source` makes of `error`."""
+    """Raises the conversion of `error`."""
     found = of_source(error, spec, subtask, split, rows)
     if found is error:
         raise error
@@ -35,7 +37,7 @@ def raise_named(error: BaseException, spec: SourceSpec, subtask: int, split: str
 
 @contextlib.contextmanager
 def naming_source(spec: SourceSpec, subtask: int) -> Iterator[None]:
-    """Around the opening of a source."""
+    """Context for opening a source; converts exceptions."""
     try:
         yield
     except Exception as error:
