@@ -1,1 +1,1 @@
-"""A slot at work: one process, one loop, one subtask of every chain."""
+"""Runtime of a slot: one process, one loop, one subtask of every chain."""

@@ -1,9 +1,10 @@
-"""The snapshots that one generation takes in one slot: from the captured state to the ack, or to what became of it.
+"""Snapshots of one generation in one slot: from the captured state to the ack or its failure.
 
-Between two passes of the subtasks, frozen state is drained in slices (`runtime/checkpointing`); the rest is written on
-executors. What a snapshot stored is told to its operator once the checkpoint is decided, so that it may be reused.
+Between two passes of the subtasks, captured state is drained in slices; executors write the rest. After a checkpoint is
+decided, operators learn which objects their snapshots stored, so that later snapshots can reuse the objects.
 
-What a generation tells its slot, and how its sinks report commits. Silent once the generation was cancelled.
+Also the events that a generation reports to its slot, and the reports of its sinks' commits. A cancelled generation
+reports nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ from barrier_runtime.state.snapshots.stored_values import store_values
 
 
 class ExecutionEvents(Protocol):
-    """What a slot wants to hear. All calls come on the loop."""
+    """Events that a generation reports to its slot, on the loop."""
 
     def acknowledged(
         self,
@@ -45,7 +46,7 @@ class ExecutionEvents(Protocol):
 
 
 class CommitReporter:
-    """Passes on what the sinks of one slot report of their commits."""
+    """Forwards commit reports of the sinks of one slot."""
 
     def __init__(self, slot: int, events: ExecutionEvents, cancelled: Callable[[], bool]) -> None:
         self._slot = slot
@@ -63,7 +64,7 @@ class CommitReporter:
 
 
 class Checkpointing:
-    """Snapshots in progress (`runs`), and who is to hear of objects when which checkpoint is decided."""
+    """Snapshots in progress (`runs`), and operators to inform when a checkpoint is decided."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class Checkpointing:
         now_ms: Callable[[], float],
         wake: Callable[[], None],
     ) -> None:
-        """`fail(subtask, operator, error)`: a snapshot met what no retry can cure."""
+        """`fail(subtask, operator, error)` is called for an error of a snapshot that no retry can cure."""
         self._token = token
         self._parallelism = parallelism
         self._res = resources
@@ -87,12 +88,13 @@ class Checkpointing:
         self._wake = wake
         self._cancelled = False
         self.runs: list[SnapshotRun] = []
-        self._to_tell: dict[int, list[Callable[[], None]]] = {}  # checkpoint -> operators that hear of their objects
+        # checkpoint -> calls that inform operators of their objects
+        self._to_tell: dict[int, list[Callable[[], None]]] = {}
 
     def begin(
         self, subtask: Subtask, barrier: Barrier, captures: dict[str, Capture], times: SnapshotTimes, recording: bool
     ) -> None:
-        """See `SubtaskHost.captured`."""
+        """Starts the snapshot of a subtask, see `SubtaskHost.captured`."""
         executors = {name: self._executors.of_snapshots(subtask.id.chain, name) for name in captures}
         ended = subtask.ended
 
@@ -126,11 +128,11 @@ class Checkpointing:
         self.runs.append(run)
         if captures:
             self._wake()
-        else:  # a chain without operators has nothing to remember
+        else:  # a chain without operators has no state
             done(run, (), times)
 
     def recorded(self, subtask: SubtaskId, checkpoint: int, in_flight: InFlightData) -> None:
-        """All in-flight rows of the subtask's snapshot are there."""
+        """Writes the in-flight rows of the subtask's snapshot, which are complete."""
 
         def write(data: InFlightData, check: Callable[[], None]) -> tuple[InFlight, ...]:
             inline_bytes = self._res.thresholds.inline_bytes
@@ -140,26 +142,26 @@ class Checkpointing:
             run.recorded(in_flight, write, self._executors.of_rows_in_flight(subtask.chain))
 
     def drain_slice(self, slices: int = 1) -> bool:
-        """A slice of one snapshot's frozen state, or so many at once. True when more is left."""
+        """Drains `slices` slices of one snapshot's captured state. True if more is left."""
         more = any(run.drain_slice(slices) for run in self.runs)
         self.runs = [run for run in self.runs if not run.over]
         return more
 
     def decline(self, subtask: SubtaskId, checkpoint: int, reason: str) -> None:
-        """The subtask's alignment gave the checkpoint up."""
+        """Declines the checkpoint, because the subtask's alignment aborted it."""
         for run in self._runs_of(subtask, checkpoint):
             run.cancel()
         self._events.declined(checkpoint, subtask, reason)
 
     def abort(self, checkpoint: int) -> None:
-        """The coordinator gave the checkpoint up."""
+        """Aborts the snapshots of `checkpoint`, by order of the coordinator."""
         for run in self.runs:
             if run.barrier.id == checkpoint:
                 run.cancel()
         self._to_tell.pop(checkpoint, None)
 
     def tell_stored(self, completed: int) -> None:
-        """`completed` is decided: operators hear of what they stored for it. Raises what one of them does."""
+        """Informs operators of their objects, because `completed` is decided. Raises errors of operators."""
         try:
             for tell in self._to_tell.get(completed, ()):
                 tell()
@@ -167,19 +169,19 @@ class Checkpointing:
             self._to_tell = {checkpoint: told for checkpoint, told in self._to_tell.items() if checkpoint > completed}
 
     def cancel(self) -> None:
-        """Nobody is told anything any more."""
+        """Ends all reports."""
         self._cancelled = True
 
     def _runs_of(self, subtask: SubtaskId, checkpoint: int) -> list[SnapshotRun]:
         return [run for run in self.runs if (run.subtask, run.barrier.id) == (subtask, checkpoint)]
 
     def _new_key(self) -> str:
-        """For an object of a snapshot; never used before or again."""
+        """New key for an object of a snapshot; never used before or again."""
         return self._res.paths.data_file(self._token, self._res.uuid, self._res.new_uuid())
 
     def _store_values(
         self, values: Mapping[str, bytes], stored: Mapping[str, FileRef], check: Callable[[], None]
     ) -> tuple[dict[str, bytes], dict[str, FileRef]]:
-        """On a worker thread."""
+        """Stores values; runs on a worker thread."""
         limit = self._res.thresholds.value_bytes
         return store_values(values, stored, self._res.store, self._new_key, limit, check)

@@ -1,6 +1,6 @@
-"""What an operator is given of the slot around it: its executors, a folder of its own, its snapshots and keyed state.
+"""Contexts of operators: executors, a folder, restored snapshots and keyed state.
 
-Contexts are made on worker threads, where operators are opened: the large values of a snapshot are read here.
+Contexts are created on worker threads, where operators are opened: this code reads the large values of snapshots.
 """
 
 import shutil
@@ -23,9 +23,12 @@ from barrier_runtime.state.snapshots.stored_values import with_values
 
 
 class GenerationExecutors:
-    """The executors of one generation: two per operator or source (one for what may take for ever, such as commits, one
-    for its snapshots), and one per chain for its rows in flight. An operator that is opened again gets new ones, and
-    one that asks gets more."""
+    """Executors of one generation.
+
+    Every operator and source has two: an unhurried executor for work that may take for ever, such as commits, and an
+    executor for snapshots. Every chain has an executor for its rows in flight. An operator that is opened again gets
+    new executors, and an operator can request more.
+    """
 
     def __init__(self, workers: WorkerPool, on_error: Callable[[Exception], None]) -> None:
         self._workers = workers
@@ -37,13 +40,13 @@ class GenerationExecutors:
         self._further: list[WorkerExecutor] = []
 
     def add_operator(self, chain: int, operator: str) -> tuple[WorkerExecutor, WorkerExecutor]:
-        """(the unhurried executor, the executor of snapshots)"""
+        """Returns (unhurried executor, executor of snapshots)."""
         snapshots = self._snapshots[(chain, operator)] = self._new()
         unhurried = self._unhurried[operator] = self._new(unhurried=True)
         return unhurried, snapshots
 
     def add_further(self) -> WorkerExecutor:
-        """An unhurried one, for operators that do several things at a time. Nothing waits for its work."""
+        """Returns an unhurried executor for an operator with parallel work. Nothing waits for its work."""
         executor = self._new(unhurried=True)
         self._further.append(executor)
         return executor
@@ -58,12 +61,12 @@ class GenerationExecutors:
         return self._in_flight[chain]
 
     def hanging(self, operator: str) -> WorkerExecutor | None:
-        """The operator's unhurried executor, if something runs on it still."""
+        """The operator's unhurried executor if still busy, else None."""
         executor = self._unhurried.get(operator)
         return executor if executor is not None and executor.busy else None
 
     def retire(self) -> list[WorkerExecutor]:
-        """Nothing new begins, nobody is told any more. Returns those that are to be waited for: busy, and soon not."""
+        """Retires all executors, and returns the busy executors whose work ends soon, to wait for."""
         unhurried = [*self._unhurried.values(), *self._further]
         busy = [executor for executor in self._all if executor.busy and executor not in unhurried]
         for executor in self._all:
@@ -77,14 +80,14 @@ class GenerationExecutors:
 
 
 class AtHand(Protocol):
-    """What is known of the row that a chain is at."""
+    """Description of the row that a chain is processing."""
 
     def replay_command(self, chain: int, operator: str, key: object = ...) -> str: ...
     def source_position(self, chain: int) -> str: ...
 
 
 class OperatorContexts:
-    """Makes the contexts of all operators and sources that one generation opens in one slot."""
+    """Factory of the contexts of all operators and sources that a generation opens in a slot."""
 
     def __init__(
         self,
@@ -117,7 +120,7 @@ class OperatorContexts:
         self._wake_from_thread = wake_from_thread
 
     def make(self, chain: int, operator: str, restored: tuple[OperatorSnapshot, ...]) -> OperatorContext:
-        """`restored`: the snapshots of all operators; those of `operator` are its own. On a worker thread."""
+        """Creates a context; runs on a worker thread. `restored`: the snapshots of all operators."""
         res, options = self._res, self._res.options
         of_operator = [each for each in restored if each.operator == operator]
         own = tuple(with_values(res.store, of_operator, res.transfers_at_once))
@@ -184,11 +187,14 @@ class OperatorContexts:
         )
 
     def closing(self, operator: str, close: Callable[[], None]) -> Callable[[], None]:
-        """`close`, of what was opened for the operator, and its folder goes. Holds nothing else of the generation."""
+        """Returns a call of `close` that also releases the operator's folder.
+
+        The returned call refers to nothing else of the generation.
+        """
         return partial(_closed, close, self._res.copies, self._folder(operator))
 
     def remove_folder(self, operator: str) -> None:
-        """Of an operator that is to be opened again."""
+        """Removes the folder of an operator that is opened again."""
         shutil.rmtree(self._folder(operator), ignore_errors=True)
 
     def _folder(self, operator: str) -> Path:

@@ -1,19 +1,21 @@
-"""One generation of the dataflow in one slot: the life of its parts, and the orders they get. Thrown away as a whole.
+"""One generation of the dataflow in one slot: its parts and the coordinator's orders.
+
+A generation is dropped as a whole.
 
     NEW → restore() → connect() → start() → … → cancel()          cancel is legal at any point and idempotent
 
 | part                          | owns                                                         |
 |-------------------------------|--------------------------------------------------------------|
-| `opening.OpenChains`          | operators and sources: opened with their state, off the loop |
-| `context.OperatorContexts`    | what each of them is given: executors, a folder, keyed state     |
+| `opening.OpenChains`          | operators and sources, opened with their state off the loop  |
+| `context.OperatorContexts`    | contexts of operators: executors, a folder, keyed state      |
 | `network.wiring.Wiring`       | the channels                                                 |
 | `subtask.Subtask`             | rows, event time and barriers of one chain                   |
-| `scheduler.Scheduler`         | whose turn it is                                             |
+| `scheduler.Scheduler`         | the order of the subtasks' turns                             |
 | `checkpointing.Checkpointing` | snapshots, from the captured state to the ack                |
-| `opening.Closing`             | letting go of what was open                                  |
+| `opening.Closing`             | closing of operators and sources                             |
 
-It reports through `ExecutionEvents` and never talks to the coordinator itself. After `cancel` it is silent: executors
-are retired, timers ignored, operators closed when their last blocking work has ended.
+Reports through `ExecutionEvents`, and never to the coordinator directly. After `cancel` a generation reports nothing:
+executors are retired, timers ignored, operators closed when their last blocking work has ended.
 """
 
 import asyncio
@@ -61,12 +63,12 @@ from barrier_runtime.runtime.subtask import Subtask
 from barrier_runtime.state.errors import UserCodeError
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
-_PAUSED_SLICES = 8  # of frozen state at once, while sources stand: few rows are left to wait for that
-_ADAPT_S = 0.2  # between two looks at how much the channels' windows should hold
+_PAUSED_SLICES = 8  # of captured state at once while sources pause, because few rows wait
+_ADAPT_S = 0.2  # interval of adapting the windows of channels
 
 
 class Execution:
-    """See the module. It is the `SubtaskHost` of its subtasks."""
+    """One generation in one slot; the `SubtaskHost` of its subtasks."""
 
     def __init__(
         self,
@@ -84,10 +86,11 @@ class Execution:
         self._mode = mode
         self._res = resources
         self._events = events
-        self._completed = deploy.checkpoint or 0  # the newest checkpoint that is
+        self._completed = deploy.checkpoint or 0  # the newest completed checkpoint
         self._cancelled = False
         self.later = GenerationTimers(self._timer, resources.clock.monotonic_s, resources.memory.hold_compactions)
-        self.closed: asyncio.Future[None] = resources.loop.create_future()  # cancelled, and every operator let go
+        # set when cancelled, and all operators are closed
+        self.closed: asyncio.Future[None] = resources.loop.create_future()
         self.now_ns = resources.clock.wall_ns
         self.scheduler = Scheduler(
             resources.loop,
@@ -122,8 +125,8 @@ class Execution:
     # ------------------------------------------------------------ restore and connect
 
     async def restore(self) -> None:
-        """Open every operator with its restored state, off the loop. Raises what an operator raises, but waits for a
-        server that does not answer; how long it may, the coordinator says."""
+        """Opens every operator with its restored state, off the loop. Raises errors of operators, but waits for a
+        server that does not answer; the coordinator limits this time."""
         self._wiring.make_inputs()
         deploy, restored = self._deploy, self._deploy.operators
         if deploy.manifest is not None:
@@ -141,7 +144,7 @@ class Execution:
         self._deploy = msgspec.structs.replace(deploy, operators=())
 
     async def connect(self) -> None:
-        """Build the subtasks and connect every channel of this slot, both directions."""
+        """Builds the subtasks and connects every channel of this slot in both directions."""
         if self._cancelled:
             return
         self._wiring.expect(self._channel_broken)
@@ -202,13 +205,13 @@ class Execution:
     # ------------------------------------------------------------ orders of the coordinator
 
     def trigger(self, barrier: Barrier, *, pause: bool = False, overtakes_timers: bool = False) -> None:
-        """As `Subtask.on_trigger`."""
+        """Triggers a checkpoint, see `Subtask.on_trigger`."""
         if pause:
             self.later.pause(barrier.id)
         self._guarded(lambda subtask: subtask.on_trigger(barrier, pause, overtakes_timers))
 
     def end_sources(self) -> None:
-        """The input ends here, whatever there is more of it."""
+        """Ends the input, even if more rows are available."""
         for subtask in self.subtasks:
             subtask.end_source()
         self.scheduler.wake()
@@ -230,7 +233,7 @@ class Execution:
         self._told(operator, lambda sink: sink.on_visible(checkpoint))
 
     def _told(self, name: str, order: Callable[[Operator], None]) -> None:
-        """An order to the one operator of this name."""
+        """Passes an order to the operator called `name`."""
 
         def tell(subtask: Subtask) -> None:
             for own, operator in subtask.chain.operators:
@@ -240,7 +243,7 @@ class Execution:
         self._guarded(tell)
 
     def lowest_event_time(self, watermark_ms: int) -> None:
-        """Of all splits of the job, which those of this slot do not leave behind."""
+        """Sets the lowest watermark of all splits of the job; splits of this slot wait for it."""
         self._telling.answered(watermark_ms)
         for subtask in self.subtasks:
             if subtask.source is not None:
@@ -248,14 +251,14 @@ class Execution:
         self.scheduler.wake()
 
     def tell_again(self) -> None:
-        """There may be another coordinator."""
+        """Reports source progress again, because the coordinator may be another one."""
         self._telling.forget()
 
     def abort(self, checkpoint: int) -> None:
         self._guarded(lambda subtask: subtask.on_abort(checkpoint))
         self._checkpointing.abort(checkpoint)
         self.later.aborted(checkpoint)
-        self.scheduler.wake()  # sources that were paused with it go on
+        self.scheduler.wake()  # sources paused by this checkpoint continue
 
     def _guarded(self, order: Callable[[Subtask], None]) -> None:
         for subtask in self.subtasks:
@@ -267,7 +270,7 @@ class Execution:
                 self._step_failed(subtask, error)
 
     def _between_passes(self) -> bool:
-        """Barriers that came in, then one slice of one snapshot's frozen state. True when more is left."""
+        """Handles arrived barriers, then drains a slice of one snapshot. True if more is left."""
         for subtask in self.subtasks:
             if subtask.announcements:
                 self._guarded(Subtask.take_announcements)
@@ -295,7 +298,7 @@ class Execution:
     ) -> None:
         now_s, starved_s = self._res.clock.monotonic_s(), self._res.starved_s()
         steps = self.scheduler.long_steps
-        load = self._loads.setdefault(subtask.id, LoadSince(now_s, starved_s))  # a barrier may come before the start
+        load = self._loads.setdefault(subtask.id, LoadSince(now_s, starved_s))  # a barrier may precede the start
         times = load.add_to(times, subtask.chain.load, subtask.rows_in, starved_s, steps, now_s)
         self._checkpointing.begin(subtask, barrier, captures, times, recording)
 
@@ -322,14 +325,14 @@ class Execution:
         self._fail(subtask.id, operator, error)
 
     def replay_command(self, chain: int, operator: str, key: object = NO_KEY) -> str:
-        """By which the row at hand of that operator, of this key, is met again."""
+        """Command that processes the current row of the operator again, or the rows of `key`."""
         columns = next((edge.keys for edge in self._graph.inputs(chain) if edge.partitioning == "hash"), ())
         source = self._chains.sources.get(chain)
         rows = None if source is None else source[1].last_rows()
         return replay_command(self._graph.replay, self._completed, operator, columns, key, rows)
 
     def source_position(self, chain: int) -> str:
-        """Where the batch came from that a chain with a source is at; "" of other chains."""
+        """Origin of the current batch of a chain with a source; "" for other chains."""
         source = self._chains.sources.get(chain)
         return "" if source is None else source[1].last_read()
 
@@ -338,11 +341,11 @@ class Execution:
         self._broken(PeerLost(f"the data connection with slot {other} (edge {channel.edge}) broke: {reason}"))
 
     def _broken(self, error: Exception) -> None:
-        """What was raised outside of any subtask's step: in a timer, after blocking work, while draining."""
+        """Fails the generation for an error outside of a step: a timer, blocking work, draining."""
         self._fail(None, getattr(error, "operator", ""), error)
 
     def _fail(self, subtask: SubtaskId | None, operator: str, error: Exception) -> None:
-        """Said before the channels close: what the peers then say of them must not come first."""
+        """Reports the failure before channels close, so that failures reported by peers do not come first."""
         if not self._cancelled:
             self._events.failed(subtask, operator, error)
             self.cancel()
@@ -352,7 +355,7 @@ class Execution:
         try:
             loop.call_soon_threadsafe(self.scheduler.wake)
         except RuntimeError:
-            if not loop.is_closed():  # else the slot has left: there is nobody to wake
+            if not loop.is_closed():  # otherwise the slot has left, and nothing is left to wake
                 raise
 
     def _timer(self, delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
@@ -367,7 +370,8 @@ class Execution:
         return self._res.loop.call_later(delay_s, run)
 
     def cancel(self) -> None:
-        """Stop now and be silent. Operators are closed once their blocking work has ended, off the loop."""
+        """Stops this generation and its reports. Operators are closed off the loop when their blocking work has
+        ended."""
         if self._cancelled:
             return
         self._cancelled = True
@@ -376,7 +380,7 @@ class Execution:
         self._checkpointing.cancel()
         self.scheduler.stop()
         for timer in (self._adapting, self._told_of, *self._timers.values()):
-            if timer is not None:  # it would keep this generation in memory
+            if timer is not None:  # a pending timer would keep this generation in memory
                 timer.cancel()
         self._wiring.disconnect()
         self._close_when_quiet(self._executors.retire())
@@ -397,11 +401,11 @@ class Execution:
 
     @property
     def opening(self) -> dict[str, float]:
-        """What is being opened now, and for how many seconds."""
+        """Operators and sources being opened, with seconds since the start."""
         return self._chains.being_opened
 
     def take_blocked(self) -> str:
-        """The subtask whose step was longest since this was asked last, if that took seconds."""
+        """Subtask with the longest step since the last call, if that step took seconds."""
         longest = self.scheduler.take_longest()
         if longest is None:
             return ""
@@ -409,7 +413,7 @@ class Execution:
         return f"{subtask.id} ({self._graph.chains[subtask.id.chain].name}) for {seconds:.1f} s"
 
     def figures(self) -> dict[str, float]:
-        """The metrics of this generation: of the slot, and of each chain under the name of its first operator."""
+        """Metrics of this generation: of the slot, and of each chain under the name of its first operator."""
         figures = {
             RECORDS.name: float(self._chains.records),
             BUSY_S.name: self.scheduler.busy_s,
@@ -432,7 +436,7 @@ class Execution:
         return figures
 
     def source_progress(self) -> dict[str, HeldBack]:
-        """Of each source with event time that is not at its end: what holds it back."""
+        """Report of each source with event time that has not ended."""
         return {
             name: held_back(driver)
             for subtask in self.subtasks

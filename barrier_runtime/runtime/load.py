@@ -1,8 +1,8 @@
-"""How the subtasks of one slot spend their time: busy, waiting for receivers, waiting for a server; and the long steps.
+"""Load of the subtasks of one slot: busy, blocked by receivers, held by a server; and long steps.
 
-The scheduler counts (`Load`, `LongSteps`); a heartbeat tells the sums, and a snapshot what came to them since the
-subtask's last one (`LoadSince`), so that a slow checkpoint can be explained by what its subtasks did meanwhile. Sums
-only rise, for as long as the generation lives. Nothing is measured per row.
+The scheduler counts (`Load`, `LongSteps`). A heartbeat contains the totals; a snapshot contains the increase since the
+subtask's last snapshot (`LoadSince`), so that the work of the subtasks explains a slow checkpoint. Totals only rise
+while the generation lives. Nothing is measured per row.
 """
 
 from collections import deque
@@ -12,23 +12,26 @@ import msgspec
 
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
-_LONG_S = 0.02  # a step this long keeps a barrier waiting for longer than anybody would notice
-_KEPT = 32  # long steps; with more of them the newest ones explain as well
+_LONG_S = 0.02  # a step of this length delays a barrier noticeably
+_KEPT = 32  # long steps; if there are more, the newest explain as well
 
 
 @dataclass
 class Load:
-    """Of one subtask, in seconds: `busy_s` in steps that did something, `blocked_s` while a receiver had no room,
-    `held_s` while an operator of its own had none."""
+    """Load of one subtask in seconds.
+
+    `busy_s`: in steps that did work; `blocked_s`: while a receiver had no room; `held_s`: while one of its operators
+    had none.
+    """
 
     busy_s: float = 0.0
     blocked_s: float = 0.0
     held_s: float = 0.0
-    blocked: bool = False  # as of the last look
+    blocked: bool = False  # at the last look
     held: bool = False
 
     def looked(self, since_last_s: float, blocked: bool, held: bool) -> None:
-        """How it is now; the time since the last look counts as it was then."""
+        """Notes the present state. The time since the last look counts for the previous state."""
         if self.blocked:
             self.blocked_s += since_last_s
         if self.held:
@@ -37,7 +40,7 @@ class Load:
 
 
 class LongSteps:
-    """The steps of one slot that kept its loop for long: when they ended, for how long they took, of which chain."""
+    """Steps of one slot that blocked its loop for long: end, duration and chain of each."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, float, int]] = deque(maxlen=_KEPT)
@@ -47,7 +50,7 @@ class LongSteps:
             self._steps.append((ended_s, seconds, chain))
 
     def longest_since(self, since_s: float) -> tuple[float, int]:
-        """Seconds and chain of the longest one that ended after `since_s`; (0, -1) if there was none."""
+        """Seconds and chain of the longest step that ended after `since_s`; (0, -1) if there was none."""
         longest = max(((seconds, chain) for ended_s, seconds, chain in self._steps if ended_s > since_s), default=None)
         return (0.0, -1) if longest is None else longest
 
@@ -63,7 +66,7 @@ class _Mark:
 
 
 class LoadSince:
-    """What the load of one subtask has come to since its last snapshot."""
+    """Load of one subtask since its last snapshot."""
 
     def __init__(self, now_s: float, starved_s: float) -> None:
         self._mark = _Mark(0, 0.0, 0.0, 0.0, starved_s, now_s)
@@ -71,8 +74,10 @@ class LoadSince:
     def add_to(
         self, times: SnapshotTimes, load: Load, rows: int, starved_s: float, steps: LongSteps, now_s: float
     ) -> SnapshotTimes:
-        """`times` with it. `rows` that the subtask has taken, and for how many seconds the loop's thread was starved,
-        are sums since the generation began. The next call begins where this one ends."""
+        """Returns `times` with the load since the last call.
+
+        `rows` taken by the subtask and `starved_s` of the loop's thread are totals since the generation began.
+        """
         before, self._mark = self._mark, _Mark(rows, load.busy_s, load.blocked_s, load.held_s, starved_s, now_s)
         step_s, chain = steps.longest_since(before.at_s)
         return msgspec.structs.replace(

@@ -1,9 +1,9 @@
-"""Opens the operators and sources of one generation with their restored state, off the loop, and holds what is open.
+"""Opening and closing of the operators and sources of a generation, off the loop.
 
-Each chain is opened on a thread of its own. An operator whose server does not answer is waited for: its chain is closed
-and opened again, ever more slowly. How long that may go on, the coordinator says.
+Every chain is opened on its own thread. If an operator's server does not answer, the chain is closed and opened again
+with growing pauses; the coordinator limits this time.
 
-Closes what a dropped generation had open, off the loop, once the work that may use it has ended.
+A dropped generation is closed when work that may use its operators has ended.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ from barrier_runtime.state.errors import BarrierRuntimeError, Unavailable
 from barrier_runtime.state.outside_errors import of_operator
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot
 
-_OPEN_AGAIN_S = 0.2  # before an operator whose server does not answer is opened again; doubles every time,
-_OPEN_AGAIN_MOST_S = 10.0  # up to this
+_OPEN_AGAIN_S = 0.2  # pause before an operator whose server does not answer is opened again; doubles
+_OPEN_AGAIN_MOST_S = 10.0  # longest pause
 
 
 class OpenChains:
-    """What is open of one generation, by chain: operators in their order, sources, rows that were in flight."""
+    """Open operators (in order), sources, and restored rows in flight of a generation, by chain."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class OpenChains:
         executors: GenerationExecutors,
         waiting: Callable[[str, int, str], None],
     ) -> None:
-        """`waiting(operator, attempts, error)` is told of each attempt that found no server."""
+        """`waiting(operator, attempts, error)` is called for each attempt without a server."""
         self._graph = graph
         self._res = resources
         self._contexts = contexts
@@ -48,56 +48,56 @@ class OpenChains:
         self.operators: dict[int, list[tuple[str, Operator]]] = {}
         self.sources: dict[int, tuple[str, SourceDriver]] = {}
         self._in_flight: dict[int, list[tuple[int, Batch]]] = {}
-        self._restored: tuple[OperatorSnapshot, ...] = ()  # until all are open
+        self._restored: tuple[OperatorSnapshot, ...] = ()  # until all chains are open
         self._opening: list[asyncio.Future[None]] = []
-        self._opened_now: dict[int, tuple[str, float]] = {}  # by chain: what its thread is in, since when
-        self._at: dict[int, str] = {}  # chain -> the operator that is being opened, or was last
+        self._opened_now: dict[int, tuple[str, float]] = {}  # by chain: operator or source being opened, start
+        self._at: dict[int, str] = {}  # chain -> the operator being opened, or the last
         self._cancelled = False
-        self._stopped: asyncio.Future[None] = resources.loop.create_future()  # by `cancel`
+        self._stopped: asyncio.Future[None] = resources.loop.create_future()  # set by `cancel`
 
     async def open(self, restored: tuple[OperatorSnapshot, ...]) -> None:
-        """All chains, side by side. Raises what an operator raises."""
+        """Opens all chains in parallel. Raises errors of operators."""
         self._restored = restored
         self._opening = [asyncio.ensure_future(self._open_patiently(chain)) for chain in self._graph.chains]
-        # One that fails is told at once, whatever others wait for. Their threads go on then, and when this is
-        # cancelled: see `quiet`.
+        # The first failure is raised at once, while other chains may still wait. Their threads continue then, and after
+        # a cancellation: see `quiet`.
         opened, _ = await asyncio.wait(self._opening, return_when=asyncio.FIRST_EXCEPTION)
         for each in opened:
             each.result()
         self._restored = ()
 
     def take_in_flight(self, chain: int) -> list[tuple[int, Batch]]:
-        """(port, batch) that were in flight to the chain in the restored checkpoint."""
+        """(port, batch) pairs that were in flight to the chain in the restored checkpoint."""
         return self._in_flight.pop(chain, [])
 
     @property
     def being_opened(self) -> dict[str, float]:
-        """What is being opened now, and for how many seconds."""
+        """Operators and sources being opened, with seconds since the start."""
         now_s = self._res.clock.monotonic_s()
-        opened_now = list(self._opened_now.values())  # at once: worker threads change it
+        opened_now = list(self._opened_now.values())  # a copy, because worker threads change the dict
         return {name: now_s - since_s for name, since_s in opened_now}
 
     @property
     def records(self) -> int:
-        """Input records of this slot's share, each counted once however often it was replayed."""
-        drivers = list(self.sources.values())  # at once: while restoring, worker threads still add to it
+        """Input records of this slot, each counted once however often it was replayed."""
+        drivers = list(self.sources.values())  # a copy, because worker threads still add during a restore
         return sum(driver.records for _, driver in drivers)
 
     def cancel(self) -> None:
-        """Open nothing more; once."""
+        """Stops opening. Call once."""
         self._cancelled = True
         self._stopped.set_result(None)
 
     @property
     def quiet(self) -> bool:
-        """No thread opens anything any more."""
+        """True if no thread is opening anything."""
         return all(opening.done() for opening in self._opening)
 
     def to_close(self) -> list[tuple[str, Callable[[], None]]]:
-        """Everything that is open, with what closes it; once it is `quiet`."""
+        """Names of all open operators and sources with calls that close them. Requires `quiet`."""
         for opening in self._opening:
             if not opening.cancelled():
-                opening.exception()  # retrieved: whoever waited for it may have been cancelled
+                opening.exception()  # marks the exception as retrieved, because the waiter may have been cancelled
         parts = [(name, operator.closing()) for operators in self.operators.values() for name, operator in operators]
         parts += [(name, driver.close) for name, driver in self.sources.values()]
         return [(name, self._contexts.closing(name, close)) for name, close in parts]
@@ -169,7 +169,7 @@ class OpenChains:
         self._opened_now[chain.id] = what, self._res.clock.monotonic_s()
 
     def _close_chain(self, chain: Chain) -> None:
-        """What was opened of it, before it is opened again: nothing of that is left, in memory or in its folders."""
+        """Closes a chain before it is opened again: nothing stays in memory or in its folders."""
         opened: list[tuple[str, Operator | SourceDriver]] = [*self.operators.pop(chain.id, [])]
         if chain.id in self.sources:
             opened.append(self.sources.pop(chain.id))
@@ -178,14 +178,17 @@ class OpenChains:
             self._contexts.remove_folder(name)
 
 
-Part: TypeAlias = tuple[str, Callable[[], None]]  # the name of an operator or source, and what closes it
+Part: TypeAlias = tuple[str, Callable[[], None]]  # name of an operator or source, and the call that closes it
 
-POLL_S = 0.05  # whether what is to be closed has come to rest
+POLL_S = 0.05  # interval of checks whether work has ended
 
 
 class Closing:
-    """The end of one generation's operators. A commit of it may hang for ever, and a thread with it; that holds its
-    sink in memory then, but not the generation with its state and its channels. `closed` is told of the last part."""
+    """Closing of one generation's operators; `closed` is set after the last part.
+
+    A commit may hang for ever and occupy a thread. The hanging commit then keeps its sink in memory, but not the
+    generation with its state and channels.
+    """
 
     def __init__(self, resources: SlotResources, closed: asyncio.Future[None]) -> None:
         self._res = resources
@@ -193,7 +196,7 @@ class Closing:
         self._left = 0
 
     def close(self, executor: WorkerExecutor | None, parts: list[Part]) -> None:
-        """Once `executor` is quiet."""
+        """Closes `parts` when `executor` is not busy."""
         self._left += 1
         self._when_quiet(executor, parts)
 
@@ -205,7 +208,7 @@ class Closing:
 
     def _done(self, result: Any, error: BaseException | None) -> None:
         self._left -= 1
-        if not self._left and not self._closed.done():  # whoever waited may have been cancelled
+        if not self._left and not self._closed.done():  # the waiter may have been cancelled
             self._closed.set_result(None)
         if error is not None:
             self._res.loop.call_exception_handler({"message": "closing a generation failed", "exception": error})

@@ -1,7 +1,7 @@
-"""A chain of operators: rows, event time and barriers go through it, from each operator to the next, and out of it.
+"""Chain of operators: passes rows, event time and barriers from operator to operator, and out.
 
-It owns the operators and what they emit into, how far event time has come in it, and what waits on that way: an
-operator may take several turns to get to a watermark, and the next one hears of it only then.
+An operator may need several turns to reach a watermark, and passes the watermark on afterwards; the chain keeps this
+pending work.
 """
 
 from collections.abc import Callable
@@ -22,18 +22,21 @@ from barrier_runtime.runtime.network.channels import ResultPartition
 
 
 class OperatorChain:
-    """`operators`: (name, operator) in chain order, opened; `outputs`: all edges out of it."""
+    """Chain of operators, event time within, and outputs.
+
+    `operators`: opened (name, operator) pairs in chain order; `outputs`: all edges out of the chain.
+    """
 
     def __init__(self, operators: list[tuple[str, Operator]], outputs: list[ResultPartition]) -> None:
         self.operators = operators
         self.outputs = outputs
-        self.watermark = WATERMARK_MIN  # told behind the chain
-        self.heard = WATERMARK_MIN  # of its input: another event time, where an operator makes its own
+        self.watermark = WATERMARK_MIN  # sent to the outputs
+        self.heard = WATERMARK_MIN  # received from the inputs; differs if an operator makes its own event time
         self.ended = False
         self.load = Load()
         self.first = operators[0][1] if operators else Operator()
         self._bounded = [operator for _, operator in operators if type(operator).has_room is not Operator.has_room]
-        self._inputs_idle = False  # they said so last
+        self._inputs_idle = False  # as of their last announcement
         if type(self.first).on_wall_clock is Operator.on_wall_clock:
             self.first.by_clock = False
         self._gives_back = type(self.first).take_rest is not Operator.take_rest
@@ -42,14 +45,15 @@ class OperatorChain:
         self._emits: list[Emit] = [self._emit_from(position) for position in range(len(operators) + 1)]
         self._assigners = [at for at, (_, operator) in enumerate(operators) if not operator.forwards_watermarks]
         holders = [at for at, (_, operator) in enumerate(operators) if operator.holds_watermarks]
-        self._own = dict.fromkeys(sorted([*self._assigners, *holders]), WATERMARK_MIN)  # told behind these
-        self.makes_event_time = bool(self._assigners)  # in place of that of its input
-        self.advancing: tuple[int, int] | None = None  # which operator is on its way to which watermark
+        # by operator with its own watermark, the watermark sent on
+        self._own = dict.fromkeys(sorted([*self._assigners, *holders]), WATERMARK_MIN)
+        self.makes_event_time = bool(self._assigners)  # in place of the event time of its input
+        self.advancing: tuple[int, int] | None = None  # operator that is advancing, and its next watermark
 
     # ------------------------------------------------------------ room
 
     def look(self, since_last_s: float) -> bool:
-        """Note what it waits for now; see `Load.looked`. True when something has no room."""
+        """Notes whether an output or operator has no room, see `Load.looked`. Returns True if so."""
         if self.ended:
             self.load.looked(since_last_s, False, False)
             return False
@@ -68,7 +72,7 @@ class OperatorChain:
 
     @property
     def has_room(self) -> bool:
-        """There is room for what a row may bring forth."""
+        """True if there is room for the results of a row."""
         for output in self.outputs:
             if not output.writable:
                 return False
@@ -79,7 +83,7 @@ class OperatorChain:
 
     @property
     def may_emit(self) -> bool:
-        """There is room for what the first operator gives."""
+        """True if there is room for the results of the first operator."""
         return all(output.writable for output in self.outputs) and all(
             operator.has_room for operator in self._bounded if operator is not self.first
         )
@@ -87,7 +91,7 @@ class OperatorChain:
     # ------------------------------------------------------------ rows
 
     def process(self, batch: Batch, port: int) -> Batch | None:
-        """Rows go through. Gives those that the first operator has given back."""
+        """Processes rows. Returns the rows that the first operator gave back, or None."""
         rest = None
         if self.operators:
             self.first.process(batch, self._emits[1], port)
@@ -101,7 +105,7 @@ class OperatorChain:
         return rest
 
     def _emit_from(self, position: int) -> Emit:
-        """What operator `position - 1` emits into: operator `position`, or the edges after the last one."""
+        """Emit of operator `position - 1`: to operator `position`, or to the edges after the last operator."""
         name = self.operators[position - 1][0] if position else ""
         side: dict[str, list[Callable[[Batch], None]]] = {}
         for output in self.outputs:
@@ -124,38 +128,38 @@ class OperatorChain:
 
     @property
     def is_under_way(self) -> bool:
-        """Event time is on its way to what it was told: until it is there no row may be taken."""
+        """True while event time has not reached its target: no row may be taken meanwhile."""
         return self.advancing is not None or (self._goes_far and self.first.going_to_ms is not None)
 
     def advance(self, watermark_ms: int) -> None:
-        """Event time of the input reached `watermark_ms`."""
+        """Advances event time to the watermark of the inputs."""
         self._inputs_idle = False
         self.heard = watermark_ms
         self._advance(0, watermark_ms)
 
     def advance_to_the_end(self) -> None:
-        """There is no input any more: as far as event time goes."""
+        """Advances event time to its end, after the end of the input."""
         self._advance(0, WATERMARK_MAX)
 
     def advance_further(self) -> None:
-        """A slice on that way."""
+        """Continues the advance for one turn."""
         first = self.first
         if (going_to_ms := first.going_to_ms) is not None:
             first.toward(going_to_ms, self._emits[1])
-            self._tell_idle()  # rows of windows by the wall clock, which an idle subtask gives, too
+            self._tell_idle()  # after rows of wall-clock windows, which idle subtasks emit too
             if first.going_to_ms is not None:
                 return
         if self.advancing is not None:
             self._advance(*self.advancing)
 
     def idle(self) -> None:
-        """All inputs are idle: told behind the chain when no rows are held in it."""
+        """Notes that all inputs are idle, and announces idleness if the chain holds no rows."""
         if not self.makes_event_time:
             self._inputs_idle = True
             self._tell_idle()
 
     def by_wall_clock(self, last: bool = False) -> bool:
-        """What is due in the first operator. Rows of it do not make an idle subtask one that event time waits for."""
+        """Processes due wall-clock work of the first operator; its rows do not end the idleness of a subtask."""
         if not self.first.on_wall_clock(self._emits[1], last):
             return False
         if self.advancing is None:
@@ -175,7 +179,7 @@ class OperatorChain:
             self._advance(at + 1, reached)
 
     def _advance(self, first: int, watermark_ms: int) -> None:
-        """Event time reached `watermark_ms` at operator `first`: each works it off before the next one hears of it."""
+        """Advances event time at operator `first` and its successors, each after its predecessor has finished."""
         for position in range(first, len(self.operators)):
             operator = self.operators[position][1]
             if not operator.forwards_watermarks and watermark_ms != WATERMARK_MAX:
@@ -201,7 +205,7 @@ class OperatorChain:
             output.control(element)
 
     def forward(self, barrier: Barrier) -> None:
-        """The barrier goes out, behind what the operators give before it."""
+        """Forwards the barrier, after rows that operators emit before a barrier."""
         for at, (_, operator) in enumerate(self.operators, 1):
             operator.before_barrier(self._emits[at])
         self.control(barrier)
@@ -218,7 +222,7 @@ class OperatorChain:
             operator.on_abort(checkpoint)
 
     def end(self) -> None:
-        """Event time is at its end. The operators give their last rows."""
+        """Ends the chain after the end of event time: the operators emit their last rows."""
         for at, (_, operator) in enumerate(self.operators, 1):
             operator.on_end(self._emits[at])
         self.control(EndOfInput())

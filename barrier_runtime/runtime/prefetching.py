@@ -1,19 +1,21 @@
-"""What a slot does before the job moves: it fetches files of the key groups that it is going to have, and its databases
-come to rest.
+"""Preparation of a slot for a move of the job.
 
-| when                                 | what                                                                        |
-|--------------------------------------|-----------------------------------------------------------------------------|
-| an order comes                       | its files are fetched; no database begins to merge or to compact            |
-| others are being fetched             | it follows; of those that wait the newest                                   |
-| files are there, or cannot be had    | it is answered, as soon as nothing is compacted: what is, would be new in   |
-|                                      | the last checkpoint, and may be much of the state. After 20 s it is anyway  |
-| a generation is restored             | the file that is being fetched comes, for the restore; no other does, of    |
-|                                      | this order or of one that waits, and neither is answered                    |
-| a generation begins                  | what was fetched goes, as does a file that comes later, and what was        |
-|                                      | answered counts no more                                                     |
+The slot fetches files of its future key groups, and its databases come to rest.
 
-Fetched files stay beside the local copies and are found by what is in them, so a restore fetches only what came since.
-It is a saving, nothing else: what cannot be had now is fetched by the restore.
+| when                               | what                                                                         |
+|------------------------------------|------------------------------------------------------------------------------|
+| an order arrives                   | its files are fetched; no database begins to merge or to compact             |
+| an order arrives during another    | the newest waiting order follows                                             |
+| files are fetched, or unavailable  | the slot answers as soon as no compaction runs, because the output would be  |
+|                                    | new in the last checkpoint, and may be much of the state; if more than 20 s  |
+|                                    | have passed since the order began, the slot answers at once                  |
+| a generation is restored           | the file being fetched is completed, for the restore; no other file of this  |
+|                                    | order or a waiting order is fetched, and neither order is answered           |
+| a generation begins                | fetched files are dropped, also a file that arrives later, and the last      |
+|                                    | answer no longer counts                                                      |
+
+Fetched files stay beside the local copies and are found by their content, so a restore fetches only newer files.
+Prefetching only saves time: the restore fetches files that are missing.
 """
 
 import logging
@@ -37,12 +39,12 @@ from barrier_runtime.state.store.paths import Paths
 
 log = logging.getLogger("barrier_runtime.slot")
 
-_LOOK_S = 0.05  # between two looks whether databases rest
-_REST_S = 20.0  # a compaction that takes longer is not waited for
+_LOOK_S = 0.05  # interval of checks whether databases rest
+_REST_S = 20.0  # longest wait for a compaction
 
 
 class Preparing:
-    """Of one slot; for the loop's thread. `tell`: `done` has changed."""
+    """Preparation of one slot, for the loop's thread. `tell` is called when `done` changes."""
 
     def __init__(self, resources: SlotResources, tell: Callable[[], None]) -> None:
         self._res = resources
@@ -50,12 +52,12 @@ class Preparing:
         self._is_fetching = False
         self._following: tuple[Prefetch, GenerationTimers | None] | None = None
         self._parallelism = 0
-        self._ended = threading.Event()  # what is being fetched
-        self._forgotten = self._ended  # what comes of it goes again
-        self.done = 0  # the newest checkpoint of which its key groups were fetched ahead
+        self._ended = threading.Event()  # set: no further file of the current order is fetched
+        self._forgotten = self._ended  # files of this order are dropped
+        self.done = 0  # the newest checkpoint whose key groups were prefetched
 
     def order(self, order: Prefetch, timers: GenerationTimers | None) -> None:
-        """`timers`: of the generation that runs."""
+        """Handles an order. `timers` belong to the running generation."""
         if timers is not None:
             timers.move_is_near()
         if self._parallelism != order.parallelism:
@@ -65,7 +67,7 @@ class Preparing:
             return
         self._is_fetching = True
         res = self._res
-        at_once = res.transfers_at_once if timers is None else 1  # beside work, one after the other
+        at_once = res.transfers_at_once if timers is None else 1  # one file at a time beside the work of a generation
         folder = res.local_dir / "prefetched"
         self._ended = ended = threading.Event()
         work = partial(prefetch, res.store, res.paths, res.copies, folder, res.slot, order, at_once, ended.is_set)
@@ -73,11 +75,12 @@ class Preparing:
         res.workers.submit(work, partial(self._fetched, order, timers, until_s, ended))
 
     def end(self) -> None:
-        """A restore fetches what it needs; it waits for a file that comes just now."""
+        """Ends prefetching before a restore; the restore waits for a file that is being fetched."""
         self._ended.set()
         self._following = None
 
     def forget(self) -> None:
+        """Drops prefetched files when a generation begins."""
         self._res.copies.keep_fetched()
         self.done, self._forgotten = 0, self._ended
 
@@ -119,11 +122,13 @@ def prefetch(
     at_once: int = 1,
     ended: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Returns how many bytes were fetched, `at_once` files at a time. What fails, or does not begin before it has
-    `ended`, is left to the restore. Blocking."""
+    """Fetches files, `at_once` at a time, and returns the number of bytes. Blocking.
+
+    The restore fetches files that fail, or are not begun when `ended()` becomes true.
+    """
     try:
         snapshots = snapshots_in(store, paths, order.manifest, order.checkpoint)
-    except BarrierRuntimeError as error:  # a newer checkpoint is complete, and this one may be gone
+    except BarrierRuntimeError as error:  # a newer checkpoint is complete, and this checkpoint may be deleted
         log.info("slot %d fetches nothing of checkpoint %d: %s", slot, order.checkpoint, error)
         return 0
     wanted = list(wanted_files(snapshots, slot, order.parallelism, order.max_parallelism))
@@ -135,12 +140,12 @@ def prefetch(
         if ended():
             return 0
         path = directory / f"{ref.sha256}-{order.checkpoint}"
-        path.unlink(missing_ok=True)  # of an attempt that failed
+        path.unlink(missing_ok=True)  # of a failed attempt
         with copies.fetching(ref):
             try:
                 download_verified(store, ref, path)
             except (BarrierRuntimeError, OSError) as error:
-                path.unlink(missing_ok=True)  # a part of it may be there, on a disk that may be full
+                path.unlink(missing_ok=True)  # possibly a partial file, on a disk that may be full
                 log.info("slot %d cannot fetch %s yet: %s", slot, ref.name, error)
                 return 0
             copies.fetched(ref, path)
@@ -152,7 +157,7 @@ def prefetch(
 def wanted_files(
     snapshots: Iterable[OperatorSnapshot], slot: int, parallelism: int, max_parallelism: int
 ) -> Iterable[FileRef]:
-    """Of keyed state, those that hold key groups of subtask `slot`; none of one that leaves."""
+    """Files of keyed state with key groups of subtask `slot`; none if the slot leaves."""
     if slot >= parallelism:
         return
     first, last = key_group_range(slot, parallelism, max_parallelism)

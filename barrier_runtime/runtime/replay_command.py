@@ -1,5 +1,7 @@
-"""The `barrier-runtime replay` command line that runs a failed row again: for failure reports and for rows on side
-outputs of errors. Pure."""
+"""Command line of `barrier-runtime replay` for a failed row.
+
+For failure reports and for rows on side outputs of errors. Pure.
+"""
 
 import datetime
 import shlex
@@ -14,9 +16,12 @@ NO_KEY = object()
 def replay_command(
     begin: str, checkpoint: int, operator: str, columns: Sequence[str], key: Any, rows: tuple[str, int, int] | None
 ) -> str:
-    """`begin`: what the launcher knows of it, program and checkpoints; empty: it cannot be replayed. `checkpoint`: the
-    newest completed one; 0: none. `columns`: of the key; `rows`: split, first and last row (from 0) of the batch that
-    it is in, where the step is in one chain with the source."""
+    """Command line that processes the rows again; "" if they cannot be replayed.
+
+    `begin`: the launcher's part, with program and checkpoints; "" if the program cannot be replayed. `checkpoint`: the
+    newest completed checkpoint; 0: none. `columns`: columns of `key`; `rows`: split, first and last row (from 0) of the
+    batch, if the step is in one chain with the source.
+    """
     if not begin:
         return ""
     words = [begin, f"--from {checkpoint} --operator {operator}"]
@@ -25,7 +30,7 @@ def replay_command(
         if len(values) == len(columns):
             told = (f"{c} is null" if v is None else f"{c}={_text(v)}" for c, v in zip(columns, values, strict=True))
             words += [f"--key {shlex.quote(each)}" for each in told]
-    elif key is NO_KEY and rows is not None:  # of a key: the row may be one that was read long ago
+    elif key is NO_KEY and rows is not None:  # without a key: the row of a key may have been read long ago
         split, first, last = rows
         words.append(f"--row {shlex.quote(f'{split}:{first}' if first == last else f'{split}:{first}-{last}')}")
     return " ".join(words)
@@ -36,6 +41,6 @@ def _text(value: Any) -> str:
         return value
     if isinstance(value, bytes):
         return value.hex()
-    if isinstance(value, datetime.date):  # also of a time
+    if isinstance(value, datetime.date):  # also datetime
         return value.isoformat()
     return msgspec.json.encode(value, enc_hook=str).decode()

@@ -1,4 +1,4 @@
-"""What a slot process has for as long as it lives: options, stores, threads, memory, clock."""
+"""Resources of a slot process: options, stores, threads, memory, clock."""
 
 import asyncio
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from barrier_runtime.state.store.paths import Paths
 
 @dataclass
 class SlotResources:
-    """What outlives a generation inside one slot process."""
+    """Resources that outlive a generation in a slot process."""
 
     loop: asyncio.AbstractEventLoop
     workers: WorkerPool
@@ -36,10 +36,10 @@ class SlotResources:
     new_uuid: Callable[[], str]
     thresholds: Thresholds = field(
         default_factory=Thresholds
-    )  # which files of a snapshot are packed, or travel inside the manifest
-    transfers_at_once: int = 4  # files of one snapshot on their way to or from the object store
+    )  # files of a snapshot that are packed, or inside the manifest
+    transfers_at_once: int = 4  # files of a snapshot transferred to or from the object store at the same time
     clock: Clock = SYSTEM_CLOCK
-    trim_memory: Callable[[bool], None] = PROCESS_HEAP.trim  # True: a generation was dropped since it was called last
-    window_bytes: int = MAX_WINDOW_BYTES  # most that is in flight on one channel
-    local_output: type[LocalOutput] = LocalOutput  # of channels that stay inside the slot
-    starved_s: Callable[[], float] = lambda: 0.0  # see `host.starved`; the loop's thread asks
+    trim_memory: Callable[[bool], None] = PROCESS_HEAP.trim  # True: a generation was dropped since the last call
+    window_bytes: int = MAX_WINDOW_BYTES  # upper bound of bytes in flight on a channel
+    local_output: type[LocalOutput] = LocalOutput  # class of channels inside the slot
+    starved_s: Callable[[], float] = lambda: 0.0  # see `host.watchdog.starved_s`; called on the loop's thread

@@ -1,6 +1,6 @@
-"""The snapshots that a slot restores, as the coordinator gives them: in the message, or by the manifest they are in.
+"""Snapshots that a slot restores: from the coordinator's message, or from a manifest.
 
-Reading a manifest blocks: on worker threads only.
+Reading a manifest blocks, so on worker threads only.
 """
 
 from barrier_runtime.coordinator.log.decided import inline_data
@@ -17,8 +17,11 @@ from barrier_runtime.state.store.paths import Paths
 
 
 def snapshots_in(store: ObjectStore, paths: Paths, ref: ManifestRef, checkpoint: int) -> tuple[OperatorSnapshot, ...]:
-    """All snapshots of the manifest of `checkpoint` that the coordinator named. Raises `Corrupt` naming the object when
-    it is gone, not what was decided, or another checkpoint's."""
+    """All snapshots in the manifest of `checkpoint` that the coordinator named.
+
+    Raises `Corrupt`, naming the object, if the manifest is missing, differs from the decided manifest, or belongs to
+    another checkpoint.
+    """
     data = get_or_none(store, ref.key)
     if data is not None and paths.log_position(ref.key) is not None:
         data = _inside(ref.key, data)
@@ -37,7 +40,7 @@ def snapshots_in(store: ObjectStore, paths: Paths, ref: ManifestRef, checkpoint:
 
 
 def _inside(key: str, data: bytes) -> bytes | None:
-    """The manifest that the log record stored under `key` holds."""
+    """Manifest inside the log record stored under `key`."""
     record = decode_record(key, data)
     return inline_data(record) if isinstance(record, Complete) else None
 
@@ -45,7 +48,7 @@ def _inside(key: str, data: bytes) -> bytes | None:
 def restored_in(
     store: ObjectStore, paths: Paths, ref: ManifestRef, checkpoint: int, graph: JobGraph, slot: int
 ) -> tuple[OperatorSnapshot, ...]:
-    """What the manifest holds for the operators and sources that `graph` has in `slot`."""
+    """Snapshots in the manifest for the operators and sources of `graph` in `slot`."""
     found = snapshots_in(store, paths, ref, checkpoint)
     sources = {chain.source.name for chain in graph.chains if chain.source is not None}
     present = sources | {spec.name for chain in graph.chains for spec in chain.operators}
@@ -54,7 +57,7 @@ def restored_in(
 
 
 def committables(store: ObjectStore, paths: Paths, at_once: int, order: CommitGlobally) -> list[OperatorSnapshot]:
-    """The sink's part of the checkpoint that is to be committed globally, large values included."""
+    """Snapshots of the sink in a checkpoint that is committed globally, with large values."""
     snapshots = order.snapshots
     if order.manifest is not None:
         found = snapshots_in(store, paths, order.manifest, order.checkpoint)

@@ -1,14 +1,14 @@
-"""Gives the subtasks of one slot their turns on the event loop: short passes, sinks before sources, never waiting.
+"""Scheduler of a slot's subtasks on the event loop: short passes, sinks before sources, never waiting.
 
-A pass runs every subtask that has input and room for its output, a few times over when something is left and that is
-quick, the first time sources before sinks: what a source gave is with a sink of the same slot at the end of it. Between
-passes sockets, timers and messages are served. When nothing is left it sleeps until a channel, a trigger or a source's
-schedule wakes it.
+A pass runs every subtask that has input and room for its output, up to four times if rows are left and rounds are
+quick. The first round of a quick pass runs sources before sinks, so rows of a source reach a sink of the same slot in
+the same pass. Between passes the loop serves sockets, timers and messages. Without work the scheduler sleeps until a
+channel, a trigger or a source's schedule wakes it.
 
-A pass costs about the same for one row as for fifty. So rows of a source that says when they are due wait a while for
-others: four times as long as a pass takes, but at least half of the latency target (the other half is for the passes
-on the way to a sink), and never longer than it; half of that time when rows of another slot are there to be processed.
-What is late is polled at once.
+A pass costs about the same for one row as for fifty. So rows of a source that knows their due times wait for other
+rows: four times the duration of a pass, at least half of the latency target (the other half is for the passes on the
+way to a sink), and at most the latency target; half of that time if rows of another slot wait. A late source is polled
+at once. See docs/design/scheduling-of-a-slot.md.
 """
 
 import asyncio
@@ -19,22 +19,25 @@ from barrier_runtime.runtime.host.clock import SYSTEM_CLOCK, Clock, SourceTime
 from barrier_runtime.runtime.load import LongSteps
 from barrier_runtime.runtime.subtask import Subtask
 
-_ASK_AGAIN_NS = 1_000_000  # a source that does not know when its next rows are due
+_ASK_AGAIN_NS = 1_000_000  # for a source that does not know when its next rows are due
 _PASS_BUDGET_S = 0.002
-_ROUNDS_S = 0.0005  # of a pass; a round that began is ended
+_ROUNDS_S = 0.0005  # of a pass; a round that has begun is finished
 _MOST_ROUNDS = 4
-_LONG_STEP_S = 2.0  # nothing else was served meanwhile: worth telling
-_BETWEEN_SHARE = 0.5  # of the time the last pass took, for the small work between passes
-_REST = 4.0  # passes' time that rows wait for others
-_LEAST_REST = 0.5  # of the latency target
-_JOINS = 0.5  # of that time; then they join rows that came from elsewhere
-_SMOOTHING = 0.2  # of the time that a pass takes
-_LOOK_S = 0.001  # between two looks at what waits for room; the last pass before a pause looks, too
+_LONG_STEP_S = 2.0  # no socket or timer was served meanwhile, so the step is reported
+_BETWEEN_SHARE = 0.5  # of the duration of the last pass, for small work between passes
+_REST = 4.0  # durations of a pass for which rows wait for others
+_LEAST_REST = 0.5  # share of the latency target
+_JOINS = 0.5  # share of that time, after which rows join rows from elsewhere
+_SMOOTHING = 0.2  # of the duration of a pass
+_LOOK_S = 0.001  # interval of looks at blocked subtasks; the last pass before a pause looks, too
 
 
 class Scheduler:
-    """`on_error(subtask, error)` is called for whatever a pass raised (None: not in a subtask's step); the owner stops
-    the scheduler then. Nothing may be left to the loop's logger: a slot that no longer runs would look alive."""
+    """Scheduler of a slot.
+
+    `on_error(subtask, error)` is called for every error of a pass (None: outside of a step); the owner then stops the
+    scheduler. No error is left to the loop's logger, because a slot that no longer runs would look alive.
+    """
 
     def __init__(
         self,
@@ -46,31 +49,31 @@ class Scheduler:
     ) -> None:
         self._loop = loop
         self._latency_target_s = latency_target_s
-        self._source_pass_s = 0.0  # of passes with rows of a source, smoothed
+        self._source_pass_s = 0.0  # duration of passes with rows of a source, smoothed
         self._gathering_ns = self._gathering()
         self._now_s = clock.monotonic_s
         self.source_time = SourceTime(clock)
-        self._between = between  # other small work between passes (draining snapshots); True when more is left
+        self._between = between  # other small work between passes (draining snapshots); True if more is left
         self._on_error = on_error
-        self._subtasks: list[Subtask] = []  # the last first
+        self._subtasks: list[Subtask] = []  # from the last to the first
         self._downwards: list[Subtask] = []
         self._stepping: Subtask | None = None
-        self._scheduled = False  # for a pass, or in one
+        self._scheduled = False  # a pass is scheduled or running
         self._woken = False  # since the last round of a pass began
-        self._came = False  # the same, by what came into a channel
+        self._came = False  # as `_woken`, by an element in a channel
         self._stopped = False
         self._timer = clock.timer(loop, self._rang)
-        self._rings_ns: int | None = None  # when the timer is to ring that was set last, by the time of sources
+        self._rings_ns: int | None = None  # time of the timer, on the clock of sources
         self._last_pass_s = 0.0
         self.busy_s = 0.0
         self.backpressured_s = 0.0
         self.long_steps = LongSteps()
-        self._looked_s: float | None = None  # what waits for room, and since when that is known
+        self._looked_s: float | None = None  # time of the last look at blocked subtasks
         self._held = False
-        self._longest: tuple[float, Subtask] | None = None  # step since it was taken, if it was long
+        self._longest: tuple[float, Subtask] | None = None  # longest step since the last call of `take_longest`
 
     def start(self, subtasks: list[Subtask]) -> None:
-        """`subtasks` in topological order; they are served from the last to the first."""
+        """Starts `subtasks`, given in topological order; passes run the last first."""
         self._subtasks = list(reversed(subtasks))
         self._downwards = list(subtasks)
         self.wake()
@@ -82,14 +85,14 @@ class Scheduler:
             self._loop.call_soon(self._pass)
 
     def wake_by_input(self) -> None:
-        """Something came into a channel. A pass that is under way looks for that before it ends."""
+        """Wakes the slot for an element in a channel. A running pass notices the element before its end."""
         self._came = True
         if not self._scheduled and not self._stopped:
             self._scheduled = True
             self._loop.call_soon(self._pass)
 
     def _rang(self) -> None:
-        """A callback of the loop itself: the pass may begin here."""
+        """Starts a pass: the timer calls on the loop."""
         self._rings_ns = None
         if not self._scheduled and not self._stopped:
             self._scheduled = True
@@ -106,7 +109,7 @@ class Scheduler:
             again = not self._stopped and self._work()
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # a loop logs one that is no Exception and goes on, and its rows would be gone
+        except BaseException as error:  # the loop would log a BaseException and continue, and its rows would be lost
             if isinstance(error, SystemExit) and came_by_signal(error):
                 raise
             again = self._woken
@@ -117,13 +120,13 @@ class Scheduler:
             self.wake()
 
     def _work(self) -> bool:
-        """True: another pass is due at once. What wakes the slot before the last round is done by that one."""
+        """Runs a pass; True if another pass is due at once. The last round covers wakes before it."""
         started = self._now_s()
         more = self._work_between(started)
         stepped = now = self._now_s()
         deadline = stepped + _PASS_BUDGET_S
         worked = polled = False
-        # Sinks first, so that there is room; where a pass is quick there is, and rows go all the way in one round.
+        # Sinks first, so that there is room. Quick passes leave room, and rows go all the way in one round.
         subtasks = self._downwards if self._last_pass_s < _ROUNDS_S else self._subtasks
         for _ in range(_MOST_ROUNDS):
             self._woken = self._came = False
@@ -145,7 +148,7 @@ class Scheduler:
         if worked or more:
             self.busy_s += now - started
         self._came = False
-        # What a round brought for the work between passes (a captured snapshot) is begun before the slot sleeps.
+        # Work between passes that a round created (a captured snapshot) starts before the slot sleeps.
         if left or more or self._work_between(now) or self._woken or self._came:
             if self._looked_s is None or now - self._looked_s >= _LOOK_S:
                 self._look(now)
@@ -155,7 +158,10 @@ class Scheduler:
         return False
 
     def _round(self, subtasks: list[Subtask], now: float, deadline: float) -> tuple[bool, bool]:
-        """Each of `subtasks` once. Whether something was done (or is left because time is over), and by a source."""
+        """Steps each of `subtasks` once.
+
+        Returns whether a subtask worked (or time is over), and whether a source did.
+        """
         worked = polled = False
         for subtask in subtasks:
             self._stepping = subtask
@@ -176,14 +182,14 @@ class Scheduler:
         return worked, polled
 
     def _is_left(self, polled: bool) -> bool:
-        """Another round finds something to do at once. `polled`: the last one was also of rows of a source."""
+        """True if another round finds work at once. `polled`: the last round polled rows of a source."""
         for subtask in self._subtasks:
             if subtask.may_go_on or (polled and subtask.source is not None and self._is_due(subtask)):
                 return True
         return False
 
     def _gathering(self) -> int:
-        """How long (ns) rows wait for others."""
+        """Nanoseconds for which rows wait for others."""
         target_s = self._latency_target_s
         return int(1e9 * min(target_s, max(_REST * self._source_pass_s, _LEAST_REST * target_s)))
 
@@ -199,25 +205,27 @@ class Scheduler:
 
     @property
     def _rows_wait(self) -> bool:
-        """A pass takes place anyway, for rows that came from elsewhere."""
+        """True if a pass takes place anyway, for rows from elsewhere."""
         for subtask in self._subtasks:  # noqa: SIM110
             if subtask.has_input:
                 return True
         return False
 
     def _note_long(self, seconds: float, subtask: Subtask) -> None:
-        """A pass ends with the step that is over its budget: that one was long."""
+        """Notes a long step: a pass ends with the step that exceeds its budget."""
         if self._longest is None or seconds > self._longest[0]:
             self._longest = seconds, subtask
 
     def take_longest(self) -> tuple[float, Subtask] | None:
-        """The longest step of seconds since this was asked last, and its subtask."""
+        """Longest step of seconds since the last call, and its subtask."""
         longest, self._longest = self._longest, None
         return longest
 
     def _work_between(self, started: float) -> bool:
-        """A slice; more of them where passes are long, so that under full load a snapshot does not take a hundred times
-        as long as on an idle slot."""
+        """Works on a slice, or on more if passes are long; True if more is left.
+
+        Otherwise a snapshot under full load would take a hundred times as long as on an idle slot.
+        """
         until = started + self._last_pass_s * _BETWEEN_SHARE
         while self._between():
             if self._now_s() >= until:
@@ -225,7 +233,7 @@ class Scheduler:
         return False
 
     def _look(self, now: float) -> None:
-        """What waits for room now; until the next look it counts as waiting."""
+        """Notes the subtasks without room; they count as waiting until the next look."""
         since_s = 0.0 if self._looked_s is None else now - self._looked_s
         self._looked_s = now
         if self._held:
@@ -236,7 +244,7 @@ class Scheduler:
                 self._held = True
 
     def _sleep(self) -> None:
-        """Sources need to be asked in time; everything else is woken by its channels."""
+        """Sets the timer for sources; channels wake the slot for everything else."""
         now_ns, gathering_ns = self.source_time.now_ns(), self._gathering_ns
         rings_ns: int | None = None
         for subtask in self._subtasks:

@@ -1,13 +1,14 @@
-"""A slot: one process (or, locally, one object) that runs one subtask of every chain, as the coordinator orders.
+"""Slot: a process (locally, an object) that runs one subtask of every chain.
 
-    phase      order                         move
-    idle       Deploy                        restoring: open operators, connect, then report Restored
-    restoring  Start                         running
-    any        CancelGeneration, Deploy (higher token)   drop the current generation; restore local copies later
-    any        Shutdown                      leave; `outcome` says how the job ended for this slot
+    phase      order                                     move
+    idle       Deploy                                    restoring: open operators, connect, then send Restored
+    restoring  Start                                     running
+    any        CancelGeneration, Deploy (higher token)   drop the generation; local copies serve a later restore
+    any        Shutdown                                  leave; `outcome` says how the job ended for this slot
 
-Orders of a lower token are ignored; every order may be repeated. Answers that matter are kept until the coordinator
-resolved them and said again after each registration, because either side may lose the other at any moment.
+Orders with a lower token are ignored; every order may be repeated. The slot keeps answers that matter until the
+coordinator has resolved them, and sends these answers again after each registration, because either side may lose the
+other at any moment.
 """
 
 import asyncio
@@ -62,7 +63,7 @@ from barrier_runtime.state.outside_errors import of_operator
 from barrier_runtime.state.snapshots.snapshot import OperatorSnapshot, SnapshotTimes
 
 log = logging.getLogger("barrier_runtime.slot")
-PEER_LOST = "peer_lost"  # of a log record: it tells no more than that another process died
+PEER_LOST = "peer_lost"  # field of a log record that only reports the loss of another process
 
 _LATENCY_EVERY_HEARTBEATS = 4
 _MAX_TEXT = 100_000  # characters of an error
@@ -70,6 +71,8 @@ _MAX_TEXT = 100_000  # characters of an error
 
 @dataclass(frozen=True)
 class SlotIdentity:
+    """Identity of a slot for its registration."""
+
     slot: int
     uuid: str
     pid: int
@@ -77,12 +80,15 @@ class SlotIdentity:
     task_attempt: int
     data_host: str
     data_port: int
-    died: dict[int, str] = field(default_factory=dict)  # workers of this host that died of a signal: pid -> "SIGSEGV"
+    died: dict[int, str] = field(default_factory=dict)  # workers of this host killed by a signal: pid -> "SIGSEGV"
     program: str = ""  # as in `JobSpec`
 
 
 class Slot:
-    """Feed it every message through `handle`; `connected` after each connection. `left` resolves at Shutdown."""
+    """Slot of a job. Pass every message to `handle`; call `connected` after each connection.
+
+    `left` resolves at Shutdown.
+    """
 
     def __init__(
         self, graph: JobGraph, mode: str, identity: SlotIdentity, resources: SlotResources, plane: DataPlane
@@ -99,7 +105,7 @@ class Slot:
         self._execution: Execution | None = None
         self._deploying: asyncio.Task[None] | None = None
         self._closing: list[asyncio.Future[None]] = []  # of dropped generations
-        self._untrimmed = False  # a generation was dropped, and its memory is not collected yet
+        self._untrimmed = False  # a generation was dropped, and its garbage is not collected yet
         self._highest_checkpoint = 0
         self._last_completed = 0
         self._committed: dict[str, int] = {}
@@ -107,10 +113,10 @@ class Slot:
         self._ended: dict[SubtaskId, SubtaskEnded] = {}
         self._drained = False  # the sources were ended early
         self._stops = False  # a checkpoint was triggered with which the job stops
-        self._paused = 0  # the checkpoint behind which sources read nothing
+        self._paused = 0  # the checkpoint after which sources read nothing
         self._failure: SubtaskFailed | None = None
-        self._told = ""  # of the last failure, which is told with its stack the first time
-        self.trouble: BaseException | None = None  # the last one; for a program in whose process the slot is
+        self._told = ""  # text of the last failure; the stack is logged the first time only
+        self.trouble: BaseException | None = None  # the last error, for a program that runs the slot in its process
         self._restored: Restored | None = None
         self._metrics = MetricRegistry(resources.clock.wall_ns)
         self._preparing = Preparing(resources, lambda: None if self.left.done() else self._say({}))
@@ -120,13 +126,13 @@ class Slot:
 
     @property
     def at_rest(self) -> bool:
-        """Nothing that came to its subtasks is left to do."""
+        """True if the subtasks have processed all received elements."""
         return self._execution is not None and all(each.at_rest for each in self._execution.subtasks)
 
     # ------------------------------------------------------------ messages
 
     def connected(self) -> None:
-        """(Re)connected: register. Everything unresolved is said again when Registered arrives."""
+        """Registers after a (re)connection."""
         i = self.identity
         self._send(
             Register(
@@ -149,7 +155,7 @@ class Slot:
         )
 
     def handle(self, message: ToSlot) -> None:
-        """Never raises: whoever brings messages could do nothing but log it, and the job would wait for ever."""
+        """Handles `message` without raising: a caller could only log an error, and the job would wait for ever."""
         try:
             handler: Callable[[Slot, ToSlot], None] = _HANDLERS[type(message)]
             handler(self, message)
@@ -159,7 +165,7 @@ class Slot:
                 self._execution.cancel()
 
     async def closed(self) -> None:
-        """Once every dropped generation has let go of its files."""
+        """Returns when every dropped generation has released its files."""
         await asyncio.gather(*self._closing)
 
     def _send(self, message: object) -> None:
@@ -226,7 +232,7 @@ class Slot:
             return
         self._restored = Restored(self.token)
         self._send(self._restored)
-        self._res.loop.call_soon(self._trim_memory)  # behind the answer: meanwhile others are still awaited
+        self._res.loop.call_soon(self._trim_memory)  # after the answer, while other slots are still awaited
 
     def _on_prefetch(self, message: Prefetch) -> None:
         self._preparing.order(message, None if self._execution is None else self._execution.later)
@@ -285,7 +291,7 @@ class Slot:
                 self._paused = 0
 
     def _on_heard(self, message: Heard) -> None:
-        """The link has noted when it came; that is all it is for."""
+        """Does nothing: the link has noted the time of the message."""
 
     def _on_shutdown(self, message: Shutdown) -> None:
         if not self.left.done():
@@ -293,7 +299,7 @@ class Slot:
         self._drop_generation(self.token)
 
     def _highest_seen(self) -> int:
-        """Triggers and barriers: an id that came through a channel alone is used up too."""
+        """Highest checkpoint of triggers and barriers: an id that arrived only through a channel is used, too."""
         if self._execution is not None:
             seen = (subtask.highest_seen for subtask in self._execution.subtasks)
             self._highest_checkpoint = max(self._highest_checkpoint, *seen, 0)
@@ -323,7 +329,7 @@ class Slot:
         self._restored = None
 
     def _trim_while_idle(self, closed: "asyncio.Future[None]") -> None:
-        """A collection is better now, while another slot is awaited, than between restore and start."""
+        """Collects garbage now, while another slot is awaited, rather than between restore and start."""
         if self._phase == "idle" and self._untrimmed and not self.left.done() and all(c.done() for c in self._closing):
             self._trim_memory()
 
@@ -342,7 +348,7 @@ class Slot:
         ended: bool,
     ) -> None:
         reason = too_large_ack(operators)
-        if reason:  # it could not be sent, and what could not be sent could not be restored
+        if reason:  # an ack that cannot be sent could not be restored either
             self.declined(checkpoint, subtask, reason)
             return
         ack = Ack(self.token, checkpoint, subtask, operators, times, ended)
@@ -364,7 +370,7 @@ class Slot:
         key = sink_key(operator, subtask)
         self._committed[key] = max(checkpoint, self._committed.get(key, 0))
         if self._ended or self._stops:
-            self._tell_figures()  # the job may end with this commit: the last word must be complete
+            self._tell_figures()  # the job may end with this commit, so the last report must be complete
         self._send(Committed(self.token, checkpoint, operator, subtask))
 
     def commit_failing(self, checkpoint: int, operator: str, subtask: int, attempts: int, error: str) -> None:
@@ -377,12 +383,12 @@ class Slot:
         self._send(Waiting(self.token, operator, attempts, _shortened(error)))
 
     def failed(self, subtask: SubtaskId | None, operator: str, error: BaseException) -> None:
-        if subtask is not None or operator:  # else a fault of ours, which a new generation may get over
+        if subtask is not None or operator:  # otherwise an internal fault, which a new generation may overcome
             error = of_operator(error, operator, subtask)
         self.trouble = error
         permanent, unavailable = isinstance(error, PERMANENT), isinstance(error, Unavailable)
         text = str(error) if permanent else f"{type(error).__name__}: {error}"
-        if not permanent:  # what is permanent ends the job, and the job's error tells it, without our own stack
+        if not permanent:  # permanent errors end the job, which reports them without our stack
             stack = None if unavailable or text == self._told else error
             self._told = text
             fields = {"generation": self.token, "operator": operator or None, PEER_LOST: isinstance(error, PeerLost)}
@@ -439,8 +445,10 @@ class Slot:
 
 
 def _shortened(text: str) -> str:
-    """What a message can carry, whatever stands in the error of somebody's library or row. Both ends are kept. Half a
-    surrogate pair, as in the name of a file that is not UTF-8, is written out."""
+    """Text that fits into a message, whatever the error of a library or row contains. Keeps both ends.
+
+    Half a surrogate pair, as in a file name that is not UTF-8, is escaped.
+    """
     text = text.encode("utf-8", "backslashreplace").decode()
     if len(text) <= _MAX_TEXT:
         return text

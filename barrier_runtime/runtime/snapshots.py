@@ -1,13 +1,12 @@
-"""One subtask's snapshot after its synchronous part: drain frozen state in slices, finish off the loop, report.
+"""Snapshot of one subtask after its synchronous part: drain captured state, write, report.
 
     DRAINING → (every keyed backend drained) → WRITING on executors → DONE (ack) | FAILED (decline)
-    cancelled in DRAINING: drained to the end all the same (it is the newest state), nothing is written remotely
-    values too large for the manifest are uploaded with the rest of WRITING
-    in-flight rows, where the snapshot has some, are written when they have been recorded, beside all that; it is DONE
-    when they are written, too
+    cancelled in DRAINING: drained to the end (the captured state is the newest state), nothing is written remotely
+    values too large for the manifest are uploaded during WRITING
+    in-flight rows, if any, are written when their recording is complete, in parallel; DONE requires them
 
-Executors are per operator, so the blocking parts of one operator run in the order of their checkpoints. An operator
-that has small values at most needs none: two turns of a thread would be most of what its snapshot costs.
+Executors are per operator, so the blocking parts of an operator run in the order of their checkpoints. An operator with
+only small values needs no executor: two turns of a thread would be most of the cost of its snapshot.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +31,7 @@ _DRAIN_ENTRIES = 256  # about 0.3 ms of work per slice
 
 @dataclass(frozen=True)
 class ValuesStore:
-    """Values of more than `small_bytes` are objects of their own."""
+    """Store of values larger than `small_bytes`, each an object."""
 
     small_bytes: int
     store: Callable[  # (values, those already stored, check); see `store_values`
@@ -41,7 +40,7 @@ class ValuesStore:
 
 
 class SnapshotRun:
-    """Call `drain_slice` between batches until it returns False; the rest happens by itself."""
+    """Snapshot in progress. Call `drain_slice` between batches until it returns False; the rest follows."""
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class SnapshotRun:
         self._executors = executors
         self._undrained: list[BackendSnapshots] = [c.keyed for c in captures.values() if c.keyed is not None]
         self._finished: dict[str, OperatorSnapshot] = {}
-        self._took: dict[str, tuple[float, float]] = {}  # operator -> own blocking work, writing of its state; ms
+        self._took: dict[str, tuple[float, float]] = {}  # operator -> ms of its blocking work, ms of writing its state
         self._recording = recording
         self._values_store = values_store
         self._in_flight: tuple[InFlight, ...] = ()
@@ -79,7 +78,7 @@ class SnapshotRun:
             self._write()
 
     def drain_slice(self, slices: int = 1) -> bool:
-        """Write a slice of frozen state, or so many at once. True while there is more."""
+        """Drains `slices` slices of captured state. True while more is left."""
         if not self._undrained:
             return False
         if self._undrained[-1].drain(slices * _DRAIN_ENTRIES):
@@ -89,12 +88,12 @@ class SnapshotRun:
         return bool(self._undrained)
 
     def cancel(self) -> None:
-        """The checkpoint was aborted. What is already running ends without being reported."""
+        """Cancels the snapshot of an aborted checkpoint. Running work ends without a report."""
         self.cancelled = True
         self.over = not self._undrained
 
     def recorded(self, data: InFlightData, write: WriteInFlight, executor: WorkerExecutor) -> None:
-        """All in-flight rows are there: write them down."""
+        """Writes the in-flight rows, which are complete."""
         if self.cancelled or self.over:
             return
         if data:
@@ -112,7 +111,8 @@ class SnapshotRun:
             return
         waiting = dict(self._captures)
         for name, capture in self._captures.items():
-            if len(waiting) > 1 and self._is_small(capture):  # one is left: what follows is never done within this call
+            # one operator is left, because the rest must not complete within this call
+            if len(waiting) > 1 and self._is_small(capture):
                 del waiting[name]
                 self._took[name] = 0.0, 0.0
                 values = dict(capture.values)
@@ -123,13 +123,13 @@ class SnapshotRun:
             )
 
     def _is_small(self, capture: Capture) -> bool:
-        """Nothing of it is to be written before it is reported."""
+        """True if nothing of `capture` has to be written before the report."""
         if capture.keyed is not None or capture.blocking is not None or capture.stored:
             return False
         return all(len(value) <= self._values_store.small_bytes for value in capture.values.values())
 
     def _finish_operator(self, name: str, capture: Capture) -> OperatorSnapshot:
-        """On a worker thread."""
+        """Writes the snapshot of an operator, on a worker thread."""
         began_ms = self._now_ms()
         values = dict(capture.values)
         if capture.blocking is not None:
@@ -141,7 +141,7 @@ class SnapshotRun:
         return OperatorSnapshot(name, self.subtask.index, self._parallelism, small, keyed, objects=objects)
 
     def to_tell(self) -> list[Callable[[], None]]:
-        """When it is done: what is to be called once the checkpoint is decided, see `Capture.on_stored`."""
+        """Calls to make when the checkpoint is decided, see `Capture.on_stored`. Requires a finished snapshot."""
         calls: list[Callable[[], None]] = []
         for name, snapshot in self._finished.items():
             on_stored = self._captures[name].on_stored
@@ -154,7 +154,7 @@ class SnapshotRun:
             self._finished[name] = result
         self._part_finished(error if error is None else of_operator(error, name, self.subtask))
         keyed = self._captures[name].keyed
-        if keyed is not None:  # before this executor's next snapshot, and after what may be the last part of this one
+        if keyed is not None:  # before this executor's next snapshot, and after the last possible part of this snapshot
             self._executors[name].submit(keyed.clean_up, _cleaned_up)
 
     def _in_flight_written(self, result: Any, error: BaseException | None) -> None:

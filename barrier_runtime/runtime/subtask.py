@@ -1,12 +1,11 @@
-"""One subtask: a chain of operators behind aligned input channels. Sans-io: it is told the time and asked to step.
+"""Subtask: a chain of operators behind aligned input channels. Sans-io: callers pass the time.
 
-It owns: alignment and blocking of its inputs, the order *forward the barrier, then capture state*, and the end of its
-input. It has its operators, with their event time, as an `OperatorChain`. It never waits, opens a socket or reads a
-clock; captures that need more work go to the host.
+Owns the alignment and blocking of its inputs, the order *forward the barrier, then capture state*, and the end of its
+input; the operators and their event time are an `OperatorChain`. Never waits, opens a socket or reads a clock; the host
+finishes captures.
 
-What was in flight in the restored checkpoint (`replay`) is processed before anything that comes in: so rows keep their
-order and are not late, also when they come from other subtasks than before. What of it is left when a snapshot is taken
-is in flight again.
+Rows in flight in the restored checkpoint (`replay`) are processed before arriving rows: so rows keep their order and
+are not late, even if they come from other subtasks than before. Rows left at the next snapshot are in flight again.
 """
 
 from collections import deque
@@ -43,31 +42,31 @@ from barrier_runtime.runtime.operator_chain import OperatorChain
 from barrier_runtime.runtime.sources.driver import SourceDriver
 from barrier_runtime.state.snapshots.snapshot import SnapshotTimes
 
-_ELEMENTS_PER_STEP = 16  # then other subtasks and the sockets get their turn,
-_STEP_NS = 2_000_000  # also after this time
-_HELD_UP_MS = 10  # a barrier waits so long for timers; then rows behind them are stored instead
+_ELEMENTS_PER_STEP = 16  # then other subtasks and the sockets have their turn
+_STEP_NS = 2_000_000  # longest duration of a step
+_HELD_UP_MS = 10  # time for which a barrier waits for timers; then rows before the barrier are stored instead
 
 
 class SubtaskHost(Protocol):
-    """What a subtask needs of the slot around it."""
+    """Services of the slot for a subtask."""
 
     def now_ms(self) -> float: ...
     def now_ns(self) -> int: ...
-    def starved_ns(self) -> int: ...  # how long this thread has waited for a processor; asking takes some microseconds
+    def starved_ns(self) -> int: ...  # how long this thread has waited for a processor; costs some microseconds
     def source_ns(self) -> int:
-        """What sources are told: as `now_ns`, but it does not jump."""
+        """Time for sources: as `now_ns`, but never jumps."""
         ...
 
     def captured(
         self, subtask: "Subtask", barrier: Barrier, captures: dict[str, Capture], times: SnapshotTimes, recording: bool
     ) -> None:
-        """State at `barrier` is captured; finish the snapshot and acknowledge it. `times`: all but `async_ms`.
-        `recording`: in-flight data belong to it; `recorded` follows."""
+        """Finishes and acknowledges the snapshot of `captures` at `barrier`. `times`: all but `async_ms`. `recording`:
+        in-flight data belong to the snapshot; `recorded` follows."""
         ...
 
     def recorded(self, subtask: "Subtask", checkpoint: int, in_flight: InFlightData) -> None: ...
     def start_timer(self, subtask: "Subtask", delay_ms: int, callback: Callable[[], None]) -> None:
-        """`callback` after `delay_ms`, unless another one is started for `subtask` before."""
+        """Calls `callback` after `delay_ms`, unless another timer of `subtask` replaces this timer."""
         ...
 
     def snapshot_aborted(self, subtask: "Subtask", checkpoint: int, reason: str) -> None: ...
@@ -75,8 +74,8 @@ class SubtaskHost(Protocol):
 
 
 class Subtask:
-    """`operators`: (name, operator) in chain order, opened. `source` is set for source chains, which have no inputs.
-    `replay`: (port, batch) that were in flight in the restored checkpoint."""
+    """Subtask of a chain. `operators`: opened (name, operator) pairs in chain order. `source`: set for source chains,
+    which have no inputs. `replay`: (port, batch) pairs that were in flight in the restored checkpoint."""
 
     def __init__(
         self,
@@ -97,44 +96,45 @@ class Subtask:
         self.source = source
         self.rows_in = 0
         self.last_checkpoint = 0  # highest id captured or aborted
-        self._wanted: Barrier | None = None  # last trigger heard of, for when the input ends first
+        self._wanted: Barrier | None = None  # last trigger, used if the input ends first
         self._aligner = aligner
         self._queues = InputQueues(inputs)
         self._merger = self._queues.merger
-        self.announcements = self._queues.announcements  # barriers and ends that came in and were not heard of
+        self.announcements = self._queues.announcements  # barriers and ends that arrived and were not handled
         self._said_idle = False
         self._ahead = False  # rows were taken without room
         self._all_in = False  # the inputs have ended
         self._host = host
         self._replay = deque(replay)
         self._in_flight = InFlightWriter(inputs)
-        self._paused = 0  # the checkpoint behind which the source gives nothing
-        self._stands = 0  # the checkpoint behind which nothing is given because the wall clock goes on
-        self._overtaking = 0  # the last checkpoint whose barriers need not wait for that
-        self._held_up: tuple[int, float] | None = None  # a checkpoint whose barriers all wait for that, since when (ms)
-        self._ending = False  # event time is on its way to its end
+        self._paused = 0  # the checkpoint after which the source emits nothing
+        self._stands = 0  # the checkpoint after which no wall-clock timer fires
+        self._overtaking = 0  # the last checkpoint whose barriers need not wait for event time
+        # checkpoint whose barriers all wait for event time, and start (ms)
+        self._held_up: tuple[int, float] | None = None
+        self._ending = False  # event time is advancing to its end
         self.chain.first.stops = source is None
 
     # ------------------------------------------------------------ stepping
 
     @property
     def ended(self) -> bool:
-        """It only answers triggers."""
+        """True if the subtask only answers triggers."""
         return self.chain.ended
 
     @property
     def writable(self) -> bool:
-        """There is room for what a step may bring forth. A source that is to give nothing has none."""
+        """True if there is room for the results of a step. False for a paused source."""
         return not self._paused and self.chain.has_room
 
     @property
     def at_rest(self) -> bool:
-        """What came is done; of what a source has left to give, this says nothing."""
+        """True if all received elements are processed; rows that a source has yet to emit do not count."""
         return not (self.chain.is_under_way or self._replay or self.announcements or self.has_input)
 
     @property
     def has_input(self) -> bool:
-        """Something in a queue may be read."""
+        """True if an element in a queue may be read."""
         for channel in self.inputs:  # noqa: SIM110
             if channel.readable:
                 return True
@@ -142,14 +142,14 @@ class Subtask:
 
     @property
     def may_go_on(self) -> bool:
-        """Another step may find something to do, although nothing more comes and no time passes."""
+        """True if another step may find work although no element arrives and no time passes."""
         if self.chain.ended:
             return False
         chain = self.chain
         return self.has_input or chain.first.by_clock or self._all_in or bool(self._replay) or chain.is_under_way
 
     def step(self) -> bool:
-        """Do a bounded piece of work. True when something was done."""
+        """Does a bounded piece of work. True if something was done."""
         chain = self.chain
         if chain.ended:
             return False
@@ -197,9 +197,9 @@ class Subtask:
         return worked
 
     def _go_on(self) -> bool:
-        """A slice on the way of event time, then barriers that come next on their channels. Rows that the operator has
-        given back come before those, as do others that wait: then an aligned barrier waits a little, and overtakes
-        them."""
+        """Continues the advance of event time, then takes barriers that are next on their channels. Rows that the
+        operator gave back or that wait before a barrier come first; an aligned barrier then waits a little, and
+        overtakes them."""
         self._advance_further()
         if self._ending:
             return True
@@ -212,7 +212,7 @@ class Subtask:
         return True
 
     def _overtake(self) -> None:
-        """Take the snapshot that is wanted if its barriers are all in the queues, and have been for a while."""
+        """Takes the requested snapshot if all its barriers have been in the queues for `_HELD_UP_MS`."""
         wanted = self._wanted
         if wanted is None or not self.last_checkpoint < wanted.id == self._overtaking:
             return
@@ -232,7 +232,7 @@ class Subtask:
             self._finish()
 
     def _may_take_ahead(self) -> bool:
-        """There is no room, but rows before a barrier are taken all the same."""
+        """True if rows before a barrier may be taken although there is no room."""
         if not self.chain.first.takes_rows_before_barriers:
             return False
         done, wanted = self.last_checkpoint, self._wanted_id
@@ -280,7 +280,7 @@ class Subtask:
         batch = source.poll(now_ns)
         if batch is not None:
             jumped_ns = self._host.now_ns() - self._host.source_ns()
-            batch.emit_ns += jumped_ns  # latencies are told by the wall clock
+            batch.emit_ns += jumped_ns  # latencies are measured on the wall clock
             self._batch(batch, 0)
         watermark = source.watermark_to_tell(self.chain.heard, now_ns)
         if watermark is not None:
@@ -291,7 +291,7 @@ class Subtask:
         if source.idle != self._said_idle:
             self._said_idle = source.idle
             if self._said_idle and not self.chain.makes_event_time:
-                self.chain.control(Idle())  # the next rows or watermark end it
+                self.chain.control(Idle())  # ended by the next rows or watermark
         return batch is not None
 
     # ------------------------------------------------------------ rows and time
@@ -306,12 +306,12 @@ class Subtask:
             self._replay.appendleft((port, rest))
 
     def _as_far_as_all(self, batch: Batch, channel: int) -> Batch:
-        """Event time at the rows of one channel is no further than the other channels let it be."""
+        """Limits event time at the rows of one channel to the watermark of the other channels."""
         return within(batch, self._merger.others(channel), self.chain.heard)
 
     def _on_merged(self, said: Watermark | Idle | None) -> None:
         if isinstance(said, Watermark):
-            if said.ms != WATERMARK_MAX:  # else `_end` advances, after the wall-clock work that comes before it
+            if said.ms != WATERMARK_MAX:  # otherwise `_end` advances, after the wall-clock work that comes first
                 self.chain.advance(said.ms)
         elif said is not None:
             self.chain.idle()
@@ -320,14 +320,13 @@ class Subtask:
 
     @property
     def highest_seen(self) -> int:
-        """The highest checkpoint whose barrier came here."""
+        """Highest checkpoint whose barrier arrived here."""
         return max(self.last_checkpoint, self._aligner.aligning or 0)
 
     def on_trigger(self, barrier: Barrier, pause: bool = False, overtakes_timers: bool = False) -> None:
-        """The coordinator wants checkpoint `barrier.id`. Sources inject it, ended subtasks answer at once. `pause`:
-        a source reads nothing after it, and no timer of the wall clock fires, unless it is aborted.
-        `overtakes_timers`: its barriers do not wait long where event time is on its way; the rows that do are in
-        flight then."""
+        """Triggers checkpoint `barrier.id`: sources inject the barrier, ended subtasks answer at once. `pause`: until
+        an abort, a source reads nothing after the barrier, and no wall-clock timer fires. `overtakes_timers`: barriers
+        do not wait long for event time; rows that do are in flight then."""
         if barrier.token != self.token or barrier.id <= self.last_checkpoint:
             return
         if pause:
@@ -343,13 +342,13 @@ class Subtask:
             self._apply(self._aligner.on_trigger(barrier, self._host.now_ms()))
 
     def end_source(self) -> None:
-        """The input ends here, also of a source that was to give nothing until the job has moved."""
+        """Ends the input, also of a source that is paused for a move."""
         if self.source is not None and not self.ended:
             self._paused = self._stands = 0
             self.source[1].end()
 
     def take_announcements(self) -> None:
-        """Hear of the barriers that came in, wherever they stand in the queues and also while nothing may be sent."""
+        """Handles barriers on arrival, wherever they are in the queues, even if nothing may be sent."""
         while self.announcements:
             index, element = self._queues.next_announcement()
             self._apply(self._aligner.on_arrival(index, element, self._host.now_ms()))
@@ -363,7 +362,7 @@ class Subtask:
         self.chain.completed(checkpoint)
 
     def on_abort(self, checkpoint: int) -> None:
-        """The coordinator aborted `checkpoint`."""
+        """Aborts `checkpoint` by order of the coordinator."""
         if self._wanted is not None and self._wanted.id <= checkpoint:
             self._wanted = None
         if checkpoint >= self._stands:
@@ -409,7 +408,7 @@ class Subtask:
         if snapshot.recorded:
             self._in_flight.begin(barrier.id, self._replay, snapshot.recorded, self._merger.others)
         if not self.ended:
-            self.chain.forward(barrier)  # first: downstream aligns while we capture
+            self.chain.forward(barrier)  # first, so that downstream aligns during the capture
         captures: dict[str, Capture] = {}
         if self.source is not None:
             captures[self.source[0]] = self.source[1].snapshot(barrier.id)
@@ -421,14 +420,15 @@ class Subtask:
     # ------------------------------------------------------------ the end
 
     def _end_if_finished(self) -> bool:
-        """All inputs have ended, perhaps the first operator, too. Triggers are answered already: no barrier comes."""
+        """Ends the subtask if all inputs and the first operator have finished. Triggers are answered before: no barrier
+        comes."""
         if self.chain.first.unfinished:
             return False
         self._end()
         return True
 
     def _end(self) -> None:
-        """The last element is behind us. From now on the subtask only answers triggers."""
+        """Ends the input after its last element. From now on the subtask only answers triggers."""
         if self.chain.first.by_clock:
             self.chain.by_wall_clock(last=True)
         self._ending = True
