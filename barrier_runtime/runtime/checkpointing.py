@@ -88,13 +88,13 @@ class Checkpointing:
         self._wake = wake
         self._cancelled = False
         self.runs: list[SnapshotRun] = []
-        # checkpoint -> calls that inform operators of their objects
+        # Checkpoint -> calls that inform operators of their objects.
         self._to_tell: dict[int, list[Callable[[], None]]] = {}
 
     def begin(
         self, subtask: Subtask, barrier: Barrier, captures: dict[str, Capture], times: SnapshotTimes, recording: bool
     ) -> None:
-        """Starts the snapshot of a subtask, see `SubtaskHost.captured`."""
+        """See `SubtaskHost.captured`."""
         executors = {name: self._executors.of_snapshots(subtask.id.chain, name) for name in captures}
         ended = subtask.ended
 
@@ -182,6 +182,6 @@ class Checkpointing:
     def _store_values(
         self, values: Mapping[str, bytes], stored: Mapping[str, FileRef], check: Callable[[], None]
     ) -> tuple[dict[str, bytes], dict[str, FileRef]]:
-        """Stores values; runs on a worker thread."""
+        """Runs on a worker thread."""
         limit = self._res.thresholds.value_bytes
         return store_values(values, stored, self._res.store, self._new_key, limit, check)

@@ -66,7 +66,7 @@ class GenerationExecutors:
         return executor if executor is not None and executor.busy else None
 
     def retire(self) -> list[WorkerExecutor]:
-        """Retires all executors, and returns the busy executors whose work ends soon, to wait for."""
+        """Retires all executors. Returns the busy executors whose work ends soon, so that callers can wait."""
         unhurried = [*self._unhurried.values(), *self._further]
         busy = [executor for executor in self._all if executor.busy and executor not in unhurried]
         for executor in self._all:
@@ -194,7 +194,6 @@ class OperatorContexts:
         return partial(_closed, close, self._res.copies, self._folder(operator))
 
     def remove_folder(self, operator: str) -> None:
-        """Removes the folder of an operator that is opened again."""
         shutil.rmtree(self._folder(operator), ignore_errors=True)
 
     def _folder(self, operator: str) -> Path:

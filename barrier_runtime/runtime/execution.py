@@ -89,7 +89,7 @@ class Execution:
         self._completed = deploy.checkpoint or 0  # the newest completed checkpoint
         self._cancelled = False
         self.later = GenerationTimers(self._timer, resources.clock.monotonic_s, resources.memory.hold_compactions)
-        # set when cancelled, and all operators are closed
+        # Set when this generation is cancelled and all operators are closed.
         self.closed: asyncio.Future[None] = resources.loop.create_future()
         self.now_ns = resources.clock.wall_ns
         self.scheduler = Scheduler(
@@ -144,7 +144,7 @@ class Execution:
         self._deploy = msgspec.structs.replace(deploy, operators=())
 
     async def connect(self) -> None:
-        """Builds the subtasks and connects every channel of this slot in both directions."""
+        """Builds the subtasks, and connects every channel of this slot."""
         if self._cancelled:
             return
         self._wiring.expect(self._channel_broken)
@@ -205,13 +205,13 @@ class Execution:
     # ------------------------------------------------------------ orders of the coordinator
 
     def trigger(self, barrier: Barrier, *, pause: bool = False, overtakes_timers: bool = False) -> None:
-        """Triggers a checkpoint, see `Subtask.on_trigger`."""
+        """See `Subtask.on_trigger`."""
         if pause:
             self.later.pause(barrier.id)
         self._guarded(lambda subtask: subtask.on_trigger(barrier, pause, overtakes_timers))
 
     def end_sources(self) -> None:
-        """Ends the input, even if more rows are available."""
+        """Ends the input, although more rows may exist."""
         for subtask in self.subtasks:
             subtask.end_source()
         self.scheduler.wake()
@@ -233,8 +233,6 @@ class Execution:
         self._told(operator, lambda sink: sink.on_visible(checkpoint))
 
     def _told(self, name: str, order: Callable[[Operator], None]) -> None:
-        """Passes an order to the operator called `name`."""
-
         def tell(subtask: Subtask) -> None:
             for own, operator in subtask.chain.operators:
                 if own == name:

@@ -1,9 +1,8 @@
 """Opening and closing of the operators and sources of a generation, off the loop.
 
 Every chain is opened on its own thread. If an operator's server does not answer, the chain is closed and opened again
-with growing pauses; the coordinator limits this time.
-
-A dropped generation is closed when work that may use its operators has ended.
+with growing pauses; the coordinator limits this time. A dropped generation is closed when the work that may use its
+operators has ended.
 """
 
 import asyncio
@@ -84,7 +83,7 @@ class OpenChains:
         return sum(driver.records for _, driver in drivers)
 
     def cancel(self) -> None:
-        """Stops opening. Call once."""
+        """Call at most once."""
         self._cancelled = True
         self._stopped.set_result(None)
 

@@ -22,10 +22,7 @@ from barrier_runtime.runtime.network.channels import ResultPartition
 
 
 class OperatorChain:
-    """Chain of operators, event time within, and outputs.
-
-    `operators`: opened (name, operator) pairs in chain order; `outputs`: all edges out of the chain.
-    """
+    """`operators`: opened (name, operator) pairs in chain order; `outputs`: all edges out of the chain."""
 
     def __init__(self, operators: list[tuple[str, Operator]], outputs: list[ResultPartition]) -> None:
         self.operators = operators
@@ -45,7 +42,7 @@ class OperatorChain:
         self._emits: list[Emit] = [self._emit_from(position) for position in range(len(operators) + 1)]
         self._assigners = [at for at, (_, operator) in enumerate(operators) if not operator.forwards_watermarks]
         holders = [at for at, (_, operator) in enumerate(operators) if operator.holds_watermarks]
-        # by operator with its own watermark, the watermark sent on
+        # Position of an operator with its own watermark -> the watermark sent on.
         self._own = dict.fromkeys(sorted([*self._assigners, *holders]), WATERMARK_MIN)
         self.makes_event_time = bool(self._assigners)  # in place of the event time of its input
         self.advancing: tuple[int, int] | None = None  # operator that is advancing, and its next watermark
@@ -146,7 +143,7 @@ class OperatorChain:
         first = self.first
         if (going_to_ms := first.going_to_ms) is not None:
             first.toward(going_to_ms, self._emits[1])
-            self._tell_idle()  # after rows of wall-clock windows, which idle subtasks emit too
+            self._tell_idle()  # rows of windows by the wall clock, which idle subtasks emit, too
             if first.going_to_ms is not None:
                 return
         if self.advancing is not None:

@@ -1,6 +1,4 @@
-"""Preparation of a slot for a move of the job.
-
-The slot fetches files of its future key groups, and its databases come to rest.
+"""Preparation of a slot for a move: fetches files of its future key groups; databases come to rest.
 
 | when                               | what                                                                         |
 |------------------------------------|------------------------------------------------------------------------------|
@@ -15,7 +13,7 @@ The slot fetches files of its future key groups, and its databases come to rest.
 |                                    | answer no longer counts                                                      |
 
 Fetched files stay beside the local copies and are found by their content, so a restore fetches only newer files.
-Prefetching only saves time: the restore fetches files that are missing.
+Prefetching only saves time: the restore fetches missing files.
 """
 
 import logging

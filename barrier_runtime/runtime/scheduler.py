@@ -5,10 +5,10 @@ quick. The first round of a quick pass runs sources before sinks, so rows of a s
 the same pass. Between passes the loop serves sockets, timers and messages. Without work the scheduler sleeps until a
 channel, a trigger or a source's schedule wakes it.
 
-A pass costs about the same for one row as for fifty. So rows of a source that knows their due times wait for other
-rows: four times the duration of a pass, at least half of the latency target (the other half is for the passes on the
-way to a sink), and at most the latency target; half of that time if rows of another slot wait. A late source is polled
-at once. See docs/design/scheduling-of-a-slot.md.
+A pass costs about the same for one row as for fifty, so rows of a source with due times wait for other rows: four times
+the duration of a pass, at least half of the latency target (the other half is for the passes on the way to a sink), at
+most all of it; half of that time if rows of another slot wait. A late source is polled at once. See
+docs/design/scheduling-of-a-slot.md.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ _LOOK_S = 0.001  # interval of looks at blocked subtasks; the last pass before a
 
 
 class Scheduler:
-    """Scheduler of a slot.
+    """`on_error(subtask, error)` receives every error of a pass (None: outside of a step).
 
-    `on_error(subtask, error)` is called for every error of a pass (None: outside of a step); the owner then stops the
-    scheduler. No error is left to the loop's logger, because a slot that no longer runs would look alive.
+    The owner then stops the scheduler. No error is left to the loop's logger, because a slot that no longer runs would
+    look alive.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Scheduler:
             self._loop.call_soon(self._pass)
 
     def _rang(self) -> None:
-        """Starts a pass: the timer calls on the loop."""
+        """Starts a pass directly, because the timer calls on the loop."""
         self._rings_ns = None
         if not self._scheduled and not self._stopped:
             self._scheduled = True

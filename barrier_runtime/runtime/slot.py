@@ -71,8 +71,6 @@ _MAX_TEXT = 100_000  # characters of an error
 
 @dataclass(frozen=True)
 class SlotIdentity:
-    """Identity of a slot for its registration."""
-
     slot: int
     uuid: str
     pid: int
@@ -85,10 +83,7 @@ class SlotIdentity:
 
 
 class Slot:
-    """Slot of a job. Pass every message to `handle`; call `connected` after each connection.
-
-    `left` resolves at Shutdown.
-    """
+    """Pass every message to `handle`; call `connected` after each connection; `left` resolves at Shutdown."""
 
     def __init__(
         self, graph: JobGraph, mode: str, identity: SlotIdentity, resources: SlotResources, plane: DataPlane

@@ -111,7 +111,7 @@ class SnapshotRun:
             return
         waiting = dict(self._captures)
         for name, capture in self._captures.items():
-            # one operator is left, because the rest must not complete within this call
+            # One operator is left, because the snapshot must not complete within this call.
             if len(waiting) > 1 and self._is_small(capture):
                 del waiting[name]
                 self._took[name] = 0.0, 0.0
@@ -129,7 +129,7 @@ class SnapshotRun:
         return all(len(value) <= self._values_store.small_bytes for value in capture.values.values())
 
     def _finish_operator(self, name: str, capture: Capture) -> OperatorSnapshot:
-        """Writes the snapshot of an operator, on a worker thread."""
+        """Runs on a worker thread."""
         began_ms = self._now_ms()
         values = dict(capture.values)
         if capture.blocking is not None:

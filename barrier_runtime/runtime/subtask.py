@@ -74,8 +74,8 @@ class SubtaskHost(Protocol):
 
 
 class Subtask:
-    """Subtask of a chain. `operators`: opened (name, operator) pairs in chain order. `source`: set for source chains,
-    which have no inputs. `replay`: (port, batch) pairs that were in flight in the restored checkpoint."""
+    """`operators`: opened (name, operator) pairs in chain order. `source`: set for source chains, which have no inputs.
+    `replay`: (port, batch) pairs that were in flight in the restored checkpoint."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Subtask:
         self._paused = 0  # the checkpoint after which the source emits nothing
         self._stands = 0  # the checkpoint after which no wall-clock timer fires
         self._overtaking = 0  # the last checkpoint whose barriers need not wait for event time
-        # checkpoint whose barriers all wait for event time, and start (ms)
+        # Checkpoint whose barriers all wait for event time, and since when (ms).
         self._held_up: tuple[int, float] | None = None
         self._ending = False  # event time is advancing to its end
         self.chain.first.stops = source is None
@@ -362,7 +362,6 @@ class Subtask:
         self.chain.completed(checkpoint)
 
     def on_abort(self, checkpoint: int) -> None:
-        """Aborts `checkpoint` by order of the coordinator."""
         if self._wanted is not None and self._wanted.id <= checkpoint:
             self._wanted = None
         if checkpoint >= self._stands:

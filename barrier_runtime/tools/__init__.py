@@ -1,1 +1,1 @@
-"""The command `barrier-runtime`."""
+"""The command line `barrier-runtime`."""

@@ -1,4 +1,4 @@
-"""The command `barrier-runtime`: its entry point. The commands are in `tools/commands`, as `--help` lists them."""
+"""Entry point of `barrier-runtime`. The commands are in `tools/commands`, in the order of `--help`."""
 
 import sys
 
@@ -6,14 +6,15 @@ from barrier_runtime.state.errors import BarrierRuntimeError
 from barrier_runtime.tools.commands import flows, jobs, replays, stored
 from barrier_runtime.tools.commands.app import app
 
-COMMANDS = (flows, jobs, stored, replays)  # importing them has added them to `app`
+COMMANDS = (flows, jobs, stored, replays)  # their import registers them with `app`
 
 
 def main() -> None:
-    """Entry point: what a person must fix is said in one message, without a stack trace."""
+    """Runs a command. An error that a person must fix is printed as a message, without a stack trace."""
     try:
         app()
     except BarrierRuntimeError as error:
-        told = getattr(error, "told", "")  # of `JobFailed` alone, whose module would be half of the time of `--help`
+        # only `JobFailed` has it; an import of its module would take half of the time of `--help`
+        told = getattr(error, "told", "")
         print(told or f"error: {error}", file=sys.stderr)
         sys.exit(1 if told else 2)

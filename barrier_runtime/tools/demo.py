@@ -1,7 +1,7 @@
-"""`barrier-runtime demo`: a live flow with its page, from the package alone. No Spark and no Java: this process takes
-the part of Spark, starts a process per slot, and starts one again when it dies. The rest is what runs on a cluster.
+"""The command `demo`: a live flow with its page, from the package alone, without Spark or Java.
 
-At the end what was written is counted: every window must be there once.
+This process takes the part of Spark: starts a process per slot, and restarts a process that died. Everything else is as
+on a cluster. At the end the demo counts the written windows: each must exist once.
 """
 
 import contextlib
@@ -37,12 +37,12 @@ from barrier_runtime.tools.demo_flow import demo_flow
 _SLOTS = 2
 _INTERVAL_S = 1.0  # between checkpoints
 _LEASE_S = 10.0
-_LEAVE_S = 15.0  # how long slots may take to leave
+_LEAVE_S = 15.0  # longest wait for slots to leave
 _LOOK_S = 1.0
 
 
 class _SlotOrder(msgspec.Struct, frozen=True):
-    """What a slot's process reads from its standard input."""
+    """Order that a slot's process reads from its standard input."""
 
     slot: int
     attempt: int
@@ -52,7 +52,7 @@ class _SlotOrder(msgspec.Struct, frozen=True):
     folder: str
     rows_per_second: float
     rows: int | None
-    died: dict[int, str] = {}  # the process before it, if it died of a signal: pid -> "SIGKILL"
+    died: dict[int, str] = {}  # the previous process, if killed by a signal: pid -> "SIGKILL"
 
 
 _ORDER = msgspec.json.Decoder(_SlotOrder)
@@ -61,7 +61,7 @@ _ORDER = msgspec.json.Decoder(_SlotOrder)
 def demo(
     rows_per_second: float, rows: int | None, *, browser: bool, say: Callable[[str], None] = print
 ) -> JobResult | None:
-    """Run until `rows` orders are read (None: until Ctrl-C or SIGTERM). Raises what a job raises that fails."""
+    """Runs until `rows` orders are read (None: until Ctrl-C or SIGTERM). Raises the error of a failed job."""
     with _Signals() as signals, tempfile.TemporaryDirectory(prefix="barrier-runtime-demo-") as folder:
         job, _ = _prepared(folder, rows_per_second, rows)
         job.prove(open_store(_checkpoints(folder)))
@@ -88,7 +88,7 @@ def demo(
 
 
 def counted(folder: str) -> str:
-    """What readers of the output folder find: windows, the orders in them, and whether each window is there once."""
+    """Counts the orders and windows in the output folder, and windows that exist twice."""
     if not list(Path(folder).glob("*.jsonl")):
         return "written: nothing, it ended before its first window did"
     found: Counter[tuple[int, str]] = Counter()
@@ -105,7 +105,7 @@ def counted(folder: str) -> str:
 def _prepared(
     folder: str, rows_per_second: float, rows: int | None, run_id: str = ""
 ) -> tuple[PreparedJob, JobOptions]:
-    """The same job in this process and in those of its slots."""
+    """Prepares the job, equally in this process and in the processes of its slots."""
     given: dict[str, Any] = {"run_id": run_id} if run_id else {}
     options = JobOptions.from_keywords(
         {
@@ -130,11 +130,11 @@ def _follow(
     signals: "_Signals",
     say: Callable[[str], None],
 ) -> JobStatus:
-    """Until the job ended."""
+    """Follows the job to its end."""
     status: JobStatus | None = None
     stopping = False
     while status is None or status.outcome is None:
-        with contextlib.suppress(Unavailable):  # the coordinator is being started again
+        with contextlib.suppress(Unavailable):  # the coordinator is being restarted
             coordinator.ensure_alive()
             try:
                 if signals.received and not stopping:
@@ -144,7 +144,7 @@ def _follow(
                 status = coordinator.client.next_status(spec.job, spec.run_id, status, _LOOK_S)
                 for order in status.kill:
                     slots.kill(order.task_attempt)
-            except UnknownJob:  # it was started again, and nobody has told it of the job yet
+            except UnknownJob:  # a restarted coordinator does not know the job yet
                 coordinator.submit(spec)
         for line in slots.renewed():
             say(line)
@@ -153,7 +153,7 @@ def _follow(
 
 
 class _Signals:
-    """Ctrl-C and SIGTERM stop the job with a last checkpoint, from the first moment on; the second one interrupts."""
+    """Stop by Ctrl-C or SIGTERM with a last checkpoint; a second signal interrupts."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -173,7 +173,7 @@ class _Signals:
 
 
 class _Slots:
-    """A process per slot, as Spark has a task for each; ended when this is left."""
+    """Process per slot, like a task of Spark; killed when the context ends."""
 
     def __init__(self) -> None:
         self._running: dict[int, tuple[_SlotOrder, subprocess.Popen[bytes]]] = {}
@@ -187,7 +187,8 @@ class _Slots:
         self._attempts += 1
         order = msgspec.structs.replace(order, attempt=self._attempts)
         command = [sys.executable, "-m", "barrier_runtime.tools.demo"]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # Ctrl-C is ours to handle
+        # so that Ctrl-C reaches this process only
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(order))
         process.stdin.close()
@@ -197,7 +198,7 @@ class _Slots:
         return [process.pid for _, process in self._running.values()]
 
     def renewed(self) -> Iterator[str]:
-        """Start again what died; a line for each."""
+        """Restarts processes that died, with a line for each."""
         for slot, (order, process) in list(self._running.items()):
             code = process.poll()
             if code:
@@ -213,7 +214,7 @@ class _Slots:
                 process.kill()
 
     def leave(self) -> None:
-        """The job has ended: slots leave by themselves."""
+        """Waits for slots to leave by themselves after the end of the job."""
         deadline = time.monotonic() + _LEAVE_S
         for _, process in self._running.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -230,7 +231,7 @@ class _Slots:
 
 
 def _slot_main() -> int:
-    """A slot's process: `python -m barrier_runtime.tools.demo`, with its order on standard input."""
+    """Runs a slot: `python -m barrier_runtime.tools.demo`, with its order on standard input."""
     order = _ORDER.decode(sys.stdin.buffer.read())
     job, options = _prepared(order.folder, order.rows_per_second, order.rows, order.run_id)
     settings = SlotSettings(

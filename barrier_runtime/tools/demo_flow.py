@@ -1,4 +1,4 @@
-"""The flow that `barrier-runtime demo` runs: orders of twelve shops, revenue per second, and shops that do well."""
+"""Flow of `barrier-runtime demo`: orders of twelve shops, revenue per second, best seconds of a shop."""
 
 from datetime import timedelta
 from typing import Any
@@ -13,7 +13,7 @@ SHOPS = 12
 
 
 class Record:
-    """The best second of a shop so far."""
+    """Best second of a shop so far."""
 
     best = ValueState(int, default=0)
 

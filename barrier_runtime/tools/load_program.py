@@ -1,6 +1,6 @@
-"""A process that loads a program which is to go on with a running job, for the program that runs it.
+"""Process that loads a program to replace that of a running job, for the process that runs the job.
 
-`launch.requests` starts it as `python -m barrier_runtime.tools.load_program`, its order on standard input.
+`launch.requests` starts `python -m barrier_runtime.tools.load_program`, with the order on standard input.
 """
 
 import sys
@@ -27,14 +27,14 @@ def loading(order: LoadOrder) -> LoadedProgram:
     try:
         flow = load_flow(order.flow)
         for module in modules_beside(Path(order.flow.rpartition(":")[0])):
-            ship_by_value(module)  # a worker that has run the old program would know the old one by that name
+            ship_by_value(module)  # a worker of the old program would find the old module under this name
         return LoadedProgram(new_program(flow.plan, flow.options, order))
     except BarrierRuntimeError as error:
         return LoadedProgram(None, str(error))
 
 
 def modules_beside(file: Path) -> list[ModuleType]:
-    """The user's modules: `file` itself, and what it has imported from its folder."""
+    """Modules of the user: `file` itself, and modules imported from its folder."""
     folder = file.resolve().parent
     found = []
     for module in tuple(sys.modules.values()):

@@ -1,5 +1,7 @@
-"""`barrier-runtime new`: a folder with a flow that runs, its test, a Makefile and a compose file, from the templates in
-`project/`. Nothing that is there is written over."""
+"""The command `new`: a project with a flow that runs, its test, a Makefile and a compose file.
+
+The templates are in `project/`. No existing file is overwritten.
+"""
 
 import importlib.resources
 import os
@@ -18,8 +20,10 @@ FILES = {
 
 
 def new_project(name: str, where: Path) -> list[str]:
-    """Make the project `name` below `where`. Returns what to tell the user. Raises `InvalidJob` for a name that cannot
-    be a job's, and for a folder that is there and not empty."""
+    """Creates the project `name` below `where`. Returns lines for the user.
+
+    Raises `InvalidJob` for a name that cannot be a job's, and for a folder that exists and is not empty.
+    """
     check_job_id(name, "the project's name, which is the job's as well,")
     folder = where / name
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

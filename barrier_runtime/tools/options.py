@@ -1,5 +1,6 @@
-"""The flags of `barrier-runtime run` and `explain`, made from the table of options: a flag and a variable of the
-environment for each, read and checked as the option demands.
+"""Flags of `barrier-runtime run` and `explain`, from the table of options.
+
+Every option has a flag and an environment variable, which are read and checked as the option requires.
 """
 
 import inspect
@@ -19,24 +20,27 @@ _NONE = "none"
 
 @dataclass(frozen=True)
 class Given:
-    """What the command line and the environment say, by option."""
+    """Options given on the command line and in the environment, by name."""
 
     flags: dict[str, Any]
     variables: dict[str, Any]
-    sources: dict[str, str]  # of both
+    sources: dict[str, str]  # of both: the flag or the variable
 
     def for_run(self, *, local: bool) -> dict[str, Any]:
-        """Refuses flags that a local run would ignore; variables hold for runs on Spark too, and are left out."""
+        """Options for a run. Refuses flags that a local run would ignore, and omits such variables.
+
+        The same variables may be meant for runs on Spark.
+        """
         if not local:
             return self.variables | self.flags
-        from barrier_runtime.launch.options import refuse_for_spark, usable_locally  # dear: not for --help
+        from barrier_runtime.launch.options import refuse_for_spark, usable_locally  # a slow import, not for --help
 
         refuse_for_spark({name: self.sources[name] for name in self.flags}, "run without --local")
         return usable_locally(self.variables) | self.flags
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator of a command: it takes all options of the table as flags, and is given them as `given=`."""
+    """Decorator of a command that takes all options of the table as flags, and receives them as `given=`."""
 
     def called(*arguments: Any, context: typer.Context, **values: Any) -> None:
         flags = {name: values.pop(name) for name in _OFFERED}
@@ -108,7 +112,7 @@ def _given(context: typer.Context, values: dict[str, Any]) -> Given:
 
 
 def read(option: Option, said: str, value: Any) -> Any:
-    """The option's value from text. `said`: the flag or variable that has it. Raises `InvalidJob` that names it."""
+    """Reads the option's value from text. Raises `InvalidJob` that names `said`, the flag or variable."""
     kind = option.plain_type
     if isinstance(value, bool):
         return value

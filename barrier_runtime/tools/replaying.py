@@ -1,4 +1,4 @@
-"""The commands `replay` and `verify`: what they print."""
+"""Output of the commands `replay` and `verify`."""
 
 import json
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def replayed(
     stop: bool,
     redact: Sequence[str],
 ) -> int:
-    """Prints each row as it comes. Returns the exit code: 1 when a function raised."""
+    """Prints each row when it is replayed. Returns the exit code: 1 if a function raised."""
     key = _key(flow, operator, keys)
     done = replay(
         flow,
@@ -46,7 +46,7 @@ def replayed(
 
 
 def lines(row: ReplayedRow) -> list[str]:
-    """What is printed of a row."""
+    """Printed lines of a row."""
     at = "" if row.reached_ms is None else f", event time {row.reached_ms} ms"
     came = "time alone" if row.row is None else _json(row.row)
     told = [f"row {row.number}{f', input {row.port}' if row.port else ''}{at}: {came}"]
@@ -64,7 +64,7 @@ def lines(row: ReplayedRow) -> list[str]:
 def verified(
     flow: "Dataflow", after: str, until: str | None, checkpoints: str | None, redact: Sequence[str]
 ) -> tuple[str, bool]:
-    """What to print, and whether nothing differs."""
+    """Returns the printed page, and True if nothing differs."""
     found: Verified = verify(
         flow,
         after=_number(after),
@@ -81,8 +81,10 @@ def _number(told: str) -> int | str:
 
 
 def _key(flow: "Dataflow", operator: str, told: Sequence[str]) -> Any:
-    """One value for a key of one column, or column=value for each. Values are JSON where they are some and the column
-    is not known to be text."""
+    """Key from `told`: one value for a key of one column, or column=value for each column.
+
+    Values are parsed as JSON if possible, unless the column is known to be text.
+    """
     if not told:
         return None
     types = _types(flow, operator)
@@ -98,7 +100,7 @@ def _key(flow: "Dataflow", operator: str, told: Sequence[str]) -> Any:
 
 
 def _types(flow: "Dataflow", operator: str) -> dict[str, str]:
-    """Types of the key's columns by name; under "" that of a single one."""
+    """Types of the key's columns by name, and of a single column under "" as well."""
     told = next((node.keys for node in flow.plan.nodes if node.name == operator and hasattr(node, "keys")), "")
     types = key_types(told)
     return types if len(types) != 1 else {**types, "": next(iter(types.values()))}

@@ -1,7 +1,7 @@
-"""`barrier-runtime report`: a job's page as one file, from its coordinator, or of an ended job from its checkpoints.
+"""The command `report`: a job's page as one file, from its coordinator or an ended job's checkpoints.
 
-The file is written whole or not at all, under a temporary name first. It holds no script and asks for nothing; what
-looks like a secret is masked (`state/masked_text`).
+The file is written under a temporary name first, so it is complete or missing. The file has no script and loads
+nothing; apparent secrets are masked (`state/masked_text`).
 """
 
 import os
@@ -23,7 +23,7 @@ from barrier_runtime.state.store.urls import shown
 
 
 def report(job: str, to: Path, coordinator: str | None, token_file: Path | None, checkpoints: str | None) -> int:
-    """Write the report of `job` to `to`; returns its size in bytes. Raises `InvalidJob` or `Unavailable`."""
+    """Writes the report of `job` to `to`; returns its size in bytes. Raises `InvalidJob` or `Unavailable`."""
     if (coordinator is None) == (checkpoints is None):
         raise InvalidJob("give either --coordinator with --token-file, or --checkpoints for a job that has ended")
     if checkpoints is not None:

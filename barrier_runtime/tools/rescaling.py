@@ -15,7 +15,10 @@ from barrier_runtime.launch.requests import (
 
 
 def rescale(client: Any, job: str, parallelism: int, timeout: float) -> Rescaled:
-    """Ask for it and wait until it is over. Raises `RescaleFailed` when the job goes on as it was."""
+    """Requests another parallelism and waits for the end of the rescale.
+
+    Raises `RescaleFailed` if the rescale fails: the job continues unchanged.
+    """
     run_id, asked = client.status(job).run_id, rescale_asked(parallelism, timeout)
     return wait_for_rescale(
         job, asked, lambda: client.rescale(job, asked, run_id), lambda: known_status(client, job, run_id)
@@ -23,8 +26,11 @@ def rescale(client: Any, job: str, parallelism: int, timeout: float) -> Rescaled
 
 
 def replace(client: Any, job: str, flow: str, timeout: float, *, allow_non_restored: bool = False) -> Replaced:
-    """The same for a program. `flow`: "app.py:flow" on the machine of the program that runs the job. Raises
-    `ReplaceFailed` when the job goes on as it was."""
+    """Requests another program and waits for the end of the replacement.
+
+    `flow`: "app.py:flow" on the machine of the process that runs the job. Raises `ReplaceFailed` if the replacement
+    fails: the job continues unchanged.
+    """
     run_id = client.status(job).run_id
     asked = replace_asked(own_flow(flow), timeout, allow_non_restored=allow_non_restored)
     return wait_for_replace(

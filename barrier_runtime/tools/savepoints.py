@@ -1,4 +1,4 @@
-"""The commands about savepoints: `savepoint`, `stop --savepoint`, and `savepoints list`, `describe` and `delete`."""
+"""Commands for savepoints: `savepoint`, `stop --savepoint`, `savepoints list`, `describe`, `delete`."""
 
 from datetime import datetime, timezone
 from typing import Any
@@ -20,7 +20,7 @@ from barrier_runtime.state.store.urls import shown
 
 
 def take(client: Any, job: str, url: str, timeout: float | None) -> SavepointTaken:
-    """Ask for one and wait until it is there."""
+    """Requests a savepoint and waits for it."""
     run_id, asked = client.status(job).run_id, savepoint_asked(url)
     return wait_for_savepoint(
         job, asked, lambda: client.savepoint(job, asked, run_id), lambda: known_status(client, job, run_id), timeout
@@ -28,8 +28,10 @@ def take(client: Any, job: str, url: str, timeout: float | None) -> SavepointTak
 
 
 def stop_with(client: Any, job: str, url: str, drain: bool = False) -> SavepointTaken:
-    """Stop the job with a savepoint, and wait until both are done. The same again is no other wish. Raises
-    `SavepointFailed` when there is none."""
+    """Stops the job with a savepoint, and waits for both. A repeated call joins the earlier request.
+
+    Raises `SavepointFailed` if the savepoint fails.
+    """
     known = client.status(job)
     run_id, asked = known.run_id, savepoint_asked_again(savepoint_asked(url), known)
     stop = lambda: client.stop(job, "drain" if drain else "checkpoint", run_id, asked)  # noqa: E731
@@ -37,7 +39,7 @@ def stop_with(client: Any, job: str, url: str, drain: bool = False) -> Savepoint
 
 
 def listing(url: str) -> str:
-    """A line for each savepoint in the folders right below `url`, the oldest first; what cannot be read last."""
+    """Line for each savepoint in the folders directly below `url`, oldest first, unreadable ones last."""
     store = open_existing_store(url)
     found: list[tuple[float, str]] = []
     for folder in folders_in(store, ""):
@@ -59,7 +61,7 @@ def listing(url: str) -> str:
 
 
 def describe(url: str) -> tuple[str, bool]:
-    """A page about the savepoint in the folder `url`, and whether all of its files are there."""
+    """Page about the savepoint in the folder `url`, and True if all its files exist."""
     savepoint = read_savepoint(url)
     taken, sizes = savepoint.taken, object_sizes(savepoint.taken)
     missing = missing_objects(url, savepoint)

@@ -1,4 +1,4 @@
-"""`barrier-runtime transactions`: show and settle what a job that does not run has decided and not made visible."""
+"""The command `transactions`: lists and resolves decided, invisible transactions of a stopped job."""
 
 import copy
 import getpass
@@ -43,7 +43,10 @@ def transactions(
     force: bool = False,
     form: str = "text",
 ) -> int:
-    """The exit code: 0, or 1 when something could not be settled. Raises `InvalidJob` for what a person must fix."""
+    """Returns the exit code: 0, or 1 if a transaction could not be resolved.
+
+    Raises `InvalidJob` for errors that a person must fix.
+    """
     if action not in ("list", "commit", "abort"):
         raise InvalidJob(f"transactions {action!r} is not known: use list, commit or abort")
     if form not in ("text", "json"):
@@ -96,7 +99,7 @@ def _resolution(store: ObjectStore, pending: PendingJob) -> InDoubtResolution:
 
 
 def _settled(resolver: InDoubtResolver, sink: PendingSink, token: int, action: str, accept_loss: bool) -> Outcome:
-    """One sink; what it raises does not keep the others waiting."""
+    """Resolves the transactions of one sink. An error of the sink does not affect other sinks."""
     outcome = Outcome(sink.name, [])
     try:
         if action == "commit":
@@ -107,7 +110,7 @@ def _settled(resolver: InDoubtResolver, sink: PendingSink, token: int, action: s
         else:
             resolver.clean_up(sink, token)
             outcome.done.extend(sink.entries)
-    except Exception as error:  # also whatever the target's library raises
+    except Exception as error:  # includes any error of the target's library
         outcome.error = str(error) if isinstance(error, BarrierRuntimeError) else f"{type(error).__name__}: {error}"
     return outcome
 
@@ -201,7 +204,7 @@ def _print_json(answer: object) -> None:
 
 
 def _overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """`sink.key=value`; a value that is JSON is taken as such, else as text."""
+    """Settings from `sink.key=value` texts; a value that is not JSON is text."""
     found: dict[str, dict[str, Any]] = {}
     for entry in settings:
         name, separator, value = entry.partition("=")
@@ -216,7 +219,7 @@ def _overrides(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _factory(entry: str) -> tuple[str, Callable[[], TwoPhaseCommitSink]]:
-    """`name=file.py:factory`; the factory is a sink, a subclass of it or a function without arguments."""
+    """Factory from `name=file.py:factory`: a sink, a subclass of it or a function without arguments."""
     name, _, target = entry.partition("=")
     file, _, attribute = target.rpartition(":")
     path = Path(file)

@@ -1,11 +1,10 @@
-"""A job's status as tables for a terminal: what `status` prints and `top` repeats. Takes a status, returns renderables.
+"""Status of a job as terminal tables, for `status` and `top`.
 
-Names are shown as plain text: nothing that stands in one is markup, and what would move the cursor is replaced.
+Takes a status, returns renderables. Names are plain text, never markup; characters that would move the cursor are
+replaced.
 
-`barrier-runtime top`: a job's status as tables, again and again, on a terminal.
-
-While the coordinator is away that is said, and what was seen last stays. Where the window is low, fewer checkpoints are
-shown; what does not fit even so is cut off at the end, where the least important is.
+`top` repeats the tables. While the coordinator is unreachable, `top` says so and keeps the last tables. In a low window
+fewer checkpoints are shown; lines that still do not fit are cut off at the end, where the least important lines are.
 """
 
 import time
@@ -33,7 +32,7 @@ _BAR = 10
 
 
 def plain(text: object) -> str:
-    """Without what a terminal would act on."""
+    """Text without control characters."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text))
 
 
@@ -47,8 +46,10 @@ def jobs_view(jobs: Sequence[JobSummary]) -> RenderableType:
 
 
 def job_view(status: JobStatus, checkpoints: int = CHECKPOINTS) -> RenderableType:
-    """The whole of one job, as far as there is something to show; of checkpoints the last few. What says what is wrong
-    comes first: a small terminal cuts off the end."""
+    """All tables of one job that have content, with the last few checkpoints.
+
+    Tables that explain trouble come first, because a small terminal cuts off the end.
+    """
     parts: list[RenderableType | None] = [
         _head(status),
         _bottleneck(status),
@@ -150,7 +151,7 @@ def _cause(record: CheckpointStatus, history: Iterable[CheckpointStatus]) -> str
 
 
 def _events(status: JobStatus) -> RenderableType | None:
-    """What died or was changed, and what that cost: the newest, as on the page. A start is none."""
+    """Newest deaths and changes with their cost, as on the page, without starts."""
     newest = [each for each in events(status) if each.kind != "start"][:_EVENTS]
     if not newest:
         return None
@@ -213,12 +214,12 @@ def _table(*columns: str) -> Table:
 
 
 def _add(table: Table, *cells: str | Text) -> None:
-    """A row. What is a string is shown as it is: given to the table, it would be markup."""
+    """Adds a row. Strings are shown unchanged: the table itself would parse them as markup."""
     table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
 
 
 def _line(text: str) -> str:
-    """The last line of a traceback, else the first."""
+    """Last line of a traceback, or the first line of other text."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return plain("" if not lines else lines[-1] if lines[0].startswith("Traceback") else lines[0])
 
@@ -246,7 +247,10 @@ def watch(
     console: Console | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Until the job ended or Ctrl-C. Raises what the first `ask` raises; later ones may fail for a while."""
+    """Repeats the tables until the job ended or Ctrl-C.
+
+    Raises the error of the first `ask`; later calls may fail for a while.
+    """
     console = console or Console(highlight=False)
     status = ask()
     if once or not console.is_terminal:
@@ -264,7 +268,7 @@ def watch(
                 live.update(_screen(status, trouble, console), refresh=True)
     except KeyboardInterrupt:
         return
-    console.print(job_view(status))  # how it ended stays to be read
+    console.print(job_view(status))  # the end of the job stays readable
 
 
 def _screen(status: JobStatus, trouble: str, console: Console) -> RenderableType:

@@ -1,14 +1,14 @@
 """Barrier alignment of one subtask as a pure state machine: (channel, event, now) → effects.
 
-Exactly once means: the snapshot of checkpoint n reflects all elements before barrier n and no element after barrier n.
-An *aligned* checkpoint achieves this by blocking: the subtask stops reading a channel that has delivered barrier n
-until all live channels have delivered barrier n. An *unaligned* checkpoint achieves this by recording: the subtask
-takes the snapshot at once, and rows before barrier n on the other channels, queued or still to arrive, belong to the
-snapshot as in-flight data. `Aligner` decides both and holds no rows. See docs/design/unaligned-checkpoints.md.
+The snapshot of checkpoint n reflects all elements before barrier n and none after. An *aligned* checkpoint blocks: the
+subtask stops reading a channel that has delivered barrier n until all live channels have. An *unaligned* checkpoint
+records: the subtask takes the snapshot at once, and rows before barrier n on the other channels, queued or still to
+arrive, belong to the snapshot as in-flight data. `Aligner` decides both and holds no rows. See
+docs/design/unaligned-checkpoints.md.
 
-A barrier carries the time for which it may be aligned (`aligned_timeout_ms`): None is for ever, 0 is not at all. A
-barrier *arrives* when it enters the queue of its channel, and is *delivered* when the subtask takes it out of the
-queue. On channels that are never recorded (`aligned_only`) only delivery counts.
+A barrier *arrives* when it enters the queue of its channel, and is *delivered* when the subtask takes it out of the
+queue. On channels that are never recorded (`aligned_only`) only delivery counts. `aligned_timeout_ms` of a barrier
+limits its alignment: None is for ever, 0 is not at all.
 
     state            event                                   move
     idle             barrier n > done                        aligning n, block channel (or snapshot n if complete)
@@ -133,7 +133,7 @@ class Aligner:
     # events before delivery
 
     def on_trigger(self, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
-        """Notes that the coordinator triggered the checkpoint of `barrier`; its barriers are on their way."""
+        """Notes that the coordinator triggered the checkpoint; barriers are on their way."""
         if barrier.token != self._token or not self._is_new(barrier.id) or barrier.aligned_timeout_ms is None:
             return []
         if self._triggered is None or barrier.id > self._triggered.id:
@@ -152,7 +152,6 @@ class Aligner:
         return self._barrier_arrived(channel, element, now_ms)
 
     def on_timeout(self, checkpoint: int, now_ms: float) -> list[AlignmentEffect]:
-        """Ends the time for aligning `checkpoint`."""
         self._timed_out = max(self._timed_out, checkpoint)
         state = self._state
         if isinstance(state, Aligning) and state.barrier.id == checkpoint:
@@ -233,7 +232,6 @@ class Aligner:
         return self._heard_from(channel) + self._progress(now_ms)
 
     def on_order_to_abort(self, checkpoint: int) -> list[AlignmentEffect]:
-        """Aborts `checkpoint` by order of the coordinator."""
         state, reason = self._state, "ordered by the coordinator"
         if self.recording == checkpoint:
             return self._abort_recording(reason)

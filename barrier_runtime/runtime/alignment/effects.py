@@ -10,8 +10,6 @@ Announced: TypeAlias = Barrier | CancelBarrier | EndOfInput  # elements that ali
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Stops reading `channel`."""
-
     channel: int
 
 
@@ -22,7 +20,7 @@ class Unblock:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Forwards `barrier`, then takes the snapshot.
+    """Forward `barrier`, then take the snapshot.
 
     `recorded`: channels whose rows before the barrier belong to the snapshot as in-flight data. On all other channels
     the subtask has processed these rows.
@@ -36,14 +34,14 @@ class TakeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class InFlightComplete:
-    """Completes the in-flight data of checkpoint `id`."""
+    """All in-flight data of checkpoint `id` have been recorded."""
 
     id: int
 
 
 @dataclass(frozen=True, slots=True)
 class StartTimer:
-    """Requests a call of `on_timeout(id)` after `delay_ms`."""
+    """Call `on_timeout(id)` after `delay_ms`."""
 
     id: int
     delay_ms: int
@@ -51,7 +49,7 @@ class StartTimer:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """Drops checkpoint `id`: no snapshot is taken here, or the recorded rows are void.
+    """No snapshot of checkpoint `id` is taken here, or its recorded rows are void.
 
     The subtask informs downstream, and the coordinator unless the coordinator gave the order.
     """

@@ -40,7 +40,7 @@ class BarrierTracker:
         return []
 
     def overtake(self, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:
-        """Does nothing: rows in flight would be processed twice."""
+        """Does nothing: a restore would process the rows in flight twice."""
         return []
 
     def on_barrier(self, channel: int, barrier: Barrier, now_ms: float) -> list[AlignmentEffect]:

@@ -29,13 +29,11 @@ class Timer(Protocol):
 
     def set(self, delay_s: float) -> None: ...
     def close(self) -> None:
-        """Cancels the timer. Idempotent."""
+        """Idempotent."""
         ...
 
 
 class LoopTimer:
-    """Timer of the event loop."""
-
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
         self._loop = loop
         self._ring = ring
@@ -85,7 +83,6 @@ class FileTimer:
 
 
 def best_timer(loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> Timer:
-    """Returns the most precise timer of this system."""
     try:
         return FileTimer(loop, ring)
     except OSError:
@@ -93,8 +90,6 @@ def best_timer(loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> Tim
 
 
 class Clock(Protocol):
-    """Source of time, and of timers."""
-
     def wall_ns(self) -> int:
         """Nanoseconds since 1970; may jump."""
         ...

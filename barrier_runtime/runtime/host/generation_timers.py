@@ -41,7 +41,6 @@ class GenerationTimers:
         return self._paused > 0
 
     def pause(self, checkpoint: int) -> None:
-        """Pauses sources after `checkpoint`."""
         self._paused = self._paused or checkpoint
 
     def aborted(self, checkpoint: int) -> None:
@@ -50,7 +49,7 @@ class GenerationTimers:
             self._paused = 0
 
     def move_is_near(self) -> None:
-        """Notes a sign of a move: slots fetch the files of their future key groups."""
+        """Notes a sign of a move, such as an order to prefetch files."""
         self._near_until_s = self._now_s() + _NEAR_S
         if not self._held and not self._ended:
             self._held = True
@@ -63,7 +62,7 @@ class GenerationTimers:
 
     @property
     def at_rest(self) -> bool:
-        """True if none of the registered work is running."""
+        """True if none of the work registered by `ends_before_move` is running."""
         return self._ended or not any(each() for each in self._under_way)
 
     def end(self) -> None:

@@ -30,8 +30,6 @@ _MANY = 100_000  # objects: about 30 ms of a collection
 
 
 class Heap:
-    """Heap of this process. Not for a process of the user's program."""
-
     def __init__(self) -> None:
         self._generation_frozen = False
 
@@ -41,7 +39,7 @@ class Heap:
         gc.freeze()
 
     def trim(self, dropped: bool) -> None:
-        """Collects garbage after a restore of a generation, or (`dropped`) after a generation was dropped."""
+        """Collects garbage when a generation has restored, or (`dropped`) was dropped."""
         if dropped and self._generation_frozen:
             gc.unfreeze()
             self._generation_frozen = False
@@ -76,7 +74,6 @@ def tune_interpreter() -> None:
 
 
 def process_figures(store: ObjectStore, starved_s: float, loop_lag_ms: float) -> dict[str, float]:
-    """Metrics of the process."""
     used = counts_of(store)
     return {
         LOOP_LAG_MS.name: loop_lag_ms,

@@ -41,9 +41,10 @@ def inherited_sockets() -> list[int]:
 
 
 class Watchdog:
-    """Thread that exits the process when the coordinator is silent for more than `lease_s`.
+    """Exits the process if orphaned, or if `silent_s()` exceeds `lease_s`.
 
-    `silent_s()` returns the seconds of silence. `clean_up` removes local files and must not raise.
+    `silent_s()` returns the seconds since the coordinator's last message. `clean_up` removes local files and must not
+    raise.
     """
 
     def __init__(

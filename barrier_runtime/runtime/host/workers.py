@@ -41,8 +41,6 @@ class WorkerPool(Protocol):
 
 
 class Workers:
-    """Worker pool of real threads; results are delivered on the loop."""
-
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._snapshots = Threads(_SNAPSHOT_THREADS, "barrier-worker")
@@ -64,8 +62,8 @@ class Workers:
     def executor(self, on_error: Callable[[Exception], None], unhurried: bool = False) -> "WorkerExecutor":
         """Returns a new sequential executor.
 
-        `on_error` receives exceptions of `done`, which has no other caller. `unhurried`: the work may take for ever, as
-        commits may, and uses no thread of snapshots.
+        `on_error` receives exceptions of `done`, which nobody else would notice. `unhurried`: the work may take for
+        ever, as commits may, and uses no thread of snapshots.
         """
         return WorkerExecutor(partial(self._on, self._unhurried if unhurried else self._snapshots), on_error)
 

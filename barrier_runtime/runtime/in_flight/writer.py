@@ -15,8 +15,6 @@ InFlightData: TypeAlias = dict[int, list[Batch]]  # port of the first operator -
 
 
 class InFlightWriter:
-    """Recorder of the in-flight rows of one checkpoint at a time."""
-
     def __init__(self, inputs: list[InputChannel]) -> None:
         self._inputs = inputs
         self._checkpoint = 0  # 0: nothing is recorded
@@ -55,7 +53,6 @@ class InFlightWriter:
         return in_flight
 
     def drop(self, checkpoint: int) -> None:
-        """Drops the rows recorded for `checkpoint`, if any."""
         if checkpoint != self._checkpoint:
             return
         self._checkpoint, self._left, self._channels = 0, [], []

@@ -86,7 +86,7 @@ class InputChannel:
 
     @property
     def credit(self) -> int:
-        """Bytes that the sender may still send to this channel."""
+        """Bytes that the sender may still send."""
         return max(0, self.window.bytes - self.bytes)
 
     def when_credit(self, callback: Callable[[], None]) -> None:
@@ -226,8 +226,6 @@ def _ends_recording(element: Element, checkpoint: int) -> bool:
 
 
 class OutputChannel(Protocol):
-    """Channel from one upstream subtask to one downstream subtask."""
-
     @property
     def writable(self) -> bool:
         """False while the receiver has no room. `send` still accepts: the bound is soft by one step's output."""

@@ -76,7 +76,6 @@ class TcpControlLink:
             self._connection.send(encode(message))
 
     async def run(self) -> None:
-        """Keeps the link connected until `close`."""
         failures = 0  # consecutive connections without any message
         while not self._closed:
             connection = _ControlConnection(self)
@@ -198,7 +197,7 @@ class _ControlConnection(asyncio.Protocol):
             self.transport.write(self._framing.frame(payload))
 
     def close(self) -> None:
-        """Closes after written data has been sent."""
+        """Closes the connection after written data has been sent."""
         self.transport.close()
 
     def abort(self) -> None:

@@ -155,8 +155,7 @@ class FrameReader:
     def feed(self, data: bytes) -> list[tuple[Element, int]]:
         """Returns all complete elements, each with its size on the wire.
 
-        The size of a batch includes the schema and event times that precede the batch, so the sizes add up to all bytes
-        received.
+        The size of a batch includes the preceding schema and event times, so the sizes add up to all bytes received.
         """
         buffer: bytes | bytearray = data
         if self._buffer:

@@ -72,8 +72,6 @@ class DataPlane(Protocol):
 
 
 class TcpDataPlane:
-    """Data plane over TCP."""
-
     def __init__(self, secret: bytes, job: str, run_id: str, host: str = "127.0.0.1") -> None:
         self.secret = secret
         self.job = job
@@ -163,7 +161,7 @@ class TcpDataPlane:
     def came(self, incoming: "_Incoming") -> None:
         """Registers an unauthenticated connection. Above the limit, aborts the oldest.
 
-        A peer needs its place for milliseconds, so the oldest connection is the least likely to be a peer.
+        A peer is unauthenticated for milliseconds only.
         """
         while len(self._unproven) >= MAX_UNPROVEN:
             oldest = next(iter(self._unproven))
@@ -215,8 +213,6 @@ class TcpDataPlane:
 
 
 class _Connection(asyncio.Protocol):
-    """Common part of both ends: the transport and its end."""
-
     transport: asyncio.Transport
 
     def __init__(self, plane: TcpDataPlane) -> None:
@@ -290,7 +286,7 @@ class _Incoming(_Connection):
         self._plane.admit(self, self._channel)
 
     def wait(self) -> None:
-        """Confirms to the other end that its claims arrived before their generation."""
+        """Confirms to the other end that its claims arrived, ahead of their generation."""
         self.transport.write(_NOT_YET)
 
     def begin(self, target: InputChannel) -> None:

@@ -70,7 +70,6 @@ class Wiring:
         return [channel.index for (edge, _), channel in self._channel_of.items() if edge in aligned]
 
     def expect(self, broken: Broken) -> None:
-        """Accepts connections of other slots to the inputs."""
         expected = {
             ChannelId(self._token, edge, upstream, self._slot): channel
             for (edge, upstream), channel in self._channel_of.items()
@@ -79,7 +78,6 @@ class Wiring:
         self._plane.expect(self._token, expected, broken)
 
     async def outputs(self, chain: Chain, peers: dict[int, Peer]) -> list[ResultPartition]:
-        """Connects the outputs of `chain`."""
         operator = chain.operators[-1].name if chain.operators or chain.source is None else chain.source.name
         return [await self._connect(edge, peers, edge.operator or operator) for edge in self._graph.outputs(chain.id)]
 
@@ -95,11 +93,9 @@ class Wiring:
         return ResultPartition(edge, channels, self._slot, self._graph.max_parallelism, operator)
 
     async def all_connected(self) -> None:
-        """Returns when other slots have connected to every input."""
         await self._plane.all_connected()
 
     def adapt_windows(self, elapsed_s: float) -> None:
-        """Adapts the windows to the bytes taken in the last `elapsed_s` seconds."""
         for channel in self._channel_of.values():
             channel.adapt(elapsed_s)
 

@@ -204,7 +204,6 @@ class SinkDriver:
         return self._advance()
 
     def barrier(self, checkpoint: int) -> list[Effect]:
-        """Closes the open transaction and opens the next."""
         self._note(f"barrier({checkpoint})")
         if checkpoint <= self._last_barrier:
             raise self._violation(f"barrier {checkpoint} after {self._last_barrier}: checkpoint ids only rise")
@@ -330,7 +329,6 @@ class SinkDriver:
         return ready
 
     def _start(self, count: int) -> list[Effect]:
-        """Commits the `count` oldest transactions."""
         oldest = list(itertools.islice(self._pending, count))
         started = [replace(each, stage=self._moved(each.stage, Move.COMMIT)) for each in oldest]
         for index, transaction in enumerate(started):

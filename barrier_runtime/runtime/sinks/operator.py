@@ -88,15 +88,14 @@ class SinkOperator(Operator):
         self._closed = False
 
     def fresh_sink(self) -> TwoPhaseCommitSink:
-        """Another unopened instance of the sink."""
         return self._make_sink()
 
     def open(self, context: OperatorContext) -> None:
         """Checks the target, then commits the transactions that the restored checkpoint decided.
 
-        An unreachable target does not stop the job: commits are retried in order, before anything newer is committed.
-        After rescaling it does: another subtask's decided transactions may hold older rows of keys that this subtask
-        now owns, so the generation starts only when all of them are committed.
+        If the target cannot be reached, the job continues: commits are retried in order, before anything newer is
+        committed. Except after rescaling: decided transactions of another subtask may hold older rows of keys that this
+        subtask now owns, so the generation starts only when all of these are committed.
         """
         where = f"job {context.job!r}, sink {self._name!r}, subtask {context.subtask}"
         self._context = context
@@ -312,7 +311,7 @@ class SinkOperator(Operator):
         )
 
     def _tell_transactions(self) -> None:
-        """Sets the transaction gauges, once per event of a checkpoint; readers compute ages."""
+        """Sets the gauges of transactions, a few times per checkpoint; readers compute ages."""
         metrics, pending = self._context.metrics, self._driver.pending
         oldest = min((self._staged[each.number].began_ms for each in pending if each.number in self._staged), default=0)
         metrics.gauge(TRANSACTIONS_UNDECIDED, self._driver.undecided)
@@ -353,7 +352,7 @@ class SinkOperator(Operator):
             self._context.metrics.count(EARLY_STAGING_FAILED)
 
     def _encoded_early(self, _: Any, error: BaseException | None) -> None:
-        """Ends an early encoding. Pre-commit reports failures, except those that a person must mend."""
+        """Ends an early encoding; keeps an error that a person must mend. Pre-commit reports other failures."""
         self._encoding = False
         if isinstance(error, Exception) and must_be_mended(error):
             self._refused = error
@@ -392,7 +391,7 @@ class SinkOperator(Operator):
     def _recover_now(self, effects: list[Effect], rescaled: bool) -> None:
         """Recovers for the first time, in `open`, which may block and is not on the loop.
 
-        The loop handles the outcome with the next element. Usually a recovery takes a request per decided file.
+        The loop handles the outcome with the next element. Usually takes a request per decided file.
         """
         for effect in effects:
             assert isinstance(effect, Recover), effect  # an empty driver has no other effects

@@ -46,14 +46,13 @@ class SinkTrouble:
         return self.of(error, f"rows with the columns {columns} cannot be written")
 
     def around(self, doing: str, call: Callable[[], T]) -> T:
-        """Returns the result of `call`; converts exceptions."""
+        """Calls `call`, and converts exceptions."""
         try:
             return call()
         except Exception as error:
             self.raise_named(error, doing)
 
     def raise_named(self, error: Exception, doing: str) -> NoReturn:
-        """Raises the conversion of `error`."""
         found = self.of(error, doing)
         if found is error:
             raise error

@@ -28,8 +28,6 @@ _MOST = 64  # splits that are prepared, or being prepared, before their turn
 
 
 class Ahead:
-    """Readers of a subtask that are prepared before their turn."""
-
     def __init__(self, fetcher: PartFetcher) -> None:
         self._fetcher = fetcher
         self._later: OrderedDict[str, OpenSplit] = OrderedDict()  # not started, roughly in the order of their turns
@@ -57,7 +55,7 @@ class Ahead:
         return split.id in self._begun
 
     def close(self) -> None:
-        """Closes the fetcher, and each reader being prepared when its thread is done."""
+        """Closes the fetcher at once, and each reader under preparation when its thread is done."""
         for split, future in self._begun.values():
             reader, split.reader = split.reader, None
             if reader is not None:

@@ -74,7 +74,7 @@ _Place: TypeAlias = tuple[int, int, int, OpenSplit]  # `order` of the split, a u
 
 
 class SourceDriver:
-    """^Reader of a subtask's splits: `open` once (may block), then `poll`; `snapshot` and `completed` at any time."""
+    """Reader of a subtask's splits: `open` once (may block), then `poll`; `snapshot` and `completed` at any time."""
 
     def __init__(self) -> None:
         self._queue: list[_Place] = []  # heap of all unfinished splits, by event time
@@ -299,8 +299,8 @@ class SourceDriver:
         return watermark_ms
 
     def next_due_ns(self, gathering_ns: int = 0) -> int | None:
-        """Time of the next poll; None: as soon as possible. Known if every unfinished split knows when rows are due
-        (they wait `gathering_ns` for others); limited by the next look of the discovery."""
+        """Time of the next poll, or None to poll as soon as possible. Known if every unfinished split knows its due
+        time (plus `gathering_ns`, for which rows wait for others), and no later than the next look of the discovery."""
         if self._ended_early:
             return None
         earliest = None if self._discovery is None else self._looked_ns + self._look_again_ns
@@ -402,7 +402,6 @@ class SourceDriver:
         return self._finished.capture(progress)
 
     def completed(self, checkpoint: int) -> None:
-        """Informs readers that `checkpoint` is decided."""
         for split in (*self._kept.values(), *self._lingering):
             if split.listener is not None:
                 split.listener.completed(checkpoint)

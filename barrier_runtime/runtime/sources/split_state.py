@@ -8,8 +8,6 @@ from barrier_runtime.runtime.sources.progress import NO_POSITION, SplitProgress
 
 
 class OpenSplit:
-    """Unfinished split, or a finished split whose reader waits for the decision."""
-
     __slots__ = (
         "asked",
         "asked_ns",
@@ -63,7 +61,7 @@ class OpenSplit:
         self.asked_ns = now_ns
 
     def silent_for_ns(self) -> int:
-        """Duration of the silence between polls."""
+        """Duration of the silence as of the last poll."""
         return 0 if self.silent_ns is None else self.asked_ns - self.silent_ns
 
     @property
@@ -76,7 +74,6 @@ class OpenSplit:
         return (self.greatest_ms, self.polled)
 
     def progress(self, keep_payload: bool) -> SplitProgress:
-        """Progress of an unfinished split."""
         if self.position_meanwhile is not None:
             position = self.position_meanwhile
         else:

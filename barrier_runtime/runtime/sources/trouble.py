@@ -28,7 +28,6 @@ def of_source(error: BaseException, spec: SourceSpec, subtask: int, split: str =
 
 
 def raise_named(error: BaseException, spec: SourceSpec, subtask: int, split: str = "", rows: int = 0) -> NoReturn:
-    """Raises the conversion of `error`."""
     found = of_source(error, spec, subtask, split, rows)
     if found is error:
         raise error
@@ -37,7 +36,7 @@ def raise_named(error: BaseException, spec: SourceSpec, subtask: int, split: str
 
 @contextlib.contextmanager
 def naming_source(spec: SourceSpec, subtask: int) -> Iterator[None]:
-    """Context for opening a source; converts exceptions."""
+    """Converts exceptions during the opening of a source."""
     try:
         yield
     except Exception as error:

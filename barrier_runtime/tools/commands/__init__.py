@@ -1,1 +1,1 @@
-"""The commands of `barrier-runtime`, each as the arguments it takes and a call of what does it."""
+"""Commands of `barrier-runtime`: their arguments, and calls of the modules that do the work."""

@@ -1,8 +1,7 @@
-"""What all commands share: the application they belong to, the arguments that several have, and the flow named on a
-command line.
+"""Common parts of all commands: the application, shared arguments, and the flow of a command line.
 
-How `--help` looks: lists of whole names with their help, options by group. In rich's tables of six columns, which
-typer makes, a terminal of 80 cuts the names.
+Pages of `--help` are lists of whole names with their help, options by group. Typer's default is rich's tables of six
+columns, which cut off the names on a terminal of 80 columns.
 """
 
 import importlib.util
@@ -23,21 +22,21 @@ from typing import Any, TypeVar
 from typer.core import TyperCommand, TyperGroup
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_WHOLE = 10_000  # characters of a command's first sentence
+_WHOLE = 10_000  # longer than any first sentence of a command
 
 
 class Command(TyperCommand):
-    """A command with such a page."""
+    """Command whose `--help` is a list."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        super(TyperCommand, self).format_help(ctx, formatter)  # passes over rich
+        super(TyperCommand, self).format_help(ctx, formatter)  # skips typer's rich help
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_options(self, ctx, formatter)
 
 
 class Group(TyperGroup):
-    """A group of commands with such a page."""
+    """Group of commands whose `--help` is a list."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         super(TyperGroup, self).format_help(ctx, formatter)
@@ -50,7 +49,7 @@ class Group(TyperGroup):
 
 
 class Application(typer.Typer):
-    """A group whose commands have such pages, and itself too."""
+    """Group whose own `--help`, and that of its commands, are lists."""
 
     def __init__(self, help: str) -> None:
         super().__init__(
@@ -106,7 +105,7 @@ USER_MODULE = "barrier_runtime_user_app"
 
 
 def load_flow(target: str) -> "Dataflow":
-    """The flow named by `file.py:name`. Raises `InvalidJob` that says what is missing."""
+    """Loads the flow named by `file.py:name`. Raises `InvalidJob` for a missing file or flow."""
     from barrier_runtime.api.dataflow import LOADED_PROGRAM, Dataflow
 
     file, _, name = target.rpartition(":")
@@ -141,6 +140,6 @@ def load_flow(target: str) -> "Dataflow":
 
 
 def _user_line(error: Exception, path: Path) -> str:
-    """Where in the user's file the mistake is."""
+    """Line of the user's file that caused `error`."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).resolve() == path.resolve()]
     return f"{path}, line {frames[-1].lineno}: {frames[-1].line}" if frames else str(path)

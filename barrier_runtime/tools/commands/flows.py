@@ -1,4 +1,4 @@
-"""Commands that take a flow or begin one: `run`, `explain`, `demo`, `new`; and the daemon that coordinates jobs."""
+"""Commands for a flow (`run`, `explain`, `demo`, `new`), and the coordinator daemon."""
 
 import sys
 from pathlib import Path
@@ -41,12 +41,12 @@ def run(
 
 
 def _tell_restore(flow: "Dataflow", options: dict[str, Any], local: bool) -> None:
-    """What `explain` says of it, for whoever reads the log of this run later."""
+    """Prints the restore page of `explain`, for readers of this run's log."""
     from barrier_runtime.api.dataflow import preview_of_restore
 
     try:
         page, _ = preview_of_restore(flow, options, local=local)
-    except InvalidJob as error:  # nothing is there (any more); whether that is an error the start says
+    except InvalidJob as error:  # for example no checkpoint exists; the start decides whether that is an error
         page = f"restore: {error}\n"
     print(page, end="", file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""Commands that look at and steer jobs of a daemon: `status`, `top`, `why`, `stop`, `savepoint`, `rescale` and more."""
+"""Commands for jobs of a daemon: `status`, `top`, `why`, `stop`, `savepoint`, `rescale` and more."""
 
 import sys
 from collections.abc import Callable
@@ -207,7 +207,7 @@ def _client(address: str, token_file: Path) -> Any:
 
 
 def _with_subtasks(client: Any, status: Any) -> Any:
-    """The status leaves out what says why a past checkpoint was slow."""
+    """Adds the checkpoints with subtasks, which explain slow checkpoints and are not in the status."""
     import msgspec
 
     return msgspec.structs.replace(status, checkpoints=client.checkpoints(status.job))

@@ -1,5 +1,6 @@
-"""Commands that work on what jobs have stored, without a job: savepoints, state as tables, `fsck`, `compact`,
-`transactions`.
+"""Commands for data that jobs have stored; they need no running job.
+
+Savepoints, state as tables, `fsck`, `compact` and `transactions`.
 """
 
 import sys

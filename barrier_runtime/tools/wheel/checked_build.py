@@ -1,6 +1,6 @@
-"""The build backend of pyproject.toml: setuptools', after a look at the checkout.
+"""Build backend of pyproject.toml: setuptools' backend after a check of the checkout.
 
-Without symbolic links `barrier_runtime/state` is a file, and setuptools would build a wheel without its two packages.
+Without symbolic links `barrier_runtime/state` is a file, and setuptools would build a wheel that lacks two packages.
 """
 
 from pathlib import Path
