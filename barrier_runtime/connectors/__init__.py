@@ -1,1 +1,1 @@
-"""Sources and sinks: the two contracts, and one folder per system. No system's folder imports another's."""
+"""Contracts of sources and sinks, and a folder for each system. No system's folder imports another system's folder."""

@@ -1,8 +1,8 @@
-"""How many decided checkpoints a sink commits at once: all of them, and fewer after a commit of several has failed.
+"""Chooses how many decided checkpoints a sink commits together.
 
-One that cannot be committed must hold back nothing older, and a target that is too slow for all of them in one request
-may be quick enough for half. So a group that fails is halved until it is the failing checkpoint alone; each group that
-succeeds lets the next one be twice as large, and when nothing is left there is no limit any more.
+Without failures, a sink commits all checkpoints that wait. After a failure the group is halved, down to the failing
+checkpoint alone: a checkpoint that cannot be committed must not hold back older ones, and a slow target may manage half
+of a request. Each successful group doubles the next one; the limit ends when no checkpoint is left.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ Step = TypeVar("Step")
 
 
 class CommitGroups:
-    """`most_bytes`: of the steps that are committed at once, but for a larger one alone."""
+    """Commits steps in groups of at most `most_bytes`; a larger step is committed alone."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
@@ -22,12 +22,14 @@ class CommitGroups:
 
     @property
     def limited(self) -> bool:
-        """A group has failed, and what it consisted of is not committed yet."""
+        """True while the steps of a failed group are not all committed."""
         return self._most is not None
 
     def failed(self, steps: int, error: BarrierRuntimeError) -> None:
-        """A commit of so many raised. Raises the error if there is nothing to halve, or if the target may be away: the
-        next attempt takes fewer."""
+        """Halves the next group after a commit of `steps` steps raised `error`.
+
+        Raises `error` if one step failed, which cannot be halved, or if the target may be unavailable.
+        """
         if steps == 1:
             raise error
         self._most = steps // 2
@@ -37,7 +39,7 @@ class CommitGroups:
     def commit(
         self, steps: Sequence[Step], size: Callable[[Step], int], commit: Callable[[Sequence[Step]], None]
     ) -> None:
-        """Commit all `steps`, oldest first, by calls of `commit` with as many at once as go."""
+        """Commits all `steps`, oldest first; each call of `commit` gets as many steps as the limits allow."""
         done = 0
         while done < len(steps):
             group = steps[done : done + self._fitting(steps[done:], size)]

@@ -1,10 +1,10 @@
-"""The stored format that all committables share: its name in messages, and the remedy for a damaged one."""
+"""Stored format of all committables: the name in messages, and the remedy for a damaged committable."""
 
 from barrier_runtime.state.versioned import Format
 
 
 def committable_format(version: int, undone: str = "committed") -> Format:
-    """Of JSON with a field `version`, 1 to this one. `undone`: what the message says was not done with its rows."""
+    """Returns the JSON format with a field `version` from 1 to `version`. `undone`: the verb of the damage message."""
     return Format(
         "{}: a committable",
         version,

@@ -1,8 +1,8 @@
-"""What a sink may have to know of its job's decision log: which log it is, and which checkpoints it decided.
+"""Facts about the job's decision log that sinks need: its identity and its decided checkpoints.
 
-A manifest lists committables of every checkpoint that closed a transaction, also of such as were given up; only the log
-tells them apart. Fencing tokens are positions in one log: those of another say nothing about ours, and a job whose
-checkpoints were deleted has another log under the same URL.
+A manifest lists committables of every checkpoint that closed a transaction, also of aborted checkpoints; only the log
+distinguishes them. Fencing tokens are positions in one log and are not comparable between logs. Deleting a job's
+checkpoints creates another log under the same URL.
 """
 
 from barrier_runtime.connectors.sink import SinkContext
@@ -14,13 +14,16 @@ from barrier_runtime.state.errors import Corrupt
 from barrier_runtime.state.store.object_store import get_or_none
 from barrier_runtime.state.store.paths import Paths
 
-_READS = 3  # of a record that is damaged
+_READS = 3  # attempts to read a damaged record
 
 
 def log_id(context: SinkContext) -> str:
-    """The log within which `context.token` only rises: what no other log has. Where the store has none (a sink that is
-    driven by hand), the lineage, within which it rises as well. Blocking; raises what the store raises, and `Corrupt`
-    for a first record that is not what was written: a subtask with the identity of no log would write as nobody."""
+    """Returns an identity of the log within which `context.token` only rises.
+
+    If the store has no log (the sink is driven by hand), the identity is the lineage, within which tokens rise as well.
+    Blocks. Raises errors of the store, and `Corrupt` for a damaged first record: a subtask must not write under the
+    lineage's identity when a log exists.
+    """
     if context.log_sha256:
         return f"log {context.log_sha256[:32]}"
     key = Paths(context.job).log_record(FIRST_POSITION)
@@ -30,7 +33,7 @@ def log_id(context: SinkContext) -> str:
             break
         try:
             decode_record(key, first)
-        except Corrupt:  # stored so, or read so this once
+        except Corrupt:  # either the stored bytes or only this read are damaged
             if not left:
                 raise
         else:
@@ -39,8 +42,10 @@ def log_id(context: SinkContext) -> str:
 
 
 def decided_checkpoints(context: SinkContext, after: int) -> list[int]:
-    """The decided checkpoints above `after` of the sink's lineage, rising; empty where the store has no log. Reads one
-    object per decision. Blocking; raises what the store raises."""
+    """Returns the decided checkpoints of the sink's lineage above `after`, ascending; empty if the store has no log.
+
+    Reads one object per decision. Blocks; raises errors of the store.
+    """
     log = read_log(context.job_store, Paths(context.job), restore=after)
     completes = (complete_of(entry) for entry in log.completes)
     return sorted(each.checkpoint for each in completes if each.lineage == context.lineage and each.checkpoint > after)

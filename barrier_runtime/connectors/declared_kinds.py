@@ -1,8 +1,8 @@
-"""Refuses arguments of public constructors and methods whose kind is not the annotated one. The error names the
-parameter, its value and what to give, in place of what Python says where the value is first used.
+"""Checks the types of arguments of public constructors and methods against their annotations.
 
-Kinds are told apart only as far as that helps: a text from a number from a list. What a class checks itself goes
-before, and what no table has (durations, a choice of words, `Any`) is left to it.
+The error names the parameter, its value and the expected type, instead of the exception that Python would raise at the
+first use. Types are compared coarsely: a text, a number, a list. A class's own checks run first; types that are missing
+in `_KINDS` (durations, `Literal`, `Any`) are left to the class.
 """
 
 import datetime
@@ -19,7 +19,7 @@ _T = TypeVar("_T", bound=type)
 _F = TypeVar("_F", bound=Callable[..., Any])
 _KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     str: ("a text", lambda value: isinstance(value, str) or hasattr(value, "__fspath__")),
-    int: ("a whole number", lambda value: isinstance(value, Real) and float(value).is_integer()),  # 1e6 is one, too
+    int: ("a whole number", lambda value: isinstance(value, Real) and float(value).is_integer()),  # 1e6 is accepted
     float: ("a number", lambda value: isinstance(value, Real)),
     bool: ("True or False", lambda value: isinstance(value, bool) or type(value).__module__ == "numpy"),
     types.NoneType: ("None", lambda value: value is None),
@@ -28,12 +28,12 @@ _KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     Mapping: ("a mapping", lambda value: isinstance(value, Mapping)),
 }
 _KINDS[tuple] = _KINDS[Iterable] = _KINDS[Sequence]
-_SHOWN = (int, float, list, tuple, dict)  # not bytes: they may be a url with a password
+_SHOWN = (int, float, list, tuple, dict)  # not bytes, which may hold a URL with a password
 _LONGEST = 60
 
 
 def kinds_checked(made: _T) -> _T:
-    """Decorates a class. Above `@dataclass`, which writes the constructor."""
+    """Decorates a class; the decorator stands above `@dataclass`, which writes the constructor."""
     init = made.__init__  # type: ignore[misc]
     signature = inspect.signature(init)
     hints: dict[str, Any] = {}
@@ -53,7 +53,7 @@ def kinds_checked(made: _T) -> _T:
         try:
             given = signature.bind(self, *positional, **named).arguments
         except TypeError:
-            return  # too many or too few: Python names them
+            return  # wrong number or names of arguments: Python's error names them
         hints.update(hints or get_type_hints(init))
         wrong = wrong_argument(given, hints)
         if wrong:
@@ -64,7 +64,7 @@ def kinds_checked(made: _T) -> _T:
 
 
 def arguments_checked(function: _F) -> _F:
-    """Decorates a function or a method, whose arguments are checked before it is called."""
+    """Decorates a function or method; its arguments are checked before each call."""
     wrong = wrong_arguments_of(function)
 
     @wraps(function)
@@ -78,14 +78,14 @@ def arguments_checked(function: _F) -> _F:
 
 
 def wrong_arguments_of(function: Callable[..., Any]) -> Callable[[tuple[Any, ...], Mapping[str, Any]], str]:
-    """What tells, of positional and of named arguments of a call, as `wrong_argument` does."""
+    """Returns a function that applies `wrong_argument` to the positional and named arguments of a call."""
     hints = {name: hint for name, hint in function.__annotations__.items() if not isinstance(hint, str)}
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     return lambda positional, named: wrong_argument({**dict(zip(names, positional, strict=False)), **named}, hints)
 
 
 def wrong_argument(given: Mapping[str, Any], hints: Mapping[str, Any]) -> str:
-    """The first that is of another kind than its annotation in `hints` says, and what to give; "" if none is."""
+    """Describes the first argument whose type contradicts its annotation in `hints`; "" if all types match."""
     for name, value in given.items():
         wanted = wrong_kind(value, hints.get(name, Any))
         if wanted:
@@ -94,7 +94,7 @@ def wrong_argument(given: Mapping[str, Any], hints: Mapping[str, Any]) -> str:
 
 
 def wrong_kind(value: Any, hint: Any) -> str:
-    """What to give instead of `value`; "" if it is of that kind, or if the annotation does not say."""
+    """Names the types to give instead of `value`; "" if `value` matches `hint` or if `hint` is not in `_KINDS`."""
     origin = get_origin(hint)
     several = get_args(hint) if origin in (Union, types.UnionType) else (hint,)
     kinds = [None if datetime.timedelta in get_args(each) else _KINDS.get(get_origin(each) or each) for each in several]
@@ -111,12 +111,12 @@ def wrong_kind(value: Any, hint: Any) -> str:
 
 
 def _of_texts(hint: Any) -> bool:
-    """A list, or the values of a mapping."""
+    """True for a list of texts and for a mapping with texts as values."""
     return str in get_args(hint) and get_args(hint)[-1] in (str, ...)
 
 
 def _holds_texts(value: Any, hint: Any) -> bool:
-    """Where its annotation wants some; what can be looked at only once is not looked at."""
+    """True if all elements are texts, or if `hint` does not demand texts. Iterators are not consumed for the check."""
     if not _of_texts(hint):
         return True
     inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()

@@ -1,4 +1,4 @@
-"""A `Discovery` that lists everything again and again in a thread of its own, and hands out what is new."""
+"""A `Discovery` that lists all splits periodically in its own thread and returns the new ones."""
 
 import threading
 import time
@@ -9,17 +9,19 @@ from barrier_runtime.connectors.source import Split
 from barrier_runtime.state.errors import Unavailable
 
 _AGAIN_S = 2.0
-_RESTS = 4  # times as long as a listing took: it keeps the slot's loop from the interpreter
+_RESTS = 4  # multiple of the time of a listing: a listing takes the interpreter from the slot's loop
 
 
 class ListingThread:
-    """`list_splits` gives all splits there are, in the order in which they are best read. It may block, and raise
-    `Unavailable` (it is tried again) or what ends the job or the generation (it is not). `known` is kept and added to.
+    """Lists splits periodically in a thread.
 
-    `again`: it leaves out by itself what it gave before, and may give a split once more.
+    `list_splits` returns all existing splits in the best order for reading. `list_splits` may block. `Unavailable`
+    leads to a retry; any other error ends the job or the generation. `known` is used and extended.
 
-    The first listing begins at once; `period_s` lie between the end of one and the begin of the next, or more where
-    listing takes long; after one that failed it may be less.
+    With `again`, `list_splits` itself omits the splits that it returned before, and may return a split once more.
+
+    The first listing begins at once. At least `period_s` pass between the end of a listing and the begin of the next,
+    more if listings take long, and possibly less after a failed listing.
     """
 
     def __init__(
@@ -37,7 +39,7 @@ class ListingThread:
         self._period_s = period_s
         self._lock = threading.Lock()
         self._new: list[Split] = []
-        self._ended: list[tuple[str, int | None, int]] = []  # since the last listing began
+        self._ended: list[tuple[str, int | None, int]] = []  # since the begin of the last listing
         self._trouble: Exception | None = None
         self._wake: Callable[[], None] | None = None
         self._closed = threading.Event()
@@ -45,7 +47,7 @@ class ListingThread:
         self._thread.start()
 
     def wake_by(self, wake: Callable[[], None]) -> None:
-        """See `Waking`. The first listing may be there already."""
+        """See `Waking`. Wakes at once, because the first listing may have ended already."""
         with self._lock:
             self._wake = wake
         wake()
@@ -67,7 +69,7 @@ class ListingThread:
             self._ended.append((split_id, size, mark))
 
     def close(self) -> None:
-        """Does not wait for a listing that hangs: its result is dropped."""
+        """Returns without waiting for a hanging listing, whose result is dropped."""
         self._closed.set()
 
     def _run(self) -> None:
@@ -98,7 +100,7 @@ class ListingThread:
             self._closed.wait(max(rest_s, _RESTS * (time.monotonic() - began_s)))
 
     def _tell(self) -> None:
-        """What was found can be taken by now."""
+        """Wakes the subtask, which can take the splits or the error."""
         with self._lock:
             wake = self._wake
         if wake is not None:

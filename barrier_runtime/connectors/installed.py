@@ -1,6 +1,6 @@
-"""Connectors of other packages, found by their entry points as the registry lists those of this package.
+"""Connectors of other packages, found by entry points and listed as in the registry.
 
-A package names a `Connector` value in the group `barrier_runtime.connectors`; docs/connector-packages.md shows one.
+A package names a `Connector` in the group `barrier_runtime.connectors`; docs/connector-packages.md shows an example.
 Names in snapshots never choose a module to import: only installed packages do.
 """
 
@@ -13,14 +13,18 @@ GROUP = "barrier_runtime.connectors"
 
 
 def all_connectors() -> tuple[Connector, ...]:
-    """The connectors of this package, then the installed ones by name. Raises `InvalidJob` for an entry point that
-    cannot be loaded or is not a `Connector`."""
+    """Returns the connectors of this package, then the installed connectors, sorted by name.
+
+    Raises `InvalidJob` for an entry point that cannot be loaded or is not a `Connector`.
+    """
     return (*CONNECTORS, *(_loaded(each) for each in sorted(entry_points(group=GROUP), key=lambda each: each.name)))
 
 
 def sinks_by_kind() -> dict[str, PublicClass]:
-    """Classes of sinks that can be made again from a snapshot, by the kind that the snapshot names. Raises `InvalidJob`
-    if two packages have the same kind."""
+    """Returns the sink classes that can be built from a snapshot, by the kind that the snapshot names.
+
+    Raises `InvalidJob` if two packages use the same kind.
+    """
     found = dict(SINKS)
     for connector in all_connectors()[len(CONNECTORS) :]:
         for sink in (each for sinks in connector.sinks for each in sinks.classes if each.kind):

@@ -1,12 +1,12 @@
-"""A set of very many names, each with the size and a mark of what it names, in 19 bytes each: the files that were read.
+"""Compact set of names of files that were read, with a size and a mark per name: 19 bytes each.
 
-A name is kept as 88 bits of its BLAKE2b hash. Of two names to be confused, 10^6 known ones and 10^6 others, the chance
-is 3.2e-15; keeping the names themselves would take some 100 bytes of memory each, and names with random parts do not
-compress. A mark is 24 bits that its giver understands; 0: none.
+A name is stored as 88 bits of its BLAKE2b hash. With 10^6 known and 10^6 other names, the chance that two are confused
+is 3.2e-15. Names in full would take about 100 bytes of memory each, and names with random parts do not compress. A mark
+has 24 bits, whose meaning the source defines; 0: no mark.
 
-Names are added to a table. Now and then that becomes a *run*: sorted records in one immutable `bytes`, which is also
-what is stored of it. Runs of about one size are merged into one, so that there are few; merging may be left to another
-thread. Looking a name up takes one or two microseconds per run.
+New names go into a table. From time to time the table becomes a *run*: sorted records in an immutable `bytes`, which is
+also the stored form. Runs of similar size are merged, possibly in another thread, so that runs stay few. A lookup takes
+one or two microseconds per run.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-UNKNOWN_SIZE = (1 << 40) - 1  # also of what is larger
+UNKNOWN_SIZE = (1 << 40) - 1  # also stands for larger sizes
 UNMARKED = 0
 _HASH_BYTES = 11
 _SIZE_BYTES = 5
@@ -26,9 +26,9 @@ _VALUE_BYTES = _SIZE_BYTES + _MARK_BYTES
 RECORD_BYTES = _HASH_BYTES + _VALUE_BYTES
 _FORMER_HASH_BYTES = 12
 FORMER_RECORD_BYTES = _FORMER_HASH_BYTES + _SIZE_BYTES  # without a mark
-_SMALL = 1_024  # records of a run of the lowest level: made in a fraction of a millisecond
+_SMALL = 1_024  # records of a run of the lowest level, which takes a fraction of a millisecond to make
 _MERGED_TOGETHER = 4
-_PER_BUCKET = 8  # records of a run among which a name is looked for
+_PER_BUCKET = 8  # records of a run that a lookup searches
 
 
 def hash_of(name: str) -> bytes:
@@ -41,7 +41,7 @@ def value_of(size: int | None, mark: int = UNMARKED) -> bytes:
 
 
 def of_former(data: bytes) -> bytes:
-    """Records as they are now, of those that releases before marks wrote."""
+    """Converts records of releases without marks into records of today's form."""
     former = np.frombuffer(data, np.uint8).reshape(-1, FORMER_RECORD_BYTES)
     records = np.zeros((len(former), RECORD_BYTES), np.uint8)
     records[:, :_HASH_BYTES] = former[:, :_HASH_BYTES]
@@ -50,7 +50,10 @@ def of_former(data: bytes) -> bytes:
 
 
 class SortedRun:
-    """Immutable. `data`: records (hash, size in 5 bytes, mark in 3), sorted, each hash once; `name`: of its bytes."""
+    """Immutable run of sorted records (hash, size in 5 bytes, mark in 3 bytes), each hash once.
+
+    `data`: the records; `name`: a hash of `data`.
+    """
 
     __slots__ = ("_bits", "_index", "data", "name")
 
@@ -67,11 +70,11 @@ class SortedRun:
 
     @property
     def level(self) -> int:
-        """Of runs that are merged with each other."""
+        """Size class of the run; neighbouring runs of the same level are merged."""
         return max(0, (len(self) // _SMALL).bit_length() - 1) // 2
 
     def find(self, hash: bytes) -> bytes | None:
-        """The value (see `value_of`) of that hash."""
+        """Returns the value of `hash` (see `value_of`); None if the run lacks the hash."""
         bucket = int.from_bytes(hash[:4], "big") >> (32 - self._bits)
         end = self._index[bucket + 1] * RECORD_BYTES
         at = self.data.find(hash, self._index[bucket] * RECORD_BYTES, end)
@@ -80,7 +83,7 @@ class SortedRun:
         return self.data[at + _HASH_BYTES : at + RECORD_BYTES] if at >= 0 else None
 
     def share(self, part: int, of: int) -> tuple["SortedRun", "SortedRun"]:
-        """Part `part` of `of` parts, each with about as many records, and the rest."""
+        """Returns part `part` of `of` parts with about equally many records, and the remaining records."""
         if of == 1:
             return self, SortedRun(b"")
         records = _records(self.data)
@@ -89,7 +92,7 @@ class SortedRun:
 
 
 def merged(chunks: Iterable[bytes]) -> SortedRun:
-    """One run of the records of all `chunks`, which need not be sorted; of a hash that occurs twice the later."""
+    """Merges the records of all `chunks`, which need not be sorted; the later record of an equal hash wins."""
     records = _records(b"".join(chunks))
     high, low = _high(records), _low(records)
     order = np.lexsort((low, high))
@@ -104,51 +107,51 @@ def _records(data: bytes) -> np.ndarray:
 
 
 def _high(records: np.ndarray) -> np.ndarray:
-    """The first 8 bytes of the hashes as numbers."""
+    """First 8 bytes of the hashes, as numbers."""
     numbers: np.ndarray = records[:, :8].copy().view(">u8").ravel().astype(np.uint64)
     return numbers
 
 
 def _low(records: np.ndarray) -> np.ndarray:
-    """The rest of them."""
+    """Remaining bytes of the hashes, as numbers."""
     rest = np.zeros((len(records), 4), np.uint8)
     rest[:, 1:] = records[:, 8:_HASH_BYTES]
     return rest.view(">u4").ravel()
 
 
 class Known(NamedTuple):
-    size: int  # UNKNOWN_SIZE when nothing is known of it
+    size: int  # UNKNOWN_SIZE if the size is not known
     mark: int
 
 
 class NameSet:
-    """`others`: names that are in it, too, but are none of its `runs`: another one stores them."""
+    """Set of names with sizes and marks. `others`: runs that belong to the set but are stored by another set."""
 
     def __init__(self, runs: Iterable[SortedRun] = (), others: Iterable[SortedRun] = ()) -> None:
-        self.runs = [run for run in runs if len(run)]  # older first
+        self.runs = [run for run in runs if len(run)]  # oldest first
         self._others = [run for run in others if len(run)]
         self._added: dict[bytes, bytes] = {}  # values by hash
 
     def __len__(self) -> int:
-        """Without those of `others`. A name that was added twice may count twice for a while."""
+        """Number of names without `others`. A name that was added twice may count twice for a while."""
         return len(self._added) + sum(map(len, self.runs))
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self.size_of(name) is not None
 
     def copy(self) -> "NameSet":
-        """It shares the runs."""
+        """Returns a copy that shares the runs."""
         made = NameSet(self.runs, self._others)
         made._added = dict(self._added)
         return made
 
     def size_of(self, name: str) -> int | None:
-        """None when it is not in the set; UNKNOWN_SIZE when nothing is known of its size."""
+        """Returns the size of `name`: None if the set lacks the name, UNKNOWN_SIZE if the size is not known."""
         value = self._value(name)
         return int.from_bytes(value[:_SIZE_BYTES], "big") if value is not None else None
 
     def find(self, name: str) -> Known | None:
-        """None when it is not in the set."""
+        """Returns the size and the mark of `name`; None if the set lacks the name."""
         value = self._value(name)
         if value is None:
             return None
@@ -166,15 +169,15 @@ class NameSet:
         return None
 
     def add(self, name: str, size: int | None = None, mark: int = UNMARKED) -> None:
-        """What is given last counts."""
+        """Adds or replaces `name`."""
         self._added[hash_of(name)] = value_of(size, mark)
 
     def added(self) -> bytes:
-        """Records of what is in no run."""
+        """Records that no run holds yet."""
         return b"".join([hash + value for hash, value in self._added.items()])
 
     def freeze(self, at_least: int = _SMALL) -> bool:
-        """Make a run of what is in none, if that are so many."""
+        """Turns the added names into a run if there are at least `at_least`."""
         if len(self._added) < at_least:
             return False
         self.runs.append(merged([self.added()]))
@@ -182,8 +185,10 @@ class NameSet:
         return True
 
     def to_merge(self) -> Sequence[SortedRun]:
-        """All neighbours of one level, which should become one run; none if there are too few. So levels only fall from
-        older to newer runs."""
+        """Returns all neighbouring runs of one level that should be merged; empty if they are too few.
+
+        Levels therefore only fall from older to newer runs.
+        """
         for _, group in itertools.groupby(self.runs, lambda run: run.level):
             window = list(group)
             if len(window) >= _MERGED_TOGETHER:
@@ -191,13 +196,15 @@ class NameSet:
         return ()
 
     def replace(self, window: Sequence[SortedRun], run: SortedRun) -> None:
-        """`run` holds what `window` held."""
+        """Replaces the runs of `window` by `run`, which holds the same records."""
         at = self.runs.index(window[0])
         self.runs[at : at + len(window)] = [run]
 
     def absorb(self) -> None:
-        """One run of everything, the others' names included, when a sixteenth of it is in none: for a set that is asked
-        much and not stored."""
+        """Merges everything, including `others`, into one run once a sixteenth of the names is in no run.
+
+        For sets with many lookups that are never stored.
+        """
         runs = [*self._others, *self.runs]
         if len(self._added) >= max(_SMALL, sum(map(len, runs)) // 16):
             self.runs = [merged([*(run.data for run in runs), self.added()])]

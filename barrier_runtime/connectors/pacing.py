@@ -1,23 +1,24 @@
-"""When each row of a paced split is due. The start is part of the split's position: a recovery does not move the
-schedule, so what was due meanwhile comes at once and its latency counts from when it should have come.
+"""Due times of the rows of a paced split.
 
-A wall clock that was set back between two runs would make the rest of the schedule lie in the future. Rows then come
-earlier than that by what it was set back, at the right distance of each other; the start itself, which may be part of
-rows, stays.
+The start is part of the split's position, so a recovery does not move the schedule: rows that became due meanwhile are
+emitted at once, and their latency counts from their due time.
+
+If the wall clock was set back between two runs, the rest of the schedule would lie in the future. Rows are then emitted
+earlier by that difference, at their usual intervals. The start does not change, because rows may contain it.
 """
 
 
 class Schedule:
-    """Row `k` is due at `start_ns + k / rows_per_second`. `start_ns` is set by the first poll, or by a seek."""
+    """Schedule in which row `k` is due at `start_ns + k / rows_per_second`. The first poll or a seek sets the start."""
 
     def __init__(self, rows_per_second: float) -> None:
         self.start_ns: int | None = None
         self._began = False
-        self._ahead_ns = 0  # of a clock that was set back before this began
+        self._ahead_ns = 0  # by how much the clock was set back before this run
         self._period_ns = 1e9 / rows_per_second
 
     def begin(self, now_ns: int, row: int) -> int:
-        """`row` is the next one. Only the first call counts. Returns the start."""
+        """Begins the schedule at the next row `row`; further calls change nothing. Returns the start."""
         if self.start_ns is None:
             self.start_ns = now_ns
         if not self._began:
@@ -26,20 +27,20 @@ class Schedule:
         return self.start_ns
 
     def next_due_ns(self, row: int) -> int | None:
-        """None before `begin`, which is to be asked for at once."""
+        """Returns the due time of `row`; None before `begin`: the row is due at once."""
         return self.due_ns(row) if self._began else None
 
     def due_ns(self, row: int) -> int:
-        """Only after `begin`."""
+        """Returns the due time of `row`; requires `begin`."""
         assert self.start_ns is not None
         return self.start_ns - self._ahead_ns + int(row * self._period_ns)
 
     def due_rows(self, row: int, now_ns: int) -> int:
-        """How many rows from `row` on are due at `now_ns`."""
+        """Returns how many rows from `row` on are due at `now_ns`."""
         assert self.start_ns is not None
         since_ns, period_ns = now_ns - self.start_ns + self._ahead_ns, self._period_ns
-        last = int(since_ns / period_ns) + 1  # at most one too many or too few by rounding
-        while last > row and int(last * period_ns) > since_ns:  # `due_ns`, without a call
+        last = int(since_ns / period_ns) + 1  # rounding errs by at most one row
+        while last > row and int(last * period_ns) > since_ns:  # `due_ns`, inlined
             last -= 1
         while int((last + 1) * period_ns) <= since_ns:
             last += 1

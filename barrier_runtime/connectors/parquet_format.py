@@ -1,7 +1,8 @@
-"""Opens Parquet files of others, and keeps their INT96 times, which Arrow would wrap beyond the years 1677 to 2262.
+"""Opens Parquet files of other programs and keeps INT96 timestamps beyond the years 1677 to 2262.
 
-INT96, Spark's default, counts days and nanoseconds. Arrow reads it in one unit per file: nanoseconds do not reach far,
-microseconds lose three digits. So a column of INT96 is read in both units, and a digit that is lost is noticed.
+INT96, Spark's default, counts days and nanoseconds. Arrow reads INT96 in one unit per file and would wrap timestamps:
+nanoseconds cover only these years, microseconds lose three digits. An INT96 column is therefore read in both units, so
+that a lost digit is detected.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -17,41 +18,41 @@ INT96_UNIT = "us"
 
 
 def open_parquet(source: Any, **options: Any) -> pq.ParquetFile:
-    """A file whose INT96 times are microseconds, as in Spark."""
+    """Opens a file whose INT96 timestamps become microseconds, as in Spark."""
     return pq.ParquetFile(source, coerce_int96_timestamp_unit=INT96_UNIT, **options)
 
 
 def read_parquet(source: Any, schema: pa.Schema) -> pa.Table:
-    """All rows of a file, as these columns; a column that the file lacks is null."""
+    """Returns all rows of a file as the columns of `schema`; a missing column is null."""
     return pq.read_table(source, schema=schema, coerce_int96_timestamp_unit=INT96_UNIT)
 
 
 def read_schema(source: Any) -> pa.Schema:
-    """The columns of a file."""
+    """Returns the columns of a file."""
     return open_parquet(source, pre_buffer=False).schema_arrow
 
 
 def read_options() -> Any:
-    """Options of a `pyarrow.dataset` for the same."""
+    """Options that make a `pyarrow.dataset` read INT96 in the same unit."""
     import pyarrow.dataset as ds
 
     return ds.ParquetReadOptions(coerce_int96_timestamp_unit=INT96_UNIT)
 
 
 def int96_columns(file: pq.ParquetFile) -> frozenset[str]:
-    """Top-level columns that are INT96, or have INT96 inside."""
+    """Names of the top-level columns that are INT96 or contain INT96."""
     leaves = (file.schema.column(number) for number in range(len(file.schema.names)))
     return frozenset(_top(leaf.path, file) for leaf in leaves if leaf.physical_type == "INT96")
 
 
 def _top(path: str, file: pq.ParquetFile) -> str:
-    """Name of the column that a leaf belongs to; names may have dots."""
+    """Returns the column of a leaf; column names may contain dots."""
     names = file.schema_arrow.names
     return path if path in names else next(name for name in names if path.startswith(f"{name}."))
 
 
 class Int96Columns:
-    """The INT96 columns of one open file as nanoseconds, read beside its rows in microseconds."""
+    """Reads the INT96 columns of an open file as nanoseconds, in parallel to its rows in microseconds."""
 
     def __init__(self, source: Any, columns: Collection[str], wanted: pa.Schema, where: str) -> None:
         self._file = pq.ParquetFile(source, pre_buffer=False)
@@ -62,12 +63,14 @@ class Int96Columns:
     def checked(
         self, batches: Iterator[pa.RecordBatch], rows_per_chunk: int, groups: Sequence[int]
     ) -> Iterator[pa.RecordBatch]:
-        """`batches`, with nanoseconds in the columns that are wanted so. Raises `InvalidJob` for digits that the wanted
-        unit would lose."""
+        """Yields `batches` with nanoseconds in the columns whose wanted type has nanoseconds.
+
+        Raises `InvalidJob` if the wanted unit would lose digits.
+        """
         twins = self._file.iter_batches(rows_per_chunk, row_groups=groups, columns=self._columns, use_threads=False)
         ahead = pa.Table.from_batches([], self._file.schema_arrow).select(self._columns)
         for batch in batches:
-            while ahead.num_rows < batch.num_rows:  # wide columns beside them cut batches elsewhere
+            while ahead.num_rows < batch.num_rows:  # without wide columns the reader cuts batches elsewhere
                 ahead = pa.concat_tables([ahead, pa.Table.from_batches([next(twins)])])
             twin, ahead = ahead.slice(0, batch.num_rows), ahead.slice(batch.num_rows)
             for name in self._columns:
@@ -94,7 +97,7 @@ class Int96Columns:
 
 
 def refuse_far_int96(source: Any, columns: Collection[str], where: str) -> None:
-    """Raise `InvalidJob` for an INT96 time of `columns` that nanoseconds cannot hold: for readers that use them."""
+    """Raises `InvalidJob` for an INT96 timestamp in `columns` that nanoseconds cannot hold."""
     file = open_parquet(source, pre_buffer=False)
     wanted = int96_columns(file) & set(columns)
     if not wanted:

@@ -1,4 +1,4 @@
-"""Staged objects that are read ahead of their turn, because each read is a wait for the store."""
+"""Reads staged objects ahead, because each read waits for the store."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -7,7 +7,7 @@ from typing import TypeVar
 
 _Object = TypeVar("_Object")
 _Read = TypeVar("_Read")
-_MOST_ROWS = 1 << 16  # of objects that are being read or wait for their turn, but for a larger one alone
+_MOST_ROWS = 1 << 16  # of the objects that are read or wait to be yielded; a larger object is read alone
 
 
 def read_ahead(
@@ -17,8 +17,10 @@ def read_ahead(
     at_once: int,
     most_rows: int = _MOST_ROWS,
 ) -> Iterator[_Read]:
-    """`read` of each object, in order, `at_once` of them on threads of their own. What it raises for an object comes at
-    the turn of that object. Reading begins when the first result is asked for."""
+    """Yields `read` of each object in order, with `at_once` objects in threads.
+
+    An error of `read` is raised when that object is due. Reading begins with the first `next`.
+    """
     at_once = min(at_once, len(objects))
     if at_once < 2:
         yield from map(read, objects)

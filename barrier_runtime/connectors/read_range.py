@@ -1,6 +1,7 @@
-"""How far a replay reads one source: to where each of its splits stood at a later checkpoint, and no row further.
+"""Limits of a replay for one source: each split is read exactly to its position at a later checkpoint.
 
-One object for all subtasks of the source, which run in one process. It is told what is read, and knows when all is.
+All subtasks of the source, which run in one process, share one `ReadRange`. They report the rows they read, and the
+range knows when all rows were read.
 """
 
 from collections.abc import Collection, Mapping
@@ -10,7 +11,7 @@ ENDLESS = 1 << 62  # rows
 
 
 class SplitNames(Protocol):
-    """As `NameSet`."""
+    """Names of splits, such as a `NameSet`."""
 
     def __contains__(self, name: object) -> bool: ...
 
@@ -18,9 +19,12 @@ class SplitNames(Protocol):
 
 
 class ReadRange:
-    """`begun`: rows of each unfinished split at the earlier checkpoint. `rows`: the same at the later one. `finished`:
-    the splits that had been read to their end by then, `to_finish` of them between the two. `ended`: subtasks that had
-    come to the end of their input."""
+    """Range of rows between two checkpoints.
+
+    `begun`: number of rows of each unfinished split at the earlier checkpoint; `rows`: the same at the later
+    checkpoint. `finished`: splits that had been read to their end by the later checkpoint, `to_finish` of them between
+    the two. `ended`: subtasks that had reached the end of their input.
+    """
 
     def __init__(
         self,
@@ -36,13 +40,13 @@ class ReadRange:
         self._to_finish = to_finish
         self._ended = frozenset(ended)
         self.total = 0  # rows read so far
-        self.row_at: RowAt | None = None  # the one that is looked for
+        self.row_at: RowAt | None = None  # the rows to stop at, if any
 
     def knows(self, split_id: str) -> bool:
         return split_id in self._rows or split_id in self._finished
 
     def left(self, split_id: str, rows: int) -> int:
-        """How many rows more the split may give, of which `rows` were read."""
+        """Returns how many more rows of a split to read, after `rows` rows."""
         most = ENDLESS if self.row_at is None else self.row_at.most(split_id, rows)
         return min(most, self._left(split_id, rows))
 
@@ -52,7 +56,7 @@ class ReadRange:
         return ENDLESS if split_id in self._finished else 0
 
     def ends(self, subtask: int) -> bool:
-        """Whether that subtask may end when all of its splits have."""
+        """True if that subtask may end after all its splits have ended."""
         return subtask in self._ended
 
     def has_read(self, split_id: str, rows: int) -> None:
@@ -69,18 +73,18 @@ class ReadRange:
         return self._to_finish <= 0 and not self.missing()
 
     def missing(self) -> dict[str, int]:
-        """Splits of which rows are still to be read, and how many."""
+        """Number of rows still to be read, by split."""
         left = {split: rows - self._read.get(split, 0) for split, rows in self._rows.items()}
         return {split: rows for split, rows in left.items() if rows > 0}
 
     @property
     def unfinished(self) -> int:
-        """How many splits are still to be read to their end."""
+        """Number of splits still to be read to their end."""
         return max(0, self._to_finish)
 
 
 class OpenRange(ReadRange):
-    """Of a replay without a later checkpoint: all that is there."""
+    """Range of a replay without a later checkpoint: all existing rows."""
 
     def __init__(self) -> None:
         super().__init__({}, {}, frozenset(), 0)
@@ -100,8 +104,10 @@ class OpenRange(ReadRange):
 
 
 class RowAt:
-    """Rows of a source: of split `split`, those from `first` to `last` (from 0). A range that has it gives none of them
-    in one batch with others."""
+    """Rows `first` to `last` (from 0) of the split `split`.
+
+    A range with a `RowAt` returns none of these rows in a batch with other rows.
+    """
 
     def __init__(self, split: str, first: int, last: int) -> None:
         self.split = split
@@ -110,11 +116,11 @@ class RowAt:
         self._came = False
 
     def came(self) -> bool:
-        """Whether the rows that were given last are among them."""
+        """True if the rows read last are among these rows."""
         return self._came
 
     def most(self, split_id: str, rows: int) -> int:
-        """How many rows the split may give at once, of which `rows` were read."""
+        """Returns how many rows of a split may be read together, after `rows` rows."""
         if split_id != self.split or rows > self.last:
             return ENDLESS
         return self.first - rows if rows < self.first else self.last + 1 - rows

@@ -1,8 +1,7 @@
-"""Every connector in one row: folder, public classes, the library behind them, and what the docs say of them.
+"""Table of all connectors: folder, public classes, client library, and texts for the docs.
 
-Made from it: the tables of docs/connectors.md (`make tables`), the kinds of sinks that a snapshot may name
-(`sink_value`), the doorways that tests hold. Data only: nothing of a connector is imported here. Other packages have
-rows of their own (`installed`).
+The tables of docs/connectors.md (`make tables`), the kinds of sinks in snapshots (`sink_value`) and the tests of
+doorways use this table. The table is data only and imports no connector. Other packages add rows (`installed`).
 """
 
 from dataclasses import dataclass
@@ -10,8 +9,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PublicClass:
-    """The class `name` in module `path` of `package`. `kind`: the name in snapshots of a sink that can be made again
-    from one."""
+    """Class `name` in the module `path` of `package`.
+
+    `kind`: name in snapshots, for a sink that can be built from a snapshot.
+    """
 
     path: str
     name: str
@@ -26,8 +27,11 @@ class PublicClass:
 
 @dataclass(frozen=True)
 class ClientLibrary:
-    """A client library. `extra`: of pyproject, which installs it. `doorway`: the only file or folder of the connector
-    that may import it."""
+    """Client library of a system.
+
+    `extra`: the extra of pyproject that installs the library. `doorway`: the only file or folder of the connector that
+    may import the library.
+    """
 
     module: str
     extra: str
@@ -36,7 +40,7 @@ class ClientLibrary:
 
 @dataclass(frozen=True)
 class Sources:
-    """A row of the page's table of sources. `methods`: of `Dataflow`, with the classes' arguments."""
+    """Row of the docs' table of sources. `methods`: methods of `Dataflow` with the arguments of the classes."""
 
     classes: tuple[PublicClass, ...]
     methods: tuple[str, ...]
@@ -46,7 +50,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Sinks:
-    """A row of the page's table of targets. `also`: what else is described by it."""
+    """Row of the docs' table of targets. `also`: other classes that the row describes."""
 
     classes: tuple[PublicClass, ...]
     guarantee: str
@@ -56,7 +60,7 @@ class Sinks:
 
 @dataclass(frozen=True)
 class Connector:
-    """`name` is its folder."""
+    """Connector in the folder `name`."""
 
     name: str
     sources: tuple[Sources, ...] = ()

@@ -1,8 +1,8 @@
-"""The two-phase contract of a sink. Users subclass `TwoPhaseCommitSink`; `sinks/driver` calls it.
+"""Two-phase commit contract of sinks. Users subclass `TwoPhaseCommitSink`; `sinks/driver` calls it.
 
-The rule: **pre-commit leaves durable data and no handle that can expire.** A committable is plain typed data from which
-any process, at any later time, can commit or abort. `commit` is idempotent and "already done" is success; `abort` is
-idempotent; committing what was aborted is a hard error.
+**Pre-commit leaves durable data and no handle that can expire.** A committable is plain typed data with which any
+process can commit or abort at any later time. `commit` and `abort` are idempotent, and repeating them succeeds.
+Committing an aborted transaction is an error.
 """
 
 import time
@@ -22,10 +22,11 @@ Guarantee = Literal["exactly_once", "at_least_once", "at_most_once"]
 
 @dataclass(frozen=True)
 class SinkContext:
-    """Who this sink instance is. `token`, subtask and a sequence number make every staged name unique.
+    """Identity and environment of a sink instance. `token`, subtask and a sequence number make staged names unique.
 
-    Within a `lineage` checkpoint ids only rise: a target that remembers (lineage, checkpoint) knows what was committed.
-    Another start of the same job begins another lineage, and its ids from 1."""
+    Checkpoint ids only rise within a `lineage`: a target that stores (lineage, checkpoint) knows what was committed.
+    Another start of the same job begins a new lineage with ids from 1.
+    """
 
     job: str
     sink: str
@@ -33,22 +34,24 @@ class SinkContext:
     subtask: int
     parallelism: int
     make_store: Callable[[str], ObjectStore]
-    job_store: ObjectStore  # where the job's checkpoints are
+    job_store: ObjectStore  # holds the job's checkpoints
     lineage: str
-    new_id: Callable[[], str] = lambda: uuid.uuid4().hex  # never the same twice, also in other processes
+    new_id: Callable[[], str] = lambda: uuid.uuid4().hex  # never repeats, also across processes
     wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
-    log_sha256: str = ""  # hash of the first record of the job's decision log; empty: not known
-    known_target: bool = False  # the restored checkpoint is of a sink with the same settings, which has written
+    log_sha256: str = ""  # hash of the first record of the job's decision log; "" if not known
+    known_target: bool = False  # True if the restored checkpoint is of a sink with the same settings that has written
 
     @property
     def where(self) -> str:
-        """For messages."""
+        """Name of the sink instance for messages."""
         return f"job {self.job!r}, sink {self.sink!r}, subtask {self.subtask}"
 
 
 def check_methods(sink: Any, where: str, schema: pa.Schema | None = None) -> None:
-    """Raise `InvalidJob` when `sink`, an instance or a class of sinks, lacks a method that it must have. `schema`: of
-    the rows of an instance, if known; `check_columns` of the instance is asked about it."""
+    """Raises `InvalidJob` if `sink`, an instance or a class, lacks a required method.
+
+    `schema`: columns of the rows, if known; an instance checks them with `check_columns`.
+    """
     kind = sink if isinstance(sink, type) else type(sink)
     missing = [
         name
@@ -65,7 +68,7 @@ def check_methods(sink: Any, where: str, schema: pa.Schema | None = None) -> Non
 
 
 def takes_few(kind: type) -> bool:
-    """Whether small batches go to `write_few` of sinks of this class."""
+    """True if sinks of this class get small batches by `write_few`."""
     for base in kind.__mro__:
         if "write_few" in vars(base):
             return base is not TwoPhaseCommitSink
@@ -75,8 +78,10 @@ def takes_few(kind: type) -> bool:
 
 
 def commits_parts(sink: "TwoPhaseCommitSink") -> bool:
-    """Whether `commit` of `sink` is called. With `commits_only_globally` not, but for a subclass that has a `commit` of
-    its own."""
+    """True if `sink.commit` is called.
+
+    `commits_only_globally` prevents these calls, except in a subclass with its own `commit`.
+    """
     for base in type(sink).__mro__:
         if "commits_only_globally" in vars(base):
             return not (sink.global_committer and sink.commits_only_globally)
@@ -86,7 +91,7 @@ def commits_parts(sink: "TwoPhaseCommitSink") -> bool:
 
 
 def sink_facts(sink: Any) -> dict[str, Any]:
-    """What a plan knows of `sink`, a sink or a factory of one with the same attributes."""
+    """Returns the facts about `sink`, a sink or a factory with the same attributes, that a plan records."""
     return {
         "guarantee": sink.guarantee,
         "global_committer": getattr(sink, "global_committer", False),
@@ -99,143 +104,177 @@ def sink_facts(sink: Any) -> dict[str, Any]:
 
 
 class TwoPhaseCommitSink:
-    """One instance per sink subtask. `begin_transaction`, `write`, `stage_early` and `encode_early` run on the loop and
-    must not block.
+    """Base class of sinks; each subtask of a sink has one instance.
 
-    Everything else runs off the loop: `pre_commit` on one thread, `commit`, `abort` and `recover` on another. So a
-    commit of an older transaction may run beside the pre-commit of a newer one.
+    `begin_transaction`, `write`, `stage_early` and `encode_early` run on the loop and must not block. Methods without a
+    note run off the loop: `pre_commit` in one thread, `commit`, `abort` and `recover` in another. A commit of an older
+    transaction may therefore run in parallel with the pre-commit of a newer transaction.
     """
 
     guarantee: Guarantee = "exactly_once"
-    global_committer: bool = False  # True: `commit` shows nothing, `commit_globally` shows the parts of all subtasks
-    commits_only_globally: bool = False  # True, with `global_committer`: `commit` has nothing to do and is not called
-    commit_every_ms: int = 0  # with `global_committer`: checkpoints of so long are shown by one `commit_globally`
-    commits_together: bool = False  # True: `commit_together` costs less than one `commit` after the other
-    keeps_rows: bool = False  # True: rows may stay in the sink past the checkpoint that they came before, see `kept`
-    most_decided: int | None = None  # set in `open`: how many transactions the target can hold between their decision
-    # and their commit; while there are so many the sink is given no rows
-    transaction_timeout_ms: int | None = None  # set in `open`: how long the target remembers what is pre-committed and
-    # not committed, for the page and its alarm; None: for ever, as where rows stay in the job's store until then
+    global_committer: bool = False  # True: `commit_globally`, not `commit`, makes rows visible
+    commits_only_globally: bool = False  # True, with `global_committer`: `commit` is empty and not called
+    commit_every_ms: int = 0  # with `global_committer`: the time span whose checkpoints one `commit_globally` covers
+    commits_together: bool = False  # True: `commit_together` costs less than consecutive calls of `commit`
+    keeps_rows: bool = False  # True: rows may stay in the sink past the checkpoint that follows them, see `kept`
+    most_decided: int | None = None  # set in `open`: number of transactions that the target can hold between decision
+    # and commit; at that number the sink gets no rows
+    transaction_timeout_ms: int | None = None  # set in `open`: how long the target keeps a transaction between
+    # pre-commit and commit, for the page and its alert; None: for ever, such as for rows in the job's store
     required_methods: ClassVar[tuple[str, ...]] = (
         "begin_transaction",
         "write",
         "pre_commit",
         "commit",
-    )  # to be written
+    )  # must be implemented
     former_settings: ClassVar[frozenset[str]] = frozenset()  # names in `settings()` of older releases, to be ignored
     kind: ClassVar[str] = ""  # name in `connectors/registry`, to resolve in-doubt transactions without the flow
 
     def settings(self) -> dict[str, Any]:
-        """Keyword arguments (JSON, nothing secret) that make an equal sink; they are kept in every snapshot."""
+        """Keyword arguments that build an equal sink: JSON without secrets. Every snapshot contains them."""
         return {}
 
     def target(self) -> str:
-        """The name of what this sink writes to, such as a table or a topic, without the address of a server. Snapshots
-        keep it: transactions that are still to be committed are not restored into a sink of another target."""
+        """Name of the table, topic or other target, without the address of a server.
+
+        Snapshots contain the name: pending transactions are not restored into a sink with another target.
+        """
         return ""
 
     def places(self) -> Sequence[str]:
-        """Examples of what this sink writes: a file with its whole path or URL, or `delta:` or `iceberg:` and a table.
-        No source of its own rows may read from there."""
+        """Examples of written places: a full path or URL of a file, or `delta:` or `iceberg:` and a table.
+
+        No source of the sink's own rows may read from these places.
+        """
         return ()
 
     def check_columns(self, schema: pa.Schema, where: str) -> None:
-        """Raise `InvalidJob` for columns that the target cannot hold. Called when the flow is written, if the columns
-        are known then."""
+        """Raises `InvalidJob` for columns that the target cannot hold.
+
+        Called when the flow is written, if the columns are known then.
+        """
 
     def open(self, context: SinkContext) -> None:
-        """Connect and check the target. Raises `InvalidJob` when it cannot be written. May block."""
+        """Connects to the target and checks it. Raises `InvalidJob` if the target cannot be written. May block."""
 
     def begin_transaction(self) -> Any:
-        """A new transaction. Cheap (called on the loop); nothing visible, nothing external."""
+        """Returns a new transaction. Called on the loop: cheap, without visible or external effects."""
         raise NotImplementedError
 
     def write(self, transaction: Any, rows: pa.RecordBatch) -> None:
-        """Stage rows, invisible to readers."""
+        """Stages rows, invisible to readers."""
         raise NotImplementedError
 
     def write_few(self, transaction: Any, rows: FewRows) -> None:
-        """`write` for a small batch that is there as lists of Python: a sink that need not have each of them in Arrow
-        saves making it. Called instead of `write` only where both are of the same class, or this one is of a class
-        below: a subclass that has a `write` of its own gets all rows there."""
+        """Stages a small batch of rows that are lists of Python values.
+
+        A sink that can avoid Arrow for small batches saves the conversion. Called instead of `write` only if the class
+        that defines this method is the class that defines `write` or a subclass of it: a subclass that overrides only
+        `write` gets all rows by `write`.
+        """
         self.write(transaction, rows.record_batch())
 
     def stage_early(self, transaction: Any) -> Callable[[], None] | None:
-        """Called after each write. Work to be done off the loop for a transaction that grew too large to keep in memory
-        until `pre_commit`, or None. If the work fails, `pre_commit` has to make up for it."""
+        """Returns work that makes room in memory for a transaction that grew too large to wait for `pre_commit`, or
+        None.
+
+        Called after each write; the work runs off the loop. If the work fails, `pre_commit` must compensate.
+        """
         return None
 
     def encode_early(self, transaction: Any) -> Callable[[], None] | None:
-        """Called after each write, unless earlier work of this kind is still under way. Work to be done off the loop on
-        rows that have come, so that less is left for `pre_commit`, or None. If it raises an error that a person must
-        mend, the job ends with the next rows; what else it raises is for `pre_commit` to make up for."""
+        """Returns work on the written rows that leaves less work to `pre_commit`, or None.
+
+        Called after each write, unless earlier work of this kind is still running; the work runs off the loop. If the
+        work raises an error that needs an operator, the job ends with the next rows; for other errors `pre_commit` must
+        compensate.
+        """
         return None
 
     def pre_commit(self, transaction: Any, checkpoint: int) -> bytes | None:
-        """Make everything durable; return the committable (encoded, versioned) or None when there is nothing.
+        """Makes all rows durable. Returns the committable (encoded, versioned), or None if there are no rows.
 
-        `checkpoint` is the barrier that closed the transaction. Called again with the same transaction if it raised."""
+        `checkpoint`: the checkpoint whose barrier closed the transaction. Called again with the same transaction after
+        an error.
+        """
         raise NotImplementedError
 
     def commit(self, committable: bytes) -> None:
-        """Make it visible. Idempotent."""
+        """Makes the rows of the committable visible. Idempotent."""
         raise NotImplementedError
 
     def commit_together(self, committables: Sequence[bytes]) -> None:
-        """Only with `commits_together`, when commits have fallen behind: make several transactions visible, oldest
-        first. Idempotent. If it raises, `commit` is called for the oldest of them."""
+        """Makes several transactions visible, oldest first. Idempotent.
+
+        Called only with `commits_together`, when commits have fallen behind. After an error, `commit` is called for the
+        oldest of the transactions.
+        """
         for committable in committables:
             self.commit(committable)
 
     def abort(self, committable: bytes) -> None:
-        """Drop it. Idempotent."""
+        """Drops the rows of the committable. Idempotent."""
         raise NotImplementedError
 
     def kept(self, stored: Container[str]) -> Mapping[str, bytes]:
-        """Only with `keeps_rows`, behind each `pre_commit` and on its thread: the rows that are in no committable yet,
-        as named values for the snapshot. A name means the same bytes for ever; those of names in `stored` are in an
-        older snapshot already, and are left out."""
+        """Returns the rows that no committable contains yet, as named values for the snapshot.
+
+        Called only with `keeps_rows`, after each `pre_commit` and on its thread. A name stands for the same bytes for
+        ever; values whose names are in `stored` are part of an older snapshot and are omitted.
+        """
         return {}
 
     def kept_names(self) -> frozenset[str]:
-        """Only with `keeps_rows`: of the values that the last `kept` needs, those that later ones may need again. On
-        the loop."""
+        """Names of the values of the last `kept` that later calls may need again.
+
+        Called only with `keeps_rows`, on the loop.
+        """
         return frozenset()
 
     def restore_kept(self, kept: Sequence[Mapping[str, bytes]], *, moved: bool) -> None:
-        """Only with `keeps_rows`, between `open` and `recover`: what the restored snapshot has of each subtask that
-        this one follows, all values of all names that `kept` needed. `moved`: at another parallelism, so that newer
-        rows of the same keys may come to other subtasks: show these before any newer ones."""
+        """Restores the kept rows from the snapshot.
+
+        Called only with `keeps_rows`, between `open` and `recover`. `kept`: for each subtask that this subtask follows,
+        all values that `kept` needed. `moved`: the parallelism has changed, so newer rows of the same keys may go to
+        other subtasks; the restored rows must become visible before newer rows.
+        """
         raise NotImplementedError
 
     def end_of_input(self) -> None:
-        """No rows come any more: the next `pre_commit` keeps none. On the loop."""
+        """Announces the end of the rows: the next `pre_commit` must keep none. Called on the loop."""
 
     def commit_globally(self, checkpoint: int, committables: Sequence[bytes]) -> None:
-        """Only with `global_committer`, and only in subtask 0: every subtask has committed its part up to `checkpoint`;
-        make all of it visible at once. `committables`: of all subtasks and of all checkpoints that were decided since
-        the last call, oldest first, also such as were made visible before. Idempotent."""
+        """Makes the parts of all subtasks visible together. Idempotent.
+
+        Called only with `global_committer`, in subtask 0, after every subtask has committed its part up to
+        `checkpoint`. `committables`: of all subtasks and of all checkpoints decided since the last call, oldest first;
+        some may be visible already.
+        """
         raise NotImplementedError
 
     def recover(self, decided: Sequence[bytes]) -> None:
-        """After a restore: commit every decided committable, then drop what older generations left undecided."""
+        """Commits every decided committable after a restore, then drops undecided rows of older generations."""
         for committable in decided:
             self.commit(committable)
 
     def close(self) -> None:
-        """Release local resources only."""
+        """Releases local resources only."""
 
 
 @runtime_checkable
 class ReadsBack(Protocol):
-    """A sink whose visible rows can be read again and told apart by checkpoint, so that a replay can be compared with
-    them. Asked of one that was not opened."""
+    """A sink whose visible rows can be read back by checkpoint, so that a replay can be compared with them.
+
+    Works on a sink that was not opened.
+    """
 
     def committed_rows(self, job: str, sink: str, after: int, until: int) -> Iterator[str]:
-        """A text for each row of the checkpoints behind `after`, up to `until`. Raises `ObjectNotFound` when some of
-        it was removed since."""
+        """Yields a text for each row of the checkpoints after `after`, up to `until`.
+
+        Raises `ObjectNotFound` if rows were removed since.
+        """
         ...
 
     def texts_of(self, batches: Sequence[pa.RecordBatch]) -> Iterator[str]:
-        """A text for each of these rows, as it would be read back. Equal rows have equal texts."""
+        """Yields a text for each row, equal to the text of the row that is read back. Equal rows have equal texts."""
         ...

@@ -1,7 +1,7 @@
-"""What a snapshot says of the sink that wrote it, and how an equal sink is made from that, without the flow.
+"""Description of a sink in its snapshot, from which an equal sink can be built without the flow.
 
-Only kinds of the registry and of installed packages are imported, whatever a snapshot says: it is data. Secrets are in
-no snapshot; a sink takes them from the environment, or whoever makes one gives them.
+A snapshot is data: only kinds of the registry and of installed packages are imported. Snapshots contain no secrets; a
+sink reads secrets from the environment, or the caller passes them.
 """
 
 import importlib
@@ -22,8 +22,8 @@ SINK_VALUE_VERSION = 1
 
 class SinkValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
-    kind: str  # "" for a sink that is none of ours
-    class_name: str  # for people
+    kind: str  # "" for a sink that the registry lacks
+    class_name: str  # for messages
     global_committer: bool
     settings: dict[str, Any] = {}
 
@@ -34,7 +34,7 @@ _SINK_VALUE = VersionedDecoder(
 
 
 def describe_sink(sink: TwoPhaseCommitSink, where: str) -> bytes:
-    """The value for snapshots. Raises `InvalidJob` when the sink's `settings()` are no JSON."""
+    """Returns the value for snapshots. Raises `InvalidJob` if the sink's `settings()` are not JSON."""
     try:
         return msgspec.json.encode(
             SinkValue(SINK_VALUE_VERSION, sink.kind, type(sink).__name__, sink.global_committer, dict(sink.settings()))
@@ -50,7 +50,7 @@ def decode_sink(data: bytes, where: str) -> SinkValue:
 
 
 def make_sink(kind: str, settings: Mapping[str, Any]) -> TwoPhaseCommitSink:
-    """An unopened sink. Raises `InvalidJob` for an unknown kind, or settings that it does not take."""
+    """Returns an unopened sink. Raises `InvalidJob` for an unknown kind, or settings that the class does not accept."""
     sinks = sinks_by_kind()
     if kind not in sinks:
         raise InvalidJob(

@@ -1,8 +1,7 @@
-"""What a source is: splits found by the driver, or also later, and a reader per split with a position that can be
-sought.
+"""Contract of sources: splits, found in the driver or later, and a seekable reader per split.
 
-The subtask polls readers; nothing here may block. A reader's position after `poll` covers exactly the rows returned so
-far: restoring it yields the very next row.
+The subtask polls readers, which must not block. A reader's position after `poll` covers exactly the rows returned so
+far: after a restore the reader returns the very next row.
 """
 
 import datetime
@@ -20,19 +19,22 @@ from barrier_runtime.data.few_rows import FewRows
 
 @dataclass(frozen=True)
 class Split:
-    """One independently read part of a source. `id` is stable across runs; positions are kept under it."""
+    """An independently read part of a source. `id` is stable across runs; positions are stored under the id."""
 
     id: str
-    payload: bytes = b""  # what the reader needs; the source's own encoding (JSON), never pickle
-    size: int | None = None  # bytes of a file: another size shows that it changed after it was read
-    of: int | None = None  # it is one of so many shares of the rows: of another number, all are other rows
-    formerly: str = ""  # id under which snapshots of earlier releases may know it
+    payload: bytes = b""  # data for the reader in the source's own encoding (JSON), never pickle
+    size: int | None = None  # bytes of a file: another size shows that the file changed after reading
+    of: int | None = None  # number of shares of the rows: with another number, every share has other rows
+    formerly: str = ""  # id of the split in snapshots of earlier releases
 
 
 @dataclass(frozen=True)
 class Polled:
-    """`emit_ns`: intended emission time of the first row, on the clock that `poll` is told; now, when the source has no
-    schedule."""
+    """Rows returned by a poll.
+
+    `emit_ns`: intended emission time of the first row on the clock of `poll`; the current time for a source without a
+    schedule.
+    """
 
     rows: pa.RecordBatch | FewRows
     emit_ns: int
@@ -41,20 +43,23 @@ class Polled:
 class SplitReader(Protocol):
     @property
     def finished(self) -> bool:
-        """True once the last row has been returned by `poll`."""
+        """True after `poll` has returned the last row."""
         ...
 
     def poll(self, max_rows: int, now_ns: int) -> Polled | None:
-        """What is there now, at most `max_rows` rows; None when nothing is. Never waits. `now_ns`: nanoseconds since
-        1970 as the wall clock had it when the job's generation began; steady since, whatever becomes of that clock."""
+        """Returns the available rows, at most `max_rows`; None if there are none. Never waits.
+
+        `now_ns`: nanoseconds since 1970 by the wall clock at the begin of the job's generation; afterwards the clock is
+        steady, also if the wall clock is changed.
+        """
         ...
 
     def next_due_ns(self) -> int | None:
-        """When the next row is due, on the clock of `poll`, if that is known; None = as soon as possible."""
+        """Due time of the next row on the clock of `poll`, if known; None: as soon as possible."""
         ...
 
     def position(self) -> bytes:
-        """Small, serialisable (JSON)."""
+        """Position of the next row: small and serialisable (JSON)."""
         ...
 
     def seek(self, position: bytes) -> None: ...
@@ -63,29 +68,31 @@ class SplitReader(Protocol):
 
 
 class Source(Protocol):
-    """Described in the driver, carried to the slots in Spark's closure."""
+    """A source, described in the driver and transported to the slots in Spark's closure."""
 
     @property
     def schema(self) -> pa.Schema: ...
 
     @property
     def exactly_once(self) -> bool:
-        """True when positions are stable, so that a replay yields the same rows."""
+        """True if positions are stable, so that a replay yields the same rows."""
         ...
 
     def splits(self, parallelism: int) -> Sequence[Split]:
-        """Called once, in the driver. Raises `InvalidJob` for missing or unreadable input."""
+        """Lists the splits. Called once, in the driver. Raises `InvalidJob` for missing or unreadable input."""
         ...
 
     def reader(self, split: Split) -> SplitReader:
-        """Called in the slot, in `open` (may block)."""
+        """Returns a reader of `split`. Called in the slot, in `open` (may block)."""
         ...
 
 
 @runtime_checkable
 class Positioned(Protocol):
-    """A source that says what its positions are positions in, such as "Kafka" or "CSV files". A job does not go on with
-    positions in something else. All sources of this package say it."""
+    """A source that names the kind of its positions, such as "Kafka" or "CSV files".
+
+    A job does not continue with positions of another kind. All sources of this package implement this protocol.
+    """
 
     @property
     def positions_in(self) -> str: ...
@@ -93,40 +100,44 @@ class Positioned(Protocol):
 
 @runtime_checkable
 class Choosing(Protocol):
-    """A source whose settings choose what it reads. A job does not go on with splits that they no longer choose."""
+    """A source whose settings select splits. A job does not continue with splits that are no longer selected."""
 
     def not_chosen(self, split_id: str) -> str:
-        """Why the settings do not choose a split that a snapshot knows, with the remedy; "" if they do."""
+        """Explains why the settings do not select a split of a snapshot, with the remedy; "" if they do."""
         ...
 
 
 @runtime_checkable
 class Projecting(Protocol):
-    """A source that can leave out columns, and need not read them."""
+    """A source that can omit columns and need not read them."""
 
     def reading(self, columns: Collection[str]) -> Source:
-        """The same rows, of which only these columns are wanted, one or more of its schema."""
+        """Returns a source of the same rows with only `columns`: one or more columns of its schema."""
         ...
 
 
 @runtime_checkable
 class Rereading(Protocol):
-    """A source that knows whether it would read what a sink writes. `endless`: it looks for new rows for ever."""
+    """A source that knows whether it would read the output of a sink.
+
+    `endless`: the source looks for new rows for ever.
+    """
 
     @property
     def endless(self) -> bool: ...
 
     def reads_from(self, place: str) -> bool:
-        """`place`: of `TwoPhaseCommitSink.places`."""
+        """True if this source reads from `place`, an element of `TwoPhaseCommitSink.places`."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class EventTimeOfSource:
-    """Base of what users write, such as `KafkaSource(…)`: where a source's event time comes from.
+    """Base of source descriptions such as `KafkaSource(…)`: the origin of a source's event time.
 
-    `event_time`: a column of timestamps, dates, or int64 milliseconds; None: there are no watermarks. They are made per
-    split: the greatest time seen minus `max_out_of_orderness`. A split silent for `idle_timeout` is not waited for.
+    `event_time`: a column of timestamps, dates, or int64 milliseconds; None: no watermarks. Watermarks are computed per
+    split: the greatest time seen minus `max_out_of_orderness`. A split without rows for `idle_timeout` does not hold
+    back the watermark.
     """
 
     event_time: str | None = None
@@ -136,20 +147,26 @@ class EventTimeOfSource:
 
 @runtime_checkable
 class SourceDescription(Protocol):
-    """What users write, such as `KafkaSource(…)`: a source without a name. Nothing is checked, and nothing outside is
-    looked at, before a flow takes it; one description may be used under several names."""
+    """Description of a source without a name, as users write it, such as `KafkaSource(…)`.
+
+    A description is neither checked nor connected to its system before a flow uses it, and may be used under several
+    names.
+    """
 
     def named(self, name: str) -> Source:
-        """The source under its name in a flow, which messages tell. Raises `InvalidJob`."""
+        """Returns the source with its name in a flow, for messages. Raises `InvalidJob`."""
         ...
 
 
 @runtime_checkable
 class Preparable(Protocol):
-    """A reader that can do its slow first step ahead of the first poll."""
+    """A reader that can perform its slow first step before the first poll."""
 
     def prepare(self) -> None:
-        """Off the loop; at most once, and after `seek`. Not called for every split: `poll` must do without."""
+        """Performs the first step. Called off the loop, at most once, after `seek`.
+
+        Not called for every split: `poll` must work without.
+        """
         ...
 
 
@@ -157,8 +174,8 @@ class Preparable(Protocol):
 class RemoteReader(SplitReader, Preparable, Protocol):
     """A reader whose first step may be a request to a store.
 
-    If `remote`, a thread calls `prepare` before the first `poll`, beside that of other splits and whatever the loop
-    does; nothing else is called meanwhile. It opens, and fetches what the first `poll` needs.
+    If `remote`, a thread calls `prepare` before the first `poll`, in parallel with other splits and the loop. No other
+    method is called meanwhile. `prepare` opens the split and fetches the bytes of the first `poll`.
     """
 
     @property
@@ -167,81 +184,92 @@ class RemoteReader(SplitReader, Preparable, Protocol):
 
 @runtime_checkable
 class Fetching(Protocol):
-    """A reader whose bytes are fetched ahead by the threads of its subtask."""
+    """A reader whose bytes are fetched ahead by threads of the subtask."""
 
-    fetching: bool  # the last `poll` returned nothing because bytes have not come yet: the split is not idle
+    fetching: bool  # the last `poll` returned nothing because bytes are still being fetched: the split is not idle
 
     def fetch_by(self, fetcher: PartFetcher) -> None:
-        """Called once, before `seek` and `prepare`. The subtask is woken for each answer."""
+        """Sets the fetcher. Called once, before `seek` and `prepare`. Each answer wakes the subtask."""
         ...
 
 
 @runtime_checkable
 class Waking(Protocol):
-    """A reader whose rows, or a discovery whose splits, come by a thread: it wakes its subtask when there is something
-    to take, and need not be asked again and again meanwhile. Its `next_due_ns` may then be far away.
+    """A reader or discovery with a thread that wakes the subtask when rows or splits are available.
 
-    The order that loses nothing: what came can be taken first, then `wake` is called.
+    The subtask need not poll it meanwhile, and its `next_due_ns` may be far in the future. To lose nothing, the thread
+    first makes rows available and then calls `wake`.
     """
 
     def wake_by(self, wake: Callable[[], None]) -> None:
-        """Called once, before the first `poll` or `found`. `wake` may be called on any thread and as often as one
-        likes: it never blocks, and asks the subtask to look."""
+        """Sets the function that wakes the subtask. Called once, before the first `poll` or `found`.
+
+        `wake` never blocks and may be called on any thread, any number of times.
+        """
         ...
 
 
 @runtime_checkable
 class Counting(Protocol):
-    """A reader that has metrics of its own."""
+    """A reader with metrics of its own."""
 
     def count_by(self, count: Callable[[Counter, int], None]) -> None:
-        """Called once, before the first `poll`. Call `count` in `poll` alone: metrics are of the subtask's loop."""
+        """Sets the function that counts. Called once, before the first `poll`.
+
+        Only `poll` may call `count`: the subtask's loop owns the metrics.
+        """
         ...
 
 
 @runtime_checkable
 class Gathering(Protocol):
-    """A reader whose thread may let a few rows wait for others, since a turn of it costs as much as dozens of them."""
+    """A reader whose thread may delay a few rows, because a hand-over costs as much as dozens of rows."""
 
     def gather_for(self, seconds: float) -> None:
-        """Called once, before the first `poll`: the job's `latency_target`; 0: rows never wait."""
+        """Sets the job's `latency_target`; 0: rows never wait. Called once, before the first `poll`."""
         ...
 
 
 @runtime_checkable
 class CheckpointListener(Protocol):
-    """A reader that wants to hear of checkpoints, to acknowledge what they cover. Called on the loop: must not block.
+    """A reader that is notified of checkpoints in order to acknowledge covered rows. Called on the loop: must not
+    block.
 
-    A reader that is finished hears on until a checkpoint after its end is completed, and is closed then.
+    A finished reader is notified until a checkpoint after its end is completed, and is then closed.
     """
 
     def snapshotted(self, checkpoint: int) -> None:
-        """`position()` was just taken for `checkpoint`. It may still be given up."""
+        """Reports that `position()` was just taken for `checkpoint`, which may still be aborted."""
         ...
 
     def completed(self, checkpoint: int) -> None:
-        """`checkpoint` is decided, and covers the earlier ones, also those given up. May be repeated, never falls."""
+        """Reports that `checkpoint` is decided; it covers all earlier checkpoints, including aborted ones.
+
+        May be repeated; numbers never fall.
+        """
         ...
 
 
 @runtime_checkable
 class MarkingReader(Protocol):
-    """Of a split that may be changed when it was read to its end (see `MarkingSource`)."""
+    """Reader of a split that may change after it was read to its end (see `MarkingSource`)."""
 
     def mark(self) -> int:
-        """24 bits that tell what the split held; 0: nothing is known. Asked once, when it is `finished`."""
+        """Returns 24 bits that identify the split's content; 0: unknown. Called once, when the reader is `finished`."""
         ...
 
 
 class Discovery(Protocol):
-    """Finds splits while the job runs; one per source subtask, with a thread of its own for what blocks (see
-    `connectors/discovery.ListingThread`)."""
+    """Finds splits while the job runs. Each source subtask has one discovery.
+
+    Blocking work needs its own thread (see `connectors/discovery.ListingThread`).
+    """
 
     def found(self) -> Sequence[Split]:
-        """Splits of all subtasks that it did not return before and that it was not told of. Never blocks.
+        """Returns new splits of all subtasks: neither returned before nor passed as known. Never blocks.
 
-        Raises `Unavailable` once per listing that failed (it is counted, and the next one tried), `InvalidJob` for what
-        ends the job.
+        Raises `Unavailable` once per failed listing, which is counted and retried, and `InvalidJob` for errors that end
+        the job.
         """
         ...
 
@@ -250,74 +278,86 @@ class Discovery(Protocol):
 
 @runtime_checkable
 class MarkingDiscovery(Discovery, Protocol):
-    """It looks whether splits that were read to their end have changed."""
+    """A discovery that detects changes of splits that were read to their end."""
 
     def ended(self, split_id: str, size: int | None, mark: int) -> None:
-        """That split was read to its end by this subtask. Never blocks."""
+        """Reports that this subtask has read a split to its end. Never blocks."""
         ...
 
 
 @runtime_checkable
 class DiscoveringSource(Source, Protocol):
-    """A source whose splits become more while it is read.
+    """A source that gains splits while it is read.
 
-    `splits` may be empty. A split that a snapshot knows but `splits` does not list is made again from the payload in
-    the snapshot, and its reader says what is wrong if it is gone. A split that `splits` lists but that is in no
-    snapshot of a job that goes on came later than the checkpoint: it is left to `discovery`, as it would have been
-    without the restart (when there is no discovery, it is read as listed).
+    `splits` may be empty. A split of a snapshot that `splits` does not list is recreated from the payload in the
+    snapshot; if the split has disappeared, its reader raises the error. A continued job leaves listed splits that are
+    missing in the snapshot to `discovery`, as without a restart; without a discovery, they are read as listed.
     """
 
     def owner(self, split_id: str, parallelism: int) -> int:
-        """The subtask that reads the split: the same answer everywhere and always."""
+        """Returns the subtask that reads the split: always the same answer, in every process."""
         ...
 
     def discovery(self, known: NameSet) -> Discovery | None:
-        """Called in the slot, in `open` (may block). `known`: ids of the splits that are or were read, by any subtask,
-        with their sizes and marks; the discovery's own. None: this configuration does not look for splits, and the
-        source ends with those it has."""
+        """Returns a discovery, or None if this configuration does not look for new splits and ends with the listed
+        ones.
+
+        Called in the slot, in `open` (may block). `known`: ids of the splits that any subtask reads or has read, with
+        sizes and marks; the discovery owns this set.
+        """
         ...
 
 
 @runtime_checkable
 class FindsAgain(DiscoveringSource, Protocol):
-    """Its discovery finds a split of which nothing was read as it did before, also after a restart. So such splits need
-    no place in a snapshot."""
+    """A source whose discovery finds an unread split again, also after a restart.
+
+    Snapshots therefore omit splits of which nothing was read.
+    """
 
     finds_again: bool
 
 
 @runtime_checkable
 class MarkingSource(Source, Protocol):
-    """Can tell by a mark, which is kept beside the size, whether a split that was read to its end has changed."""
+    """A source whose marks, stored with the sizes, show whether a split changed after it was read to its end."""
 
     def renewed_marks(self, finished: Sequence[tuple[Split, int]]) -> Sequence[tuple[Split, int]]:
-        """`finished`: splits that were read to their end, with their marks. Those whose mark is another one now though
-        they hold the same, with that. Raises `InvalidJob` for one that holds something else. May block, for a bounded
-        time: what it does not look into now it does at a later start."""
+        """Returns the splits whose mark has changed although their content is the same, with the new marks.
+
+        `finished`: splits that were read to their end, with their marks. Raises `InvalidJob` for a split with other
+        content. May block for a bounded time: remaining splits are checked at a later start.
+        """
         ...
 
 
 @runtime_checkable
 class GrowingSource(Source, Protocol):
-    """If it `grows`, a split that ended may have more rows later. Its reader's position at the end stays in snapshots;
-    a later run, or a discovery that returns the split once more, goes on there. A split that is gone is not missed."""
+    """A source whose ended splits may gain rows later, if `grows`.
+
+    The reader's position at the end stays in snapshots. A later run, or a discovery that returns the split once more,
+    continues there. A missing split is no error.
+    """
 
     grows: bool
 
 
 @runtime_checkable
 class RetainingSource(Source, Protocol):
-    """A source whose system drops old rows by itself, and can be asked what is still there."""
+    """A source whose system deletes old rows and can list what it retains."""
 
     def no_longer_there(self, positions: Mapping[str, bytes | None]) -> Sequence[str]:
-        """`positions`: by split id, that of its reader; None: its beginning. A line for people for each split that has
-        lost rows behind it. In the driver; may block, and raise `Unavailable`."""
+        """Returns a message for each split that has lost rows after its position.
+
+        `positions`: the reader's position by split id; None: the beginning. Called in the driver; may block, and raise
+        `Unavailable`.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Remaining:
-    """How much there is behind some positions, at most. None: in this unit it is not known."""
+    """Upper bound of the rows and bytes after some positions. None: not known in this unit."""
 
     rows: int | None = None
     bytes: int | None = None
@@ -325,17 +365,20 @@ class Remaining:
 
 @runtime_checkable
 class MeasuringSource(Source, Protocol):
-    """A source that can tell how much of it is still to be read."""
+    """A source that can measure how much is still to be read."""
 
     def left(self, splits: Sequence[Split], positions: Mapping[str, bytes]) -> Remaining:
-        """Of `splits`, which were listed just now and have not ended, behind the `positions` of their readers, by split
-        id; of one without a position all. In the driver; may block, and raise `Unavailable`."""
+        """Returns the remaining amount of `splits`, which were just listed and have not ended, after `positions`.
+
+        `positions`: positions of the readers by split id; a split without a position counts as a whole. Called in the
+        driver; may block, and raise `Unavailable`.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class DeduplicateBy:
-    """`column` tells rows that are given again. `within`: how long a value of it is kept; None: for ever."""
+    """Deduplication by `column`. `within`: how long a value is remembered; None: for ever."""
 
     column: str
     within: datetime.timedelta | None
@@ -343,7 +386,10 @@ class DeduplicateBy:
 
 @runtime_checkable
 class RedeliveringSource(Source, Protocol):
-    """A source that may give rows again after a failure. The flow deduplicates right behind it; None: it does not."""
+    """A source that may return rows again after a failure.
+
+    The flow deduplicates directly after the source; None: no deduplication.
+    """
 
     @property
     def deduplicate_by(self) -> DeduplicateBy | None: ...
@@ -351,8 +397,11 @@ class RedeliveringSource(Source, Protocol):
 
 @dataclass(frozen=True)
 class DeadLetters:
-    """How good rows and bad records share the rows of one source. `error`: the column that is null in good rows.
-    `good`: columns of the stream of good rows; `dead_letter`: of the other stream, new name to column."""
+    """Division of a source's rows into good rows and undecodable records.
+
+    `error`: the column that is null in good rows. `good`: columns of the stream of good rows. `dead_letter`: columns of
+    the other stream, new name to column.
+    """
 
     error: str
     good: tuple[str, ...]
@@ -361,7 +410,7 @@ class DeadLetters:
 
 @runtime_checkable
 class DeadLetterSource(Source, Protocol):
-    """A source that can hand on the records that it cannot decode. None: such a record ends the job."""
+    """A source that can pass on undecodable records. None: such a record ends the job."""
 
     @property
     def dead_letters(self) -> DeadLetters | None: ...
@@ -369,17 +418,20 @@ class DeadLetterSource(Source, Protocol):
 
 @runtime_checkable
 class StagedSource(Source, Protocol):
-    """A source whose rows are put into storage once, before the job starts, and are then read from there.
+    """A source whose rows are copied to storage before the job starts, and are then read from there.
 
-    Its description without them is only good for `explain`; `splits` is asked again after `stage`. In a job that goes
-    on, the splits that the checkpoint knows are read, whatever is listed: a position is one in the rows of its staging.
+    Before `stage` its description serves only `explain`; `splits` is called again after `stage`. A continued job reads
+    the splits of its checkpoint, not the listed ones: a position refers to the rows of its staging.
     """
 
     def stage(self, job: str, storage: str, *, fresh: bool) -> None:
-        """Called in the driver when all else is checked. `storage`: URL of the job's checkpoints. What an earlier run
-        of the job staged is used again, unless this is a `fresh` start, without state."""
+        """Stages the rows. Called in the driver after all other checks.
+
+        `storage`: URL of the job's checkpoints. Rows that an earlier run of the job staged are reused, except with
+        `fresh`: a start without state.
+        """
         ...
 
     def unstage(self, job: str, storage: str) -> None:
-        """Called in the driver when the job has finished and everything is committed. Deletes the rows."""
+        """Deletes the staged rows. Called in the driver when the job has finished and everything is committed."""
         ...

@@ -1,1 +1,1 @@
-"""A user's function of the rows of one checkpoint, called by the program that started the job."""
+"""A user's function of the rows of a checkpoint, called by the program that started the job."""

@@ -1,4 +1,4 @@
-"""The half of `for_each_batch` that runs in the program that started the job: it calls the user's function.
+"""Half of `for_each_batch` in the program that started the job: calls the user's function.
 
 | batch                     | event                                     | then                                         |
 |---------------------------|-------------------------------------------|----------------------------------------------|
@@ -10,9 +10,9 @@
 | asked, its rows are gone  | it was withdrawn meanwhile                | nothing                                      |
 | asked, its rows are gone  | it is asked all the same                  | as if the function had raised                |
 
-The program may die after the function has returned and before that is noted: then the function is called again, with
+If the program dies after the function has returned and before the success is noted, the function is called again with
 the same rows and the same number. A target that stores `checkpoint.application` and `checkpoint.number` together with
-the rows takes them once.
+the rows writes them once.
 """
 
 import logging
@@ -31,8 +31,10 @@ log = logging.getLogger("barrier_runtime.job")
 
 @dataclass(frozen=True)
 class BatchCheckpoint:
-    """Names a batch: the same whenever its rows come again. Within an `application` numbers only rise (not by one: a
-    checkpoint without rows makes no batch)."""
+    """Identity of a batch, equal whenever its rows are repeated.
+
+    Numbers only rise within an `application`, with gaps: a checkpoint without rows makes no batch.
+    """
 
     job: str
     sink: str
@@ -42,12 +44,12 @@ class BatchCheckpoint:
 
     @property
     def application(self) -> str:
-        """For targets that remember one number per writer, such as Delta's `txnAppId`."""
+        """Identity of the writer, for targets that remember a number per writer, such as Delta's `txnAppId`."""
         return f"{self.job}/{self.sink}/{self.lineage}"
 
     @property
     def token(self) -> str:
-        """As one idempotency key, for targets that take a text."""
+        """Idempotency key of the batch, for targets that take a text."""
         return f"{self.application}/{self.number}"
 
 
@@ -57,23 +59,26 @@ MakeFrame: TypeAlias = Callable[[BatchQueue, DecidedBatch], Any]
 
 @dataclass(frozen=True)
 class BatchCall:
-    """What a plan keeps of one `for_each_batch`; it never travels to the slots."""
+    """Function of a `for_each_batch` in a plan; never sent to the slots."""
 
     function: BatchFunction
     attempts: int
 
 
 class BatchFunctionFailed(InvalidJob):
-    """The function of `for_each_batch` has raised as often as it may."""
+    """Raised when the function of `for_each_batch` has failed in all its attempts."""
 
 
 def arrow_table(queue: BatchQueue, batch: DecidedBatch) -> Any:
-    """What the function gets where there is no Spark."""
+    """Returns the function's argument for a run without Spark."""
     return queue.read(batch)
 
 
 class BatchCaller:
-    """`attempts`: how often one batch may fail. `failures`: how often the next one has."""
+    """Calls the function for the decided batches of a queue.
+
+    `attempts`: number of failures of a batch that end the job. `failures`: number of failures of the next batch so far.
+    """
 
     def __init__(self, queue: BatchQueue, function: BatchFunction, attempts: int, make_frame: MakeFrame) -> None:
         self._queue = queue
@@ -83,8 +88,10 @@ class BatchCaller:
         self.failures = 0
 
     def turn(self) -> bool:
-        """Call the function for what is asked, in order, until it fails. Were there any? Raises what the store raises,
-        and `BatchFunctionFailed`."""
+        """Calls the function for the waiting batches in order, until a call fails. Returns True if there were any.
+
+        Raises errors of the store, and `BatchFunctionFailed`.
+        """
         worked = False
         for batch in self._queue.asked():
             if self._queue.is_done(batch):

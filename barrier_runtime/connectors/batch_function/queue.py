@@ -1,5 +1,5 @@
-"""What the sink and the program say to each other, as objects of the job's storage: which batches wait for the user's
-function, and up to which checkpoint it has succeeded.
+"""Messages between sink and program as objects of the job's storage: waiting batches, and the last successful
+checkpoint.
 
     <job>/write-ahead/<sink>/staged/…                      the rows, Parquet; written before the decision
     <job>/write-ahead/<sink>/asked/<lineage>/<checkpoint>  these objects are one decided batch: call the function
@@ -14,11 +14,11 @@ function, and up to which checkpoint it has succeeded.
 | a new generation | it opens                  |             | asked of other lineages, or done; rows that older      |
 |                  |                           |             | generations staged and the restored checkpoint lacks   |
 
-A savepoint that ends the job is taken when nothing waits any more. After rescaling subtask 0 asks for what all subtasks
-of the earlier parallelism have staged: a batch is of all subtasks.
+A savepoint that ends the job is taken when no batch waits. After rescaling, subtask 0 requests batches with the rows
+that all subtasks of the earlier parallelism staged, because a batch covers all subtasks.
 
-An object that asks says the same whoever writes it, so repeating it changes nothing. A note is never taken back: its
-name is the highest checkpoint, and within a lineage checkpoints only rise.
+A request has the same content whoever writes it, so writing it again changes nothing. A note is final: its name is the
+highest checkpoint, and checkpoints only rise within a lineage.
 """
 
 import hashlib
@@ -37,11 +37,11 @@ from barrier_runtime.state.store.object_store import ObjectNotFound, ObjectStore
 from barrier_runtime.state.store.paths import Paths
 
 _READ_AT_ONCE = 8  # staged objects of a batch
-_NOTED_SUBTASK = 0  # the global committer's
+_NOTED_SUBTASK = 0  # the global committer's subtask
 
 
 class BatchQueue:
-    """The batches of one sink of one job. Blocking; raises what the store raises."""
+    """Batches of a sink of a job. Blocks; raises errors of the store."""
 
     def __init__(self, store: ObjectStore, job: str, sink: str) -> None:
         self.store = store
@@ -52,7 +52,8 @@ class BatchQueue:
     # ------------------------------------------------------------ of the sink
 
     def ask(self, batch: DecidedBatch) -> None:
-        """Raises `Corrupt` when rows are gone: what was aborted must not be in the way of later batches."""
+        """Requests a batch. Raises `Corrupt` if staged rows are missing, so that aborted rows do not block later
+        batches."""
         gone = [each.key for each in batch.objects if self._is_gone(each)]
         if gone:
             raise Corrupt(
@@ -63,13 +64,16 @@ class BatchQueue:
         self.store.put(self._key(batch), msgspec.json.encode(batch))
 
     def withdraw(self, batch: DecidedBatch) -> None:
-        """The function has succeeded: nobody needs the rows any more."""
+        """Deletes the rows and the request after the function has succeeded."""
         self.store.delete([each.key for each in batch.objects])
         self.store.delete([self._key(batch)])
 
     def clean_up(self, lineage: str) -> None:
-        """Drop what nobody waits for: batches of an earlier start that `lineage` does not go on from, and such as a
-        sink asked for again after they were done."""
+        """Deletes obsolete requests.
+
+        These are requests of an earlier start from which `lineage` does not continue, and requests that a sink repeated
+        after the batch was done.
+        """
         prefix = self._paths.asked_prefix(self._sink)
         ours = self._paths.asked_prefix(self._sink, lineage)
         self.store.delete([info.key for info in self.store.list(prefix) if not info.key.startswith(ours)])
@@ -80,7 +84,7 @@ class BatchQueue:
     # ------------------------------------------------------------ of the program
 
     def asked(self) -> list[DecidedBatch]:
-        """Oldest checkpoint first within a lineage."""
+        """Returns the requested batches, oldest checkpoint first within a lineage."""
         keys = sorted(info.key for info in self.store.list(self._paths.asked_prefix(self._sink)))
         found = ((key, get_or_none(self.store, key)) for key in keys)
         return [DECIDED_BATCHES.decode(data, f"{self._where}: {key}") for key, data in found if data is not None]
@@ -102,8 +106,8 @@ class BatchQueue:
     # ------------------------------------------------------------ rows
 
     def read(self, batch: DecidedBatch) -> pa.Table:
-        """All rows. Raises `ObjectNotFound`, and `Corrupt` for an object that is not what was staged."""
-        import pyarrow.parquet as pq  # 20 ms; only users of Parquet pay
+        """Returns all rows. Raises `ObjectNotFound`, and `Corrupt` for an object that was not staged so."""
+        import pyarrow.parquet as pq  # the import takes 20 ms; only users of Parquet pay
 
         def table(staged: StagedRows) -> pa.Table:
             return pq.read_table(pa.BufferReader(self._checked(staged)))
@@ -112,7 +116,7 @@ class BatchQueue:
         return pa.concat_tables(list(tables), promote_options="default")
 
     def local_files(self, batch: DecidedBatch) -> list[str] | None:
-        """Paths of the Parquet files, every one checked as `read` checks it; None where storage is not a folder."""
+        """Paths of the Parquet files, checked as by `read`; None if the storage is not a folder."""
         if not self.store.url.startswith("file://"):
             return None
         for each in batch.objects:
@@ -150,7 +154,7 @@ class BatchQueue:
 
 
 def parquet(batches: Sequence[pa.RecordBatch]) -> bytes:
-    """One Parquet file that Spark reads: its times end at microseconds, so nanoseconds are cut."""
+    """Encodes a Parquet file for Spark, whose times have microseconds: nanoseconds are truncated."""
     import pyarrow.parquet as pq
 
     buffer: Any = pa.BufferOutputStream()

@@ -1,10 +1,10 @@
-"""The half of `for_each_batch` that runs in the slots: it stages rows, and asks the program to call the function.
+"""Half of `for_each_batch` in the slots: stages rows and requests calls of the function from the program.
 
 Pre-commit stages the rows as Parquet objects in the job's storage. When every subtask knows that the checkpoint is
-decided, subtask 0 asks for the function (`batch_function/queue`) and waits until the program has noted its success;
-only then does the checkpoint count as visible. So a job does not end before its last batch was taken, and a function
-that is slow or fails holds back later batches: they wait in storage, and when there are too many of them the stream
-waits. The function stays in the program (`batch_function/caller`); the slots never have it.
+decided, subtask 0 writes a request (`batch_function/queue`) and waits until the program has noted the success; only
+then is the checkpoint visible. Therefore a job ends only after its last batch was delivered. A slow or failing function
+delays later batches, which wait in storage; if too many wait, the stream waits. The function stays in the program
+(`batch_function/caller`) and is never sent to the slots.
 """
 
 import threading
@@ -18,14 +18,14 @@ from barrier_runtime.connectors.sink import SinkContext
 from barrier_runtime.connectors.sink_bases.decided_batch import BatchingSink, DecidedBatch
 from barrier_runtime.state.errors import InvalidJob, Unavailable
 
-_MOST_DECIDED = 16  # batches that wait for the function; then the stream waits, too
+_MOST_DECIDED = 16  # batches that wait for the function; at this number the stream waits
 _FIRST_LOOK_S = 0.02
 _LONGEST_LOOK_S = 1.0
-_TELL_AFTER_S = 10.0  # then the job's status says what it waits for, and it is tried again
+_TELL_AFTER_S = 10.0  # then the job's status reports the wait, and the commit is retried
 
 
 class BatchFunctionSink(BatchingSink):
-    """The sink of `stream.for_each_batch`. `function`: its name, for messages."""
+    """Sink of `stream.for_each_batch`. `function`: its name, for messages."""
 
     def __init__(self, function: str = "", *, max_bytes_in_memory: int = 32 << 20) -> None:
         super().__init__(max_bytes_in_memory=max_bytes_in_memory)
@@ -60,7 +60,7 @@ class BatchFunctionSink(BatchingSink):
         self._queue.withdraw(batch)
 
     def wait_until_done(self, batch: DecidedBatch) -> None:
-        """Raise `Unavailable` when the program has not called the function with success for some seconds."""
+        """Waits for the program's note. Raises `Unavailable` after some seconds without success."""
         look_s, until_s = _FIRST_LOOK_S, time.monotonic() + _TELL_AFTER_S
         while not self._queue.is_done(batch):
             if self._closing.wait(look_s) or time.monotonic() > until_s:

@@ -1,1 +1,1 @@
-"""Iterators, generated rows, collected rows and functions: no system outside the process."""
+"""Iterators, generated rows, collected rows and functions: no outside system."""

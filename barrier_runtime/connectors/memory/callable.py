@@ -1,6 +1,6 @@
-"""A user's function as a sink: at least once, because a call cannot be taken back when the job rolls back.
+"""Sink that calls a user's function. At least once, because a rollback cannot undo a call.
 
-For notebooks, tests and targets that do not mind a repeat. The function runs on the slot's loop: it must be quick.
+For notebooks, tests and targets that tolerate repeated rows. The function runs on the slot's loop and must be quick.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from barrier_runtime.operators.user_code import function_name, user_error
 
 
 def print_rows(rows: pa.RecordBatch) -> None:
-    """Each row as a dict on a line of its own."""
+    """Prints each row as a dict on its own line."""
     for row in rows_of(rows):
         print(row)
 
@@ -54,7 +54,7 @@ class CallableSink(TwoPhaseCommitSink):
         return None
 
     def commit(self, committable: bytes) -> None:
-        """Never called: pre-commit has nothing to hand over."""
+        """Never called: pre-commit returns no committable."""
 
     def abort(self, committable: bytes) -> None:
-        """Nothing can be taken back."""
+        """Does nothing: calls cannot be undone."""

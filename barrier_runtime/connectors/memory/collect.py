@@ -1,16 +1,17 @@
-"""Committed rows in this process's memory, for `run_local`: two-phase, so that only what was committed is ever seen.
+"""Sink that collects committed rows in this process's memory, for `run_local`. Two-phase: uncommitted rows are
+invisible.
 
     sink = CollectSink()
     flow.…sink("out", sink)
     flow.run_local()
     sink.rows()          # list of dicts
 
-Copies share one ledger (each subtask runs a copy). It cannot leave the process: the attempt says so.
+Copies share a ledger, because each subtask runs a copy. Pickling raises an error: the ledger cannot leave the process.
 
-With `checkpoints=` a job goes on where an earlier run ended, and so does what it collects: a sink has the rows of its
-own run. What that earlier run decided and did not show any more comes to the new sink if it happened in this process
-(of the last 256 sinks that staged anything, whether or not the program still has them); what another process had
-collected has gone with it.
+With `checkpoints=` a job continues where an earlier run ended, and a sink collects the rows of its own run. Rows that
+the earlier run decided but did not make visible go to the new sink if both runs are in this process. The process keeps
+the staged rows of the last 256 sinks that staged rows, even if the program has dropped these sinks. Rows that another
+process collected are gone with that process.
 """
 
 import importlib
@@ -33,7 +34,7 @@ from barrier_runtime.state.versioned import VersionedDecoder
 class _Staged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     number: int  # in the ledger
-    ledger: str = ""  # "": written by version 1, by another process in any case
+    ledger: str = ""  # "" in version 1, which another process wrote in any case
 
 
 _STAGED_VERSION = 2
@@ -41,7 +42,7 @@ _STAGED = VersionedDecoder(committable_format(_STAGED_VERSION), msgspec.json.Dec
 
 
 class _Ledger:
-    """What is staged, visible and dropped. The process's memory is this sink's durable store."""
+    """Staged and visible rows. The process's memory is this sink's durable store."""
 
     def __init__(self) -> None:
         self.id = uuid.uuid4().hex
@@ -68,7 +69,7 @@ class _Ledger:
             self._visible[number] = self._staged.pop(number)
 
     def adopt(self, earlier: str, number: int) -> None:
-        """Show what an earlier run, whose ledger had that id, decided and did not show."""
+        """Makes rows visible that an earlier run, with the ledger `earlier`, decided but did not make visible."""
         with _recent_lock:
             staged = _recent.get(earlier, {}).pop(number, None)
         if staged is not None:
@@ -80,12 +81,12 @@ class _Ledger:
 
 
 _KEPT = 256
-_recent: OrderedDict[str, dict[int, list[pa.RecordBatch]]] = OrderedDict()  # what is staged, by ledger's id
+_recent: OrderedDict[str, dict[int, list[pa.RecordBatch]]] = OrderedDict()  # staged rows, by ledger id
 _recent_lock = threading.Lock()
 
 
 def _keep(ledger: str, staged: dict[int, list[pa.RecordBatch]]) -> None:
-    """Beyond the life of its sink, which a program that runs a job again may have dropped."""
+    """Keeps staged rows beyond the life of their sink, which a program may drop before the next run."""
     with _recent_lock:
         _recent[ledger] = staged
         _recent.move_to_end(ledger)
@@ -103,7 +104,7 @@ class CollectSink(TwoPhaseCommitSink):
     >>> out.to_pandas()
     """
 
-    _where = "CollectSink"  # until it is opened
+    _where = "CollectSink"  # until `open`
 
     def __init__(self) -> None:
         self._ledger = _Ledger()
@@ -112,20 +113,20 @@ class CollectSink(TwoPhaseCommitSink):
         return "CollectSink()"
 
     def batches(self) -> list[pa.RecordBatch]:
-        """Committed batches, in the order of their commits."""
+        """Returns the committed batches in the order of their commits."""
         return self._ledger.batches()
 
     def rows(self) -> list[dict[str, Any]]:
-        """Committed rows as dicts."""
+        """Returns the committed rows as dicts."""
         return [row for batch in self.batches() for row in rows_of(batch)]
 
     def to_arrow(self) -> pa.Table:
-        """Committed rows as one table; without rows it has no columns either."""
+        """Returns the committed rows as one table; without rows the table has no columns."""
         batches = self.batches()
         return pa.Table.from_batches(batches) if batches else pa.table({})
 
     def to_pandas(self) -> Any:
-        """Committed rows as a `pandas.DataFrame`."""
+        """Returns the committed rows as a `pandas.DataFrame`."""
         try:
             importlib.import_module("pandas")
         except ImportError:

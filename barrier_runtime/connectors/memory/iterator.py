@@ -1,11 +1,11 @@
-"""A Python iterator as a source. Its position is a count; a replay makes the iterator anew and skips what was read.
+"""Source of the rows of a Python iterator. The position is a count; a replay skips the rows that were read.
 
-That is exactly-once only if `make_iterator(index, of)` yields the same rows each time it is called: a generator over
-fixed data does, a clock or a socket does not (declare it `replayable=False`).
+Exactly-once requires that each call of `make_iterator(index, of)` yields the same rows. A generator over fixed data
+does; a clock or a socket does not and needs `replayable=False`.
 
-Each iterator runs in a thread of its own (`rows_ahead`), so it may wait. The slot's loop gives a quick one some
-milliseconds to fill a batch; of one that is slower than that it takes what is there. When a reader is closed while its
-iterator waits, the thread stays until the iterator goes on; its rows are dropped.
+Each iterator runs in its own thread (`rows_ahead`), so it may wait. The slot's loop waits some milliseconds for a full
+batch of a quick iterator; from a slower iterator the loop takes the available rows. After a reader is closed, its
+thread lives until the waiting iterator returns; these rows are dropped.
 """
 
 import itertools
@@ -25,12 +25,12 @@ from barrier_runtime.state.errors import InvalidJob
 
 MakeIterator = Callable[[int, int], Iterable[Row]]
 
-_POLL_NS = 1_000_000  # at an iterator that waits …
-_GATHER_NS = 5_000_000  # … and gave rows just now: small batches cost more than they are worth
+_POLL_NS = 1_000_000  # between polls of an iterator that waits …
+_GATHER_NS = 5_000_000  # … and after rows, because small batches cost more than they are worth
 
 
 class SplitShare(msgspec.Struct, frozen=True):
-    """Split `index` of `of`, in its payload: as a source of numbered rows, row index, index + of, index + 2 * of, …"""
+    """Payload of split `index` of `of`; in a source of numbered rows: the rows index, index + of, index + 2 * of, …"""
 
     index: int
     of: int
@@ -55,12 +55,12 @@ _POSITION = msgspec.json.Decoder(_Position)
 class IteratorSource(EventTimeOfSource):
     """Rows (dicts) of `make_iterator(index, of)`, called for each of the `splits` (default: one per subtask).
 
-    After a failure the iterator is made anew and the rows already read are skipped, so it must give the same rows each
-    time; where it cannot, say `replayable=False` (and the job cannot be exactly-once).
+    After a failure a new iterator is made and the rows already read are skipped, so every iterator must yield the same
+    rows. If this is impossible, set `replayable=False`; the job then cannot be exactly-once.
 
-    It runs in a thread of its own, some thousand rows ahead at most, and may wait as long as it likes: for a socket, an
-    API, a clock. Rows go on as they are yielded. The thread is not interrupted: after a failure a new iterator may be
-    made while the old one still waits. What it raises fails the job, behind the rows before it.
+    The iterator runs in its own thread, at most some thousand rows ahead, and may wait for a socket, an API or a clock.
+    Rows are passed on as they are yielded. The thread is not interrupted: after a failure a new iterator may start
+    while the old iterator still waits. An exception of the iterator fails the job, after the rows before the exception.
     """
 
     make_iterator: MakeIterator
@@ -70,7 +70,7 @@ class IteratorSource(EventTimeOfSource):
     splits: int | None = None
 
     def named(self, name: str) -> "IteratedRows":
-        """Checks the schema; calls nothing. Raises `InvalidJob`."""
+        """Returns the source after a check of its schema; calls nothing. Raises `InvalidJob`."""
         where = f"source {name!r}"
         if self.splits is not None and (type(self.splits) is not int or self.splits < 1):
             raise InvalidJob(f"{where}: splits={self.splits!r}: give a whole number, 1 or more")
@@ -108,7 +108,7 @@ class IteratorReader:
         self._function = function_name(make_iterator)
         self._schema = schema
         self._ahead: RowsAhead | None = None
-        self._due_ns = 0  # of an iterator that is not quick
+        self._due_ns = 0  # for an iterator that is not quick
         self._count = 0
 
     @property
@@ -116,7 +116,7 @@ class IteratorReader:
         return self._ahead is not None and self._ahead.over
 
     def prepare(self) -> None:
-        """Make the iterator (again) and skip what was read before, in its thread."""
+        """Makes the iterator and skips the rows read before, in its thread."""
         if self._ahead is None:
             self._ahead = self._begin(self._count)
 

@@ -1,8 +1,9 @@
-"""A function that is asked again and again as a source: for an API, a table, whatever can be asked for what is new.
+"""Source of rows from a function that is called periodically: for an API, a table or another system that can be
+queried.
 
-The function gets a cursor and gives rows and the next cursor. A position is the cursor of the page at hand and how many
-of its rows went out, so a restored job asks for the page again and goes on inside it. The function runs in a thread of
-its own, a page ahead at most, which wakes the slot when there is one.
+The function takes a cursor and returns rows and the next cursor. A position is the cursor of the current page and the
+number of its rows that were emitted, so a restored job requests the page again and continues inside it. The function
+runs in its own thread, at most one page ahead, and the thread wakes the slot for each page.
 """
 
 import datetime
@@ -23,12 +24,12 @@ from barrier_runtime.state.errors import BarrierRuntimeError
 
 Fetch = Callable[[Any], tuple[Iterable[Row], Any] | None]
 
-_LOOK_NS = 1_000_000_000  # without being woken
+_LOOK_NS = 1_000_000_000  # between polls without a wake-up
 
 
 class _Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cursor: Any
-    taken: int  # rows of the page that the cursor gives
+    taken: int  # emitted rows of the cursor's page
 
 
 _POSITION = msgspec.json.Decoder(_Position)
@@ -38,15 +39,17 @@ _CURSOR = msgspec.json.Decoder()
 @kinds_checked
 @dataclass(frozen=True)
 class PollSource(EventTimeOfSource):
-    """Rows (dicts) that `fetch(cursor)` gives, called every `every`. It returns `(rows, next_cursor)`, or None at the
-    end. The cursor is None at first, then what the last call gave; it is kept in checkpoints, so it is what JSON can
-    hold.
+    """Rows (dicts) of `fetch(cursor)`, which is called every `every`.
 
-    After a failure `fetch` gets the cursor of the page at hand again, and rows that went out are skipped. So the same
-    cursor must give the same rows first; where it cannot, say `replayable=False` (and the job cannot be exactly-once).
+    `fetch` returns `(rows, next_cursor)`, or None at the end. The first cursor is None, each further cursor is the
+    `next_cursor` of the last call. Checkpoints contain the cursor, so it must be JSON.
 
-    It runs in a thread of its own and may wait. What it raises fails the job; `Unavailable` is tried again under
-    `restart=`. One subtask asks.
+    After a failure `fetch` gets the cursor of the current page again, and rows that were already emitted are skipped.
+    The same cursor must therefore return the same rows first. If this is impossible, set `replayable=False`; the job
+    then cannot be exactly-once.
+
+    `fetch` runs in its own thread, in a single subtask, and may wait. An exception of `fetch` fails the job;
+    `Unavailable` is retried under `restart=`.
     """
 
     fetch: Fetch
@@ -56,14 +59,14 @@ class PollSource(EventTimeOfSource):
     replayable: bool = True
 
     def named(self, name: str) -> "PolledRows":
-        """Checks the settings; calls nothing. Raises `InvalidJob`."""
+        """Returns the source after a check of its settings; calls nothing. Raises `InvalidJob`."""
         where = f"source {name!r}"
         every_ms = milliseconds(self.every, f"every of {where}")
         return PolledRows(name, self.fetch, every_ms, as_schema(self.schema, where), self.replayable)
 
 
 class PolledRows:
-    """A `PollSource` with its name."""
+    """`PollSource` with its name."""
 
     positions_in = "rows of a function that is polled"
 
@@ -104,9 +107,9 @@ class PollReader:
         self._error: BaseException | None = None
         self._wake: Callable[[], None] = _nothing
         self._thread: threading.Thread | None = None
-        self._page: _Page | None = None  # of which rows are given now
+        self._page: _Page | None = None  # the current page
         self._place = _Position(None, 0)
-        self._skip = 0  # rows of the first page that went out before a restore
+        self._skip = 0  # rows of the first page that were emitted before a restore
         self._due_ns: int | None = None
 
     @property
@@ -146,7 +149,7 @@ class PollReader:
         self._skip = self._place.taken
 
     def close(self) -> None:
-        """Does not wait for a function that waits: the thread ends when that returns."""
+        """Does not wait for a waiting function: the thread ends when the function returns."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -159,7 +162,7 @@ class PollReader:
             self._page = None
 
     def _take(self) -> _Page | None:
-        """The next page; None when there is none now. Raises what ended the thread."""
+        """Returns the next page; None if there is none yet. Raises the exception that ended the thread."""
         with self._changed:
             page, self._waiting = self._waiting, None
             if page is not None:
@@ -180,7 +183,7 @@ class PollReader:
         error: BaseException | None = None
         try:
             self._ask_on(cursor)
-        except BaseException as raised:  # `poll` raises it again
+        except BaseException as raised:  # `poll` raises the exception again
             error = raised
         with self._changed:
             self._error = error
@@ -211,8 +214,8 @@ class PollReader:
             if not isinstance(given, tuple) or len(given) != 2:
                 raise TypeError(f"it gave {type(given).__name__}: return (rows, next cursor), or None at the end")
             rows: list[Row] = []
-            self._writer.take(given[0], rows)  # a function may give one dict again and again
-            kept = _CURSOR.decode(msgspec.json.encode(given[1]))  # as a restored job gets it
+            self._writer.take(given[0], rows)  # a function may yield the same dict repeatedly
+            kept = _CURSOR.decode(msgspec.json.encode(given[1]))  # the value that a restored job gets
         except BarrierRuntimeError:
             raise
         except Exception as error:
@@ -222,4 +225,4 @@ class PollReader:
 
 
 def _nothing() -> None:
-    """Nobody waits to be woken."""
+    """Used until `wake_by`."""

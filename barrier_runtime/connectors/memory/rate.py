@@ -1,4 +1,4 @@
-"""A generator with intended emission times, for demonstrations and measurements without coordinated omission."""
+"""Generator of rows with intended emission times, for demonstrations and for latencies without coordinated omission."""
 
 import math
 from collections.abc import Sequence
@@ -27,9 +27,11 @@ _POSITION = msgspec.json.Decoder(_Position)
 @kinds_checked
 @dataclass(frozen=True)
 class RateSource(EventTimeOfSource):
-    """Generated rows on a schedule: `value` (0, 1, 2, …; int64), `intended_at` (when the row was due; timestamp[ns,
-    UTC]) and, with `keys`, `key` (`value % keys`). `rows_per_second` and `rows` are totals over all `splits` (default:
-    one per subtask); endless without `rows`.
+    """Generated rows on a schedule.
+
+    Columns: `value` (0, 1, 2, …; int64), `intended_at` (due time of the row; timestamp[ns, UTC]) and, with `keys`,
+    `key` (`value % keys`). `rows_per_second` and `rows` are totals over all `splits` (default: one per subtask).
+    Without `rows` the source is endless.
 
     >>> flow.source("ticks", RateSource(1_000, keys=100), event_time="intended_at")
     """
@@ -41,12 +43,12 @@ class RateSource(EventTimeOfSource):
     splits: int | None = None
 
     def named(self, name: str) -> "GeneratedRows":
-        """Checks the settings. Raises `InvalidJob`."""
+        """Returns the source after a check of its settings. Raises `InvalidJob`."""
         return GeneratedRows(name, self.rows_per_second, self.rows, self.keys, self.splits)
 
 
 class GeneratedRows:
-    """A `RateSource` with its name. `rows=None` never ends."""
+    """`RateSource` with its name. `rows=None` never ends."""
 
     exactly_once = True
     positions_in = "generated rows"
@@ -117,7 +119,7 @@ class RateReader:
         return Polled(pa.RecordBatch.from_arrays(columns, schema=self._schema), emit_ns)
 
     def _few(self, numbers: range, start_ns: int) -> FewRows:
-        """The same rows as lists."""
+        """Returns the same rows as lists."""
         of, index, period_ns = self._part.of, self._part.index, self._period_ns * self._part.of
         values = [number * of + index for number in numbers]
         columns = [values, [start_ns + int(number * period_ns) for number in numbers]]
@@ -137,4 +139,4 @@ class RateReader:
         self._schedule.start_ns = found.start_ns
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""

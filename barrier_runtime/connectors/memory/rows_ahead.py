@@ -1,9 +1,8 @@
-"""Rows of a user's iterator, pulled and put into batches in a thread of its own: whoever asks for rows never waits for
-long, however long the iterator does.
+"""Rows of a user's iterator, batched in a separate thread, so that taking rows never waits long.
 
-The thread makes chunks, small enough for their rows to be in the processor's cache when they become columns, until they
-are a batch, bounded by rows and bytes. It goes on when that was taken: two threads that take turns at the interpreter
-should do so seldom. When the iterator waits, what is there can be taken as it is.
+The thread builds chunks, small enough that their rows stay in the processor's cache until they become columns, and
+stops at a full batch, bounded by rows and bytes, until the batch is taken: two threads should rarely alternate at the
+interpreter. While the iterator waits, incomplete batches can be taken.
 """
 
 import itertools
@@ -15,12 +14,12 @@ import pyarrow as pa
 
 from barrier_runtime.data.rows import Row, RowWriter
 
-_TIMEOUT_S = 0.005  # with an iterator that was quick until now
+_TIMEOUT_S = 0.005  # for an iterator that was quick so far
 _CHUNK_ROWS = 1_024
 _BATCH_CHUNKS = 4
 _BATCH_BYTES = 8 << 20
-_WEIGH_EVERY = 64  # one row in so many is weighed; of large rows each
-# Nothing runs in these that could change a row that was given.
+_WEIGH_EVERY = 64  # one of so many rows is weighed, every row if rows are large
+# These iterators run no user code that could change a row after it was yielded.
 _NO_CODE: tuple[type, ...] = (type(iter([])), type(iter(())))
 
 
@@ -31,8 +30,11 @@ class IteratorRaised(Exception):
 
 
 class RowsAhead:
-    """`begin` makes the iterator; it runs in the thread, too, and may take as long as it likes. `writer` is used by the
-    thread and by the caller that takes rows."""
+    """Pulls rows in a thread.
+
+    `begin` makes the iterator, also in the thread, and may take any time. The thread and the caller of `take` share
+    `writer`.
+    """
 
     def __init__(
         self,
@@ -45,11 +47,11 @@ class RowsAhead:
         self._writer = writer
         self._wide = [field.name for field in schema if not _is_narrow(field.type)]
         self._changed = threading.Condition()
-        self._rest: pa.RecordBatch | None = None  # the oldest rows, the caller's; then …
+        self._rest: pa.RecordBatch | None = None  # the oldest rows, owned by the caller; then …
         self._chunks: list[pa.RecordBatch] = []
         self._chunks_bytes = 0
-        self._filling: list[Row] = []  # those after them; the thread appends while another one looks
-        self._taken = 0  # of these
+        self._filling: list[Row] = []  # the newest rows, to which the thread appends while a caller reads
+        self._taken = 0  # rows of `_filling` that were taken
         self._ended = False
         self._closed = False
         self._error: BaseException | None = None
@@ -57,8 +59,10 @@ class RowsAhead:
         threading.Thread(target=self._run, name=f"rows-{name}", daemon=True).start()
 
     def take(self, limit: int) -> pa.RecordBatch | None:
-        """The next rows, at most `limit`; None when there are none now, or no more. Raises `IteratorRaised`, or what
-        the writer raised, when all rows before that were taken."""
+        """Returns the next rows, at most `limit`; None if there are none now, or no more.
+
+        Raises `IteratorRaised` or an error of the writer after all earlier rows were taken.
+        """
         if self._rest is not None:
             return self._first(self._rest, limit)
         with self._changed:
@@ -77,7 +81,7 @@ class RowsAhead:
 
     @property
     def over(self) -> bool:
-        """Every row was taken, and there will be no more."""
+        """True if every row was taken and no more rows follow."""
         return self._ended and not self._chunks and self._rest is None and self._error is None
 
     def _first(self, rows: pa.RecordBatch, limit: int) -> pa.RecordBatch:
@@ -88,7 +92,7 @@ class RowsAhead:
         return len(self._chunks) >= _BATCH_CHUNKS or self._chunks_bytes >= _BATCH_BYTES or self._ended
 
     def close(self) -> None:
-        """Does not wait for an iterator that waits: the thread ends when it goes on."""
+        """Does not wait for a waiting iterator: the thread ends when the iterator returns."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -99,7 +103,7 @@ class RowsAhead:
         error: BaseException | None = None
         try:
             self._pull()
-        except BaseException as raised:  # `take` raises it again
+        except BaseException as raised:  # `take` raises the exception again
             error = raised
         with self._changed:
             self._error = error
@@ -121,13 +125,13 @@ class RowsAhead:
                 self._hand_over()
 
     def _has_room(self) -> bool:
-        """Waits until a batch that is full was taken. False: nothing more is wanted."""
+        """Waits until a full batch was taken. Returns False after `close`."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or not self._is_enough())
             return not self._closed
 
     def _fill(self, iterator: Iterator[Row]) -> bool:
-        """False at the end."""
+        """Fills a chunk. Returns False at the end of the iterator."""
         rows = self._filling
         weight, wanted, size = self._chunks_bytes, 0, 1 if self._wide else _CHUNK_ROWS
         while wanted < _CHUNK_ROWS and weight < _BATCH_BYTES and not self._closed:
@@ -146,7 +150,7 @@ class RowsAhead:
         return True
 
     def _weight(self, row: Row) -> int:
-        """Bytes, about. What is not a row is refused later."""
+        """Approximate bytes of a row. Values that are not rows are refused later."""
         if not self._wide or not isinstance(row, dict):
             return 0
         return sum([_weight(row.get(name)) for name in self._wide])

@@ -1,1 +1,1 @@
-"""What sources of several systems share."""
+"""Parts that sources of several systems share."""

@@ -1,4 +1,4 @@
-"""The columns of a table that is read while it changes: those of the start, each of its type, or the job ends."""
+"""Check of the columns of a table that changes while it is read: a lost or incompatible column ends the job."""
 
 import pyarrow as pa
 import pyarrow.types as types
@@ -7,8 +7,10 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 def check_kept(now: pa.Schema, wanted: pa.Schema, table: str, where: str) -> None:
-    """Raise `InvalidJob` for a column of `wanted` that the table has lost, or has with a type of another kind. A type
-    that was widened is left to the cast, which keeps or refuses each value."""
+    """Raises `InvalidJob` for a column of `wanted` that the table has lost, or whose type is now of another kind.
+
+    Widened types pass: the cast keeps or refuses each value.
+    """
     for field in wanted:
         if field.name not in now.names:
             raise InvalidJob(

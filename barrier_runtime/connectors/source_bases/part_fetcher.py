@@ -1,10 +1,10 @@
-"""Threads that fetch parts of files for one subtask of a source, ahead of their use and bounded by bytes.
+"""Threads that fetch parts of files ahead for one subtask of a source, bounded by bytes.
 
-The loop reserves bytes for a part, submits its request, and is woken when the part has come. Bytes are reserved until
-the reader has used them and releases them. A part that somebody waits for may exceed the bound if no other part is on
-its way, so that a part larger than the bound is read as well. The first refusal of such a part ends reservations until
-the next pass over the splits, which begins with the split that is furthest behind: those after it cannot take what it
-needs.
+The loop reserves bytes for a part, submits the request, and is woken when the part has arrived. Bytes stay reserved
+until the reader releases them after use. A needed part may exceed the bound if no other request is running, so that
+parts larger than the bound are read as well. After the first refusal of a needed part, all reservations fail until the
+next pass over the splits, which begins with the split that is furthest behind: later splits cannot take the bytes that
+the refused part needs.
 """
 
 import threading
@@ -18,25 +18,28 @@ MOST_BYTES = 64 << 20
 
 
 class PartFetcher:
-    """Thread-safe. `wake` is called by a thread when a request is answered."""
+    """Fetches parts in threads. Thread-safe. A thread calls `wake` after each answer."""
 
     def __init__(self, wake: Callable[[], None], most_bytes: int | None = None) -> None:
         self._wake = wake
         self._most_bytes = MOST_BYTES if most_bytes is None else most_bytes
-        self._lock = threading.RLock()  # the collector may close a file that was left open, in any line
+        self._lock = threading.RLock()  # reentrant: the garbage collector may close an abandoned file at any line
         self._pool: ThreadPoolExecutor | None = None
-        self._parts = 0  # on their way
-        self._refused = False  # a part that somebody waits for, in this pass
+        self._parts = 0  # requested, not answered
+        self._refused = False  # a needed part was refused in this pass
         self._closed = False
-        self.held_bytes = 0  # on their way, or kept by readers
-        self.came = False  # since the last pass began, an answer has come, or bytes that somebody lacks were released
+        self.held_bytes = 0  # requested, or held by readers
+        self.came = False  # since the begin of the pass: an answer arrived, or bytes were released after a refusal
 
     def begin_pass(self) -> None:
-        """The readers are asked from here on, the one that is furthest behind first."""
+        """Begins a pass over the readers, which starts with the reader that is furthest behind."""
         self.came = self._refused = False
 
     def reserve(self, size: int, *, needed: bool) -> bool:
-        """`needed`: the reader waits for these bytes, and asks again in the next pass if they are refused."""
+        """Reserves `size` bytes. Returns False if the bound does not allow them.
+
+        `needed`: the reader waits for these bytes and retries a refused reservation in the next pass.
+        """
         with self._lock:
             allowed = self.held_bytes + size <= self._most_bytes or (needed and not self._parts)
             if self._closed or self._refused or not allowed:
@@ -46,7 +49,7 @@ class PartFetcher:
             return True
 
     def take(self, size: int) -> None:
-        """As `reserve`, of bytes that are read anyhow."""
+        """Reserves bytes that are read regardless of the bound."""
         with self._lock:
             self.held_bytes += size
 
@@ -76,7 +79,7 @@ class PartFetcher:
         return future
 
     def submit(self, work: Callable[[], _T]) -> "Future[_T]":
-        """Does `work` in a thread, and wakes the subtask then."""
+        """Runs `work` in a thread and then wakes the subtask."""
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="fetch-ahead")
@@ -85,10 +88,10 @@ class PartFetcher:
         return future
 
     def close(self) -> None:
-        """Requests that are under way end by themselves; nobody is woken."""
+        """Ends without waiting for running requests, and wakes no subtask any more."""
         with self._lock:
             self._closed = True
-            self._wake = _wakes_nobody  # the slot may be gone when a thread is done
+            self._wake = _wakes_nobody  # a thread may finish after the slot has gone
             pool, self._pool = self._pool, None
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)

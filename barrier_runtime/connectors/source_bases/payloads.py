@@ -1,8 +1,8 @@
-"""Payloads of records as typed Arrow columns: bytes, text or JSON, for every source of a log.
+"""Decodes payloads of records (bytes, text or JSON) into typed Arrow columns, for all sources of logs.
 
-A decoder takes many payloads at once; when something is wrong with one of them `decoded` finds out which, so that the
-rest is good and the bad one can be named. JSON is decoded payload by payload: joined for one parse, a payload could
-pass for two, and two for one.
+A decoder takes many payloads at once. If a payload is invalid, `decoded` finds the payload, so that the others are kept
+and the error can name it. JSON is decoded payload by payload: joined for one parse, a payload could be taken for two,
+or two for one.
 """
 
 import datetime
@@ -20,24 +20,27 @@ from barrier_runtime.data.values.json_doors import SPECIAL_FLOATS, column_of_jso
 from barrier_runtime.data.values.stored_times import is_time_kind, numbers_of_texts, times_of_texts
 from barrier_runtime.state.errors import InvalidJob
 
-_CUT = 300  # characters of a reason that is not ours
-_FEW_TEXTS = 16  # times are read by Arrow where there are more
+_CUT = 300  # characters of an error message of another library
+_FEW_TEXTS = 16  # Arrow parses times if there are more
 
 
 class Decoder(Protocol):
     schema: pa.Schema
 
     def rows(self, payloads: Sequence[bytes | None], records: Sequence[Any]) -> list[Any]:
-        """One row each, of whatever kind. `records`: what the payloads came in. Raises if one cannot be decoded."""
+        """Returns a row, of any type, per payload. Raises if a payload cannot be decoded.
+
+        `records`: the records that contain the payloads.
+        """
         ...
 
     def columns(self, rows: Sequence[Any]) -> list[pa.Array]:
-        """Raises if a value does not fit its column. A row may be None: nulls."""
+        """Returns the columns of `rows`; a row None becomes nulls. Raises if a value does not fit the column."""
         ...
 
 
 def _no_outage(error: Exception) -> None:
-    """Nothing outside is asked for a payload."""
+    """For decoders that depend on no outside system."""
 
 
 def decoded(
@@ -46,8 +49,10 @@ def decoded(
     records: Sequence[Any],
     raise_outage: Callable[[Exception], None] = _no_outage,
 ) -> tuple[list[pa.Array], dict[int, str]]:
-    """Columns, and by index what is wrong with the bad ones, whose columns are null. `raise_outage`: raises
-    `Unavailable` or `InvalidJob` when an error is the fault of no record."""
+    """Returns the columns, and an error message for each invalid payload by index; its columns are null.
+
+    `raise_outage`: raises `Unavailable` or `InvalidJob` for an error that no record has caused.
+    """
     try:
         return decoder.columns(decoder.rows(payloads, records)), {}
     except Exception as error:
@@ -71,7 +76,7 @@ def _reason(error: Exception) -> str:
 
 
 def _nullable(decoder: Decoder, rows: list[Any], bad: dict[int, str]) -> list[pa.Array]:
-    """Columns of the good rows, with nulls where the bad ones are."""
+    """Columns of the good rows, with nulls in place of the invalid rows."""
     good = [index for index in range(len(rows)) if index not in bad]
     columns = decoder.columns([rows[index] for index in good])
     places: list[int | None] = [None] * len(rows)
@@ -81,7 +86,7 @@ def _nullable(decoder: Decoder, rows: list[Any], bad: dict[int, str]) -> list[pa
 
 
 def columns_of(columns: Sequence[Sequence[Any]], schema: pa.Schema) -> list[pa.Array]:
-    """One array for each field of `schema`. Raises `UnkeptValue` for a value that its column does not keep."""
+    """Returns an array per field of `schema`. Raises `UnkeptValue` for a value that the column cannot keep exactly."""
     return [
         column_of_records(values, field.type, field.name, field.nullable)
         for values, field in zip(columns, schema, strict=True)
@@ -89,7 +94,7 @@ def columns_of(columns: Sequence[Sequence[Any]], schema: pa.Schema) -> list[pa.A
 
 
 class PlainPayloads:
-    """Payloads as they are: bytes, or UTF-8 text. `values`: of each column, as Arrow would take them."""
+    """Payloads without decoding: bytes, or UTF-8 text. `values`: per column, the values that Arrow accepts."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
@@ -112,7 +117,7 @@ _INTEGERS = {
 }
 
 
-_Number = int | float | str  # numbers of many digits stay what they are, and NaN is a text
+_Number = int | float | str  # large integers stay exact; NaN is a text
 _SCALARS: tuple[tuple[Callable[[pa.DataType], bool], Any], ...] = (
     (pa.types.is_integer, Annotated[int, msgspec.Meta(ge=0)]),
     (pa.types.is_floating, _Number),
@@ -121,13 +126,13 @@ _SCALARS: tuple[tuple[Callable[[pa.DataType], bool], Any], ...] = (
     (lambda kind: kind in (pa.binary(), pa.large_binary(), pa.binary_view()), bytes),
     (pa.types.is_fixed_size_binary, bytes),
     (pa.types.is_date, datetime.date),
-    (lambda kind: is_time_kind(kind), str),  # with all their digits
+    (lambda kind: is_time_kind(kind), str),  # as text, which keeps all digits
     (pa.types.is_decimal, decimal.Decimal),
 )
 
 
 def _json_type(kind: pa.DataType, column: str, where: str) -> Any:
-    """What msgspec has to read for a column of type `kind`."""
+    """Returns the type that msgspec decodes for a column of type `kind`."""
     is_ = pa.types
     if kind in _INTEGERS:
         return _INTEGERS[kind]
@@ -148,7 +153,7 @@ def _json_type(kind: pa.DataType, column: str, where: str) -> Any:
 
 
 def json_row(schema: pa.Schema, where: str) -> type[msgspec.Struct]:
-    """What msgspec decodes a payload to. Raises `InvalidJob` for a column of a type that JSON is not read as."""
+    """Returns the class into which msgspec decodes a payload. Raises `InvalidJob` for an unsupported column type."""
     fields: list[Any] = []
     for number, field in enumerate(schema):
         kind = _json_type(field.type, field.name, where)
@@ -158,9 +163,12 @@ def json_row(schema: pa.Schema, where: str) -> type[msgspec.Struct]:
 
 
 class JsonPayloads:
-    """One JSON object per payload. Fields that are not in the schema are left out, absent ones are null; of a field
-    that is there twice the last counts. Times are RFC 3339 text (UTC where they do not say), durations ISO 8601,
-    binary is base64. A payload that is None is a row of nulls. `values`: as in `PlainPayloads`; times are numbers."""
+    """Payloads of one JSON object each.
+
+    Fields that the schema lacks are ignored, absent fields are null, and the last of repeated fields wins. Times are
+    RFC 3339 text (UTC by default), durations ISO 8601, binary is base64. A payload None is a row of nulls. `values`: as
+    in `PlainPayloads`; times are numbers.
+    """
 
     def __init__(self, schema: pa.Schema, where: str) -> None:
         self.schema = schema

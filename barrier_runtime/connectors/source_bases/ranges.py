@@ -1,8 +1,8 @@
-"""A file that is read by ranges, of which the next ones are fetched ahead.
+"""File that is read by ranges, with the next ranges fetched ahead.
 
-`there` says whether some bytes have come; bytes that were never requested are requested then, and those behind them as
-far as the bound of the `PartFetcher` allows. Reading waits for bytes that have not come: readers on the loop call
-`there` first. Without a `PartFetcher` each range is requested when it is read.
+`there` reports whether bytes have arrived. It requests missing bytes, and the bytes after them as far as the bound of
+the `PartFetcher` allows. Reading waits for missing bytes, so readers on the loop call `there` first. Without a
+`PartFetcher`, each range is requested when it is read.
 """
 
 import io
@@ -13,17 +13,17 @@ from typing import Any
 
 from barrier_runtime.connectors.source_bases.part_fetcher import PartFetcher
 
-BLOCK_BYTES = 1 << 20  # of a request, of a file that is read from its beginning to its end
-FIRST_BYTES = 320 << 10  # of the first request of a file; a file up to this size is fetched by it whole
-AHEAD_BYTES = 8 << 20  # requested beyond the bytes that a reader of a file waits for
+BLOCK_BYTES = 1 << 20  # of a request, for a file that is read sequentially
+FIRST_BYTES = 320 << 10  # of the first request; the request fetches smaller files whole
+AHEAD_BYTES = 8 << 20  # requested beyond the needed bytes of a reader
 
 
 class NotThere(Exception):
-    """The bytes have not come yet: ask again when the subtask is woken."""
+    """The bytes have not arrived yet; retry when the subtask is woken."""
 
 
 class _Part:
-    """The bytes from `start` to `end`, once they have come."""
+    """Bytes from `start` to `end`, requested or fetched."""
 
     __slots__ = ("data", "end", "start")
 
@@ -37,20 +37,25 @@ class _Part:
 
 
 class RangesFile(io.RawIOBase):
-    """`read(offset, length)` returns all these bytes, or raises what is to be told. For one thread at a time."""
+    """File over `read(offset, length)`, which returns all these bytes or raises.
+
+    For use by one thread at a time.
+    """
 
     def __init__(self, read: Callable[[int, int], bytes], size: int, fetcher: PartFetcher | None = None) -> None:
         self._read = read
         self._size = size
         self._fetcher = fetcher
-        self._parts: list[_Part] = []  # in order, without overlaps
+        self._parts: list[_Part] = []  # ordered, without overlaps
         self._at = 0
 
     # ------------------------------------------------------------ ahead
 
     def there(self, offset: int, length: int) -> bool:
-        """Whether these bytes, as far as the file has them, can be read at once. Raises what their request
-        raised."""
+        """True if these bytes, up to the end of the file, can be read without waiting.
+
+        Raises errors of their request.
+        """
         if self._fetcher is None:
             return True
         end = min(offset + length, self._size)
@@ -63,8 +68,10 @@ class RangesFile(io.RawIOBase):
         return self.have([(offset, end)])
 
     def request(self, ranges: Sequence[tuple[int, int]], *, needed: bool, most: int = BLOCK_BYTES) -> bool:
-        """Requests what is missing of the ranges (start, end), `most` bytes at a time; False: there is no room now, and
-        nothing was requested."""
+        """Requests the missing bytes of the ranges (start, end) in parts of `most` bytes.
+
+        Returns False, without requests, if the fetcher refuses the bytes.
+        """
         fetcher = self._fetcher
         if fetcher is None:
             return True
@@ -79,7 +86,7 @@ class RangesFile(io.RawIOBase):
         return True
 
     def have(self, ranges: Sequence[tuple[int, int]]) -> bool:
-        """Whether all the ranges, which were requested, have come. Raises what their requests raised."""
+        """True if all requested ranges have arrived. Raises errors of their requests."""
         parts = [part for start, end in ranges for part in self._within(start, end)]
         for part in parts:
             if part.data.done():
@@ -94,14 +101,14 @@ class RangesFile(io.RawIOBase):
             self._release(gone)
 
     def keep(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Drops parts that have nothing of these ranges (start, end)."""
+        """Drops parts outside these ranges (start, end)."""
         wanted = list(ranges)
         kept = [part for part in self._parts if any(part.start < end and part.end > start for start, end in wanted)]
         gone, self._parts = [part for part in self._parts if part not in kept], kept
         self._release(gone)
 
     def has_read(self, offset: int) -> None:
-        """Nobody reads before `offset` any more, and it may take long until somebody reads on."""
+        """Drops the bytes before `offset`; the next read may be long after."""
         if self._fetcher is None:
             return
         self.forget(0, offset)
@@ -143,7 +150,7 @@ class RangesFile(io.RawIOBase):
         return data
 
     def read_buffer(self, size: int) -> memoryview | bytes:
-        """As `read`, without a copy where it can be: for Arrow."""
+        """Reads like `read`, without a copy if possible; for Arrow."""
         part, end = self._at_or_after(self._at), min(self._at + size, self._size)
         if part is None or part.start > self._at or part.end < end:
             return self.read(size)
@@ -157,7 +164,7 @@ class RangesFile(io.RawIOBase):
         return len(data)
 
     def read_at(self, length: int, offset: int) -> bytes:
-        """Waits for bytes that have not come."""
+        """Reads bytes; waits for missing bytes."""
         end = min(offset + length, self._size)
         chunks = []
         while offset < end:
@@ -180,7 +187,7 @@ class RangesFile(io.RawIOBase):
     # ------------------------------------------------------------ inside
 
     def _read_now(self, start: int, end: int, limit: int) -> _Part:
-        """Reads from `start` to `end` at least, unless the limit is before it."""
+        """Reads at least from `start` to `end`, but not beyond `limit`."""
         if self._size <= FIRST_BYTES and not self._parts:
             start, end = 0, self._size
         to = min(limit, max(end, start + (FIRST_BYTES if self._fetcher is not None else BLOCK_BYTES)))
@@ -212,7 +219,7 @@ class RangesFile(io.RawIOBase):
         return [part for part in self._parts if part.start < end and part.end > start]
 
     def _at_or_after(self, offset: int) -> _Part | None:
-        """The part that has the byte at `offset`, or the next one behind it."""
+        """Returns the part with the byte at `offset`, or the next part."""
         at = bisect_right(self._parts, offset, key=lambda part: part.end)
         return self._parts[at] if at < len(self._parts) else None
 

@@ -1,4 +1,4 @@
-"""Where a source of a log begins when no checkpoint says so, as users give it."""
+"""Checks a user's start of a log source, which applies without a checkpoint."""
 
 import datetime
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from barrier_runtime.state.errors import InvalidJob
 
 
 def checked_start(start: Any, words: Sequence[str], where: str) -> Any:
-    """`start`: one of `words`, or a time. Raises `InvalidJob` for anything else."""
+    """Returns `start`, one of `words` or a time. Raises `InvalidJob` for other values."""
     if isinstance(start, datetime.datetime):
         if start.tzinfo is None:
             raise InvalidJob(

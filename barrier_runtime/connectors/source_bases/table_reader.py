@@ -1,8 +1,8 @@
-"""Reading a table that grows by versions: the rows of its newest one, then what every later one adds.
+"""Reads a table with versions: the rows of the newest version, then the rows that each later version adds.
 
-A position is a version of the table, a file of it (in the order of their names) and a row of that file, all of which
-never change; so a replay gives the same rows. One reader, so that versions come in their order; a thread reads files
-ahead, those of a version beside one another. What a version and a file are says the system's `TableHistory`.
+A position is a version of the table, the number of a file in name order, and a row in that file. None of them ever
+changes, so a replay returns the same rows. One reader returns the versions in order; its thread reads files ahead, the
+files of a version in parallel. The system's `TableHistory` defines versions and files.
 """
 
 import datetime
@@ -27,16 +27,19 @@ from barrier_runtime.state.versioned import Format, VersionedDecoder
 log = logging.getLogger("barrier_runtime.tables")
 
 POSITION_VERSION = 1
-_MOST_ROWS = 200_000  # ahead: less than that, or one file
-_FILES_AT_ONCE = 16  # that are read, or wait for those before them
-_BYTES_AT_ONCE = 8 << 20  # of these files as they are stored; or one file
-_POLL_NS = 1_000_000_000  # rows wake the slot
-_PAUSE_S = 1.0  # after a trouble
+_MOST_ROWS = 200_000  # bound of the rows read ahead; one file may exceed it
+_FILES_AT_ONCE = 16  # files that are read or wait for earlier files
+_BYTES_AT_ONCE = 8 << 20  # stored size of these files; one file may exceed it
+_POLL_NS = 1_000_000_000  # only a safeguard: the thread wakes the slot for rows
+_PAUSE_S = 1.0  # after a retryable error
 
 
 class TablePosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The next row: of `file` in version `snapshot`. `whole`: that one is read as a whole, being the first. `file` -1:
-    all of it was read. `snapshot` None: nothing was."""
+    """Position of the next row: `row` of `file` in version `snapshot`.
+
+    `whole`: the version is read as a whole, because it is the first. `file` -1: all files of the version were read.
+    `snapshot` None: no version was read.
+    """
 
     snapshot: int | None = None
     whole: bool = True
@@ -50,7 +53,7 @@ _POSITION = VersionedDecoder(_FORMAT, msgspec.json.Decoder(TablePosition))
 
 
 def period_of(every: datetime.timedelta | None, where: str) -> float | None:
-    """Seconds. Raises `InvalidJob`."""
+    """Returns the period in seconds. Raises `InvalidJob`."""
     if every is None:
         return None
     period_s = milliseconds(every, f"every of {where}") / 1000
@@ -60,37 +63,42 @@ def period_of(every: datetime.timedelta | None, where: str) -> float | None:
 
 
 class TableHistory(Protocol):
-    """Blocking. Raises `InvalidJob` for what cannot be followed, `Unavailable` when nobody answers."""
+    """Versions of a table. Blocks. Raises `InvalidJob` if changes cannot be followed, `Unavailable` in outages."""
 
     def refresh(self) -> None:
-        """Look at the table anew."""
+        """Reads the newest state of the table."""
         ...
 
     def current(self) -> int | None:
-        """Number of the newest version; None: nothing was ever written."""
+        """Number of the newest version; None if the table was never written."""
         ...
 
     def following(self, after: int) -> int | None:
-        """The version that came next; None: none has come."""
+        """Number of the version that follows `after`; None if there is none yet."""
         ...
 
     def files(self, version: int, *, whole: bool) -> Sequence[Any]:
-        """In a fixed order. `whole`: all rows of the table as it was then; otherwise those that it has added."""
+        """Returns files in a fixed order.
+
+        `whole`: files of all rows of the version; otherwise files of the rows that the version added.
+        """
         ...
 
     def size(self, file: Any) -> int:
-        """Bytes of a file as it is stored; about."""
+        """Approximate bytes of a stored file."""
         ...
 
     def rows(self, file: Any, schema: pa.Schema) -> list[pa.RecordBatch]:
-        """In the file's order, with these columns. Several threads may read files of the version that was asked for
-        last."""
+        """Returns the rows in file order with the columns of `schema`.
+
+        Several threads may read files of the last version passed to `files`.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """Rows from `at` on; none of them, and `at` is reached. `after`: the position behind the last."""
+    """Rows from the position `at`, or None to mark that `at` is reached. `after`: the position after the last row."""
 
     rows: pa.RecordBatch | None
     at: TablePosition
@@ -98,9 +106,12 @@ class _Ahead:
 
 
 class TableRows:
-    """`table`, `then`: what `explain` calls it, and what comes later; `split`: the id of the one there is.
-    `positions_in`: what is counted, for snapshots: versions of one table say nothing about another. `place`: as sinks
-    name the table."""
+    """Source of a table's rows.
+
+    `table` and `then`: texts of `explain` for the table and its later rows. `split`: id of the only split.
+    `positions_in`: kind of the positions in snapshots; versions of one table mean nothing in another table. `place`:
+    name of the table in `TwoPhaseCommitSink.places`.
+    """
 
     exactly_once = True
 
@@ -153,16 +164,16 @@ class TableReader:
         self._where = where
         self._at = TablePosition()
         self._ahead: deque[_Ahead] = deque()
-        self._rows = 0  # in `_ahead`
+        self._rows = 0  # number of rows in `_ahead`
         self._room = threading.Condition()
-        self._over = False  # the thread has put the last of a stream that ends
+        self._over = False  # the thread has put the last row of a finite stream
         self._failed: BarrierRuntimeError | None = None
         self._finished = False
         self._closed = False
         self._wake: Callable[[], None] = lambda: None
         self._polled_ns = 0
         self._thread: threading.Thread | None = None
-        self._put_to = self._at  # the position behind what the thread has put
+        self._put_to = self._at  # the position after the rows that the thread has put
 
     @property
     def finished(self) -> bool:
@@ -179,7 +190,7 @@ class TableReader:
     def poll(self, max_rows: int, now_ns: int) -> Polled | None:
         self.prepare()
         self._polled_ns = now_ns
-        over = self._over  # looked at first: what comes before the end is there then
+        over = self._over  # read first: all rows before the end are in `_ahead` then
         while self._ahead:
             with self._room:
                 ahead = self._ahead.popleft()
@@ -216,7 +227,7 @@ class TableReader:
             self._room.notify()
 
     def join(self, timeout_s: float) -> bool:
-        """After `close`: wait until the thread has ended. False if it still has not."""
+        """Waits after `close` until the thread has ended. Returns False after `timeout_s`."""
         if self._thread is not None:
             self._thread.join(timeout_s)
         return self._thread is None or not self._thread.is_alive()
@@ -246,7 +257,7 @@ class TableReader:
                     self._rest(_PAUSE_S)
         except BarrierRuntimeError as error:
             self._failed = error
-        except Exception as error:  # a fault of ours, or of the library, must not look like silence
+        except Exception as error:  # an unexpected error must not look like a table without new rows
             log.exception("%s: the thread that reads the table broke", self._where)
             self._failed = InvalidJob(
                 f"{self._where}: the table cannot be read: {described(error)}. Correct the table or the source's "
@@ -255,7 +266,7 @@ class TableReader:
         self._wake()
 
     def _read(self, history: TableHistory, at: TablePosition) -> TablePosition:
-        """All that there is behind `at`. Raises `Unavailable` in the middle: what was put stands."""
+        """Reads everything after `at`. Rows that were put before an `Unavailable` stay valid."""
         while not self._closed:
             if at.snapshot is None:
                 newest = history.current()

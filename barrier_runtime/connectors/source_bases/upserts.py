@@ -1,8 +1,8 @@
-"""Changes of a table as upserts by a key: what a version deletes, then what it adds or changes. Blocking.
+"""Changes of a table as upserts by key: the deletions of a version, then added and changed rows. Blocks.
 
-A version is told as files with rows from before it and files with rows from after it. A row from before whose key no
-row from after has is deleted; all rows from after are there. So rows that did not change may be told again, and an
-update of the key is a deletion and a new row.
+A version consists of files with rows from before and files with rows from after the version. A row from before is
+deleted if no row from after has its key; all rows from after are upserted. Unchanged rows may therefore be repeated,
+and a changed key is a deletion and a new row.
 """
 
 import threading
@@ -21,7 +21,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def checked_key(key: str | Sequence[str], where: str) -> tuple[str, ...]:
-    """Empty: none. Raises `InvalidJob`."""
+    """Returns the columns of the key; empty without a key. Raises `InvalidJob`."""
     names = column_names(key, f"{where}: key")
     if len(set(names)) < len(names):
         raise InvalidJob(f"{where}: key={key!r}: give the names of the columns that tell rows apart, each once")
@@ -30,7 +30,7 @@ def checked_key(key: str | Sequence[str], where: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Part:
-    """A file. `deleted`: its rows from before the version. `at`: when that was committed."""
+    """File of a version. `deleted`: the rows are from before the version. `at`: commit time of the version."""
 
     file: Any
     deleted: bool
@@ -38,7 +38,10 @@ class Part:
 
 
 class Upserts:
-    """`read(file, schema, before)`: rows of a file from before, or from after, a version; `table`: for messages."""
+    """Upserts of the versions of a table.
+
+    `read(file, schema, before)`: returns the rows of a file from before or after a version. `table`: name for messages.
+    """
 
     def __init__(
         self,
@@ -52,11 +55,11 @@ class Upserts:
         self._table = table
         self._where = where
         self._looking = threading.Lock()
-        self._after: Sequence[Any] = ()  # files with rows from after the version that was told last,
-        self._keys_after: set[tuple[Any, ...]] | None = None  # and their keys; None: not looked at yet
+        self._after: Sequence[Any] = ()  # files with rows from after the last version,
+        self._keys_after: set[tuple[Any, ...]] | None = None  # and their keys; None: not read yet
 
     def schema(self, table: pa.Schema) -> pa.Schema:
-        """Of the rows of a table with these columns. Raises `InvalidJob`."""
+        """Returns the columns of the upserts of a table with these columns. Raises `InvalidJob`."""
         require_columns(table, tuple(self._key), f"{self._where}, key=")
         for name in self._key:
             if pa.types.is_nested(table.field(name).type):
@@ -79,7 +82,7 @@ class Upserts:
         return [*(Part(file, True, at) for file in before), *(Part(file, False, at) for file in after)]
 
     def rows(self, part: Part, schema: pa.Schema) -> list[pa.RecordBatch]:
-        """Of a part of the version that was told last."""
+        """Returns the rows of a part of the last version."""
         batches = self._read(part.file, pa.schema(list(schema)[: -len(_ADDED)]), part.deleted)
         if part.deleted:
             batches = [self._gone(batch) for batch in batches]
@@ -93,7 +96,7 @@ class Upserts:
         ]
 
     def _gone(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows whose key is not there after the version."""
+        """Returns the rows whose key does not exist after the version."""
         with self._looking:
             if self._keys_after is None:
                 schema = pa.schema([batch.schema.field(name) for name in self._key])
@@ -107,7 +110,7 @@ class Upserts:
 
 
 def _comparable(column: pa.Array) -> list[Any]:
-    """Values that are equal exactly when those of the column are the same: NaN is NaN, and -0.0 is not 0.0."""
+    """Values that are equal exactly if the column's values are identical: NaN equals NaN, -0.0 differs from 0.0."""
     if pa.types.is_floating(column.type):
         return [repr(value) for value in column.to_pylist()]
     if pa.types.is_timestamp(column.type) or pa.types.is_time64(column.type) or pa.types.is_duration(column.type):
